@@ -1,0 +1,37 @@
+"""The mean of the groups' models: w̄ = (1/P) Σ_i w_i (eq. 2 of the hierarchical local SGD paper)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcsgd.step import Step
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Each position averages the chunk it owns: an allreduce of M/K over the P groups, times 1/P."""
+
+    shards = True
+
+    def before_update(self, s: Step) -> None:
+        pass
+
+    def __call__(self, s: Step) -> None:
+        for b in s.buckets:
+            s.job.cross.allreduce(b.own).wait()
+            b.own.div_(s.job.P)
+
+
+@dataclass(frozen=True)
+class MeanOfAll:
+    """Each position averages all of w: an allreduce of M over the P groups. The paper's baseline."""
+
+    shards = False
+
+    def before_update(self, s: Step) -> None:
+        pass
+
+    def __call__(self, s: Step) -> None:
+        for b in s.buckets:
+            s.job.cross.allreduce(b.w).wait()
+            b.w.div_(s.job.P)

@@ -1,0 +1,26 @@
+"""Errors that are the user's business: one clear line, no traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """What was given cannot be used; the message says what was given, what is allowed and where."""
+
+
+class JobError(UserError):
+    """A `UserError` that every rank of the job raises alike, so that rank 0 alone prints it."""
+
+
+def near_miss(given: str, allowed: Iterable[str]) -> str:
+    """The end of an error line: the likely intended name, then all the allowed ones.
+
+    >>> near_miss("hierachical", ["bsp", "hierarchical"])
+    "did you mean 'hierarchical'? Allowed: bsp, hierarchical"
+    """
+    names = sorted(allowed)
+    close = get_close_matches(given, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Allowed: {', '.join(names)}"

@@ -1,0 +1,110 @@
+"""Dense exchanges: the K gradients of a group become their mean.
+
+Hierarchical local SGD (papers/hierarchical_local_sgd, section III-B), steps one and two. `AllToAll` is the
+paper's; `ReduceScatter` moves the same bytes in other messages; `AllReduce` is the paper's baseline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hpcsgd.flat import Bucket
+from hpcsgd.step import Exchange, Step
+from hpcsgd.topology import Job
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """g_own = mean over i of ∇_i[chunk j]: an all-to-all, then a local mean in rank order. (K−1)/K·M sent."""
+
+    shards = True
+
+    def idle(self, job: Job) -> bool:
+        return job.K == 1
+
+    def __call__(self, s: Step, b: Bucket) -> None:
+        if self.idle(s.job):
+            return
+        if b.received is None:
+            b.received = torch.empty_like(b.g)
+        s.job.group.alltoall(b.received, b.g).wait()
+        torch.mean(b.received.view(s.job.K, -1), 0, out=b.g_own)
+
+
+@dataclass(frozen=True)
+class ReduceScatter:
+    """The same by the library's reduce-scatter, with room for one chunk instead of K. (K−1)/K·M sent."""
+
+    shards = True
+
+    def idle(self, job: Job) -> bool:
+        return job.K == 1
+
+    def __call__(self, s: Step, b: Bucket) -> None:
+        if self.idle(s.job):
+            return
+        if b.received is None:
+            b.received = torch.empty_like(b.g_own)
+        s.job.group.reduce_scatter(b.received, b.g).wait()
+        torch.div(b.received, s.job.K, out=b.g_own)
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """g = mean of the K gradients on every position, each of which updates all of w. 2·(K−1)/K·M sent."""
+
+    shards = False
+
+    def idle(self, job: Job) -> bool:
+        return job.K == 1
+
+    def __call__(self, s: Step, b: Bucket) -> None:
+        if self.idle(s.job):
+            return
+        s.job.group.allreduce(b.g).wait()
+        b.g.div_(s.job.K)
+
+
+@dataclass(frozen=True)
+class AcrossGroups:
+    """`inner`, then the mean of the gradient chunk over the groups: 2·(P−1)/P·M/K more sent.
+
+    With one group per host the slow links carry M/K a rank instead of the M of a flat all-to-all.
+    """
+
+    inner: Exchange
+
+    @property
+    def shards(self) -> bool:
+        return self.inner.shards
+
+    def idle(self, job: Job) -> bool:
+        return job.size == 1
+
+    def __call__(self, s: Step, b: Bucket) -> None:
+        self.inner(s, b)
+        if s.job.P > 1:
+            result = b.g_own if self.shards else b.g
+            s.job.cross.allreduce(result).wait()
+            result.div_(s.job.P)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """`inner`, then all chunks of the averaged gradient to every position: (K−1)/K·M more sent.
+
+    For optimizers that need whole tensors (LARS, LAMB, Muon): every position does the whole update.
+    """
+
+    inner: Exchange
+    shards = False
+
+    def idle(self, job: Job) -> bool:
+        return self.inner.idle(job)
+
+    def __call__(self, s: Step, b: Bucket) -> None:
+        self.inner(s, b)
+        if s.job.K > 1:
+            s.job.group.allgather(b.g, b.g_own).wait()

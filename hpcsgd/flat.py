@@ -1,0 +1,148 @@
+"""Parameters and gradients as views of flat vectors.
+
+    bucket  a run of trainable parameters in backward order, of one dtype on one device: a vector w and a
+            vector g, padded to a multiple of K; together the buckets are the model
+    chunk   1/K of a bucket: position j of the group owns chunk j of EVERY bucket
+    slot    where one parameter lies in its bucket
+    piece   what this position owns of one parameter
+
+A shared (tied) parameter has one slot. Frozen parameters have none: they never change and are never sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.errors import UserError
+
+
+class Slot:
+    """One parameter as a view of its bucket's elements [start, stop)."""
+
+    def __init__(self, name: str, param: nn.Parameter, start: int) -> None:
+        self.name = name
+        self.param = param
+        self.start = start
+        self.stop = start + param.numel()
+        self.view: Tensor | None = None
+        """The parameter's place in g, in its shape and strides; None until there is room for gradients."""
+
+    def attach(self) -> None:
+        """Make `param.grad` the view, keeping the gradient that autograd or the user put there."""
+        assert self.view is not None
+        grad = self.param.grad
+        if grad is self.view:
+            return
+        if grad is None:
+            self.view.zero_()
+        else:
+            self.view.copy_(grad)
+        self.param.grad = self.view
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [start, stop), in memory order, of one parameter: those this position owns."""
+
+    slot: Slot
+    start: int
+    stop: int
+    offset: int
+    """Where they begin in the bucket's own chunk."""
+
+
+class Bucket:
+    """Some of the model's parameters: `w` has `size` elements, padding included, and `own` size/K of them.
+
+    `own` is a view of `w`: the chunk of this position j. `g` and `g_own` are the same for gradients.
+    """
+
+    def __init__(self, slots: Sequence[Slot], K: int, j: int) -> None:
+        first = slots[0].param
+        self.slots = slots
+        self.size = -(-slots[-1].stop // K) * K
+        self.w = torch.zeros(self.size, dtype=first.dtype, device=first.device)
+        self.own = self.w.view(K, -1)[j]
+        self.pieces = list(_pieces(slots, j * self.own.numel(), (j + 1) * self.own.numel()))
+        self.received: Tensor | None = None
+        """Room for an exchange: the K versions of the own gradient chunk."""
+        self._K, self._j = K, j
+        self._tracked: Tensor | None = None
+        self._g: Tensor | None = None
+        for slot in slots:
+            view = _shaped(self.w, slot.start, slot.param)
+            view.copy_(slot.param.detach())
+            slot.param.data = view
+
+    @property
+    def g(self) -> Tensor:
+        """Gradients that were gathered, and what the exchange made of them."""
+        assert self._g is not None, "no room for gradients: gather() comes first"
+        return self._g
+
+    @property
+    def g_own(self) -> Tensor:
+        return self.g.view(self._K, -1)[self._j]
+
+    def gather(self) -> None:
+        """Make every parameter's gradient a view of `g`; a missing one counts as zero."""
+        self.allocate()
+        for slot in self.slots:
+            slot.attach()
+
+    def allocate(self) -> None:
+        """Make room for gradients."""
+        if self._g is None:
+            self._tracked = torch.zeros_like(self.w)
+            self._g = self._tracked.data  # the same memory, but our own writes leave its version alone
+            for slot in self.slots:
+                slot.view = _shaped(self._tracked, slot.start, slot.param)
+
+    def version(self) -> int:
+        """Grows when anybody outside writes into a gathered gradient in place."""
+        return 0 if self._tracked is None else self._tracked._version
+
+
+def flatten(named: Iterable[tuple[str, nn.Parameter]], K: int, j: int, bucket_bytes: float) -> list[Bucket]:
+    """Lay trainable parameters out for position `j` of K and make them views of buckets.
+
+    Parameters come in the order of the forward pass; buckets run backwards, each of one dtype and device,
+    and end once they reach `bucket_bytes`. Raises `UserError` for a parameter without a dense layout.
+    """
+    filling: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
+    full: list[list[Slot]] = []
+    for name, param in reversed(list(named)):
+        _require_dense(name, param)
+        slots = filling.setdefault((param.dtype, param.device), [])
+        slots.append(Slot(name, param, slots[-1].stop if slots else 0))
+        if slots[-1].stop * param.element_size() >= bucket_bytes:
+            full.append(filling.pop((param.dtype, param.device)))
+    return [Bucket(slots, K, j) for slots in full + list(filling.values())]
+
+
+def _pieces(slots: Sequence[Slot], low: int, high: int) -> Iterator[Piece]:
+    for slot in slots:
+        start, stop = max(slot.start, low), min(slot.stop, high)
+        if start < stop:
+            yield Piece(slot, start - slot.start, stop - slot.start, start - low)
+
+
+def _shaped(flat: Tensor, offset: int, like: Tensor) -> Tensor:
+    return flat.as_strided(like.size(), like.stride(), offset)
+
+
+def _require_dense(name: str, param: nn.Parameter) -> None:
+    if param.layout != torch.strided:
+        raise UserError(f"parameter {name} has layout {param.layout}; only dense tensors can be averaged")
+    expected = 1
+    for stride, size in sorted(zip(param.stride(), param.size(), strict=True)):
+        if size != 1:
+            if stride != expected:
+                raise UserError(
+                    f"parameter {name} of strides {param.stride()}: its elements are not dense in memory"
+                )
+            expected *= size

@@ -1,0 +1,251 @@
+"""`DistributedOptimizer`: one training step of any method, around the user's own optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from hpcsgd.averaged import averaged, gather_chunks
+from hpcsgd.courier import Courier
+from hpcsgd.errors import JobError, UserError
+from hpcsgd.exchanges import Gathered
+from hpcsgd.flat import flatten
+from hpcsgd.sharding import ShardedOptimizer, is_elementwise
+from hpcsgd.step import Method, Step
+from hpcsgd.topology import Job
+from hpcsgd.transport import phase
+
+
+class DistributedOptimizer(optim.Optimizer):
+    """Trains `model` by `method` over the ranks of `job`; the training loop stays as it is.
+
+    The optimizer object, its `param_groups` and learning-rate schedulers made from it keep working, before
+    and after the wrapping. All ranks start from rank 0's parameters and buffers, and call `step()`,
+    `clip_grad_norm_()`, `state_dict()` and `averaged()` the same number of times: these are collective.
+
+    Args:
+        optimizer: a torch optimizer over parameters of `model`. Those known to update every element by
+            itself are sharded: state for 1/K of the elements on each position. Others update whole tensors
+            on every position, at the price of one more allgather.
+        elementwise: overrides what is known about `optimizer`.
+        accumulate: how many backward passes come before each `step()`.
+        bucket_mb: gradients travel in buckets of about this many megabytes (10⁶ bytes).
+        overlap: whether they travel while the backward pass goes on. With False the gradients may be
+            changed by hand between `backward()` and `step()`.
+
+    Raises `UserError` where ranks disagree about the model or the optimizer cannot be distributed.
+
+    Parameters without a gradient count as having a zero gradient: unlike in plain torch, momentum and weight
+    decay act on them wherever gradients are exchanged.
+    """
+
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        model: nn.Module,
+        job: Job,
+        method: Method,
+        *,
+        elementwise: bool | None = None,
+        accumulate: int = 1,
+        bucket_mb: float = 25.0,
+        overlap: bool = True,
+    ) -> None:
+        with job.together("wrapping the optimizer"):
+            self._params = _trained(optimizer, model)
+        _require_alike(job, optimizer, self._params)
+        self.model = model
+        self.method = method
+        self._exchange = method.exchange
+        if self._exchange.shards and not (is_elementwise(optimizer) if elementwise is None else elementwise):
+            self._exchange = Gathered(self._exchange)
+        with torch.no_grad():
+            buckets = flatten(self._params, job.K, job.j, bucket_mb * 1e6)
+        self._local = ShardedOptimizer(optimizer, buckets, cut=self._exchange.shards and job.K > 1)
+        self._step = Step(job=job, buckets=buckets, moments=self._local)
+        self._share_start()
+        self._courier = None
+        if not self._exchange.idle(job):
+            self._courier = Courier(self._exchange, self._step, passes=accumulate, overlap=overlap)
+        self._exchanged = False
+        self._stepping = False
+        self._laid_out = False
+        super().__init__(optimizer.param_groups, {})
+        self._laid_out = True
+        self.state = optimizer.state
+        optimizer.zero_grad = self.zero_grad  # whoever still holds it means the model's gradients
+        optimizer.register_step_pre_hook(self._only_from_here)
+
+    @property
+    def t(self) -> int:
+        """Updates done so far."""
+        return self._step.t
+
+    @property
+    def notes(self) -> dict[str, float]:
+        """What the method reported of the last step, such as the `distance` of a meeting."""
+        return self._step.notes
+
+    @property
+    def job(self) -> Job:
+        return self._step.job
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update: exchange, local update, meeting where the method's schedule says so; collective."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        s = self._step
+        s.t += 1
+        s.lr = float(self.param_groups[0]["lr"]) if "lr" in self.param_groups[0] else 0.0
+        s.notes.clear()
+        self._exchange_gradients()
+        self.method.how.before_update(s)
+        self._stepping = True
+        self._local.step()
+        self._stepping = False
+        met = s.job.P > 1 and self._vote(self.method.when(s))
+        if met:
+            self._meet()
+        if self._exchange.shards:
+            with phase("parameters"):
+                gather_chunks(s)
+        self._exchanged = False
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the model's parameters."""
+        for _, param in self._params:
+            if set_to_none:
+                param.grad = None
+            elif param.grad is not None:
+                param.grad.zero_()
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the group's averaged gradient to a norm of at most `max_norm`; return the norm before.
+
+        Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
+        `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
+        """
+        self._exchange_gradients()
+        s = self._step
+        if self._courier is None:
+            return nn.utils.clip_grad_norm_([p for _, p in self._params], max_norm, norm_type)
+        gradients = [b.g_own if self._exchange.shards else b.g for b in s.buckets]
+        norms = [torch.linalg.vector_norm(g, norm_type, dtype=torch.float64) for g in gradients]
+        total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+        if self._exchange.shards and s.job.K > 1:
+            with phase("clipping"):
+                if norm_type == float("inf"):
+                    s.job.group.allreduce(total, "max").wait()
+                else:
+                    powered = total.pow(norm_type)
+                    s.job.group.allreduce(powered).wait()
+                    total = powered.pow(1 / norm_type)
+        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0).item()
+        for g in gradients:
+            g.mul_(scale)
+        return total
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """The mean model of all groups for the length of a block, for evaluating or saving it; collective."""
+        return averaged(self.model, self._step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
+        state = self._local.state_dict(self._step.job.group)
+        return {**state, "hpcsgd": {"t": self._step.t, "method": self.method.state_dict()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` returned, here or on other numbers of ranks, or a plain optimizer's."""
+        self._local.load_state_dict(state_dict)
+        if "hpcsgd" in state_dict:
+            self._step.t = state_dict["hpcsgd"]["t"]
+            self.method.load_state_dict(state_dict["hpcsgd"]["method"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused after the wrapping: the flat vectors are laid out."""
+        if self._laid_out:
+            raise UserError(
+                "add_param_group after DistributedOptimizer was made: add it to the optimizer before"
+            )
+        super().add_param_group(param_group)
+
+    def _exchange_gradients(self) -> None:
+        if self._courier is not None and not self._exchanged:
+            self._courier.finish()
+        self._exchanged = True
+
+    def _vote(self, opinion: bool) -> bool:
+        """One vote over the whole world, or positions of a group might meet at different steps."""
+        if not self.method.when.collective:
+            return opinion
+        yes = torch.tensor([opinion], dtype=torch.uint8)
+        with phase("vote"):
+            self._step.job.world.allreduce(yes, "max").wait()
+        return bool(yes.item())
+
+    def _meet(self) -> None:
+        """An averager of whole models finds them whole, and one of chunks leaves the models whole."""
+        s = self._step
+        if self._exchange.shards and not self.method.how.shards:
+            with phase("parameters"):
+                gather_chunks(s)
+        with phase("average"):
+            self.method.how(s)
+        if self.method.how.shards and not self._exchange.shards:
+            with phase("parameters"):
+                gather_chunks(s)
+
+    @torch.no_grad()
+    def _share_start(self) -> None:
+        world = self._step.job.world
+        with phase("setup"):
+            for bucket in self._step.buckets:
+                world.bcast(bucket.w).wait()
+            for buffer in self.model.buffers():
+                shared = buffer.detach().contiguous()
+                world.bcast(shared.view(torch.uint8) if shared.dtype == torch.bool else shared).wait()
+                buffer.copy_(shared)
+
+    def _only_from_here(self, *_: Any) -> None:
+        if not self._stepping:
+            raise UserError(
+                "step() of the wrapped optimizer was called: call step() of the DistributedOptimizer"
+            )
+
+
+def _trained(optimizer: optim.Optimizer, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The optimizer's trainable parameters by name, in the model's order; those outside the model last."""
+    theirs = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+    if isinstance(optimizer, DistributedOptimizer):
+        raise UserError("the optimizer is a DistributedOptimizer already")
+    if isinstance(optimizer, optim.LBFGS):
+        raise UserError("LBFGS evaluates the loss several times a step; it cannot be distributed")
+    if not theirs:
+        raise UserError("the optimizer has no trainable parameters")
+    wanted = set(theirs)
+    named = [(name, param) for name, param in model.named_parameters() if param in wanted]
+    known = {param for _, param in named}
+    return named + [(f"parameter {i} of the optimizer", p) for i, p in enumerate(theirs) if p not in known]
+
+
+def _require_alike(job: Job, optimizer: optim.Optimizer, params: Iterable[tuple[str, nn.Parameter]]) -> None:
+    mine = [f"optimizer {type(optimizer).__name__}"]
+    mine += [f"parameter {name} of shape {tuple(p.shape)} and {p.dtype}" for name, p in params]
+    for rank, theirs in enumerate(job.world.gather_objects(mine)):
+        for ours, other in _zip_longest(mine, theirs):
+            if ours != other:
+                raise JobError(f"ranks {job.rank} and {rank} differ: {ours} here, {other} there")
+
+
+def _zip_longest(a: list[str], b: list[str]) -> Iterator[tuple[str, str]]:
+    width = max(len(a), len(b))
+    return zip(*(x + ["nothing"] * (width - len(x)) for x in (a, b)), strict=True)

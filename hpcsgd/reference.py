@@ -1,0 +1,94 @@
+"""Functions named in a configuration: by a short name from a table, or as "package.module:function"."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hpcsgd.errors import UserError, near_miss
+
+
+def resolve(reference: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """The function that `reference` names in `table`, or in the module before its colon.
+
+    Modules are looked up as in a script of the current folder. Raises `UserError` for a name that is neither,
+    and for a missing module or function; what the module itself raises when imported comes through untouched.
+    """
+    if ":" not in reference:
+        if reference not in table:
+            raise UserError(f'no {reference!r}; {near_miss(reference, table)}, or "package.module:function"')
+        return table[reference]
+    module_name, _, path = reference.partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
+        raise UserError(f'{reference!r} is not of the form "package.module:function"')
+    return _attribute(_module(module_name, reference), path, reference)
+
+
+def call(function: Callable[..., Any], arguments: Mapping[str, Any], where: str, *leading: Any) -> Any:
+    """Return `function(*leading, **arguments)`, where `arguments` were configured at `where`.
+
+    Raises `UserError`, before the call, if the function's signature does not take these arguments; what it
+    raises itself comes through untouched.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in functions do not tell
+        return function(*leading, **arguments)
+    _check(signature, function, arguments, where, leading)
+    return function(*leading, **arguments)
+
+
+def _module(name: str, reference: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that the user's own module misses is told by Python's traceback, which shows the line.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(
+            f"{reference!r}: no module {error.name!r}, neither installed nor in {here}"
+        ) from error
+
+
+def _attribute(module: ModuleType, path: str, reference: str) -> Callable[..., Any]:
+    found: Any = module
+    for name in path.split("."):
+        if not hasattr(found, name):
+            callables = [n for n, value in vars(found).items() if callable(value) and not n.startswith("_")]
+            raise UserError(f"{reference!r}: no {name!r} in {found.__name__}; {near_miss(name, callables)}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise UserError(f"{reference!r}: is of type {type(found).__name__}, not a function or class")
+    return found
+
+
+def _check(
+    signature: inspect.Signature,
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    where: str,
+    leading: tuple[Any, ...],
+) -> None:
+    name = getattr(function, "__name__", repr(function))
+    taken = signature.bind_partial(*leading).arguments
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    accepted = {p.name: p for p in signature.parameters.values() if p.kind in named and p.name not in taken}
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    for given in arguments:
+        if given in taken or (given not in accepted and not takes_any):
+            hint = near_miss(given, accepted) if accepted else "it takes none"
+            raise UserError(f"{where}: {name} has no argument {given!r}; {hint}")
+    needed = [p.name for p in accepted.values() if p.default is p.empty and p.name not in arguments]
+    if needed:
+        raise UserError(
+            f"{where}: {name} needs {', '.join(map(repr, needed))}; given: {', '.join(arguments) or 'none'}"
+        )

@@ -1,0 +1,36 @@
+"""Meetings at a fixed interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcsgd.errors import UserError
+from hpcsgd.step import Step
+
+
+@dataclass(frozen=True)
+class Every:
+    """After every I-th update (eq. 2 of the hierarchical local SGD paper: "after every I iterations")."""
+
+    I: int  # noqa: E741 - the papers' letter
+    collective = False
+
+    def __post_init__(self) -> None:
+        if self.I < 1:
+            raise UserError(f"every = {self.I}: groups meet after at least 1 step")
+
+    def __call__(self, s: Step) -> bool:
+        return s.t % self.I == 0
+
+
+@dataclass(frozen=True)
+class Never:
+    """Groups have nothing to meet for."""
+
+    collective = False
+
+    def __call__(self, s: Step) -> bool:
+        return False
+
+
+never = Never()

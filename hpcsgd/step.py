@@ -1,0 +1,112 @@
+"""What a method is made of: one step, an exchange inside the group, a rule for when and how groups meet.
+
+backward → exchange in the group → update own chunk → [when?] average across groups [how?] → allgather
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from hpcsgd.flat import Bucket
+from hpcsgd.topology import Job
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What a part of a method with a memory has: everything that a restart needs beside parameters and moments."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(slots=True)
+class Step:
+    """All a method may see. `t` counts finished updates; in the t-th step, t = 1, 2, …"""
+
+    job: Job
+    buckets: Sequence[Bucket]
+    """The model as flat vectors `w` and `g`, with this position's chunks `own` and `g_own`, in backward order."""
+    moments: Moments
+    t: int = 0
+    lr: float = 0.0
+    """Learning rate of the first param group in this step."""
+    notes: dict[str, float] = field(default_factory=dict)
+    """What a method has to report of this step (the distance at a meeting, …), for metrics."""
+
+
+class Moments(Protocol):
+    """The optimizer's state tensors (momentum, second moments, …) of what this position updates."""
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """By name, every element-wise state tensor, in the same order on every group."""
+        ...
+
+
+class Exchange(Protocol):
+    """How the K ranks of a group bring their gradients together, one bucket at a time.
+
+    Runs as blocking code on the communication thread, while the backward pass of earlier layers goes on.
+    """
+
+    @property
+    def shards(self) -> bool:
+        """True: `b.g_own` is the result and each position updates its own chunk. False: `b.g` is."""
+        ...
+
+    def idle(self, job: Job) -> bool:
+        """Whether there is nothing to do in this job, so that gradients stay where autograd put them."""
+        ...
+
+    def __call__(self, s: Step, b: Bucket) -> None: ...
+
+
+class Schedule(Protocol):
+    """Whether groups meet at this step."""
+
+    @property
+    def collective(self) -> bool:
+        """True: groups may differ in opinion, and one vote over the world settles it: any yes is a yes."""
+        ...
+
+    def __call__(self, s: Step) -> bool: ...
+
+
+class Averager(Protocol):
+    """What happens when groups meet."""
+
+    @property
+    def shards(self) -> bool:
+        """True: it changes `own` of each bucket, the engine allgathers. False: it changes all of `w` itself."""
+        ...
+
+    def before_update(self, s: Step) -> None:
+        """May move w or g between the exchange and the optimizer's update."""
+        ...
+
+    def __call__(self, s: Step) -> None: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    """A training method: exchange × when × how."""
+
+    exchange: Exchange
+    when: Schedule
+    how: Averager
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the parts that have one, by their role."""
+        return {role: part.state_dict() for role, part in self._stateful()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for role, part in self._stateful():
+            part.load_state_dict(state[role])
+
+    def _stateful(self) -> list[tuple[str, Stateful]]:
+        roles = {"exchange": self.exchange, "when": self.when, "how": self.how}
+        return [(role, part) for role, part in roles.items() if isinstance(part, Stateful)]

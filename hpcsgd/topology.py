@@ -1,0 +1,138 @@
+"""N ranks as P groups of K.
+
+rank r = group g · K + position j
+
+group  the K ranks that share one local model by data parallelism      (j = 0 … K−1)
+cross  the P ranks of one position, each holding that chunk of its model (g = 0 … P−1)
+world  all N = P·K ranks, counted node by node so that a group stays on one node where it fits
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hpcsgd.errors import JobError, UserError
+from hpcsgd.transport import PeerLost, Transport
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """This rank's place among P groups of K. `world`, `group` and `cross` may be of different libraries."""
+
+    world: Transport
+    group: Transport
+    cross: Transport
+    P: int
+    K: int
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        return self.world.size
+
+    @property
+    def g(self) -> int:
+        """Which group this rank is in."""
+        return self.cross.rank
+
+    @property
+    def j(self) -> int:
+        """Which position of its group, and so which chunk of the parameters, is this rank's."""
+        return self.group.rank
+
+    def together(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return together(self.world, what)
+
+
+def init(groups: int | None = None, group_size: int | None = None, *, timeout: float = 600.0) -> Job:
+    """The ranks that the launcher started, as `groups` groups or as groups of `group_size`; else one group.
+
+    `timeout` is how long, in seconds, a rank may wait for the others before the job is ended. Raises
+    `UserError` where the numbers do not fit or the launcher started something else than MPI sees.
+    """
+    from hpcsgd.transport import mpi  # MPI starts when it is imported
+
+    return form(mpi.world(timeout), groups, group_size)
+
+
+def form(world: Transport, groups: int | None = None, group_size: int | None = None) -> Job:
+    """The ranks of `world` as P groups of K; collective."""
+    P, K = shape(world.size, groups, group_size)
+    nodes = world.gather_objects(world.backend.node)
+    order = sorted(range(world.size), key=lambda rank: (nodes[rank], rank))
+    if order != list(range(world.size)):
+        world = world.split(0, order.index(world.rank))
+    g, j = divmod(world.rank, K)
+    spread = groups_across_nodes([nodes[rank] for rank in order], K)
+    if spread and world.rank == 0:
+        log.warning(
+            "%d of %d groups span more than one node (%d ranks a group, %d nodes): their gradients cross the "
+            "network at every step", len(spread), P, K, len(set(nodes))
+        )  # fmt: skip
+    return Job(world=world, group=world.split(g, j), cross=world.split(j, g), P=P, K=K)
+
+
+def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, int]:
+    """(P, K) for `size` ranks; raises `UserError` naming the numbers that do not fit."""
+    for key, value in (("groups", groups), ("group_size", group_size)):
+        if value is not None and value < 1:
+            raise UserError(f"{key} = {value}: at least 1 is needed")
+    if groups is not None and group_size is not None:
+        if groups * group_size != size:
+            raise UserError(
+                f"groups = {groups} of group_size = {group_size} are {groups * group_size} ranks, "
+                f"but the job has {size}: give one of the two, or start {groups * group_size} ranks"
+            )
+        return groups, group_size
+    given, value = ("groups", groups) if groups is not None else ("group_size", group_size)
+    if value is None:
+        return 1, size
+    if value > size:
+        raise UserError(f"{given} = {value} is more than the {size} ranks of the job")
+    if size % value:
+        fitting = ", ".join(str(d) for d in range(1, size + 1) if size % d == 0)
+        raise UserError(f"{given} = {value} does not divide the {size} ranks of the job; allowed: {fitting}")
+    return (value, size // value) if given == "groups" else (size // value, value)
+
+
+def groups_across_nodes(nodes: Sequence[int], K: int) -> list[int]:
+    """The groups of K consecutive ranks that are on more than one node; `nodes[r]` is where rank r is."""
+    return [g for g in range(len(nodes) // K) if len(set(nodes[g * K : (g + 1) * K])) > 1]
+
+
+@contextlib.contextmanager
+def together(world: Transport, what: str) -> Iterator[None]:
+    """Raise on every rank if the block raised on any: a `JobError` with the first failing rank's message.
+
+    For steps where one rank alone may fail (its data is missing, its model differs); collective.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except PeerLost:
+        raise
+    except Exception as caught:
+        error = caught
+    outcomes = world.gather_objects(
+        None if error is None else (isinstance(error, UserError), _describe(error))
+    )
+    failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome is not None]
+    if not failed:
+        return
+    rank, (expected, message) = failed[0]
+    if error is not None and not expected and world.rank == rank:
+        raise error  # a fault of ours or of the user's code: its traceback is worth more than one line
+    where = "" if len(failed) == world.size else f"rank {rank} of {world.size}, {what}: "
+    raise JobError(f"{where}{message}") from error
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,87 @@
+"""What a library that moves bytes between ranks must offer; `Transport` builds everything else on it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Reduction = Literal["sum", "max"]
+ANY = -1
+"""As a source: whoever sends first."""
+
+
+class PeerLost(RuntimeError):
+    """Ranks did not answer in time or are known to be gone. `ranks` is empty where nobody can tell which."""
+
+    def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
+class Backend(ABC):
+    """Blocking operations of one communicator, called by one thread at a time.
+
+    Tensors arrive checked: contiguous, without autograd history, on a device the backend `accepts`, with
+    sizes that fit. Everything returns once the caller may reuse its tensors.
+    """
+
+    rank: int
+    size: int
+    node: int
+    """Ranks with equal `node` share memory: the lowest world rank among them."""
+    name: str
+    """The library and its version, for logs and run folders."""
+
+    @abstractmethod
+    def accepts(self, device: torch.device) -> bool: ...
+
+    @abstractmethod
+    def alltoall(self, out: Tensor, x: Tensor) -> None:
+        """`out[i] = x[own rank]` of rank i, both cut in `size` equal runs."""
+
+    @abstractmethod
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
+        """`out = Σ_i x[own rank]` of rank i, `x` cut in `size` equal runs."""
+
+    @abstractmethod
+    def allgather(self, out: Tensor, x: Tensor) -> None:
+        """`out[i] = x` of rank i, `out` cut in `size` equal runs; x may be the own run of out."""
+
+    @abstractmethod
+    def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
+        """`out` = the x of all ranks one after another, `counts[i]` elements from rank i."""
+
+    @abstractmethod
+    def allreduce(self, x: Tensor, reduction: Reduction) -> None:
+        """In place, the same bits on every rank."""
+
+    @abstractmethod
+    def bcast(self, x: Tensor, root: int) -> None:
+        """In place."""
+
+    @abstractmethod
+    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+        """Send to and receive from the ranks that are the keys, all at once."""
+
+    @abstractmethod
+    def send(self, x: Tensor, to: int) -> None: ...
+
+    @abstractmethod
+    def recv(self, out: Tensor, source: int) -> int:
+        """Receive from `source` or from `ANY`; return who sent."""
+
+    @abstractmethod
+    def gather_objects(self, item: Any) -> list[Any]:
+        """The picklable `item` of every rank, in rank order, on every rank."""
+
+    @abstractmethod
+    def split(self, color: int, key: int) -> Backend:
+        """Ranks of one `color` become a communicator, ordered by (key, rank)."""
+
+    @abstractmethod
+    def abort(self, code: int) -> None:
+        """End every rank of the job now."""

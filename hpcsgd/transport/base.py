@@ -1,0 +1,170 @@
+"""`Transport`: one communicator as the rest of hpcsgd sees it. Tensors in, tensors out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcsgd.transport.backend import ANY, Backend, Reduction
+from hpcsgd.transport.lane import Lane, Work, finished
+from hpcsgd.transport.recording import Ledger
+
+_SUMMED = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64})
+_COMPARED = _SUMMED | {torch.uint8}
+
+
+class Transport:
+    """Collectives and messages of `size` ranks, carried out in order by one communication thread.
+
+    Every operation returns a `Work` at once; its tensors must stay untouched until `wait()` returns. All
+    ranks must start the same collectives in the same order on one lane. Communicators made by `split` use
+    their parent's lane; `apart` gives one with a lane of its own, for whoever must answer requests while
+    the owner computes. Work submitted with `run` is ordinary blocking code that executes on the lane.
+
+    Tensors must be contiguous and detached; sums take float16, bfloat16 (both summed in float32), float32,
+    float64, int32 and int64. Everything else raises `ValueError` instead of arriving wrong.
+    """
+
+    def __init__(
+        self, backend: Backend, *, timeout: float, lane: Lane | None = None, ledger: Ledger | None = None
+    ) -> None:
+        self.backend = backend
+        self.rank = backend.rank
+        self.size = backend.size
+        self.timeout = timeout
+        self.lane = lane or Lane(f"lane of rank {backend.rank}")
+        self.ledger = ledger or Ledger()
+
+    def alltoall(self, out: Tensor, x: Tensor) -> Work:
+        """`out[i] = x[own rank]` of rank i; both n elements, n a multiple of `size`."""
+        self._check(out, x)
+        _require(x.numel() % self.size == 0, f"alltoall of {x.numel()} elements over {self.size} ranks")
+        _require(out.numel() == x.numel(), f"alltoall of {x.numel()} elements into {out.numel()}")
+        return self._start("alltoall", self._share(x), lambda: self.backend.alltoall(out, x))
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
+        """`out = Σ_i x[own rank]` of rank i; `x` has `size` times the elements of `out`."""
+        self._check(out, x, allowed=_SUMMED)
+        _require(x.numel() == out.numel() * self.size, f"reduce_scatter of {x.numel()} into {out.numel()}")
+        return self._start("reduce_scatter", self._share(x), lambda: self.backend.reduce_scatter(out, x))
+
+    def allgather(self, out: Tensor, x: Tensor) -> Work:
+        """`out[i] = x` of rank i; `out` has `size` times the elements of `x`, which may be its own run of `out`."""
+        in_place = x.data_ptr() == out.data_ptr() + self.rank * _nbytes(x)
+        self._check(out) if in_place else self._check(out, x)
+        _require(out.numel() == x.numel() * self.size, f"allgather of {x.numel()} into {out.numel()}")
+        return self._start("allgather", self._share(out), lambda: self.backend.allgather(out, x))
+
+    def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> Work:
+        """`out` = the `x` of all ranks in rank order, `counts[i]` elements from rank i."""
+        self._check(out, x)
+        _require(
+            len(counts) == self.size and out.numel() == sum(counts) and x.numel() == counts[self.rank],
+            f"allgatherv of {x.numel()} into {out.numel()} with counts {list(counts)}",
+        )
+        sent = (self.size - 1) * _nbytes(x)
+        return self._start("allgatherv", sent, lambda: self.backend.allgatherv(out, x, counts))
+
+    def allreduce(self, x: Tensor, reduction: Reduction = "sum") -> Work:
+        """Σ or max over the ranks, in place, the same bits on every rank."""
+        self._check(x, allowed=_SUMMED if reduction == "sum" else _COMPARED)
+        return self._start("allreduce", 2 * self._share(x), lambda: self.backend.allreduce(x, reduction))
+
+    def bcast(self, x: Tensor, root: int = 0) -> Work:
+        """`x` of rank `root`, in place."""
+        self._check(x)
+        return self._start("bcast", self._share(x), lambda: self.backend.bcast(x, root))
+
+    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> Work:
+        """Messages to and from the ranks that are the keys, all at once."""
+        self._check(*send.values(), *recv.values(), alike=False)
+        sent = sum(_nbytes(x) for x in send.values())
+        return self._start("exchange", sent, lambda: self.backend.exchange(send, recv))
+
+    def send(self, x: Tensor, to: int) -> Work:
+        """One message to rank `to`."""
+        self._check(x)
+        return self._start("send", _nbytes(x), lambda: self.backend.send(x, to))
+
+    def recv(self, out: Tensor, source: int = ANY) -> Work:
+        """One message from `source`, or from whoever sends first; `wait()` returns the sender."""
+        self._check(out)
+        return self._start("recv", 0, lambda: self.backend.recv(out, source))
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        """The picklable `item` of every rank, in rank order, on every rank. Blocks; for set-up and metadata.
+
+        Pickles are not counted in the ledger's bytes: their size is no property of the method.
+        """
+        if self.size == 1:
+            return [item]
+        return self._start("gather_objects", 0, lambda: self.backend.gather_objects(item)).wait()
+
+    def barrier(self) -> None:
+        """Return once every rank is here."""
+        self.gather_objects(None)
+
+    def split(self, color: int, key: int) -> Transport:
+        """Ranks of one `color`, ordered by (`key`, rank), on this communicator's lane."""
+        backend = self._start("split", 0, lambda: self.backend.split(color, key)).wait()
+        return Transport(backend, timeout=self.timeout, lane=self.lane, ledger=self.ledger)
+
+    def apart(self) -> Transport:
+        """The same ranks on a communicator and a lane of their own."""
+        backend = self._start("split", 0, lambda: self.backend.split(0, self.rank)).wait()
+        return Transport(backend, timeout=self.timeout, ledger=self.ledger)
+
+    def run(self, call: Callable[[], Any], what: str) -> Work:
+        """Execute `call`, blocking code using this lane's transports, on the lane."""
+        return self.lane.submit(call, what, self.timeout, self.ledger)
+
+    def _start(self, what: str, sent: float, operation: Callable[[], Any]) -> Work:
+        def timed() -> Any:
+            start = time.perf_counter()
+            try:
+                return operation()
+            finally:
+                self.ledger.add(calls=1, sent=sent, seconds=time.perf_counter() - start)
+
+        what = f"{what} over {self.size} ranks"
+        if self.size == 1:  # nobody to wait for
+            return finished(timed, what, self.ledger)
+        return self.lane.submit(timed, what, self.timeout, self.ledger)
+
+    def _share(self, whole: Tensor) -> float:
+        return (self.size - 1) * _nbytes(whole) / self.size
+
+    def _check(
+        self, *tensors: Tensor, allowed: frozenset[torch.dtype] | None = None, alike: bool = True
+    ) -> None:
+        for x in tensors:
+            _require(x.is_contiguous(), f"tensor of strides {x.stride()}: only contiguous ones are sent")
+            _require(not x.requires_grad, "tensor with requires_grad: send its .detach()")
+            _require(
+                self.backend.accepts(x.device), f"tensor on {x.device}: {self.backend.name} cannot send it"
+            )
+            _require(not x.is_complex(), f"{x.dtype}: complex tensors are not sent")
+            if allowed is not None:
+                names = ", ".join(sorted(str(t).removeprefix("torch.") for t in allowed))
+                _require(x.dtype in allowed, f"{x.dtype} cannot be reduced; allowed: {names}")
+            _require(not alike or x.dtype == tensors[0].dtype, f"{x.dtype} beside {tensors[0].dtype}")
+        if alike and len(tensors) == 2:
+            _require(not _overlap(*tensors), "send and receive tensors share memory")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _nbytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    a0, b0 = a.data_ptr(), b.data_ptr()
+    return a.numel() > 0 and b.numel() > 0 and a0 < b0 + _nbytes(b) and b0 < a0 + _nbytes(a)

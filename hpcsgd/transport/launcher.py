@@ -1,0 +1,39 @@
+"""How many ranks the launcher meant, as its environment says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpcsgd.errors import UserError
+
+# In order of precedence: under mpiexec inside a Slurm job, Slurm's own count is that of the launcher's helpers.
+_COUNTS = {
+    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpiexec",
+    "PMI_SIZE": "mpiexec or srun with PMI",
+    "SLURM_STEP_NUM_TASKS": "srun",
+}
+
+
+def intended_size(environ: Mapping[str, str]) -> tuple[int, str] | None:
+    """(ranks, "launcher (VARIABLE)") or None where no launcher left a trace."""
+    for variable, launcher in _COUNTS.items():
+        if environ.get(variable, "").isdigit():
+            return int(environ[variable]), f"{launcher} ({variable})"
+    return None
+
+
+def check_world(size: int, library: str, environ: Mapping[str, str]) -> None:
+    """Raise `UserError` unless MPI sees as many ranks as were started.
+
+    A launcher and an MPI library that do not fit each other give N worlds of one rank, each training alone
+    and overwriting the others' results.
+    """
+    intended = intended_size(environ)
+    if intended is None or intended[0] == size:
+        return
+    ranks, launcher = intended
+    raise UserError(
+        f"{launcher} started {ranks} ranks but MPI sees a world of {size}: the launcher does not fit the MPI "
+        f"library ({library}). Use that library's own mpiexec, or srun with a matching --mpi= "
+        "(MPICH: --mpi=pmi2, Open MPI: --mpi=pmix)"
+    )

@@ -1,0 +1,158 @@
+"""Ranks as MPI processes, through mpi4py. CPU tensors; any MPI library with full thread support."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from hpcsgd.errors import UserError
+from hpcsgd.transport.backend import ANY, Backend, Reduction
+from hpcsgd.transport.base import Transport
+from hpcsgd.transport.ending import guard
+from hpcsgd.transport.launcher import check_world
+
+# MPI only moves these, so any type of the same width will do (bfloat16 is unknown to MPI and numpy alike).
+_CARRIERS = {
+    1: (torch.uint8, MPI.UINT8_T),
+    2: (torch.int16, MPI.INT16_T),
+    4: (torch.int32, MPI.INT32_T),
+    8: (torch.int64, MPI.INT64_T),
+}
+_REDUCED = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+    torch.uint8: MPI.UINT8_T,
+}
+_NARROW = (torch.float16, torch.bfloat16)
+_OPS = {"sum": MPI.SUM, "max": MPI.MAX}
+# Elements a single reduction takes: below 2^31, which older libraries count in a C int.
+_LARGEST = 1 << 30
+
+
+class MpiBackend(Backend):
+    """One MPI communicator.
+
+    16-bit floats are summed in float32, rounded once: MPI has no bfloat16 and adds float16 in float16.
+    """
+
+    def __init__(self, comm: MPI.Comm, node: int) -> None:
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.node = node
+        self.name = MPI.Get_library_version().splitlines()[0].strip(" \0\t")
+        self._comm = comm
+
+    def accepts(self, device: torch.device) -> bool:
+        return device.type == "cpu"
+
+    def alltoall(self, out: Tensor, x: Tensor) -> None:
+        self._comm.Alltoall(_carried(x), _carried(out))
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
+        if x.dtype in _NARROW:
+            received = torch.empty_like(x)
+            self.alltoall(received, x)
+            _sum_rows(received.view(self.size, -1), out)
+        elif x.numel() > _LARGEST:
+            self._large_reduce_scatter(out, x)
+        else:
+            kind = _REDUCED[x.dtype]
+            self._comm.Reduce_scatter_block([x.numpy(), kind], [out.numpy(), kind])
+
+    def allgather(self, out: Tensor, x: Tensor) -> None:
+        in_place = x.data_ptr() == out.view(self.size, -1)[self.rank].data_ptr()
+        self._comm.Allgather(MPI.IN_PLACE if in_place else _carried(x), _carried(out))
+
+    def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
+        received, kind = _carried(out)
+        self._comm.Allgatherv(_carried(x), [received, list(counts), kind])
+
+    def allreduce(self, x: Tensor, reduction: Reduction) -> None:
+        if x.dtype in _NARROW:
+            self._narrow_allreduce(x, reduction)
+            return
+        for piece in x.view(-1).split(_LARGEST):
+            self._comm.Allreduce(MPI.IN_PLACE, [piece.numpy(), _REDUCED[x.dtype]], _OPS[reduction])
+
+    def bcast(self, x: Tensor, root: int) -> None:
+        self._comm.Bcast(_carried(x), root)
+
+    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+        requests = [self._comm.Irecv(_carried(out), source) for source, out in recv.items()]
+        requests += [self._comm.Isend(_carried(x), to) for to, x in send.items()]
+        MPI.Request.Waitall(requests)
+
+    def send(self, x: Tensor, to: int) -> None:
+        self._comm.Send(_carried(x), to)
+
+    def recv(self, out: Tensor, source: int) -> int:
+        status = MPI.Status()
+        self._comm.Recv(_carried(out), MPI.ANY_SOURCE if source == ANY else source, status=status)
+        return status.Get_source()
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        return self._comm.allgather(item)
+
+    def split(self, color: int, key: int) -> Backend:
+        return MpiBackend(self._comm.Split(color, key), self.node)
+
+    def abort(self, code: int) -> None:
+        self._comm.Abort(code)
+
+    def _narrow_allreduce(self, x: Tensor, reduction: Reduction) -> None:
+        """In the bytes of the narrow type: all-to-all, reduce the own run in float32, allgather."""
+        share = -(-x.numel() // self.size)
+        padded = x.new_zeros(share * self.size)
+        padded[: x.numel()] = x.view(-1)
+        received = torch.empty_like(padded)
+        self.alltoall(received, padded)
+        mine = x.new_empty(share)
+        reduce = _sum_rows if reduction == "sum" else _max_rows
+        reduce(received.view(self.size, -1), mine)
+        self.allgather(padded, mine)
+        x.view(-1).copy_(padded[: x.numel()])
+
+    def _large_reduce_scatter(self, out: Tensor, x: Tensor) -> None:
+        rows = x.view(self.size, -1)
+        width = _LARGEST // self.size
+        for start in range(0, out.numel(), width):
+            piece = out.view(-1)[start : start + width]
+            self.reduce_scatter(piece, rows[:, start : start + width].contiguous())
+
+
+def world(timeout: float = 600.0) -> Transport:
+    """All ranks the launcher started, on a communicator of our own; from now on they end together.
+
+    Raises `UserError` where the launcher meant another number of ranks or MPI lacks thread support.
+    """
+    comm = MPI.COMM_WORLD
+    library = MPI.Get_library_version().splitlines()[0].strip(" \0\t")
+    check_world(comm.Get_size(), library, os.environ)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise UserError(f"{library} gives thread level {MPI.Query_thread()}; MPI_THREAD_MULTIPLE is needed")
+    shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    node = shared.bcast(comm.Get_rank())
+    shared.Free()
+    transport = Transport(MpiBackend(comm.Dup(), node), timeout=timeout)
+    guard(transport)
+    return transport
+
+
+def _carried(x: Tensor) -> list[Any]:
+    carrier, kind = _CARRIERS[x.element_size()]
+    return [x.view(-1).view(carrier).numpy(), kind]
+
+
+def _sum_rows(rows: Tensor, out: Tensor) -> None:
+    out.view(-1).copy_(rows.sum(0, dtype=torch.float32))
+
+
+def _max_rows(rows: Tensor, out: Tensor) -> None:
+    torch.amax(rows, 0, out=out.view(-1))

@@ -1,0 +1,207 @@
+"""N ranks as N threads of one process: every method is testable without a launcher."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction
+from hpcsgd.transport.base import Transport
+
+Result = TypeVar("Result")
+
+
+class Meeting:
+    """Where the ranks of one communicator lay out what the others read."""
+
+    def __init__(self, size: int, timeout: float, all_meetings: list[Meeting]) -> None:
+        self.size = size
+        self.timeout = timeout
+        self.all_meetings = all_meetings
+        self.slots: list[Any] = [None] * size
+        self.arrivals = [0] * size
+        self.barrier = threading.Barrier(size)
+        self.post = threading.Condition()
+        self.letters: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
+        self.broken = False
+        all_meetings.append(self)
+
+    def together(self, rank: int, what: str, item: Any, read: Callable[[list[Any]], Any]) -> Any:
+        """Lay out `item`; once all have, `read` all of them; leave when all have read."""
+        self.slots[rank] = (what, item)
+        self._meet(rank, what)
+        asked = {operation for operation, _ in self.slots}
+        assert len(asked) == 1, f"ranks are in different operations: {sorted(asked)}"
+        result = read([item for _, item in self.slots])
+        self._meet(rank, what)
+        return result
+
+    def wait_for_letter(self, rank: int, source: int) -> tuple[int, Tensor]:
+        def waiting() -> int | None:
+            letters = self.letters[rank]
+            return next((i for i, (sender, _) in enumerate(letters) if source in (ANY, sender)), None)
+
+        with self.post:
+            arrived = self.post.wait_for(lambda: self.broken or waiting() is not None, self.timeout)
+            place = waiting()
+            if not arrived or place is None:
+                raise PeerLost(f"recv: no message from {source} within {self.timeout:g} s", (source,))
+            return self.letters[rank].pop(place)
+
+    def abort(self) -> None:
+        self.barrier.abort()
+        with self.post:
+            self.broken = True
+            self.post.notify_all()
+
+    def _meet(self, rank: int, what: str) -> None:
+        self.arrivals[rank] += 1
+        try:
+            self.barrier.wait(self.timeout)
+        except threading.BrokenBarrierError:
+            missing = tuple(i for i, n in enumerate(self.arrivals) if n < self.arrivals[rank])
+            raise PeerLost(f"{what}: ranks {list(missing)} did not come", missing) from None
+
+
+class ThreadBackend(Backend):
+    """Sums run in rank order, in float32 for the 16-bit floats."""
+
+    name = "threads"
+
+    def __init__(self, rank: int, meeting: Meeting, node: int) -> None:
+        self.rank = rank
+        self.size = meeting.size
+        self.node = node
+        self._meeting = meeting
+
+    def accepts(self, device: torch.device) -> bool:
+        return device.type == "cpu"
+
+    def alltoall(self, out: Tensor, x: Tensor) -> None:
+        def read(xs: list[Tensor]) -> None:
+            for mine, theirs in zip(out.view(self.size, -1), xs, strict=True):
+                mine.copy_(theirs.view(self.size, -1)[self.rank])
+
+        self._meeting.together(self.rank, "alltoall", x, read)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
+        def read(xs: list[Tensor]) -> None:
+            out.copy_(_reduce([x.view(self.size, -1)[self.rank] for x in xs], "sum").view_as(out))
+
+        self._meeting.together(self.rank, "reduce_scatter", x, read)
+
+    def allgather(self, out: Tensor, x: Tensor) -> None:
+        def read(xs: list[Tensor]) -> None:
+            for run, theirs in zip(out.view(self.size, -1), xs, strict=True):
+                if run.data_ptr() != theirs.data_ptr():
+                    run.copy_(theirs.view(-1))
+
+        self._meeting.together(self.rank, "allgather", x, read)
+
+    def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
+        self._meeting.together(self.rank, "allgatherv", x, lambda xs: torch.cat(_flat(xs), out=out.view(-1)))
+
+    def allreduce(self, x: Tensor, reduction: Reduction) -> None:
+        what = f"allreduce {reduction}"
+        result = self._meeting.together(self.rank, what, x, lambda xs: _reduce(xs, reduction))
+        x.copy_(result)
+
+    def bcast(self, x: Tensor, root: int) -> None:
+        def read(xs: list[Tensor]) -> None:
+            if self.rank != root:
+                x.copy_(xs[root])
+
+        self._meeting.together(self.rank, f"bcast from {root}", x, read)
+
+    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+        for to, x in send.items():
+            self.send(x, to)
+        for source, out in recv.items():
+            self.recv(out, source)
+
+    def send(self, x: Tensor, to: int) -> None:
+        with self._meeting.post:
+            self._meeting.letters[to].append((self.rank, x.clone()))
+            self._meeting.post.notify_all()
+
+    def recv(self, out: Tensor, source: int) -> int:
+        sender, x = self._meeting.wait_for_letter(self.rank, source)
+        out.copy_(x)
+        return sender
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        return self._meeting.together(
+            self.rank, "gather_objects", pickle.dumps(item), lambda items: [pickle.loads(i) for i in items]
+        )
+
+    def split(self, color: int, key: int) -> Backend:
+        place = (key, self.rank)
+        everyone = self._meeting.together(self.rank, "split", (color, place), list)
+        members = sorted(place for theirs, place in everyone if theirs == color)
+        meeting = None
+        if place == members[0]:
+            meeting = Meeting(len(members), self._meeting.timeout, self._meeting.all_meetings)
+        leaders = self._meeting.together(self.rank, "split", meeting, list)
+        return ThreadBackend(members.index(place), leaders[members[0][1]], self.node)
+
+    def abort(self, code: int) -> None:
+        for meeting in list(self._meeting.all_meetings):
+            meeting.abort()
+
+
+def run(
+    n: int,
+    function: Callable[..., Result],
+    *args: Any,
+    nodes: Sequence[int] | None = None,
+    timeout: float = 60.0,
+    wrap: Callable[[Backend], Backend] = lambda backend: backend,
+) -> list[Result]:
+    """`function(world, *args)` on `n` ranks; their results in rank order.
+
+    `nodes[r]` says on which node rank r pretends to be, `wrap` decorates each rank's backend. Where ranks
+    raise, the first exception that is not just the loss of a peer is raised here.
+    """
+    meeting = Meeting(n, timeout, [])
+    results: list[Any] = [None] * n
+    errors: list[BaseException] = []
+
+    def rank_main(rank: int) -> None:
+        backend = wrap(ThreadBackend(rank, meeting, nodes[rank] if nodes else 0))
+        world = Transport(backend, timeout=timeout)
+        try:
+            results[rank] = function(world, *args)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+            backend.abort(1)
+        finally:
+            world.lane.close(timeout)
+
+    ranks = [threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}") for rank in range(n)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, PeerLost)), errors[0])
+    return results
+
+
+def _flat(xs: Sequence[Tensor]) -> list[Tensor]:
+    return [x.view(-1) for x in xs]
+
+
+def _reduce(xs: Sequence[Tensor], reduction: Reduction) -> Tensor:
+    wide = torch.float32 if xs[0].dtype in (torch.float16, torch.bfloat16) else xs[0].dtype
+    total = xs[0].to(wide, copy=True)
+    for x in xs[1:]:
+        if reduction == "sum":
+            total += x
+        else:
+            torch.maximum(total, x.to(wide), out=total)
+    return total.to(xs[0].dtype)

@@ -1,0 +1,108 @@
+"""Every method × every shape × several optimizers against plain torch, on threads and under mpiexec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from references import MakeOptimizer, big_batch, distributed, local_sgd, one_step
+from references import model as make_model
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd.exchanges import ReduceScatter
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
+from hpcsgd.topology import form
+from hpcsgd.transport import Transport
+
+EVERY = 3
+STEPS = 7
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "bsp": bsp,
+    "bsp by reduce-scatter": lambda: bsp(ReduceScatter()),
+    "hierarchical": lambda: hierarchical(EVERY),
+    "hierarchical by reduce-scatter": lambda: hierarchical(EVERY, ReduceScatter()),
+    "allreduce local SGD": lambda: allreduce_local_sgd(EVERY),
+}
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "SGD": lambda params: optim.SGD(params, lr=0.1),
+    "momentum": lambda params: optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True),
+    "AdamW": lambda params: optim.AdamW(params, lr=0.01, weight_decay=0.1),
+}
+SHAPES = [(P, K) for P in (1, 2, 4) for K in (1, 2, 4)]
+
+
+def expected(name: str, P: int, K: int, make: MakeOptimizer) -> list[list[Tensor]]:
+    """[step][group] → parameters."""
+    if name.startswith("bsp"):
+        return [[w] * P for w in big_batch(P * K, make, STEPS)]
+    return local_sgd(P, K, EVERY, make, STEPS)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_equals_plain_torch(run, method: str, P: int, K: int, optimizer: str) -> None:
+    make = OPTIMIZERS[optimizer]
+    ranks = run(P * K, lambda world: distributed(world, P, METHODS[method](), make, STEPS))
+    for t, groups in enumerate(expected(method, P, K, make)):
+        for rank, history in enumerate(ranks):
+            torch.testing.assert_close(history[t], groups[rank // K], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 4), (2, 2), (2, 4)])
+@pytest.mark.parametrize("method", METHODS)
+def test_positions_of_a_group_hold_the_same_bits(run, method: str, P: int, K: int) -> None:
+    ranks = run(P * K, lambda world: distributed(world, P, METHODS[method](), OPTIMIZERS["AdamW"], STEPS))
+    for rank, history in enumerate(ranks):
+        first = ranks[rank - rank % K]
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(history, first, strict=True))
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    "options", [{"bucket_mb": 1e-4}, {"overlap": False}, {"bucket_mb": 1e-4, "overlap": False}]
+)
+def test_buckets_and_overlap_change_nothing(run, P: int, K: int, options: dict[str, float]) -> None:
+    make = OPTIMIZERS["momentum"]
+    plain = run(P * K, lambda world: distributed(world, P, hierarchical(EVERY), make, STEPS))
+    other = run(P * K, lambda world: distributed(world, P, hierarchical(EVERY), make, STEPS, **options))
+    for mine, theirs in zip(plain, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 2)])
+@pytest.mark.parametrize("method", METHODS)
+def test_state_survives_a_round_trip(run, method: str, P: int, K: int, optimizer: str) -> None:
+    """Saved after 4 steps and loaded into a new model and optimizer, training goes on to the same bits."""
+    make = OPTIMIZERS[optimizer]
+
+    def whole_and_resumed(world: Transport) -> tuple[Tensor, Tensor]:
+        job = form(world, groups=P)
+
+        def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
+            net = make_model()
+            inner = make(list(net.parameters()))
+            return net, hpcsgd.DistributedOptimizer(inner, net, job, METHODS[method]())
+
+        net, optimizer = new()
+        for t in range(4):
+            one_step(net, optimizer, job, t)
+        weights, state = {k: v.clone() for k, v in net.state_dict().items()}, optimizer.state_dict()
+        saved = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, state)
+        for t in range(4, STEPS):
+            one_step(net, optimizer, job, t)
+        again, resumed = new()
+        with torch.no_grad():
+            again.load_state_dict(weights)
+        resumed.load_state_dict(saved)
+        for t in range(4, STEPS):
+            one_step(again, resumed, job, t)
+        flat = [torch.cat([p.detach().reshape(-1) for p in n.parameters()]) for n in (net, again)]
+        return flat[0], flat[1]
+
+    for whole, resumed in run(P * K, whole_and_resumed):
+        assert torch.equal(whole, resumed)

@@ -1,0 +1,98 @@
+"""What methods are held against: the same training, written down in plain torch without any ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd.methods import Method
+from hpcsgd.topology import Job, form
+from hpcsgd.transport import Transport
+
+BATCH = 3
+"""Samples of one rank and step."""
+
+MakeOptimizer = Callable[[list[nn.Parameter]], optim.Optimizer]
+
+
+def model(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Small, of odd sizes (chunks need padding), with a normalization that has no running statistics."""
+    generator = torch.Generator().manual_seed(seed)  # torch's own is shared by all threads
+    layers = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 3)).to(dtype)
+    with torch.no_grad():
+        for p in layers.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=dtype) / 2)
+    return layers
+
+
+def batch(t: int, rank: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """What rank sees in step t."""
+    generator = torch.Generator().manual_seed(1000 * t + rank)
+    x = torch.randn(BATCH, 5, generator=generator, dtype=dtype)
+    return x, torch.randint(0, 3, (BATCH,), generator=generator)
+
+
+def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(net(x), y)
+
+
+def vector(net: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in net.parameters()]).clone()
+
+
+def distributed(
+    world: Transport, P: int, method: Method, make: MakeOptimizer, steps: int, **options: object
+) -> list[Tensor]:
+    """This rank's parameters after each step of training over `world` as P groups."""
+    job = form(world, groups=P)
+    net = model(seed=world.rank)  # all but rank 0's start is thrown away
+    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method, **options)  # type: ignore[arg-type]
+    return [one_step(net, optimizer, job, t) for t in range(steps)]
+
+
+def one_step(net: nn.Module, optimizer: optim.Optimizer, job: Job, t: int) -> Tensor:
+    optimizer.zero_grad()
+    loss(net, *batch(t, job.rank)).backward()
+    optimizer.step()
+    return vector(net)
+
+
+def local_sgd(P: int, K: int, every: int, make: MakeOptimizer, steps: int) -> list[list[Tensor]]:
+    """P single processes, each on its group's whole batch, whose parameters are averaged every I steps.
+
+    Returns [step][group] → parameters.
+    """
+    nets = [model() for _ in range(P)]
+    optimizers = [make(list(net.parameters())) for net in nets]
+    history = []
+    for t in range(steps):
+        for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            gathered_step(net, optimizer, t, range(g * K, (g + 1) * K))
+        if (t + 1) % every == 0:
+            average(nets)
+        history.append([vector(net) for net in nets])
+    return history
+
+
+def big_batch(N: int, make: MakeOptimizer, steps: int) -> list[Tensor]:
+    """One process on the concatenated batch of N ranks; its parameters after each step."""
+    return [groups[0] for groups in local_sgd(1, N, steps + 1, make, steps)]
+
+
+def gathered_step(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> None:
+    batches = [batch(t, rank) for rank in ranks]
+    optimizer.zero_grad()
+    loss(net, torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])).backward()
+    optimizer.step()
+
+
+def average(nets: list[nn.Module]) -> None:
+    with torch.no_grad():
+        for together in zip(*(net.parameters() for net in nets), strict=True):
+            mean = torch.stack(list(copy.deepcopy(together))).mean(0)
+            for p in together:
+                p.copy_(mean)

@@ -1,0 +1,117 @@
+"""`run` itself: the same answers whether ranks are threads or processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import ranks
+from hpcsgd.transport import PeerLost
+
+TESTS = Path(__file__).parent
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_results_come_in_rank_order(run, n):
+    assert run(n, lambda world, x: (world.rank * x, world.size), 10) == [(10 * r, n) for r in range(n)]
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_every_rank_takes_part(run, n):
+    def total(world):
+        x = torch.ones(3)
+        world.allreduce(x).wait()
+        return x.tolist()
+
+    assert run(n, total) == [[n, n, n]] * n
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_what_one_rank_raises_is_raised(run, n):
+    def fail(world):
+        if world.rank == n - 1:
+            raise KeyError("only here")
+
+    with pytest.raises(KeyError, match="only here"):
+        run(n, fail)
+    assert run(n, lambda world: world.size) == [n] * n
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_bytes_are_counted_from_zero_in_every_run(run, n):
+    def count(world):
+        world.allreduce(torch.ones(n)).wait()
+        return sum(total.calls for total in world.ledger.totals().values())
+
+    assert run(n, count) == run(n, count) == [1] * n
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_ranks_share_tmp_path(run, n, tmp_path):
+    def write(world):
+        (tmp_path / str(world.rank)).touch()
+        world.barrier()
+        return len(list(tmp_path.iterdir()))
+
+    assert run(n, write) == [n] * n
+
+
+def test_the_cause_goes_before_the_loss_of_a_peer():
+    lost, cause = PeerLost("rank 1 is gone"), ValueError("why")
+    assert ranks.cause([lost, cause]) is cause
+    assert ranks.cause([lost]) is lost
+
+
+def test_an_error_that_cannot_be_pickled_still_tells_what_it_said():
+    class Local(Exception): ...
+
+    error = Local("what happened")
+    error.add_note("where")
+    told = ranks.portable(error)
+    assert "Local: what happened" in str(told)
+    assert told.__notes__ == ["where"]
+    plain = ValueError("x")
+    assert ranks.portable(plain) is plain
+
+
+ENDINGS = {
+    "one rank fails while the other waits for it": (
+        "run(2, lambda world: 1 / 0 if world.rank == 1 else world.barrier())",
+        "ZeroDivisionError",
+    ),
+    "one rank never comes back": (
+        "run(2, lambda world: world.rank == 1 and time.sleep(600))",
+        "Timeout",
+    ),
+    "one rank leaves": ("run(2, lambda world: world.rank == 1 and os._exit(3))", ""),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_no_launch_hangs(ending, tmp_path):
+    body, message = ENDINGS[ending]
+    (tmp_path / "test_it.py").write_text(f"import os, time\n\ndef test_it(run):\n    {body}\n")
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    if not mpiexec.exists():
+        pytest.skip("no mpiexec beside this Python")
+    pytest_ = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
+    start = time.monotonic()
+    done = subprocess.run(
+        [mpiexec, "-n", "2", *pytest_, "--timeout=13", "--rootdir", tmp_path, tmp_path],
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert time.monotonic() - start < 40
