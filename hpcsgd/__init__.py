@@ -1,18 +1,56 @@
 """Training of neural networks on supercomputers with far less communication.
 
-job = hpcsgd.init(groups=4)
-loader = DataLoader(data, batch, sampler=hpcsgd.Sampler(data, job))
-optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))
+    job = hpcsgd.init(groups=4)
+    loader = DataLoader(data, batch, sampler=hpcsgd.Sampler(data, job))
+    optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))
 """
 
-from hpcsgd.errors import JobError, UserError
-from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
-from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.topology import Job, init
+from __future__ import annotations
 
-__version__ = "0.1.0"
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpcsgd.data import Sampler
+    from hpcsgd.errors import JobError, UserError
+    from hpcsgd.lr import WarmUp, lr_scale
+    from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
+    from hpcsgd.optimizer import DistributedOptimizer
+    from hpcsgd.topology import Job, init
+
+_HOMES = {
+    "DistributedOptimizer": "optimizer",
+    "Job": "topology",
+    "JobError": "errors",
+    "Method": "methods",
+    "Sampler": "data",
+    "UserError": "errors",
+    "WarmUp": "lr",
+    "allreduce_local_sgd": "methods",
+    "bsp": "methods",
+    "hierarchical": "methods",
+    "init": "topology",
+    "lr_scale": "lr",
+}
 
 __all__ = [
-    "DistributedOptimizer", "Job", "JobError", "Method", "UserError", "allreduce_local_sgd", "bsp", "hierarchical",
+    "DistributedOptimizer",
+    "Job",
+    "JobError",
+    "Method",
+    "Sampler",
+    "UserError",
+    "WarmUp",
+    "allreduce_local_sgd",
+    "bsp",
+    "hierarchical",
     "init",
-]  # fmt: skip
+    "lr_scale",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: the command line answers `--help` without torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,17 +56,17 @@ class DistributedOptimizer(optim.Optimizer):
         overlap: bool = True,
     ) -> None:
         with job.together("wrapping the optimizer"):
-            self._params = _trained(optimizer, model)
-        _require_alike(job, optimizer, self._params)
+            self.trained = _trained(optimizer, model)
+        _require_alike(job, optimizer, self.trained)
         self.model = model
         self.method = method
         self._exchange = method.exchange
         if self._exchange.shards and not (is_elementwise(optimizer) if elementwise is None else elementwise):
             self._exchange = Gathered(self._exchange)
         with torch.no_grad():
-            buckets = flatten(self._params, job.K, job.j, bucket_mb * 1e6)
-        self._local = ShardedOptimizer(optimizer, buckets, cut=self._exchange.shards and job.K > 1)
-        self._step = Step(job=job, buckets=buckets, moments=self._local)
+            buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6)
+        self.local = ShardedOptimizer(optimizer, buckets, cut=self._exchange.shards and job.K > 1)
+        self._step = Step(job=job, buckets=buckets, moments=self.local)
         self._share_start()
         self._courier = None
         if not self._exchange.idle(job):
@@ -108,7 +108,7 @@ class DistributedOptimizer(optim.Optimizer):
         self._exchange_gradients()
         self.method.how.before_update(s)
         self._stepping = True
-        self._local.step()
+        self.local.step()
         self._stepping = False
         met = s.job.P > 1 and self._vote(self.method.when(s))
         if met:
@@ -121,7 +121,7 @@ class DistributedOptimizer(optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model's parameters."""
-        for _, param in self._params:
+        for _, param in self.trained:
             if set_to_none:
                 param.grad = None
             elif param.grad is not None:
@@ -137,7 +137,7 @@ class DistributedOptimizer(optim.Optimizer):
         self._exchange_gradients()
         s = self._step
         if self._courier is None:
-            return nn.utils.clip_grad_norm_([p for _, p in self._params], max_norm, norm_type)
+            return nn.utils.clip_grad_norm_([p for _, p in self.trained], max_norm, norm_type)
         gradients = [b.g_own if self._exchange.shards else b.g for b in s.buckets]
         norms = [torch.linalg.vector_norm(g, norm_type, dtype=torch.float64) for g in gradients]
         total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
@@ -160,15 +160,26 @@ class DistributedOptimizer(optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
-        state = self._local.state_dict(self._step.job.group)
+        state = self.local.state_dict(self._step.job.group)
         return {**state, "hpcsgd": {"t": self._step.t, "method": self.method.state_dict()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what `state_dict` returned, here or on other numbers of ranks, or a plain optimizer's."""
-        self._local.load_state_dict(state_dict)
+        self.local.load_state_dict(state_dict)
         if "hpcsgd" in state_dict:
             self._step.t = state_dict["hpcsgd"]["t"]
             self.method.load_state_dict(state_dict["hpcsgd"]["method"])
+
+    def gather_parameters(self) -> None:
+        """Make every position's model from the chunks that each owns; collective over the group."""
+        gather_chunks(self._step)
+
+    def take_up(self, t: int, groups: Sequence[Mapping[str, Any]], method: dict[str, Any]) -> None:
+        """Go on after `t` updates with these options of the param groups and this state of the method."""
+        self._step.t = t
+        for group, saved in zip(self.param_groups, groups, strict=True):
+            group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
+        self.method.load_state_dict(method)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after the wrapping: the flat vectors are laid out."""
@@ -210,7 +221,9 @@ class DistributedOptimizer(optim.Optimizer):
         with phase("setup"):
             for bucket in self._step.buckets:
                 world.bcast(bucket.w).wait()
-            for buffer in self.model.buffers():
+            trained = {param for _, param in self.trained}
+            frozen = [param for param in self.model.parameters() if param not in trained]
+            for buffer in [*self.model.buffers(), *frozen]:
                 shared = buffer.detach().contiguous()
                 world.bcast(shared.view(torch.uint8) if shared.dtype == torch.bool else shared).wait()
                 buffer.copy_(shared)

@@ -7,7 +7,7 @@ chunk: M/K elements for each state tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.errors import UserError
-from hpcsgd.flat import Bucket
+from hpcsgd.flat import Bucket, Piece
 from hpcsgd.transport import Transport
 
 ELEMENTWISE = (
@@ -116,6 +116,35 @@ class ShardedOptimizer:
         order = [number for group in state["param_groups"] for number in group["params"]]
         self.optimizer.state.clear()
         self._distribute({i: state["state"][n] for i, n in enumerate(order) if n in state["state"]})
+
+    def states_by_piece(self) -> Iterator[tuple[Bucket, Piece, dict[str, Any]]]:
+        """For everything this position owns, the optimizer's state; element-wise tensors cut to the piece."""
+        by_start = {(held.param, held.start): held for held in self.held}
+        for bucket in self._buckets:
+            for piece in bucket.pieces:
+                held = by_start[piece.slot.param, piece.start if self._cut else 0]
+                state = self.optimizer.state.get(held.tensor, {})
+                yield bucket, piece, {name: self._of_piece(held, piece, value) for name, value in state.items()}
+
+    def load_states(self, lookup: Callable[[nn.Parameter, int, int], dict[str, Any]]) -> None:
+        """Take the state of elements [start, stop) of each parameter, as `states_by_piece` gave it."""
+        trained = {slot.param for bucket in self._buckets for slot in bucket.slots}
+        self.optimizer.state.clear()
+        for held in self.held:
+            if held.param in trained and (state := lookup(held.param, held.start, held.stop)):
+                self.optimizer.state[held.tensor] = {name: self._shaped(held, v) for name, v in state.items()}
+
+    def _of_piece(self, held: Held, piece: Piece, value: Any) -> Any:
+        if self._cut or not _like(value, held.tensor):
+            return value
+        return _in_memory_order(value, held.param)[piece.start : piece.stop]
+
+    def _shaped(self, held: Held, value: Any) -> Any:
+        if self._cut or not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        shaped = torch.empty_strided(held.param.size(), held.param.stride(), dtype=value.dtype)
+        shaped.as_strided((value.numel(),), (1,)).copy_(value)
+        return shaped.to(held.param.device)
 
     def _hold(self) -> Iterator[Held]:
         numbers = {param: index for index, param in enumerate(self._params)}

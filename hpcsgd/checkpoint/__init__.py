@@ -1,0 +1,6 @@
+"""Checkpoints: nothing is lost, and a run goes on bit for bit, or on other numbers of ranks."""
+
+from hpcsgd.checkpoint.folder import Checkpoints, Saved
+from hpcsgd.checkpoint.snapshot import capture, restore
+
+__all__ = ["Checkpoints", "Saved", "capture", "restore"]

@@ -1,0 +1,156 @@
+"""A folder of checkpoints: each complete or not there, the last two kept, damage noticed before it is read.
+
+    step-00000340/rank-00000.h5 …   what each rank saved
+    step-00000340/manifest.json     written last: the job's shape, every file's size and SHA-256
+
+A checkpoint is written under a hidden name and renamed when all of it has reached the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.checkpoint import tree
+from hpcsgd.data.atomic import replacing
+from hpcsgd.data.hdf5 import new_file
+from hpcsgd.errors import UserError
+from hpcsgd.topology import Job
+
+log = logging.getLogger(__name__)
+
+KEPT = 2
+MANIFEST = "manifest.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint found whole."""
+
+    path: Path
+    step: int
+    P: int
+    K: int
+
+    def rank_file(self, g: int, j: int) -> Path:
+        """What the rank at position j of group g saved."""
+        return self.path / _name(g * self.K + j)
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a folder all ranks see. Every method is collective."""
+
+    def __init__(self, folder: Path, job: Job) -> None:
+        self._folder = folder
+        self._job = job
+
+    def write(self, step: int, state: Mapping[str, Any]) -> None:
+        """Save this rank's `state` of `step`; afterwards the `KEPT` newest checkpoints are there.
+
+        Raises `JobError` where a rank cannot write, leaving earlier checkpoints as they were.
+        """
+        hidden = self._folder / f".writing-{_title(step)}"
+        with self._job.together("writing a checkpoint"), _writing(hidden):
+            if self._job.rank == 0:
+                for left_by_a_killed_run in self._folder.glob(".writing-*"):
+                    shutil.rmtree(left_by_a_killed_run)
+                hidden.mkdir(parents=True)
+        entry: dict[str, Any] = {}
+        with self._job.together("writing a checkpoint"), _writing(hidden):
+            target = hidden / _name(self._job.rank)
+            with new_file(target) as file:
+                tree.write(file, state)
+            entry = _fingerprint(target)
+        files = self._job.world.gather_objects(entry)
+        with self._job.together("writing a checkpoint"), _writing(hidden):
+            if self._job.rank == 0:
+                self._complete(hidden, step, files)
+
+    def newest(self) -> Saved | None:
+        """The newest checkpoint that is whole, passing over damaged ones with a warning; None without any.
+
+        Raises `JobError` if there are checkpoints and all are damaged.
+        """
+        candidates = self._job.world.gather_objects(self._listed())[0]
+        for name in candidates:
+            damage = self._damage(self._folder / name)
+            if damage is None:
+                return _read_manifest(self._folder / name)[0]
+            if self._job.rank == 0:
+                log.warning("checkpoint %s is damaged (%s): falling back to the one before", name, damage)
+        with self._job.together("reading checkpoints"):
+            if candidates:
+                raise UserError(f"{self._folder}: all checkpoints are damaged: {', '.join(candidates)}")
+        return None
+
+    def _listed(self) -> list[str]:
+        return sorted((path.name for path in self._folder.glob("step-*") if path.is_dir()), reverse=True)
+
+    def _damage(self, path: Path) -> str | None:
+        """What is wrong with a checkpoint; each rank looks at some of its files."""
+        try:
+            _, files = _read_manifest(path)
+            mine = range(self._job.rank, len(files), self._job.size)
+            found = next((d for i in mine if (d := _differs(path / _name(i), files[i]))), None)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            found = f"{MANIFEST}: {error}"
+        return next((d for d in self._job.world.gather_objects(found) if d is not None), None)
+
+    def _complete(self, hidden: Path, step: int, files: list[dict[str, Any]]) -> None:
+        manifest = {"format": _FORMAT, "step": step, "P": self._job.P, "K": self._job.K, "files": files}
+        with replacing(hidden / MANIFEST) as part:
+            part.write_text(json.dumps(manifest, indent=1))
+        final = self._folder / _title(step)
+        shutil.rmtree(final, ignore_errors=True)  # there is one only if it was damaged
+        os.replace(hidden, final)
+        for name in self._listed()[KEPT:]:
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+def _read_manifest(path: Path) -> tuple[Saved, list[dict[str, Any]]]:
+    manifest = json.loads((path / MANIFEST).read_text())
+    if manifest["format"] != _FORMAT:
+        raise ValueError(f"format {manifest['format']}, this version reads {_FORMAT}")
+    saved = Saved(path, manifest["step"], manifest["P"], manifest["K"])
+    if len(manifest["files"]) != saved.P * saved.K:
+        raise ValueError(f"{len(manifest['files'])} files for {saved.P} × {saved.K} ranks")
+    return saved, manifest["files"]
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _differs(path: Path, expected: Mapping[str, Any]) -> str | None:
+    if not path.exists():
+        return f"{path.name} is missing"
+    if path.stat().st_size != expected["bytes"]:
+        return f"{path.name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
+    return None if _fingerprint(path) == expected else f"{path.name} does not match its checksum"
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A full disk or a missing permission is the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: checkpoint not written: {error.strerror or error}") from error
+
+
+def _title(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _name(rank: int) -> str:
+    return f"rank-{rank:05d}.h5"

@@ -1,0 +1,30 @@
+"""The command ``hpcsgd``: one thin file a command, each importing what it runs only when it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from hpcsgd.cli.data import data
+from hpcsgd.cli.train import train
+
+app = App(
+    name="hpcsgd",
+    help="Train PyTorch models on many ranks: groups that share a batch, and meet now and then.",
+    exit_on_error=False,
+    print_error=False,
+    result_action="return_value",
+)
+app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--SECTION.KEY VALUE]...")
+app.command(data)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line (or ``words``); one line on stderr and exit code 1 where it makes no sense."""
+    try:
+        app(words)
+    except CycloptsError as error:
+        print(f"hpcsgd: {error}", file=sys.stderr)
+        sys.exit(1)

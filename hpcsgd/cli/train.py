@@ -1,0 +1,28 @@
+"""``hpcsgd train``: train as a TOML file says.
+
+A `UserError` is left to the exception hook of the job: it knows whether one rank prints it or all do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def train(
+    job: Path,
+    /,
+    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    resume: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Train as a job file says; start it with mpiexec or srun for several ranks.
+
+    :param job: The TOML file.
+    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.every 4.
+    :param resume: Go on from the last checkpoint in the run folder.
+    """
+    from hpcsgd.training import run
+
+    run(job, overrides, resume)

@@ -1,0 +1,33 @@
+"""Replace a file only by a complete one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Give a path beside `target` to write to, which becomes `target` when the block ends well.
+
+    Until then `target` is as it was, even through a crash; if the block raises, what it wrote is removed.
+    """
+    part = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
+    try:
+        yield part
+        _reach_disk(part)
+        part.replace(target)
+        _reach_disk(target.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _reach_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,28 @@
+"""Random variations of training images, a batch at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+from torch.nn.functional import pad
+
+PADDING = 4
+
+
+def crop_and_flip(x: Tensor, generator: Generator) -> Tensor:
+    """Pad each image of x [b, C, H, W] by 4 zeros all round, cut a random H x W piece, mirror half of them.
+
+    The usual augmentation of CIFAR (https://arxiv.org/abs/1512.03385, section 4.2). All chance comes from
+    `generator`. The result is a new tensor like x.
+    """
+    b, _, height, width = x.shape
+    padded = pad(x, (PADDING,) * 4)
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # [b, C, 9, 9, H, W], a view
+    top, left = _random(2 * PADDING + 1, (2, b), generator).to(x.device)
+    cropped = windows[torch.arange(b, device=x.device), :, top, left]
+    flip = _random(2, (b, 1, 1, 1), generator).to(x.device, torch.bool)
+    return torch.where(flip, cropped.flip(3), cropped)
+
+
+def _random(below: int, shape: tuple[int, ...], generator: Generator) -> Tensor:
+    return torch.randint(below, shape, generator=generator, device=generator.device)

@@ -1,0 +1,130 @@
+"""Read files, compressed files and tar archives so that every damage names the file and the byte."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import tarfile
+import zlib
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from hpcsgd.errors import UserError
+
+DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
+DECOMPRESSORS: dict[bytes, Callable[..., Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"\xfd7zXZ\x00": lzma.open,
+    b"BZh": bz2.open,
+}
+
+
+class InputStream:
+    """The bytes of one file or archive member, read once, forwards.
+
+    `name` says where they come from and `offset` how many were read; both go into every error.
+    """
+
+    def __init__(self, name: str, stream: IO[bytes]) -> None:
+        self.name = name
+        self.offset = 0
+        self._stream = stream
+
+    @property
+    def base(self) -> str:
+        """The last part of the name: `data_batch_1.bin`."""
+        return PurePosixPath(self.name).name
+
+    def error(self, message: str, offset: int | None = None) -> UserError:
+        """A `UserError` at `offset`, or where reading has come to."""
+        return UserError(f"{self.name}: byte {self.offset if offset is None else offset}: {message}")
+
+    def read(self, count: int = -1) -> bytes:
+        """Read up to `count` bytes, or all that is left; raises `UserError` where the input is damaged."""
+        try:
+            data = self._stream.read(count)
+        except DAMAGE as error:
+            raise self.error(f"damaged or truncated after this point ({error})") from error
+        self.offset += len(data)
+        return data
+
+    def read_exactly(self, count: int, what: str) -> bytes:
+        """Read `count` bytes; raises `UserError` if the input ends before `what` is complete."""
+        data = self.read(count)
+        if len(data) < count:
+            raise self.error(f"the file ends here, {count - len(data)} bytes short of {what}")
+        return data
+
+    def expect_end(self, what: str) -> None:
+        """Raise `UserError` if anything follows."""
+        end = self.offset
+        if self.read(1):
+            raise self.error(f"{what} should end here, but more bytes follow", end)
+
+
+def existing(source: Path | None, what: str) -> Path:
+    """`source` if there is such a file or folder; raises `UserError` saying that `what` is needed."""
+    if source is None:
+        raise UserError(f"no source given: {what} is needed")
+    if not source.exists():
+        raise UserError(f"{source}: no such file or folder; {what} is needed")
+    return source
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[InputStream]:
+    """Open a file, compressed or not as its first bytes tell, for reading what it holds."""
+    with _raw(path) as raw, _decompressed(raw) as plain:
+        name = str(path) if plain is raw else f"{path} (uncompressed)"
+        yield InputStream(name, plain)
+
+
+def members(source: Path, wanted: Container[str]) -> Iterator[InputStream]:
+    """The files called as `wanted` in a folder (or one folder below) or in a tar archive, one at a time."""
+    return _in_folder(source, wanted) if source.is_dir() else _in_archive(source, wanted)
+
+
+def _in_folder(folder: Path, wanted: Container[str]) -> Iterator[InputStream]:
+    for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
+        if path.name in wanted and path.is_file():
+            with _raw(path) as raw:
+                yield InputStream(str(path), raw)
+
+
+def _in_archive(path: Path, wanted: Container[str]) -> Iterator[InputStream]:
+    with _raw(path) as raw, _decompressed(raw) as plain:
+        try:
+            with tarfile.open(fileobj=plain, mode="r|") as archive:
+                for member in archive:
+                    if member.isfile() and PurePosixPath(member.name).name in wanted:
+                        stream = archive.extractfile(member)
+                        assert stream is not None, "only what is not a file has no content"
+                        yield InputStream(f"{path}: {member.name}", stream)
+            _drain(plain)
+        except DAMAGE as error:
+            raise UserError(
+                f"{path}: byte {raw.tell()}: not a tar archive, or damaged before this point ({error})"
+            ) from error
+
+
+def _drain(stream: IO[bytes]) -> None:
+    """Read to the end: only there do gzip and xz compare their checksums."""
+    while stream.read(1 << 20):
+        pass
+
+
+def _raw(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _decompressed(raw: IO[bytes]) -> Any:
+    start = raw.read(max(map(len, DECOMPRESSORS)))
+    raw.seek(0)
+    found = [opener for magic, opener in DECOMPRESSORS.items() if start.startswith(magic)]
+    return found[0](raw) if found else nullcontext(raw)

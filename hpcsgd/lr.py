@@ -1,0 +1,69 @@
+"""The learning rate of P groups: scaling with P and gradual warm-up (papers/hierarchical_local_sgd, III-C).
+
+The paper scales the rate μ0 of a single group to μ = P·μ0 (linear rule) or √P·μ0 (root rule) and climbs from
+μ0 to μ over the first epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.optim import Optimizer
+
+from hpcsgd.errors import UserError, near_miss
+
+RULES: Mapping[str, Callable[[int], float]] = {
+    "none": lambda P: 1.0,
+    "linear": float,
+    "root": math.sqrt,
+}
+
+
+def lr_scale(rule: str, P: int) -> float:
+    """By what the learning rate of one group is multiplied for P groups: 1, P or √P."""
+    if rule not in RULES:
+        raise UserError(f"learning-rate rule {rule!r}: {near_miss(rule, RULES)}")
+    return RULES[rule](P)
+
+
+class WarmUp:
+    """For the first `steps` updates the optimizer uses lr · (start + (1 − start) · t / steps), t = 0, 1, …
+
+    The factor is in force only while `step()` runs, so `param_groups` and any learning-rate scheduler, made
+    before or after, see the rate without it. With `start` = 1 / lr_scale(rule, P) the rate climbs from μ0.
+    """
+
+    def __init__(self, optimizer: Optimizer, steps: int, start: float) -> None:
+        if steps < 0 or not 0 <= start <= 1:
+            raise UserError(f"warm-up of {steps} steps from {start} of the rate: needs steps ≥ 0, 0 ≤ start ≤ 1")
+        self.steps = steps
+        self.start = start
+        self.t = 0
+        self._full: list[Any] = []
+        optimizer.register_step_pre_hook(self._lower)
+        optimizer.register_step_post_hook(self._restore)
+
+    def factor(self) -> float:
+        """What multiplies the learning rate in the next update."""
+        if self.t >= self.steps:
+            return 1.0
+        return self.start + (1 - self.start) * self.t / self.steps
+
+    def state_dict(self) -> dict[str, int]:
+        """The number of updates done."""
+        return {"t": self.t}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.t = state["t"]
+
+    def _lower(self, optimizer: Optimizer, *_: Any) -> None:
+        self._full = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * self.factor()
+
+    def _restore(self, optimizer: Optimizer, *_: Any) -> None:
+        for group, lr in zip(optimizer.param_groups, self._full, strict=True):
+            group["lr"] = lr
+        self.t += 1

@@ -1,0 +1,30 @@
+"""A small convolutional network for small images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from hpcsgd.errors import UserError
+
+
+def cnn(shape: Sequence[int], classes: int = 10, widths: Sequence[int] = (32, 64)) -> nn.Sequential:
+    """For each of `widths` a 3 x 3 convolution, ReLU and 2 x 2 max pooling, then one linear layer.
+
+    `shape` is (C, H, W): [b, C, H, W] → [b, classes]. Raises `UserError` if the pooling leaves nothing.
+    """
+    if len(shape) != 3:
+        raise UserError(f"shape {list(shape)}: three numbers are needed, channels, height, width")
+    channels, height, width = shape
+    shrink = 2 ** len(widths)
+    if min(height, width) < shrink:
+        raise UserError(
+            f"shape {list(shape)}: {len(widths)} poolings need at least {shrink} x {shrink} pixels"
+        )
+    layers: list[nn.Module] = []
+    for outputs in widths:
+        layers += [nn.Conv2d(channels, outputs, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        channels = outputs
+    features = channels * (height // shrink) * (width // shrink)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, classes))

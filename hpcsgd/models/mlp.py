@@ -1,0 +1,16 @@
+"""A multi-layer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+
+def mlp(inputs: int, hidden: Sequence[int] = (128,), classes: int = 10) -> nn.Sequential:
+    """Linear layers of `hidden` units with ReLU between: [b, ...], `inputs` values each → [b, classes]."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise([inputs, *hidden]):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear([inputs, *hidden][-1], classes))

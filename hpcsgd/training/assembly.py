@@ -1,0 +1,141 @@
+"""From a job file's names to the objects of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn, optim
+from torch.utils.data import DataLoader
+
+from hpcsgd import models
+from hpcsgd.data import Sampler, Store, crop_and_flip
+from hpcsgd.errors import UserError, near_miss
+from hpcsgd.lr import WarmUp, lr_scale
+from hpcsgd.methods import METHODS, PARTS, Method
+from hpcsgd.optimizer import DistributedOptimizer
+from hpcsgd.reference import call, resolve
+from hpcsgd.topology import Job
+from hpcsgd.training.config import Config
+
+Transform = Callable[[Tensor, Generator], Tensor]
+TRANSFORMS: Mapping[str, Transform] = {"crop_and_flip": crop_and_flip}
+
+
+@dataclass
+class Assembly:
+    """Everything that trains, ready to go."""
+
+    model: nn.Module
+    optimizer: DistributedOptimizer
+    warm_up: WarmUp
+    scheduler: optim.lr_scheduler.LRScheduler | None
+    sampler: Sampler
+    loader: DataLoader[Any]
+    transform: Transform
+    generator: Generator
+    """This rank's chance in `transform`."""
+    test: Store
+    steps_per_epoch: int
+
+
+def assemble(config: Config, job: Job, source: str) -> Assembly:
+    """Build what `config`, read from the file `source`, names on this rank of `job`; collective.
+
+    Raises `JobError` naming file and key.
+    """
+    with job.together("preparing the run"):
+        train, test = Store(config.data.store, "train"), Store(config.data.store, "test")
+        batch = _batch_of_rank(config.data.batch_size, job.K, source)
+        sampler = Sampler(train, job, seed=config.seed)
+        transform = resolve(config.data.transform, TRANSFORMS) if config.data.transform else _unchanged
+        torch.manual_seed(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
+        model = models.build(config.model.build, config.model.arguments, f"{source}: [model.arguments]")
+        inner = _optimizer(config, model, job.P, source)
+        method = _method(config, source)
+    torch.manual_seed(config.seed + 1 + job.rank)  # from here on chance (dropout) differs between ranks
+    optimizer = DistributedOptimizer(inner, model, job, method)
+    steps_per_epoch = -(-len(sampler) // batch)
+    with job.together("preparing the run"):
+        start = 1 / lr_scale(config.schedule.scaling, job.P)
+        warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
+        scheduler = _scheduler(config, optimizer, source)
+    return Assembly(
+        model=model,
+        optimizer=optimizer,
+        warm_up=warm_up,
+        scheduler=scheduler,
+        sampler=sampler,
+        loader=_loader(train, sampler, batch, config.data.workers),
+        transform=transform,
+        generator=Generator().manual_seed(config.seed + 1 + job.rank),
+        test=test,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def _batch_of_rank(B: int, K: int, source: str) -> int:
+    if B % K:
+        raise UserError(
+            f"{source}: [data] batch_size = {B} is the batch of a group of {K} ranks: it must be a multiple of {K}"
+        )
+    return B // K
+
+
+def _optimizer(config: Config, model: nn.Module, P: int, source: str) -> optim.Optimizer:
+    table = _subclasses(optim, optim.Optimizer)
+    make = resolve(config.optimizer.build, table)
+    lr = config.optimizer.lr * lr_scale(config.schedule.scaling, P)
+    where = f"{source}: [optimizer.arguments]"
+    made = call(make, {"lr": lr, **config.optimizer.arguments}, where, model.parameters())
+    if not isinstance(made, optim.Optimizer):
+        raise UserError(f"{source}: [optimizer] build = {config.optimizer.build!r}: returned {type(made).__name__}")
+    return made
+
+
+def _scheduler(
+    config: Config, optimizer: optim.Optimizer, source: str
+) -> optim.lr_scheduler.LRScheduler | None:
+    schedule = config.schedule
+    if schedule.build is None:
+        return None
+    table = _subclasses(optim.lr_scheduler, optim.lr_scheduler.LRScheduler)
+    where = f"{source}: [schedule.arguments]"
+    return call(resolve(schedule.build, table), schedule.arguments, where, optimizer)
+
+
+def _method(config: Config, source: str) -> Method:
+    factory = resolve(config.method.name, METHODS)
+    arguments = {key: _part(key, value, source) for key, value in config.method.arguments.items()}
+    return call(factory, arguments, f"{source}: [method] {config.method.name}")
+
+
+def _part(key: str, value: Any, source: str) -> Any:
+    if key not in PARTS:
+        return value
+    if value not in PARTS[key]:
+        raise UserError(f"{source}: [method] {key} = {value!r}: {near_miss(str(value), PARTS[key])}")
+    return PARTS[key][value]
+
+
+def _loader(train: Store, sampler: Sampler, batch: int, workers: int) -> DataLoader[Any]:
+    return DataLoader(
+        train,
+        batch_size=batch,
+        sampler=sampler,
+        collate_fn=train.collate,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        multiprocessing_context="forkserver" if workers else None,  # a fork would carry MPI's threads along
+    )
+
+
+def _subclasses(module: Any, base: type) -> dict[str, type]:
+    found = {name: value for name, value in vars(module).items() if isinstance(value, type)}
+    return {name: cls for name, cls in found.items() if issubclass(cls, base) and cls is not base}
+
+
+def _unchanged(x: Tensor, _: Generator) -> Tensor:
+    return x

@@ -1,0 +1,137 @@
+"""A run as a picture: loss, test accuracy, distance between groups, and where time and bytes went."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from hpcsgd.data.atomic import replacing
+from hpcsgd.training.metrics import Record
+from hpcsgd.training.report import byte_text, of_kind, phase_totals, second_text
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
+PHASE_COLOURS = (BLUE, ORANGE, GREEN, "#E69F00", "#56B4E9", "#CC79A7", "#8C6D31", "#332288", "#44AA99", GREY)
+STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+}
+SMOOTHED_FROM = 20  # points; fewer can be read as they are
+LOGARITHMIC_FROM = 20  # the ratio of largest to smallest beyond which a linear axis hides the small ones
+LEGEND_COLUMNS = 4
+AMOUNT_TEXT: dict[str, Callable[[float], str]] = {"seconds": second_text, "bytes": byte_text}
+
+
+def plot_curves(records: Sequence[Record], target: Path) -> None:
+    """Draw what ``records`` hold as a PNG at ``target``; panels without data are left out.
+
+    Without any record there is nothing to draw and no file is written.
+    """
+    curves = [(draw, found) for kind, draw in CURVES.items() if (found := of_kind(records, kind))]
+    if not curves:
+        return
+    totals = {quantity: phase_totals(records, quantity) for quantity in ("seconds", "bytes")}
+    bars = {quantity: phases for quantity, phases in totals.items() if sum(phases.values())}
+    heights = [4.0, 1.4 + 0.6 * len(bars)] if bars else [4.0]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(max(9.0, 5.0 * len(curves)), sum(heights)), dpi=120, layout="constrained")
+        grid = figure.add_gridspec(len(heights), len(curves), height_ratios=heights)
+        for column, (draw, found) in enumerate(curves):
+            draw(figure.add_subplot(grid[0, column]), found)
+        if bars:
+            _phases(figure.add_subplot(grid[1, :]), bars)
+        with replacing(target) as part:
+            figure.savefig(part, format="png")
+
+
+def _loss(axes: Axes, records: Sequence[Record]) -> None:
+    steps, losses = _column(records, "step"), _column(records, "loss")
+    if len(records) < SMOOTHED_FROM:
+        axes.plot(steps, losses, color=BLUE, marker="o", markersize=4)
+    else:
+        axes.plot(steps, losses, color=BLUE, alpha=0.3, linewidth=1)
+        axes.plot(steps, _smooth(losses, len(losses) // SMOOTHED_FROM), color=BLUE, linewidth=2)
+    axes.set(title=f"training loss: {losses[-1]:.4g}", xlabel="step")
+    axes.xaxis.set_major_locator(_whole_numbers())
+
+
+def _accuracy(axes: Axes, records: Sequence[Record]) -> None:
+    epochs, accuracy = _column(records, "epoch"), _column(records, "accuracy")
+    best = int(np.argmax(accuracy))
+    axes.plot(epochs, accuracy, color=GREEN, marker="o", markersize=4)
+    axes.plot(
+        epochs[best], accuracy[best], "o", color=GREEN, markersize=11, fillstyle="none", markeredgewidth=2
+    )
+    axes.set(title=f"test accuracy: best {accuracy[best]:.4f} at epoch {epochs[best]:g}", xlabel="epoch")
+    axes.set_ylabel("accuracy", color=GREEN)
+    axes.xaxis.set_major_locator(_whole_numbers())
+    right = axes.twinx()
+    right.plot(epochs, _column(records, "loss"), color=ORANGE, linestyle="--", marker="o", markersize=3)
+    right.set_ylabel("loss", color=ORANGE)
+    right.grid(visible=False)
+    right.spines["right"].set_visible(True)
+
+
+def _distance(axes: Axes, records: Sequence[Record]) -> None:
+    distances = _column(records, "distance")
+    axes.plot(_column(records, "step"), distances, color=ORANGE, marker=".", linewidth=0.8)
+    axes.set(title=f"distance D at meetings: median {np.median(distances):.3g}", xlabel="step")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    if distances.min() > 0 and distances.max() > LOGARITHMIC_FROM * distances.min():
+        axes.set_yscale("log")
+
+
+CURVES: dict[str, Callable[[Axes, Sequence[Record]], None]] = {
+    "step": _loss,
+    "evaluation": _accuracy,
+    "meeting": _distance,
+}
+
+
+def _phases(axes: Axes, bars: dict[str, dict[str, float]]) -> None:
+    """A bar each for seconds and bytes, cut into the same phases; the legend says the amounts."""
+    phases = list(dict.fromkeys(phase for totals in bars.values() for phase in totals if totals[phase]))
+    ends = dict.fromkeys(bars, 0.0)
+    for phase, colour in zip(phases, itertools.cycle(PHASE_COLOURS)):
+        shares = [totals.get(phase, 0) / sum(totals.values()) for totals in bars.values()]
+        amounts = [
+            AMOUNT_TEXT[quantity](totals[phase]) for quantity, totals in bars.items() if totals.get(phase)
+        ]
+        label = f"{phase}: {', '.join(amounts)}"
+        axes.barh(list(bars), shares, left=list(ends.values()), color=colour, edgecolor="white", label=label)
+        ends = {quantity: end + share for (quantity, end), share in zip(ends.items(), shares, strict=True)}
+    axes.set(title="where time and bytes went", xlim=(0, 1))
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=LEGEND_COLUMNS, fontsize="small")
+
+
+def _whole_numbers() -> MaxNLocator:
+    return MaxNLocator(5, integer=True, min_n_ticks=1)
+
+
+def _column(records: Sequence[Record], key: str) -> np.ndarray:
+    return np.array([record[key] for record in records], dtype=float)
+
+
+def _smooth(values: np.ndarray, reach: int) -> np.ndarray:
+    """The mean of each value and up to ``reach`` neighbours on either side."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    index = np.arange(len(values))
+    low, high = np.maximum(index - reach, 0), np.minimum(index + reach + 1, len(values))
+    return (sums[high] - sums[low]) / (high - low)

@@ -1,0 +1,193 @@
+"""The training loop: epochs of steps, with metrics, evaluations and checkpoints on their way."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from hpcsgd.checkpoint import Checkpoints, capture
+from hpcsgd.errors import UserError
+from hpcsgd.training.assembly import Assembly
+from hpcsgd.training.config import Config
+from hpcsgd.training.evaluation import evaluate
+from hpcsgd.training.meter import Meter
+from hpcsgd.training.metrics import Metrics
+from hpcsgd.training.progress import Progress
+from hpcsgd.training.stopping import Stopping
+
+Tree = dict[str, Any]
+
+
+class Loop:
+    """Trains from where the assembly stands to the last epoch; every rank runs one. `metrics` is rank 0's."""
+
+    def __init__(self, config: Config, parts: Assembly, checkpoints: Checkpoints, stopping: Stopping) -> None:
+        self._config = config.training
+        self._per_step = config.schedule.per == "step"
+        self._parts = parts
+        self._checkpoints = checkpoints
+        self._stopping = stopping
+        self._epoch = 0
+        self._epoch_sums = torch.zeros(3, dtype=torch.float64)  # loss · samples, samples, seconds
+        self._saved_at = -1
+        self._meter = Meter(parts.optimizer.job)
+        self.metrics: Metrics | None = None
+
+    def take_up(self, shared: Tree, own: Tree | None) -> None:
+        """Go on from what a checkpoint held; `own` is None where it is of another P × K."""
+        parts = self._parts
+        self._epoch = shared["epoch"]
+        self._epoch_sums = shared["epoch_sums"]
+        self._saved_at = parts.optimizer.t
+        parts.sampler.load_state_dict(shared["sampler"])
+        parts.warm_up.load_state_dict(shared["warm_up"])
+        if parts.scheduler is not None:
+            parts.scheduler.load_state_dict(shared["scheduler"])
+        if own is not None:
+            _set_generators(own)
+            parts.generator.set_state(own["transform"])
+
+    def train(self) -> str | None:
+        """Train to the end; why it stopped early, or None. Collective."""
+        total = self._config.epochs * self._parts.steps_per_epoch
+        done = self._parts.optimizer.t
+        with Progress(total, self._config.epochs, first_step=done) as self._progress:
+            while self._epoch < self._config.epochs:
+                reason = self._finish_epoch()
+                if reason is not None:
+                    self._save()
+                    self._progress.note(f"{reason}: saved step {self._parts.optimizer.t}, go on with --resume")
+                    return reason
+        return None
+
+    def _finish_epoch(self) -> str | None:
+        for x, y, data_seconds in self._batches():
+            self._step(x, y, data_seconds)
+            if (reason := self._stopping.now()) is not None:
+                self._read_meter()
+                return reason
+        self._read_meter()
+        self._close_epoch()
+        return None
+
+    def _step(self, x: Tensor, y: Tensor, data_seconds: float) -> None:
+        parts = self._parts
+        optimizer = parts.optimizer
+        loss = cross_entropy(parts.model(parts.transform(x, parts.generator)), y)
+        _require_finite(loss, optimizer.t + 1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if parts.scheduler is not None and self._per_step:
+            parts.scheduler.step()
+        parts.sampler.advance(len(y))
+        self._meter.step(loss, len(y), data_seconds)
+        if self.metrics is not None and "distance" in optimizer.notes:
+            self.metrics.meeting(step=optimizer.t, distance=optimizer.notes["distance"])
+        if optimizer.t % self._config.log_every == 0:
+            self._read_meter()
+        if self._config.checkpoint_every and optimizer.t % self._config.checkpoint_every == 0:
+            self._save()
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """What is left of this epoch, each batch with the seconds it was waited for."""
+        asked = time.perf_counter()
+        for x, y in self._parts.loader:
+            yield x, y, time.perf_counter() - asked
+            asked = time.perf_counter()
+
+    def _close_epoch(self) -> None:
+        parts = self._parts
+        self._epoch += 1
+        if parts.scheduler is not None and not self._per_step:
+            parts.scheduler.step()
+        total, samples, seconds = self._epoch_sums.tolist()
+        if self.metrics is not None:
+            self.metrics.epoch(
+                step=parts.optimizer.t, epoch=self._epoch, loss=total / max(samples, 1), seconds=seconds
+            )
+        self._epoch_sums = torch.zeros(3, dtype=torch.float64)
+        parts.sampler.set_epoch(self._epoch)
+        if self._epoch % self._config.evaluate_every == 0 or self._epoch == self._config.epochs:
+            self._evaluate()
+        if self._config.checkpoint_every is None or self._epoch == self._config.epochs:
+            self._save()
+
+    def _evaluate(self) -> None:
+        score = evaluate(self._parts)
+        if self.metrics is not None:
+            self.metrics.evaluation(
+                step=self._parts.optimizer.t,
+                epoch=self._epoch,
+                loss=score.loss,
+                accuracy=score.accuracy,
+                seconds=score.seconds,
+            )
+        self._progress.note(
+            f"epoch {self._epoch}/{self._config.epochs}  test accuracy {score.accuracy:.4f}  "
+            f"loss {score.loss:.4f}  in {score.seconds:.1f} s"
+        )
+        self._meter.pause()
+
+    def _read_meter(self) -> None:
+        parts = self._parts
+        t = parts.optimizer.t
+        reading = self._meter.read(t)
+        if not reading.samples:
+            return
+        seconds = reading.samples / reading.samples_per_s
+        self._epoch_sums += torch.tensor([reading.loss * reading.samples, reading.samples, seconds])
+        lr = float(parts.optimizer.param_groups[0]["lr"]) * parts.warm_up.factor()
+        told = {"step": t, "epoch": self._epoch + 1, "loss": reading.loss, "lr": lr}
+        if self.metrics is not None:
+            self.metrics.step(
+                **told,
+                samples=reading.samples,
+                samples_per_s=reading.samples_per_s,
+                phase_seconds=reading.phase_seconds,
+                phase_bytes=reading.phase_bytes,
+            )
+        if t % self._config.log_every == 0:
+            self._progress.step(**told, samples_per_s=reading.samples_per_s)
+
+    def _save(self) -> None:
+        """Write a checkpoint of this step, once."""
+        parts = self._parts
+        if self._saved_at == parts.optimizer.t:
+            return
+        self._read_meter()
+        shared = {
+            "epoch": self._epoch,
+            "epoch_sums": self._epoch_sums,
+            "sampler": parts.sampler.state_dict(),
+            "warm_up": parts.warm_up.state_dict(),
+            "scheduler": parts.scheduler.state_dict() if parts.scheduler is not None else None,
+        }
+        own = {**_generators(), "transform": parts.generator.get_state()}
+        self._checkpoints.write(parts.optimizer.t, capture(parts.optimizer, shared=shared, own=own))
+        self._saved_at = parts.optimizer.t
+        self._meter.pause()
+
+
+def _require_finite(loss: Tensor, step: int) -> None:
+    if not torch.isfinite(loss):
+        raise UserError(
+            f"the loss is {loss.item()} at step {step}: try a lower learning rate or a longer warm-up"
+        )
+
+
+def _generators() -> Tree:
+    version, numbers, gauss = random.getstate()
+    return {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
+
+
+def _set_generators(own: Tree) -> None:
+    torch.set_rng_state(own["torch"])
+    version, numbers, gauss = own["python"]
+    random.setstate((version, tuple(numbers), gauss))

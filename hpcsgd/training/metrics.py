@@ -1,0 +1,106 @@
+"""What a run measures: one JSON object a line, appended by rank 0, cut back on resume, read by reports.
+
+==============  ==========================================================================================
+kind            fields beside ``kind`` and ``step``
+==============  ==========================================================================================
+``step``        epoch, loss, lr, samples, samples_per_s, phase_seconds and phase_bytes (dicts by phase).
+                Samples, seconds and bytes are those since the previous ``step`` record: sums are the run's
+``meeting``     distance: D of eq. 9, how far the groups were apart when they met
+``evaluation``  epoch, loss, accuracy, seconds
+``epoch``       epoch, loss, seconds
+==============  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from hpcsgd.errors import UserError
+
+Record = dict[str, Any]
+
+
+class Metrics:
+    """Appends records to a JSONL file; each line is written whole and is readable at once."""
+
+    def __init__(self, path: Path, *, resumed_step: int = 0) -> None:
+        """Open ``path``, cutting off what was recorded after ``resumed_step``: that will be done again."""
+        path.touch()
+        os.truncate(path, _size_until(path, resumed_step))
+        self._file = path.open("ab", buffering=0)
+
+    def step(
+        self,
+        *,
+        step: int,
+        epoch: int,
+        loss: float,
+        lr: float,
+        samples: int,
+        samples_per_s: float,
+        phase_seconds: Mapping[str, float],
+        phase_bytes: Mapping[str, float],
+    ) -> None:
+        """Samples, seconds and bytes are those since the last ``step`` record; samples are all ranks'."""
+        speed = {"samples": samples, "samples_per_s": samples_per_s}
+        phases = {"phase_seconds": dict(phase_seconds), "phase_bytes": dict(phase_bytes)}
+        self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases)
+
+    def meeting(self, *, step: int, distance: float) -> None:
+        """The groups met after ``step``; ``distance`` is D of eq. 9."""
+        self._append("meeting", step=step, distance=distance)
+
+    def evaluation(self, *, step: int, epoch: int, loss: float, accuracy: float, seconds: float) -> None:
+        """The averaged model on the test data: mean loss, accuracy in 0..1."""
+        self._append("evaluation", step=step, epoch=epoch, loss=loss, accuracy=accuracy, seconds=seconds)
+
+    def epoch(self, *, step: int, epoch: int, loss: float, seconds: float) -> None:
+        """An epoch ended after ``step``, with this mean training loss and duration."""
+        self._append("epoch", step=step, epoch=epoch, loss=loss, seconds=seconds)
+
+    def _append(self, kind: str, **fields: Any) -> None:
+        self._file.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file; nothing is pending."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def read(path: Path) -> list[Record]:
+    """All records in order; a last line that a killed run left half written is left out.
+
+    Raises `UserError` naming the line where anything else is damaged.
+    """
+    return [record for _, record in _records(path)]
+
+
+def _size_until(path: Path, step: int) -> int:
+    size = 0
+    for end, record in _records(path):
+        if record["step"] > step:
+            break
+        size = end
+    return size
+
+
+def _records(path: Path) -> Iterator[tuple[int, Record]]:
+    """Each record with the file offset where its line ends."""
+    end = 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        end += len(line)
+        if not line.endswith(b"\n"):
+            return
+        try:
+            yield end, json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: not a metrics record: {error}") from error

@@ -1,0 +1,79 @@
+"""Command-line overrides, ``--section.key value``, laid over the tables of a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcsgd.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """Text typed after a command-line flag; what it means depends on the type of the key it is for."""
+
+    flag: str
+    text: str
+
+    def value(self) -> Any:
+        """The text as a TOML value (``True`` and ``False`` too), or the bare text where it is none."""
+        for spelling in (self.text, self.text.lower()):
+            try:
+                return tomllib.loads(f"value = {spelling}")["value"]
+            except tomllib.TOMLDecodeError:
+                continue
+        return self.text
+
+    def __str__(self) -> str:
+        return f"{self.flag} {self.text}"
+
+
+def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
+    """Lay ``--section.key value`` (or ``--section.key=value``) overrides over ``table``, in place.
+
+    Raises `UserError` for words of another form, and for keys below a single value.
+    """
+    for typed in _typed_pairs(words):
+        *sections, key = typed.flag.removeprefix("--").split(".")
+        node = table
+        for section in sections:
+            node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                raise UserError(f"{typed}: {section!r} is a single value, it has no keys of its own")
+        node[key] = typed
+
+
+def _typed_pairs(words: Sequence[str]) -> Iterator[Typed]:
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("--"):
+            raise UserError(f"{word}: expected an override such as --training.epochs 3")
+        flag, equals, text = word.partition("=")
+        text = text if equals else next(rest, "--")
+        if not equals and text.startswith("--"):
+            raise UserError(f"{flag}: expected a value after it")
+        yield Typed(flag, text)
+
+
+def plain(value: Any) -> Any:
+    """``value`` with every `Typed` inside it read as the TOML value it spells."""
+    match value:
+        case Typed():
+            return value.value()
+        case Mapping():
+            return {key: plain(inner) for key, inner in value.items()}
+        case _:
+            return value
+
+
+def first_typed(value: Any) -> Typed | None:
+    """The first override inside ``value``, to be named in an error; None where the file wrote all of it."""
+    match value:
+        case Typed():
+            return value
+        case Mapping():
+            return next(filter(None, map(first_typed, value.values())), None)
+        case _:
+            return None

@@ -1,0 +1,64 @@
+"""How far a run is: a readable line at each report, or a live bar where somebody watches a terminal."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+logger = logging.getLogger(__name__)
+
+
+class Progress:
+    """Reports steps and notes through `logging`, and draws a bar instead when stdout is a terminal.
+
+    With a bar the lines are logged as DEBUG, for the log file alone. A process whose log is silenced (every
+    rank but 0) draws no bar either: some launchers give each rank a terminal.
+    """
+
+    def __init__(
+        self, total_steps: int, total_epochs: int, *, first_step: int = 0, console: Console | None = None
+    ) -> None:
+        """``first_step``: the steps made before a resume, which say nothing about the time still needed."""
+        self._total_steps = total_steps
+        self._total_epochs = total_epochs
+        self._first_step = first_step
+        self._started = time.monotonic()
+        console = console or Console()
+        live = console.file.isatty() and logger.isEnabledFor(logging.INFO)
+        self._level = logging.DEBUG if live else logging.INFO
+        self._bar = _bar(console if live else Console(quiet=True))
+        self._task = self._bar.add_task("", total=total_steps, completed=first_step, state="")
+
+    def step(self, *, step: int, epoch: int, loss: float, lr: float, samples_per_s: float) -> None:
+        """Report that ``step`` of the whole run is done, in ``epoch``; both count from 1."""
+        place = f"epoch {epoch}/{self._total_epochs}  step {step}/{self._total_steps}"
+        state = f"loss {loss:.4g}  lr {lr:.4g}  {samples_per_s:,.0f} samples/s  eta {self._eta(step)}"
+        logger.log(self._level, "%s  %s", place, state)
+        self._bar.update(self._task, completed=step, description=place, state=state)
+
+    def note(self, text: str) -> None:
+        """Report a line of its own, such as the result of an evaluation."""
+        logger.log(self._level, "%s", text)
+        self._bar.console.print(text, markup=False, highlight=False)
+
+    def _eta(self, step: int) -> timedelta:
+        per_step = (time.monotonic() - self._started) / max(1, step - self._first_step)
+        return timedelta(seconds=round(per_step * (self._total_steps - step)))
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+
+def _bar(console: Console) -> Bar:
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
+    return Bar(*columns, console=console, disable=console.quiet)

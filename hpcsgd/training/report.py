@@ -1,0 +1,101 @@
+"""A run in numbers: what its metrics add up to, for ``summary.json`` and as the last lines printed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from statistics import median
+from typing import Any
+
+from hpcsgd.training.metrics import Record
+
+Summary = dict[str, Any]
+
+
+def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
+    """The records of one kind, in order."""
+    return [record for record in records if record["kind"] == kind]
+
+
+def phase_totals(records: Iterable[Record], quantity: str) -> dict[str, float]:
+    """``seconds`` or ``bytes`` of the whole run by phase, largest first."""
+    totals: Counter[str] = Counter()
+    for record in of_kind(records, "step"):
+        totals.update(record[f"phase_{quantity}"])
+    return dict(totals.most_common())
+
+
+def summary(records: Sequence[Record]) -> Summary:
+    """The run in numbers. Seconds are those of training steps; what was never measured is None."""
+    steps, evaluations = of_kind(records, "step"), of_kind(records, "evaluation")
+    samples = sum(record["samples"] for record in steps)
+    seconds = sum(record["samples"] / record["samples_per_s"] for record in steps if record["samples_per_s"])
+    last, tested = _last(steps), _last(evaluations)
+    best = max(evaluations, key=lambda record: record["accuracy"], default={})
+    distances = [record["distance"] for record in of_kind(records, "meeting")]
+    return {
+        "steps": max((record["step"] for record in records), default=0),
+        "epochs": max((record["epoch"] for record in steps), default=0),
+        "samples": samples,
+        "seconds": seconds,
+        "samples_per_s": samples / seconds if seconds else None,
+        "training_loss": last.get("loss"),
+        "loss": tested.get("loss"),
+        "best_loss": min((record["loss"] for record in evaluations), default=None),
+        "accuracy": tested.get("accuracy"),
+        "best_accuracy": best.get("accuracy"),
+        "best_epoch": best.get("epoch"),
+        "meetings": len(distances),
+        "median_distance": median(distances) if distances else None,
+        "seconds_per_phase": phase_totals(records, "seconds"),
+        "bytes_per_phase": phase_totals(records, "bytes"),
+    }
+
+
+def _last(records: Sequence[Record]) -> Record:
+    return records[-1] if records else {}
+
+
+def summary_text(numbers: Summary) -> str:
+    """The lines a user reads at the end of a run, from what `summary` returned."""
+    lines = [
+        f"trained   {numbers['steps']:,} steps, {numbers['epochs']} epochs, {numbers['samples']:,} samples"
+        f" in {timedelta(seconds=round(numbers['seconds']))}"
+    ]
+    if numbers["samples_per_s"] is not None:
+        lines.append(f"speed     {numbers['samples_per_s']:,.0f} samples/s")
+    if numbers["training_loss"] is not None:
+        lines.append(f"loss      {numbers['training_loss']:.4g} in training")
+    if numbers["accuracy"] is not None:
+        best = f"best {numbers['best_accuracy']:.4f} after epoch {numbers['best_epoch']}"
+        lines.append(f"test      accuracy {numbers['accuracy']:.4f} ({best}), loss {numbers['loss']:.4g}")
+    if numbers["median_distance"] is not None:
+        lines.append(
+            f"groups    met {numbers['meetings']:,} times, median distance {numbers['median_distance']:.3g}"
+        )
+    if numbers["seconds_per_phase"]:
+        lines.append(f"time      {_shares(numbers['seconds_per_phase'])}")
+    if any(numbers["bytes_per_phase"].values()):
+        sizes = (f"{phase} {byte_text(size)}" for phase, size in numbers["bytes_per_phase"].items())
+        lines.append(f"sent      {', '.join(sizes)}")
+    return "\n".join(lines)
+
+
+def _shares(amounts: Mapping[str, float]) -> str:
+    total = sum(amounts.values()) or 1
+    return ", ".join(f"{phase} {amount / total:.0%}" for phase, amount in amounts.items())
+
+
+def byte_text(size: float) -> str:
+    """A number of bytes to read: ``12.3 MB``; powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def second_text(seconds: float) -> str:
+    """A duration to read: ``1.25 s``, ``3,600 s``."""
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"

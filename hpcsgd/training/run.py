@@ -1,0 +1,123 @@
+"""One training run: prepare, train, save, report. What `hpcsgd train` does on every rank."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from hpcsgd.checkpoint import Checkpoints, restore
+from hpcsgd.data.atomic import replacing
+from hpcsgd.topology import Job, form, together
+from hpcsgd.training import run_folder
+from hpcsgd.training.assembly import Assembly, assemble
+from hpcsgd.training.config import Config, load
+from hpcsgd.training.loop import Loop
+from hpcsgd.training.metrics import Metrics, read
+from hpcsgd.training.report import summary, summary_text
+from hpcsgd.training.stopping import STOPPED, Stopping
+from hpcsgd.transport import leave_together
+
+log = logging.getLogger(__name__)
+
+
+def run(path: Path, overrides: Sequence[str] = (), resume: bool = False) -> None:
+    """Train as the job file says; every rank of the launch calls this.
+
+    Ends with exit code `STOPPED` after a signal or the time limit, with a checkpoint to go on from.
+    """
+    from hpcsgd.transport import mpi  # MPI starts when it is imported
+
+    world = mpi.world()
+    with together(world, "reading the job file"):
+        config = load(path, overrides)
+    world.timeout = config.job.timeout
+    torch.set_num_threads(config.training.threads)
+    _log_to_stdout(world.rank)
+    job = form(world, config.job.groups, config.job.group_size)
+    stopping = Stopping(job, config.training.time_limit)
+    parts = assemble(config, job, path.name)
+    with ExitStack() as open_files:
+        _open_folder(config, job, resume, open_files)
+        reason = _train(config, parts, stopping, resume, open_files)
+    if reason is not None:
+        leave_together(STOPPED)
+
+
+def _train(
+    config: Config, parts: Assembly, stopping: Stopping, resume: bool, open_files: ExitStack
+) -> str | None:
+    job = parts.optimizer.job
+    log.info("%d groups of %d ranks, %d steps an epoch", job.P, job.K, parts.steps_per_epoch)
+    checkpoints = Checkpoints(config.run.folder / "checkpoints", job)
+    loop = Loop(config, parts, checkpoints, stopping)
+    if resume:
+        _go_on(parts, checkpoints, loop)
+    if job.rank == 0:
+        loop.metrics = open_files.enter_context(
+            Metrics(config.run.folder / "metrics.jsonl", resumed_step=parts.optimizer.t)
+        )
+    reason = loop.train()
+    if reason is None:
+        _save_model(config.run.folder, parts)
+    if job.rank == 0:
+        _report(config.run.folder)
+    return reason
+
+
+def _open_folder(config: Config, job: Job, resume: bool, open_files: ExitStack) -> None:
+    folder = config.run.folder
+    with job.together("opening the run folder"):
+        if job.rank == 0:
+            run_folder.open_run_folder(folder, resume=resume)
+            open_files.enter_context(run_folder.log_into(folder))
+            run_folder.write_config(folder, config)
+            run_folder.write_versions(folder, mpi=job.world.backend.name, groups=job.P, group_size=job.K)
+
+
+def _go_on(parts: Assembly, checkpoints: Checkpoints, loop: Loop) -> None:
+    saved = checkpoints.newest()
+    if saved is None:
+        log.info("no checkpoint to resume from: starting at the beginning")
+        return
+    job = parts.optimizer.job
+    with job.together("reading a checkpoint"):
+        shared, own = restore(saved, parts.optimizer)
+    loop.take_up(shared, own)
+    cut = "" if own is not None else f", cut anew for {job.P} × {job.K}"
+    log.info("resuming at step %d from a checkpoint of %d × %d ranks%s", saved.step, saved.P, saved.K, cut)
+
+
+def _save_model(folder: Path, parts: Assembly) -> None:
+    """The averaged model, as a plain state_dict for whoever uses it."""
+    job = parts.optimizer.job
+    with parts.optimizer.averaged():
+        state = {name: value.detach().clone() for name, value in parts.model.state_dict().items()}
+    with job.together("saving the model"):
+        if job.rank == 0:
+            with replacing(folder / "model.pt") as part:
+                torch.save(state, part)
+
+
+def _report(folder: Path) -> None:
+    from hpcsgd.training.curves import plot_curves  # matplotlib is slow to import
+
+    records = read(folder / "metrics.jsonl")
+    numbers = summary(records)
+    run_folder.write_summary(folder, numbers)
+    plot_curves(records, folder / "curves.png")
+    log.info("%s\nwritten   %s", summary_text(numbers), folder)
+
+
+def _log_to_stdout(rank: int) -> None:
+    """Rank 0 tells; what the others have to say they raise."""
+    package = logging.getLogger("hpcsgd")
+    package.setLevel(logging.DEBUG if rank == 0 else logging.ERROR)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    package.addHandler(handler)

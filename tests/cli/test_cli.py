@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.cli import app, main
+from hpcsgd.errors import UserError
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """What the commands ask of the library, which is replaced by something that only listens."""
+    heard: list[tuple[object, ...]] = []
+
+    def run(job: Path, overrides: tuple[str, ...], resume: bool) -> None:
+        heard.append((job, overrides, resume))
+        if job.name == "bad.toml":
+            raise UserError("bad.toml: is bad")
+
+    def convert(kind: str, source: Path | None, target: Path) -> str:
+        heard.append((kind, source, target))
+        if kind == "cats":
+            raise UserError("no data kind 'cats'")
+        return f"{target}: 3 images"
+
+    monkeypatch.setitem(sys.modules, "hpcsgd.training", module("hpcsgd.training", run))
+    monkeypatch.setitem(sys.modules, "hpcsgd.data", module("hpcsgd.data", convert))
+    return heard
+
+
+def module(name: str, function: types.FunctionType) -> types.ModuleType:
+    made = types.ModuleType(name)
+    setattr(made, function.__name__, function)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("job.toml", (Path("job.toml"), (), False)),
+        ("job.toml --resume", (Path("job.toml"), (), True)),
+        ("--resume job.toml", (Path("job.toml"), (), True)),
+        (
+            "job.toml --training.epochs 3 --resume --method.every=-4",
+            (Path("job.toml"), ("--training.epochs", "3", "--method.every=-4"), True),
+        ),
+    ],
+)
+def test_train_hands_on_file_overrides_and_resume(
+    calls: list[object], words: str, call: tuple[object, ...]
+) -> None:
+    app(["train", *words.split()])
+    assert calls == [call]
+
+
+def test_train_leaves_user_errors_to_the_hook_of_the_job(calls: list[object]) -> None:
+    with pytest.raises(UserError, match=r"^bad\.toml: is bad$"):
+        main(["train", "bad.toml"])
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("digits d.h5", ("digits", None, Path("d.h5"))),
+        ("cifar10 cifar.tar.gz c.h5", ("cifar10", Path("cifar.tar.gz"), Path("c.h5"))),
+    ],
+)
+def test_convert_prints_what_was_made(
+    calls: list[object], capsys: pytest.CaptureFixture[str], words: str, call: tuple[object, ...]
+) -> None:
+    app(["data", "convert", *words.split()])
+    assert calls == [call]
+    assert capsys.readouterr().out == f"{call[2]}: 3 images\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("data convert cats a b", "hpcsgd: no data kind 'cats'\n"),
+        ("data convert digits", "hpcsgd: data convert: 0 paths given, expected [SRC] DST\n"),
+        ("data convert digits a b c", "hpcsgd: data convert: 3 paths given, expected [SRC] DST\n"),
+        (
+            "trains job.toml",
+            'hpcsgd: Unknown command "trains". Did you mean "train"? Available commands: train, data.\n',
+        ),
+        ("train", 'hpcsgd: Command "train" parameter JOB requires an argument.\n'),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_1(
+    calls: list[object], capsys: pytest.CaptureFixture[str], words: str, line: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == line
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    script = "import sys; from hpcsgd.cli import app; app(['--help']); sys.exit('torch' in sys.modules)"
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert "train" in finished.stdout
+
+
+def test_the_package_runs_as_a_module() -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "hpcsgd", "--help"], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "Usage: hpcsgd COMMAND" in finished.stdout

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from hpcsgd.data import Sampler
+from hpcsgd.errors import UserError
+
+
+@dataclass
+class World:
+    rank: int
+    size: int
+
+
+@dataclass
+class Job:
+    world: World
+
+
+def samplers(total: int, ranks: int, **options: Any) -> list[Sampler]:
+    return [Sampler(total, Job(World(rank, ranks)), **options) for rank in range(ranks)]
+
+
+def dealt(ranks: list[Sampler]) -> list[int]:
+    """What all ranks hold, first samples first."""
+    return [index for turn in zip(*ranks, strict=True) for index in turn]
+
+
+sizes = st.integers(1, 9).flatmap(lambda ranks: st.tuples(st.integers(ranks, 80), st.just(ranks)))
+seeds = st.integers(0, 2**40)
+epochs = st.integers(0, 1000)
+
+
+def test_the_permutation_never_changes() -> None:
+    (sampler,) = samplers(12, 1, seed=3)
+    sampler.set_epoch(2)
+    assert list(sampler) == [4, 10, 0, 8, 5, 3, 9, 7, 6, 1, 2, 11]
+
+
+@given(sizes, seeds, epochs)
+def test_ranks_share_one_permutation(size: tuple[int, int], seed: int, epoch: int) -> None:
+    total, ranks = size
+    (alone,) = samplers(total, 1, seed=seed)
+    several = samplers(total, ranks, seed=seed)
+    for sampler in [alone, *several]:
+        sampler.set_epoch(epoch)
+    together = dealt(several)
+    assert sorted(alone) == list(range(total))
+    assert together == list(alone)[: total // ranks * ranks]
+    assert {len(sampler) for sampler in several} == {total // ranks}
+
+
+@given(sizes, seeds, epochs, st.data())
+def test_a_resumed_epoch_sees_each_sample_once(
+    size: tuple[int, int], seed: int, epoch: int, data: st.DataObject
+) -> None:
+    total, ranks = size
+    first = samplers(total, ranks, seed=seed)
+    seen: list[int] = []
+    done = data.draw(st.integers(0, total // ranks))
+    for sampler in first:
+        sampler.set_epoch(epoch)
+        seen += list(sampler)[:done]
+        sampler.advance(done)
+    state = first[0].state_dict()
+    assert all(sampler.state_dict() == state for sampler in first)
+    assert state == {"seed": seed, "epoch": epoch, "consumed": done * ranks}
+
+    others = samplers(total, data.draw(st.integers(1, min(9, total))))
+    for sampler in others:
+        sampler.load_state_dict(state)
+    rest = dealt(others)
+    assert len(rest) == (total - done * ranks) // len(others) * len(others)
+    assert len(set(seen + rest)) == len(seen) + len(rest)
+    (alone,) = samplers(total, 1, seed=seed)
+    alone.set_epoch(epoch)
+    assert rest == list(alone)[done * ranks :][: len(rest)]
+
+
+@given(sizes, st.data())
+def test_start_is_counted_per_rank(size: tuple[int, int], data: st.DataObject) -> None:
+    total, ranks = size
+    start = data.draw(st.integers(0, total // ranks))
+    for sampler in samplers(total, ranks, seed=1):
+        sampler.set_epoch(4)
+        whole = list(sampler)
+        sampler.set_epoch(4, start=start)
+        assert list(sampler) == whole[start:]
+        assert len(sampler) == len(whole) - start
+
+
+def test_epochs_and_seeds_differ_and_so_do_the_samples_left_out() -> None:
+    (sampler,) = samplers(50, 1, seed=0)
+    (other,) = samplers(50, 1, seed=1)
+    orders = [tuple(other)]
+    for epoch in range(20):
+        sampler.set_epoch(epoch)
+        orders.append(tuple(sampler))
+    assert len(set(orders)) == 21
+    left_out = set()
+    for epoch in range(20):
+        ranks = samplers(50, 7)
+        for rank in ranks:
+            rank.set_epoch(epoch)
+        (missing,) = set(range(50)) - set(dealt(ranks))
+        left_out.add(missing)
+    assert len(left_out) > 10
+
+
+def test_reading_ahead_consumes_nothing() -> None:
+    (sampler,) = samplers(10, 1)
+    loader = DataLoader(range(10), 2, sampler=sampler)  # pyright: ignore[reportArgumentType]
+    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in loader]
+    assert sampler.state_dict()["consumed"] == 0
+    sampler.advance(4)
+    assert len(loader) == 3
+    assert sampler.state_dict()["consumed"] == 4
+
+
+def test_in_order() -> None:
+    assert [list(sampler) for sampler in samplers(7, 3, shuffle=False)] == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_the_length_of_a_dataset() -> None:
+    assert len(Sampler("abcdef", Job(World(0, 2)))) == 3
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(UserError, match="3 samples cannot be dealt to 4 ranks"):
+        samplers(3, 4)
+    with pytest.raises(UserError, match="seed -1"):
+        samplers(3, 1, seed=-1)
+    (sampler,) = samplers(10, 1)
+    with pytest.raises(UserError, match="epoch -1"):
+        sampler.set_epoch(-1)
+    with pytest.raises(UserError, match="11 samples consumed of an epoch of 10"):
+        sampler.advance(11)
+    with pytest.raises(UserError, match="12 samples consumed of an epoch of 10"):
+        sampler.load_state_dict({"seed": 0, "epoch": 0, "consumed": 12})
+    assert list(sampler.state_dict().values()) == [0, 0, 0]

@@ -1,0 +1,124 @@
+"""The ranks of a pytest that was started under a launcher: one process each, all going through the same tests."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import os
+import pickle
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import pytest
+
+from hpcsgd.transport import PeerLost, Transport
+
+
+def _from_launcher(*names: str) -> int | None:
+    return next((int(os.environ[name]) for name in names if name in os.environ), None)
+
+
+RANKS = _from_launcher("PMI_SIZE", "OMPI_COMM_WORLD_SIZE") or 1
+RANK = _from_launcher("PMI_RANK", "OMPI_COMM_WORLD_RANK") or 0
+LAUNCHED = RANKS > 1
+GRACE = 10.0  # seconds in which the other ranks must learn of a failure before the job is ended
+_STDERR = os.dup(2)  # before pytest captures it
+
+
+class Outcome(NamedTuple):
+    """What became of a function on one rank."""
+
+    test: str
+    value: Any = None
+    error: BaseException | None = None
+
+
+class Processes:
+    """All ranks; what is called on one has to be called on every other."""
+
+    def __init__(self) -> None:
+        from hpcsgd.transport import mpi
+
+        self.world = mpi.world()
+        assert (self.world.rank, self.world.size) == (RANK, RANKS), "the launcher numbers ranks differently"
+        self.control = self.world.apart()  # a rank that failed must not meet the others' collectives
+
+    def run(self, n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """The results of `function(world, *args)` on all ranks, or the exception of one of them."""
+        if n != RANKS:
+            pytest.skip(f"this world has {RANKS} ranks")
+        outcomes = self.gather(self.attempt(function, *args))
+        tests = sorted({outcome.test for outcome in outcomes})
+        assert len(tests) == 1, f"the ranks are in different tests: {', '.join(tests)}"
+        if errors := [outcome.error for outcome in outcomes if outcome.error is not None]:
+            raise cause(errors)
+        return [outcome.value for outcome in outcomes]
+
+    def attempt(self, function: Callable[..., Any], *args: Any) -> Outcome:
+        test = os.environ["PYTEST_CURRENT_TEST"]
+        # As with threads, bytes are counted from zero in every run.
+        world = Transport(self.world.backend, timeout=self.world.timeout, lane=self.world.lane)
+        try:
+            value = function(world, *args)
+            pickle.dumps(value)
+        except (Exception, pytest.skip.Exception, pytest.fail.Exception) as error:
+            error.add_note(f"\non rank {RANK} of {RANKS}:\n{traceback.format_exc()}")
+            return Outcome(test, error=portable(error))
+        return Outcome(test, value=value)
+
+    def gather(self, outcome: Outcome) -> list[Outcome]:
+        """All ranks' outcomes; a failure that the others do not come to hear of ends the job."""
+        end = threading.Timer(GRACE, self.abort, [outcome])
+        end.daemon = True
+        if outcome.error is not None:
+            end.start()
+        try:
+            return self.control.gather_objects(outcome)
+        finally:
+            end.cancel()
+
+    def abort(self, outcome: Outcome) -> NoReturn:
+        message = "".join(traceback.format_exception(outcome.error))
+        complain(f"{outcome.test} failed here, the other ranks still wait after {GRACE:g} s:\n{message}")
+        self.world.backend.abort(1)
+        os._exit(1)
+
+    def same(self, item: Any) -> Any:
+        """Rank 0's `item`, on every rank."""
+        return self.control.gather_objects(item)[0]
+
+
+@functools.cache
+def processes() -> Processes:
+    return Processes()
+
+
+def cause(errors: list[BaseException]) -> BaseException:
+    """The error of the lowest rank, passing over those that only tell that another rank is gone."""
+    return next((error for error in errors if not isinstance(error, PeerLost)), errors[0])
+
+
+def portable(error: BaseException) -> BaseException:
+    """`error`, or what it says where it does not survive pickling."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception as unpicklable:
+        told = RuntimeError(f"{type(error).__name__}: {error} (as such it cannot be pickled: {unpicklable})")
+        for note in error.__notes__:
+            told.add_note(note)
+        return told
+    return error
+
+
+def complain(message: str) -> None:
+    """Straight to the launcher's stderr, past pytest's capture."""
+    os.write(_STDERR, f"[rank {RANK}] {message}\n".encode())
+
+
+def end_late(test: str, timeout: float) -> NoReturn:
+    """End this process, and with it the job, saying where every thread stands."""
+    complain(f"Timeout: {test} is not through after {timeout:g} s")
+    faulthandler.dump_traceback(_STDERR)
+    os._exit(1)

@@ -1,0 +1,136 @@
+"""What CONTRIBUTING says about the shape of the code, kept by tests. Each check is shown a tree it must refuse."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LONGEST = 300
+SUFFIXES = {".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"}
+NAMELESS = re.compile(r"(^|_)(utils?|helpers?|misc|common)($|_)")
+# A path somebody's machine has: in a default it works for its author only.
+ABSOLUTE = re.compile(r"""["'](/(home|root|work|Users|scratch|data|mnt)/[^"']*|~/[^"']*)["']""")
+
+
+def sources(root: Path) -> Iterator[Path]:
+    for folder in ("hpcsgd", "csrc"):
+        yield from sorted(p for p in (root / folder).rglob("*") if p.suffix in SUFFIXES)
+
+
+def too_long(root: Path) -> list[str]:
+    lengths = {path: len(path.read_text().splitlines()) for path in sources(root)}
+    return [f"{p.relative_to(root)}: {n} lines, allowed {LONGEST}" for p, n in lengths.items() if n > LONGEST]
+
+
+def misnamed(root: Path) -> list[str]:
+    """Files and folders whose name does not say what is in them."""
+    paths = [path.relative_to(root) for path in sources(root)]
+    return [str(p) for p in paths if any(NAMELESS.search(part) for part in p.with_suffix("").parts)]
+
+
+def absolute_paths(root: Path) -> list[str]:
+    return [
+        f"{path.relative_to(root)}:{number}: {found[0]}"
+        for path in sources(root)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (found := ABSOLUTE.search(line))
+    ]
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    """The contracts of pyproject.toml, over the package in `root`."""
+    call = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
+    return subprocess.run([sys.executable, "-c", call], cwd=root, capture_output=True, text=True, check=False)
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def package(root: Path, files: dict[str, str]) -> Path:
+    """A made-up hpcsgd that stands under the project's own contracts."""
+    shutil.copy(ROOT / "pyproject.toml", root)
+    good = {"__init__.py": "", "transport/__init__.py": "", "transport/mpi.py": "import mpi4py", "flat.py": ""}
+    return plant(root, {f"hpcsgd/{name}": text for name, text in (good | files).items()})
+
+
+def test_there_is_something_to_check():
+    assert ROOT / "hpcsgd/errors.py" in sources(ROOT)
+
+
+def test_no_file_is_too_long():
+    assert too_long(ROOT) == []
+
+
+def test_a_long_file_is_found(tmp_path):
+    plant(tmp_path, {"hpcsgd/a.py": "x = 1\n" * 300, "hpcsgd/b/c.py": "x = 1\n" * 301, "csrc/d.cu": "\n" * 301})
+    assert too_long(tmp_path) == [
+        "hpcsgd/b/c.py: 301 lines, allowed 300",
+        "csrc/d.cu: 301 lines, allowed 300",
+    ]
+
+
+def test_names_say_something():
+    assert misnamed(ROOT) == []
+
+
+def test_a_nameless_file_is_found(tmp_path):
+    names = ["hpcsgd/utils.py", "hpcsgd/train_helper.py", "hpcsgd/helpers/x.py", "hpcsgd/utility.py"]
+    plant(tmp_path, dict.fromkeys(names, ""))
+    assert set(misnamed(tmp_path)) == set(names) - {"hpcsgd/utility.py"}
+
+
+def test_no_path_of_one_machine():
+    assert absolute_paths(ROOT) == []
+
+
+def test_a_path_of_one_machine_is_found(tmp_path):
+    text = 'A = "/home/me/x"\nB = "/dev/null"\nC = "home/x"\n\nD = \'~/runs\'\n'
+    plant(tmp_path, {"hpcsgd/a.py": text})
+    assert absolute_paths(tmp_path) == ["hpcsgd/a.py:1: \"/home/me/x\"", "hpcsgd/a.py:5: '~/runs'"]
+
+
+def test_imports_keep_their_contracts():
+    done = lint_imports(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_sound_package_keeps_the_contracts(tmp_path):
+    done = lint_imports(package(tmp_path, {"flat.py": "import hpcsgd.transport.mpi"}))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_import_upwards_is_found(tmp_path):
+    done = lint_imports(package(tmp_path, {"transport/mpi.py": "def f():\n    import hpcsgd.flat"}))
+    assert done.returncode == 1
+    assert "hpcsgd.transport is not allowed to import hpcsgd.flat" in done.stdout
+
+
+def test_data_and_models_do_not_know_training(tmp_path):
+    files = {"training/__init__.py": "", "data.py": "import hpcsgd.training", "models.py": "import hpcsgd.cli"}
+    done = lint_imports(package(tmp_path, files | {"cli.py": ""}))
+    assert done.returncode == 1
+    assert "hpcsgd.data is not allowed to import hpcsgd.training" in done.stdout
+    assert "hpcsgd.models is not allowed to import hpcsgd.cli" in done.stdout
+
+
+def test_mpi_outside_transport_is_found(tmp_path):
+    done = lint_imports(package(tmp_path, {"flat.py": "def f():\n    from mpi4py import MPI"}))
+    assert done.returncode == 1
+    assert "hpcsgd is not allowed to import mpi4py" in done.stdout
+    assert "hpcsgd.flat -> mpi4py" in done.stdout
+
+
+def test_a_module_without_a_place_is_found(tmp_path):
+    done = lint_imports(package(tmp_path, {"newcomer.py": ""}))
+    assert done.returncode == 1
+    assert "newcomer" in done.stdout

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hpcsgd.training.metrics import Record
+from hpcsgd.training.report import byte_text, summary, summary_text
+
+
+def step(number: int, samples: int, samples_per_s: float, **phases: float) -> Record:
+    place = {"kind": "step", "step": number, "epoch": 1 + number // 20, "loss": 1 / number, "lr": 0.1}
+    speed = {"samples": samples, "samples_per_s": samples_per_s}
+    return {**place, **speed, "phase_seconds": phases, "phase_bytes": {"allgather": 500}}
+
+
+def evaluation(number: int, accuracy: float, loss: float) -> Record:
+    place = {"kind": "evaluation", "step": number, "epoch": number // 10}
+    return {**place, "loss": loss, "accuracy": accuracy, "seconds": 1.0}
+
+
+RECORDS = [
+    {"kind": "meeting", "step": 8, "distance": 0.1},
+    step(10, 100, 50.0, compute=1.5, data=0.5),
+    evaluation(10, 0.75, 0.5),
+    {"kind": "meeting", "step": 16, "distance": 0.3},
+    step(20, 300, 100.0, compute=2.0, allgather=1.0),
+    evaluation(20, 0.9, 0.2),
+    {"kind": "meeting", "step": 24, "distance": 0.2},
+    step(30, 100, 100.0, compute=1.0),
+    evaluation(30, 0.85, 0.25),
+]
+
+
+def test_the_numbers_add_up() -> None:
+    assert summary(RECORDS) == {
+        "steps": 30,
+        "epochs": 2,
+        "samples": 500,
+        "seconds": pytest.approx(6.0),
+        "samples_per_s": pytest.approx(500 / 6),
+        "training_loss": pytest.approx(1 / 30),
+        "loss": 0.25,
+        "best_loss": 0.2,
+        "accuracy": 0.85,
+        "best_accuracy": 0.9,
+        "best_epoch": 2,
+        "meetings": 3,
+        "median_distance": 0.2,
+        "seconds_per_phase": {"compute": 4.5, "allgather": 1.0, "data": 0.5},
+        "bytes_per_phase": {"allgather": 1500},
+    }
+
+
+def test_the_last_lines_say_it_all() -> None:
+    assert summary_text(summary(RECORDS)).splitlines() == [
+        "trained   30 steps, 2 epochs, 500 samples in 0:00:06",
+        "speed     83 samples/s",
+        "loss      0.03333 in training",
+        "test      accuracy 0.8500 (best 0.9000 after epoch 2), loss 0.25",
+        "groups    met 3 times, median distance 0.2",
+        "time      compute 75%, allgather 17%, data 8%",
+        "sent      allgather 1.5 kB",
+    ]
+
+
+@pytest.mark.parametrize("count", range(len(RECORDS) + 1))
+def test_any_part_of_a_run_can_be_summed_up(count: int) -> None:
+    numbers = summary(RECORDS[:count])
+    assert json.loads(json.dumps(numbers)) == numbers
+    assert summary_text(numbers).startswith("trained ")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (183_600_000, "184 MB"), (5e15, "5e+03 TB")],
+)
+def test_bytes_are_readable(size: float, text: str) -> None:
+    assert byte_text(size) == text
