@@ -1,8 +1,8 @@
 """Training of neural networks on supercomputers with far less communication.
 
-    job = hpcsgd.init(groups=4)
-    loader = DataLoader(data, batch, sampler=hpcsgd.Sampler(data, job))
-    optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))
+job = hpcsgd.init(groups=4)
+loader = DataLoader(data, batch, sampler=hpcsgd.Sampler(data, job))
+optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))
 """
 
 from __future__ import annotations

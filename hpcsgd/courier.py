@@ -55,7 +55,7 @@ class Courier:
             if index < len(self._sent):
                 raise UserError(
                     f"gradient of {slot.name} changed after it was sent: for several backward passes before "
-                    f"step() give DistributedOptimizer(accumulate=<passes>) (now {self._passes}) or overlap=False"
+                    f"step() give DistributedOptimizer(accumulate=<passes>), now {self._passes}, or overlap=False"
                 )
             slot.attach()
             self._arrivals[slot] = self._arrivals.get(slot, 0) + 1

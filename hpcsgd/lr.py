@@ -1,4 +1,4 @@
-"""The learning rate of P groups: scaling with P and gradual warm-up (papers/hierarchical_local_sgd, III-C).
+"""The learning rate of P groups: scaling with P and gradual warm-up (hierarchical local SGD paper, III-C).
 
 The paper scales the rate μ0 of a single group to μ = P·μ0 (linear rule) or √P·μ0 (root rule) and climbs from
 μ0 to μ over the first epochs.
@@ -37,7 +37,9 @@ class WarmUp:
 
     def __init__(self, optimizer: Optimizer, steps: int, start: float) -> None:
         if steps < 0 or not 0 <= start <= 1:
-            raise UserError(f"warm-up of {steps} steps from {start} of the rate: needs steps ≥ 0, 0 ≤ start ≤ 1")
+            raise UserError(
+                f"warm-up of {steps} steps from {start} of the rate: needs steps ≥ 0, start in [0, 1]"
+            )
         self.steps = steps
         self.start = start
         self.t = 0

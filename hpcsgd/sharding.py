@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn, optim
@@ -23,6 +23,9 @@ ELEMENTWISE = (
     optim.RMSprop, optim.Rprop, optim.ASGD,
 )  # fmt: skip
 """Optimizers whose update of an element depends on that element alone, so that any cut of w is exact."""
+
+WHOLE = frozenset({"step", "eta", "mu", "mu_product"})
+"""Their state that is one number for a whole parameter, even where the parameter is a single number too."""
 
 
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
@@ -56,8 +59,15 @@ class Held:
         return _in_memory_order(value, self.param)[self.start : self.stop].clone()
 
 
+class PieceState(NamedTuple):
+    """The optimizer's state of one piece: what has a value for every element, and everything else."""
+
+    elements: dict[str, Tensor]
+    rest: dict[str, Any]
+
+
 class ShardedOptimizer:
-    """`optimizer`, updating what this position holds: its pieces, or whole parameters where `cut` is False."""
+    """`optimizer`, updating this position's pieces, or whole parameters where `cut` is False."""
 
     def __init__(self, optimizer: optim.Optimizer, buckets: Sequence[Bucket], *, cut: bool) -> None:
         self.optimizer = optimizer
@@ -82,7 +92,7 @@ class ShardedOptimizer:
         named: dict[str, list[Tensor]] = {}
         for held in self.held:
             for name, value in self.optimizer.state.get(held.tensor, {}).items():
-                if _like(value, held.tensor):
+                if _has_every_element(name, value, held.tensor):
                     named.setdefault(name, []).append(value)
         return named
 
@@ -117,34 +127,45 @@ class ShardedOptimizer:
         self.optimizer.state.clear()
         self._distribute({i: state["state"][n] for i, n in enumerate(order) if n in state["state"]})
 
-    def states_by_piece(self) -> Iterator[tuple[Bucket, Piece, dict[str, Any]]]:
+    def states_by_piece(self) -> Iterator[tuple[Bucket, Piece, PieceState]]:
         """For everything this position owns, the optimizer's state; element-wise tensors cut to the piece."""
         by_start = {(held.param, held.start): held for held in self.held}
         for bucket in self._buckets:
             for piece in bucket.pieces:
                 held = by_start[piece.slot.param, piece.start if self._cut else 0]
-                state = self.optimizer.state.get(held.tensor, {})
-                yield bucket, piece, {name: self._of_piece(held, piece, value) for name, value in state.items()}
+                found = PieceState({}, {})
+                for name, value in self.optimizer.state.get(held.tensor, {}).items():
+                    if _has_every_element(name, value, held.tensor):
+                        found.elements[name] = self._of_piece(held, piece, value)
+                    else:
+                        found.rest[name] = value
+                yield bucket, piece, found
 
-    def load_states(self, lookup: Callable[[nn.Parameter, int, int], dict[str, Any]]) -> None:
+    def load_states(self, lookup: Callable[[nn.Parameter, int, int], PieceState]) -> None:
         """Take the state of elements [start, stop) of each parameter, as `states_by_piece` gave it."""
         trained = {slot.param for bucket in self._buckets for slot in bucket.slots}
         self.optimizer.state.clear()
         for held in self.held:
-            if held.param in trained and (state := lookup(held.param, held.start, held.stop)):
-                self.optimizer.state[held.tensor] = {name: self._shaped(held, v) for name, v in state.items()}
+            if held.param in trained:
+                found = lookup(held.param, held.start, held.stop)
+                state = {
+                    name: self._shaped(held, value) for name, value in found.elements.items()
+                } | found.rest
+                if state:
+                    self.optimizer.state[held.tensor] = state
 
-    def _of_piece(self, held: Held, piece: Piece, value: Any) -> Any:
-        if self._cut or not _like(value, held.tensor):
-            return value
-        return _in_memory_order(value, held.param)[piece.start : piece.stop]
+    def _of_piece(self, held: Held, piece: Piece, value: Tensor) -> Tensor:
+        return value if self._cut else _in_memory_order(value, held.param)[piece.start : piece.stop]
 
-    def _shaped(self, held: Held, value: Any) -> Any:
-        if self._cut or not isinstance(value, Tensor) or value.dim() == 0:
+    def _shaped(self, held: Held, value: Tensor) -> Tensor:
+        value = value.to(held.param.device)
+        if self._cut:
             return value
-        shaped = torch.empty_strided(held.param.size(), held.param.stride(), dtype=value.dtype)
+        shaped = torch.empty_strided(
+            held.param.size(), held.param.stride(), dtype=value.dtype, device=value.device
+        )
         shaped.as_strided((value.numel(),), (1,)).copy_(value)
-        return shaped.to(held.param.device)
+        return shaped
 
     def _hold(self) -> Iterator[Held]:
         numbers = {param: index for index, param in enumerate(self._params)}
@@ -171,12 +192,12 @@ class ShardedOptimizer:
         for held in self.held:
             if held.index in state:
                 values = state[held.index].items()
-                self.optimizer.state[held.tensor] = {name: self._part(held, v) for name, v in values}
+                self.optimizer.state[held.tensor] = {name: self._part(held, name, v) for name, v in values}
 
-    def _part(self, held: Held, value: Any) -> Any:
+    def _part(self, held: Held, name: str, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if _like(value, held.param):
+        if _has_every_element(name, value, held.param):
             part = held.cut(value.to(held.tensor.device))
             return part.to(held.tensor.dtype) if part.is_floating_point() else part
         if value.dim() and self._cut:
@@ -197,8 +218,10 @@ class ShardedOptimizer:
         _in_memory_order(into[name], param)[start:stop] = value
 
 
-def _like(value: Any, tensor: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == tensor.shape
+def _has_every_element(name: str, value: Any, tensor: Tensor) -> bool:
+    """Whether a value of the state has an element for each of the tensor's."""
+    alike = isinstance(value, Tensor) and value.shape == tensor.shape
+    return alike and (tensor.dim() > 0 or name not in WHOLE)
 
 
 def _in_memory_order(value: Tensor, param: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from hpcsgd.topology import Job
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What a part of a method with a memory has: everything that a restart needs beside parameters and moments."""
+    """A part of a method with a memory: all that a restart needs beside parameters and moments."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -30,7 +30,7 @@ class Step:
 
     job: Job
     buckets: Sequence[Bucket]
-    """The model as flat vectors `w` and `g`, with this position's chunks `own` and `g_own`, in backward order."""
+    """The model as vectors `w` and `g`, with this position's chunks `own` and `g_own`, in backward order."""
     moments: Moments
     t: int = 0
     lr: float = 0.0
@@ -81,7 +81,7 @@ class Averager(Protocol):
 
     @property
     def shards(self) -> bool:
-        """True: it changes `own` of each bucket, the engine allgathers. False: it changes all of `w` itself."""
+        """True: it changes `own` of each bucket, the engine allgathers. False: it changes all of `w`."""
         ...
 
     def before_update(self, s: Step) -> None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.transport import PeerLost, Transport
+from hpcsgd.transport.launcher import intended_size
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +57,21 @@ class Job:
 def init(groups: int | None = None, group_size: int | None = None, *, timeout: float = 600.0) -> Job:
     """The ranks that the launcher started, as `groups` groups or as groups of `group_size`; else one group.
 
-    `timeout` is how long, in seconds, a rank may wait for the others before the job is ended. Raises
-    `UserError` where the numbers do not fit or the launcher started something else than MPI sees.
+    Without a launcher it is one rank and one group. `timeout` is how long, in seconds, a rank may wait for
+    the others before the job is ended. Raises `UserError` where the numbers do not fit or the launcher
+    started something else than MPI sees.
     """
     from hpcsgd.transport import mpi  # MPI starts when it is imported
 
-    return form(mpi.world(timeout), groups, group_size)
+    return form_as_launched(mpi.world(timeout), groups, group_size)
+
+
+def form_as_launched(world: Transport, groups: int | None, group_size: int | None) -> Job:
+    """`form`, but a script tried out without any launcher is one rank, whatever groups it asks for."""
+    if world.size == 1 and intended_size(os.environ) is None and (groups or 1, group_size or 1) != (1, 1):
+        log.warning("started without a launcher: one rank, one group")
+        return form(world)
+    return form(world, groups, group_size)
 
 
 def form(world: Transport, groups: int | None = None, group_size: int | None = None) -> Job:
@@ -119,7 +130,7 @@ def together(world: Transport, what: str) -> Iterator[None]:
         yield
     except PeerLost:
         raise
-    except Exception as caught:
+    except Exception as caught:  # noqa: BLE001 - every rank hears of it below
         error = caught
     outcomes = world.gather_objects(
         None if error is None else (isinstance(error, UserError), _describe(error))

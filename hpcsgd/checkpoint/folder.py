@@ -3,7 +3,7 @@
     step-00000340/rank-00000.h5 …   what each rank saved
     step-00000340/manifest.json     written last: the job's shape, every file's size and SHA-256
 
-A checkpoint is written under a hidden name and renamed when all of it has reached the disk.
+A checkpoint is written in a hidden folder, which is renamed when all of it has reached the disk.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.checkpoint import tree
-from hpcsgd.data.atomic import replacing
+from hpcsgd.data.atomic import reach_disk, replacing
 from hpcsgd.data.hdf5 import new_file
-from hpcsgd.errors import UserError
+from hpcsgd.errors import JobError, UserError
 from hpcsgd.topology import Job
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 KEPT = 2
 MANIFEST = "manifest.json"
 _FORMAT = 1
+_TITLE = re.compile(r"step-(\d{8,})")
+_HIDDEN = ".writing-"
 
 
 @dataclass(frozen=True)
@@ -58,22 +61,13 @@ class Checkpoints:
 
         Raises `JobError` where a rank cannot write, leaving earlier checkpoints as they were.
         """
-        hidden = self._folder / f".writing-{_title(step)}"
-        with self._job.together("writing a checkpoint"), _writing(hidden):
+        hidden = self._folder / f"{_HIDDEN}{_title(step)}"
+        try:
+            self._write_hidden(hidden, step, state)
+        except JobError:  # no rank is writing any more
             if self._job.rank == 0:
-                for left_by_a_killed_run in self._folder.glob(".writing-*"):
-                    shutil.rmtree(left_by_a_killed_run)
-                hidden.mkdir(parents=True)
-        entry: dict[str, Any] = {}
-        with self._job.together("writing a checkpoint"), _writing(hidden):
-            target = hidden / _name(self._job.rank)
-            with new_file(target) as file:
-                tree.write(file, state)
-            entry = _fingerprint(target)
-        files = self._job.world.gather_objects(entry)
-        with self._job.together("writing a checkpoint"), _writing(hidden):
-            if self._job.rank == 0:
-                self._complete(hidden, step, files)
+                shutil.rmtree(hidden, ignore_errors=True)
+            raise
 
     def newest(self) -> Saved | None:
         """The newest checkpoint that is whole, passing over damaged ones with a warning; None without any.
@@ -93,7 +87,26 @@ class Checkpoints:
         return None
 
     def _listed(self) -> list[str]:
-        return sorted((path.name for path in self._folder.glob("step-*") if path.is_dir()), reverse=True)
+        """The names of all checkpoints, the newest first."""
+        names = [path.name for path in self._folder.glob("step-*") if path.is_dir()]
+        return sorted(filter(_TITLE.fullmatch, names), key=_step, reverse=True)
+
+    def _write_hidden(self, hidden: Path, step: int, state: Mapping[str, Any]) -> None:
+        with self._job.together("writing a checkpoint"), _writing(hidden):
+            if self._job.rank == 0:
+                for left_by_a_killed_run in self._folder.glob(f"{_HIDDEN}*"):
+                    shutil.rmtree(left_by_a_killed_run)
+                hidden.mkdir(parents=True)
+        entry: dict[str, Any] = {}
+        with self._job.together("writing a checkpoint"), _writing(hidden):
+            target = hidden / _name(self._job.rank)
+            with new_file(target) as file:
+                tree.write(file, state)
+            entry = _fingerprint(target)
+        files = self._job.world.gather_objects(entry)
+        with self._job.together("writing a checkpoint"), _writing(hidden):
+            if self._job.rank == 0:
+                self._complete(hidden, step, files)
 
     def _damage(self, path: Path) -> str | None:
         """What is wrong with a checkpoint; each rank looks at some of its files."""
@@ -110,10 +123,20 @@ class Checkpoints:
         with replacing(hidden / MANIFEST) as part:
             part.write_text(json.dumps(manifest, indent=1))
         final = self._folder / _title(step)
-        shutil.rmtree(final, ignore_errors=True)  # there is one only if it was damaged
+        if final.exists():  # damaged, or of the same step but an earlier moment
+            os.replace(final, hidden.with_suffix(".old"))
         os.replace(hidden, final)
-        for name in self._listed()[KEPT:]:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+        reach_disk(self._folder)
+        self._remove_all_but_newest(step)
+
+    def _remove_all_but_newest(self, step: int) -> None:
+        """Of `step` and before; what is of a later step was passed over as damaged."""
+        listed = self._listed()
+        kept = [name for name in listed if _step(name) <= step][:KEPT]
+        for name in listed:
+            if name not in kept:
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+        shutil.rmtree(self._folder / f"{_HIDDEN}{_title(step)}.old", ignore_errors=True)
 
 
 def _read_manifest(path: Path) -> tuple[Saved, list[dict[str, Any]]]:
@@ -121,6 +144,8 @@ def _read_manifest(path: Path) -> tuple[Saved, list[dict[str, Any]]]:
     if manifest["format"] != _FORMAT:
         raise ValueError(f"format {manifest['format']}, this version reads {_FORMAT}")
     saved = Saved(path, manifest["step"], manifest["P"], manifest["K"])
+    if _title(saved.step) != path.name:
+        raise ValueError(f"of step {saved.step}")
     if len(manifest["files"]) != saved.P * saved.K:
         raise ValueError(f"{len(manifest['files'])} files for {saved.P} × {saved.K} ranks")
     return saved, manifest["files"]
@@ -150,6 +175,10 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _title(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def _step(title: str) -> int:
+    return int(title.removeprefix("step-"))
 
 
 def _name(rank: int) -> str:

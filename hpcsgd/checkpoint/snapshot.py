@@ -2,14 +2,17 @@
 
 Every rank saves what it alone owns: 1/K of its group's parameters and optimizer state, as pieces of named
 parameters, with its buffers. On the same P × K each rank finds its own again, bit for bit. With another K the
-pieces of a group are cut anew. With another P all groups start from the mean of the saved ones, as after a
-meeting: parameters, element-wise optimizer state and float buffers.
+pieces of a group are cut anew. With another P, or another method, all groups start from the mean of the saved
+ones, as after a meeting: parameters and element-wise optimizer state. On another P × K float buffers are the
+mean over all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -18,28 +21,27 @@ from torch import Tensor, nn
 
 from hpcsgd.checkpoint import tree
 from hpcsgd.checkpoint.folder import Saved
+from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
 from hpcsgd.checkpoint.tree import Tree
 from hpcsgd.errors import UserError
 from hpcsgd.optimizer import DistributedOptimizer
 
+log = logging.getLogger(__name__)
+
 
 def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree:
     """This rank's part of a checkpoint. `shared` is alike on all ranks, `own` this rank's (generators)."""
-    pieces = {
-        piece.slot.name: {
-            "start": piece.start,
-            "stop": piece.stop,
-            "w": bucket.own[piece.offset : piece.offset + piece.stop - piece.start],
-            "state": state,
-        }
-        for bucket, piece, state in optimizer.local.states_by_piece()
-    }
     return {
-        "pieces": pieces,
-        "sizes": {name: param.numel() for name, param in optimizer.trained},
+        "outline": _outline(optimizer),
+        "pieces": capture_pieces(optimizer),
         "buffers": dict(optimizer.model.named_buffers()),
         "frozen": dict(_frozen(optimizer)) if optimizer.job.rank == 0 else {},
-        "optimizer": {"t": optimizer.t, "groups": _options(optimizer), "method": optimizer.method.state_dict()},
+        "optimizer": {
+            "t": optimizer.t,
+            "groups": _options(optimizer),
+            "method": optimizer.method.state_dict(),
+            "parts": _parts(optimizer),
+        },
         "shared": shared,
         "own": own,
     }
@@ -49,106 +51,89 @@ def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree
 def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree | None]:
     """Put a checkpoint back; return `shared`, and `own` if P × K is as it was. Collective.
 
-    Raises `UserError` where the checkpoint is of another model.
+    Raises `JobError` where the checkpoint is of another model or optimizer.
     """
     job = optimizer.job
     same = (saved.P, saved.K) == (job.P, job.K)
-    groups = [job.g] if saved.P == job.P else list(range(saved.P))
-    with _open(saved, groups) as files:
-        _require_same_model(saved, files[0][0], optimizer)
-        _restore_pieces([_index(group) for group in files], optimizer)
-    mine = saved.rank_file(job.g, job.j) if same else saved.rank_file(0, 0)
-    with h5py.File(mine) as file, h5py.File(saved.rank_file(0, 0)) as first:
-        children = tree.items(file)
-        _restore_buffers(saved, children["buffers"] if same else None, optimizer.model)
-        _copy_into(dict(_frozen(optimizer)), tree.read(tree.items(first)["frozen"]))
-        state = tree.read(children["optimizer"])
+    with job.together("reading a checkpoint"):
+        first, mine = saved.rank_file(0, 0), saved.rank_file(job.g, job.j) if same else saved.rank_file(0, 0)
+        with _opened([mine]) as (file,):
+            found = tree.items(file)
+            _require_same(saved, tree.read(found["outline"]), _outline(optimizer))
+            state = tree.read(found["optimizer"])
+            shared, own = tree.read(found["shared"]), tree.read(found["own"])
+        _restore_pieces(saved, _groups_to_read(saved, state["parts"], optimizer), optimizer)
+        _restore_buffers([mine] if same else list(_all_files(saved)), optimizer.model)
+        with _opened([first]) as (file,):
+            _copy_into(dict(_frozen(optimizer)), tree.read(tree.items(file)["frozen"]))
         optimizer.take_up(state["t"], state["groups"], state["method"])
-        return tree.read(children["shared"]), tree.read(children["own"]) if same else None
-
-
-def _restore_pieces(groups: list[Pieces], optimizer: DistributedOptimizer) -> None:
-    names = {param: name for name, param in optimizer.trained}
-    for bucket, piece, _ in optimizer.local.states_by_piece():
-        w = _mean(groups, lambda g, p=piece: _range(g[p.slot.name], "w", p.start, p.stop))
-        bucket.own[piece.offset : piece.offset + piece.stop - piece.start] = w
     optimizer.gather_parameters()
-
-    def lookup(param: nn.Parameter, start: int, stop: int) -> dict[str, Any]:
-        return _state(groups, names[param], start, stop)
-
-    optimizer.local.load_states(lookup)
+    return shared, own if same else None
 
 
-Pieces = dict[str, list[dict[str, Any]]]
-"""Of one saved group: by parameter, the children of each piece, unread."""
+def _groups_to_read(saved: Saved, parts: Sequence[str], optimizer: DistributedOptimizer) -> Iterable[int]:
+    """The saved group that this one continues, or all of them for their mean."""
+    job = optimizer.job
+    if saved.P == job.P and parts == _parts(optimizer):
+        return [job.g]
+    if saved.P == job.P and saved.P > 1 and job.rank == 0:
+        log.info("another method than before: all groups start from the mean of the saved ones")
+    return range(saved.P)
 
 
-def _index(files: list[h5py.File]) -> Pieces:
-    pieces: Pieces = {}
-    for file in files:
-        for name, piece in tree.items(tree.items(file)["pieces"]).items():
-            children = tree.items(piece)
-            bounds = {key: int(children[key].asstr()[()]) for key in ("start", "stop")}
-            pieces.setdefault(name, []).append({**children, **bounds, **tree.items(children["state"])})
-    return pieces
+def _restore_pieces(saved: Saved, groups: Iterable[int], optimizer: DistributedOptimizer) -> None:
+    names = {param: name for name, param in optimizer.trained}
+    with ExitStack() as stack:
+        positions = range(saved.K)
+        source = SavedGroups(
+            [stack.enter_context(_opened(saved.rank_file(g, j) for j in positions)) for g in groups]
+        )
+        for bucket, piece, _ in optimizer.local.states_by_piece():
+            own = bucket.own[piece.offset : piece.offset + piece.stop - piece.start]
+            own.copy_(source.w(piece.slot.name, piece.start, piece.stop))
+        optimizer.local.load_states(lambda param, start, stop: source.state(names[param], start, stop))
 
 
-def _range(pieces: list[dict[str, Any]], key: str, start: int, stop: int) -> Tensor:
-    """Elements [start, stop) of one parameter's `key` (w, or a state tensor), from whoever saved them."""
-    cuts = []
-    for piece in sorted(pieces, key=lambda p: p["start"]):
-        low, high = max(start, piece["start"]), min(stop, piece["stop"])
-        if low < high:
-            cuts.append(tree.read_slice(piece[key], low - piece["start"], high - piece["start"]))
-    return torch.cat(cuts)
+def _restore_buffers(files: Iterable[Path], model: nn.Module) -> None:
+    with _opened(files) as opened:
+        saved = [tree.items(tree.items(file)["buffers"]) for file in opened]
+        for name, buffer in model.named_buffers():
+            buffer.copy_(mean(tree.read_item(theirs[name]) for theirs in saved))
 
 
-def _state(groups: list[Pieces], name: str, start: int, stop: int) -> dict[str, Any]:
-    first = groups[0][name][0]
-    state: dict[str, Any] = {}
-    for key in tree.items(first["state"]):
-        if tree.is_vector(first[key]):
-            state[key] = _mean(groups, lambda g, k=key: _range(g[name], k, start, stop))
-        else:  # a count of steps and the like, the same everywhere
-            state[key] = tree.read_item(first[key])
-    return state
+def _outline(optimizer: DistributedOptimizer) -> dict[str, str]:
+    """What has to be alike for a checkpoint to go on from."""
+    groups = optimizer.local.groups()
+    state_of_method = ", ".join(optimizer.method.state_dict()) or "none"
+    return {
+        "optimizer": type(optimizer.local.optimizer).__name__,
+        "number of param groups": str(len(optimizer.param_groups)),
+        "state of the method": state_of_method,
+        **{f"parameter {n}": f"{_layout(p)} in param group {groups[p]}" for n, p in optimizer.trained},
+        **{f"frozen parameter {name}": _layout(p) for name, p in _frozen(optimizer)},
+        **{f"buffer {name}": _layout(b) for name, b in optimizer.model.named_buffers()},
+    }
 
 
-def _mean(groups: list[Pieces], read: Callable[[Pieces], Tensor]) -> Tensor:
-    total = read(groups[0])
-    for group in groups[1:]:
-        total += read(group)
-    return total if len(groups) == 1 else total / len(groups)
+def _layout(x: Tensor) -> str:
+    strides = [stride if size > 1 else 0 for stride, size in zip(x.stride(), x.size(), strict=True)]
+    order = "" if x.is_contiguous() else f" with strides {strides}"
+    return f"{x.dtype} of {list(x.size())}{order}"
 
 
-def _restore_buffers(saved: Saved, own: h5py.Group | None, model: nn.Module) -> None:
-    buffers = dict(model.named_buffers())
-    if own is not None:
-        _copy_into(buffers, tree.read(own))
-        return
-    ranks = [saved.rank_file(g, j) for g in range(saved.P) for j in range(saved.K)]
-    sums: dict[str, Tensor] = {}
-    for path in ranks:
-        with h5py.File(path) as file:
-            theirs = tree.read(tree.items(file)["buffers"])
-        for name, value in theirs.items():
-            if name not in sums:
-                sums[name] = value
-            elif value.is_floating_point():
-                sums[name] += value
-    _copy_into(buffers, {n: v / len(ranks) if v.is_floating_point() else v for n, v in sums.items()})
-
-
-def _require_same_model(saved: Saved, file: h5py.File, optimizer: DistributedOptimizer) -> None:
-    theirs = tree.read(tree.items(file)["sizes"])
-    ours = {name: param.numel() for name, param in optimizer.trained}
-    for name in ours | theirs:
-        if ours.get(name) != theirs.get(name):
+def _require_same(saved: Saved, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
+    for what in {**ours, **theirs}:
+        if ours.get(what) != theirs.get(what):
             raise UserError(
-                f"{saved.path}: parameter {name} has {theirs.get(name, 0)} elements in the checkpoint and "
-                f"{ours.get(name, 0)} in the model: it is a checkpoint of another model"
+                f"{saved.path}: {what}: {theirs.get(what, 'nothing')} in the checkpoint, "
+                f"{ours.get(what, 'nothing')} in this job: it is of another model or optimizer"
             )
+
+
+def _parts(optimizer: DistributedOptimizer) -> list[str]:
+    """What the method is made of; not how often groups meet and the like, which may change."""
+    method = optimizer.method
+    return [type(part).__name__ for part in (method.exchange, method.when, method.how)]
 
 
 def _frozen(optimizer: DistributedOptimizer) -> Iterator[tuple[str, Tensor]]:
@@ -165,10 +150,12 @@ def _copy_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> N
         target.copy_(values[name])
 
 
-@contextmanager
-def _open(saved: Saved, groups: list[int]) -> Iterator[list[list[h5py.File]]]:
-    with ExitStack() as stack:
-        yield [
-            [stack.enter_context(h5py.File(saved.rank_file(g, j))) for j in range(saved.K)] for g in groups
-        ]
+def _all_files(saved: Saved) -> Iterator[Path]:
+    return (saved.rank_file(g, j) for g in range(saved.P) for j in range(saved.K))
 
+
+@contextmanager
+def _opened(paths: Iterable[Path]) -> Iterator[list[h5py.File]]:
+    with ExitStack() as stack:
+        # Nobody writes to a complete checkpoint, and parallel file systems often refuse locks.
+        yield [stack.enter_context(h5py.File(path, "r", locking=False)) for path in paths]

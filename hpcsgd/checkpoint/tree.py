@@ -1,39 +1,50 @@
-"""Nested dicts of tensors and plain values as HDF5: dicts become groups, tensors checksummed datasets."""
+"""Nested containers of tensors and plain values as HDF5: containers become groups, tensors checksummed datasets."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import h5py
 import torch
 from torch import Tensor
 
-Tree = dict[str, Any]
-_TYPE = "torch dtype"  # of datasets that numpy has no type for
-_KEYS = "keys"  # of a group, in order, with their kind: dict keys may be ints or hold a slash
-_CARRIERS = {torch.bfloat16: torch.int16}
+from hpcsgd.errors import UserError
+
+Tree = dict[Any, Any]
+_TYPE = "torch dtype"  # of datasets that hold a tensor
+_KIND = "kind"  # of a group: which container it was
+_KEYS = "keys"  # of a group, in order: dict keys may be ints or hold a slash
+_PLAIN = (str, int, float, type(None))
+_KEY = (str, int)
+_CARRIERS = {  # for what numpy has no type
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.int8,
+    torch.float8_e5m2: torch.int8,
+}
 
 
 def write(group: h5py.Group, tree: Mapping[Any, Any]) -> None:
-    """Store `tree`; leaves that are no tensors must be JSON (tuples become lists)."""
-    keys = []
-    for number, (key, value) in enumerate(tree.items()):
-        keys.append(key)
-        name = str(number)
-        if isinstance(value, Mapping):
-            write(group.create_group(name), value)
-        elif isinstance(value, Tensor):
-            _write_tensor(group, name, value)
-        else:
-            group.create_dataset(name, data=json.dumps(value))
-    group.attrs[_KEYS] = json.dumps(keys)
+    """Store `tree`: dicts, Counters, lists and tuples of tensors, strings, numbers and None.
+
+    Raises `UserError` naming what is none of these.
+    """
+    _write_children(group, "counter" if isinstance(tree, Counter) else "dict", tree.items())
 
 
-def read(group: h5py.Group) -> Tree:
-    """What `write` stored."""
-    return {key: read_item(item) for key, item in items(group).items()}
+def read(group: h5py.Group) -> Any:
+    """What `write` stored; tensors are on the CPU and contiguous."""
+    children = {key: read_item(item) for key, item in items(group).items()}
+    match group.attrs[_KIND]:
+        case "list":
+            return list(children.values())
+        case "tuple":
+            return tuple(children.values())
+        case "counter":
+            return Counter(children)
+    return children
 
 
 def items(group: h5py.Group) -> dict[Any, h5py.Group | h5py.Dataset]:
@@ -41,14 +52,48 @@ def items(group: h5py.Group) -> dict[Any, h5py.Group | h5py.Dataset]:
     return {key: group[str(number)] for number, key in enumerate(json.loads(group.attrs[_KEYS]))}
 
 
+def read_item(item: h5py.Group | h5py.Dataset) -> Any:
+    """One child: a container, a tensor or a plain value."""
+    if isinstance(item, h5py.Group):
+        return read(item)
+    if _TYPE in item.attrs:
+        return _as_tensor(item, item[()]).reshape([int(n) for n in item.attrs["shape"]])
+    return json.loads(item.asstr()[()])
+
+
 def read_slice(dataset: h5py.Dataset, start: int, stop: int) -> Tensor:
     """Elements [start, stop) of a stored one-dimensional tensor."""
     return _as_tensor(dataset, dataset[start:stop])
 
 
-def is_vector(item: h5py.Group | h5py.Dataset) -> bool:
-    """Whether an unread child is a tensor of one dimension."""
-    return _TYPE in item.attrs and len(item.attrs["shape"]) == 1
+def _write_children(group: h5py.Group, kind: str, children: Iterable[tuple[Any, Any]]) -> None:
+    keys = []
+    for number, (key, value) in enumerate(children):
+        if not isinstance(key, _KEY):
+            raise UserError(f"key {key!r}: a {type(key).__name__} cannot be a key in a checkpoint")
+        keys.append(key)
+        _write_item(group, str(number), key, value)
+    group.attrs[_KIND] = kind
+    group.attrs[_KEYS] = json.dumps(keys)
+
+
+def _write_item(group: h5py.Group, name: str, key: str | int, value: Any) -> None:
+    if isinstance(value, Tensor):
+        _write_tensor(group, name, value)
+    elif isinstance(value, Mapping):
+        write(group.create_group(name), value)
+    elif _is_json(value):
+        group.create_dataset(name, data=json.dumps(value))
+    elif isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        _write_children(group.create_group(name), kind, enumerate(value))
+    else:
+        raise UserError(f"{key}: a {type(value).__name__} cannot be saved in a checkpoint")
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON gives back the same; long lists of numbers then need not become a group each."""
+    return isinstance(value, _PLAIN) or (type(value) is list and all(_is_json(item) for item in value))
 
 
 def _write_tensor(group: h5py.Group, name: str, value: Tensor) -> None:
@@ -59,15 +104,6 @@ def _write_tensor(group: h5py.Group, name: str, value: Tensor) -> None:
     dataset = group.create_dataset(name, data=data.reshape(-1).numpy(), **chunked)
     dataset.attrs["shape"] = list(value.shape)
     dataset.attrs[_TYPE] = str(value.dtype).removeprefix("torch.")
-
-
-def read_item(item: h5py.Group | h5py.Dataset) -> Any:
-    """One child: a dict, a tensor or a plain value."""
-    if isinstance(item, h5py.Group):
-        return read(item)
-    if _TYPE in item.attrs:
-        return _as_tensor(item, item[()]).reshape([int(n) for n in item.attrs["shape"]])
-    return json.loads(item.asstr()[()])
 
 
 def _as_tensor(dataset: h5py.Dataset, data: Any) -> Tensor:

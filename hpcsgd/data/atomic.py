@@ -18,14 +18,15 @@ def replacing(target: Path) -> Iterator[Path]:
     part = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
     try:
         yield part
-        _reach_disk(part)
+        reach_disk(part)
         part.replace(target)
-        _reach_disk(target.parent)
+        reach_disk(target.parent)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _reach_disk(path: Path) -> None:
+def reach_disk(path: Path) -> None:
+    """Return once a file, or the entries of a folder, would survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """Write an HDF5 file completely or not at all.
 
-HDF5 does not survive a write that fails: once the disk is full it keeps the file open for good and crashes the
-process when it ends. So its writes go through `Disk`, which notes the first failure and lets HDF5 believe that
-all is well until the file is closed; then the failure is raised.
+HDF5 does not survive a write that fails: once the disk is full it keeps the file open for good and crashes
+the process when it ends. So its writes go through `Disk`, which notes the first failure and lets HDF5 believe
+that all is well until the file is closed; then the failure is raised.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Dense exchanges: the K gradients of a group become their mean.
 
-Hierarchical local SGD (papers/hierarchical_local_sgd, section III-B), steps one and two. `AllToAll` is the
+The hierarchical local SGD paper, section III-B, steps one and two. `AllToAll` is the
 paper's; `ReduceScatter` moves the same bytes in other messages; `AllReduce` is the paper's baseline.
 """
 

@@ -1,4 +1,7 @@
-"""Hierarchical local SGD (papers/hierarchical_local_sgd): groups of K train local models and meet every I steps.
+"""Hierarchical local SGD: groups of K train local models and meet every I steps.
+
+S. Lee, Q. Kang, A. Agrawal, A. Choudhary, W. Liao: Communication-Efficient Local Stochastic Gradient Descent
+for Scalable Deep Learning, IEEE Big Data 2020, section III-B ("the hierarchical local SGD paper" elsewhere):
 
     1  all-to-all in the group: position j receives the K versions of chunk j of the gradient
     2  position j averages them and updates chunk j

@@ -79,7 +79,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
 def _batch_of_rank(B: int, K: int, source: str) -> int:
     if B % K:
         raise UserError(
-            f"{source}: [data] batch_size = {B} is the batch of a group of {K} ranks: it must be a multiple of {K}"
+            f"{source}: [data] batch_size = {B} is the batch of a group of {K} ranks: give a multiple of {K}"
         )
     return B // K
 
@@ -91,7 +91,9 @@ def _optimizer(config: Config, model: nn.Module, P: int, source: str) -> optim.O
     where = f"{source}: [optimizer.arguments]"
     made = call(make, {"lr": lr, **config.optimizer.arguments}, where, model.parameters())
     if not isinstance(made, optim.Optimizer):
-        raise UserError(f"{source}: [optimizer] build = {config.optimizer.build!r}: returned {type(made).__name__}")
+        raise UserError(
+            f"{source}: [optimizer] build = {config.optimizer.build!r}: returned {type(made).__name__}"
+        )
     return made
 
 

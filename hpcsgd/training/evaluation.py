@@ -25,7 +25,7 @@ class Score:
 
 @torch.no_grad()
 def evaluate(parts: Assembly) -> Score:
-    """The mean model of all groups, with the mean of all batch-norm statistics; each rank tests 1/N. Collective."""
+    """Test the mean of all groups' models, with the mean of all batch-norm statistics; collective."""
     started = time.perf_counter()
     world = parts.optimizer.job.world
     sums = torch.zeros(3, dtype=torch.float64)

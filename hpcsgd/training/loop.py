@@ -62,7 +62,9 @@ class Loop:
                 reason = self._finish_epoch()
                 if reason is not None:
                     self._save()
-                    self._progress.note(f"{reason}: saved step {self._parts.optimizer.t}, go on with --resume")
+                    self._progress.note(
+                        f"{reason}: saved step {self._parts.optimizer.t}, go on with --resume"
+                    )
                     return reason
         return None
 

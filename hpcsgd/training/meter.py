@@ -45,7 +45,7 @@ class Meter:
         self._since = time.perf_counter()
 
     def read(self, step: int) -> Reading:
-        """The sums since the last reading, and begin anew; collective. Raises `JobError` if the loss is not finite."""
+        """What came since the last reading; collective. Raises `JobError` if the loss is not finite."""
         grown = self._job.world.ledger.since(self._totals)
         elapsed = time.perf_counter() - self._since
         sums = self._sums.clone()
@@ -53,7 +53,7 @@ class Meter:
             self._job.world.allreduce(sums).wait()
         total, samples = sums.tolist()
         if not torch.isfinite(sums[0]):
-            raise JobError(f"the loss is {total} at step {step}: try a lower learning rate or a longer warm-up")
+            raise JobError(f"the loss is {total} at step {step}: lower the learning rate or warm up longer")
         seconds = {name: total.waited for name, total in grown.items()} | {"data": self._data_seconds}
         seconds["compute"] = max(elapsed - sum(seconds.values()), 0.0)
         bytes_sent = {name: total.bytes for name, total in grown.items() if total.bytes}

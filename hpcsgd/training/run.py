@@ -12,7 +12,7 @@ import torch
 
 from hpcsgd.checkpoint import Checkpoints, restore
 from hpcsgd.data.atomic import replacing
-from hpcsgd.topology import Job, form, together
+from hpcsgd.topology import Job, form_as_launched, together
 from hpcsgd.training import run_folder
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import Config, load
@@ -38,7 +38,7 @@ def run(path: Path, overrides: Sequence[str] = (), resume: bool = False) -> None
     world.timeout = config.job.timeout
     torch.set_num_threads(config.training.threads)
     _log_to_stdout(world.rank)
-    job = form(world, config.job.groups, config.job.group_size)
+    job = form_as_launched(world, config.job.groups, config.job.group_size)
     stopping = Stopping(job, config.training.time_limit)
     parts = assemble(config, job, path.name)
     with ExitStack() as open_files:

@@ -7,6 +7,16 @@ from hpcsgd.transport.lane import Lane, Work
 from hpcsgd.transport.recording import Ledger, Total, phase
 
 __all__ = [
-    "ANY", "Backend", "Ledger", "Lane", "PeerLost", "Reduction", "Total", "Transport", "Work",
-    "guard", "leave_together", "phase",
+    "ANY",
+    "Backend",
+    "Lane",
+    "Ledger",
+    "PeerLost",
+    "Reduction",
+    "Total",
+    "Transport",
+    "Work",
+    "guard",
+    "leave_together",
+    "phase",
 ]  # fmt: skip

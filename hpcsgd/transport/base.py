@@ -53,7 +53,7 @@ class Transport:
         return self._start("reduce_scatter", self._share(x), lambda: self.backend.reduce_scatter(out, x))
 
     def allgather(self, out: Tensor, x: Tensor) -> Work:
-        """`out[i] = x` of rank i; `out` has `size` times the elements of `x`, which may be its own run of `out`."""
+        """`out[i] = x` of rank i; `out` has `size` times the elements of `x`, which may be a view of it."""
         in_place = x.data_ptr() == out.data_ptr() + self.rank * _nbytes(x)
         self._check(out) if in_place else self._check(out, x)
         _require(out.numel() == x.numel() * self.size, f"allgather of {x.numel()} into {out.numel()}")

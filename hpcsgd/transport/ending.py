@@ -45,7 +45,7 @@ class Ending:
             return
         rank = f"rank {self._world.rank}: " if self._world.size > 1 else ""
         if isinstance(error, (UserError, PeerLost, KeyboardInterrupt)):
-            time.sleep(0.3 * min(self._world.rank, 10))  # who says so first ends the others before they repeat it
+            time.sleep(0.3 * min(self._world.rank, 10))  # the first to say so ends the others
         if isinstance(error, KeyboardInterrupt):
             _print(f"hpcsgd: {rank}interrupted")
             self._abort(130)

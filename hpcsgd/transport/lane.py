@@ -19,7 +19,6 @@ from typing import Any
 from hpcsgd.transport.backend import PeerLost
 from hpcsgd.transport.recording import Ledger
 
-
 _lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 
@@ -96,7 +95,8 @@ class Lane:
 
 def close_lanes(timeout: float) -> bool:
     """End every lane of this process; False if one was still busy `timeout` seconds later."""
-    return all([lane.close(timeout) for lane in list(_lanes)])
+    closed = [lane.close(timeout) for lane in list(_lanes)]
+    return all(closed)
 
 
 def _carry_out(future: Future[Any], call: Callable[[], Any]) -> None:

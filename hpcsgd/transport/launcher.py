@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hpcsgd.errors import UserError
 
-# In order of precedence: under mpiexec inside a Slurm job, Slurm's own count is that of the launcher's helpers.
+# In order of precedence: under mpiexec inside a Slurm job, Slurm counts only the launcher's helpers.
 _COUNTS = {
     "OMPI_COMM_WORLD_SIZE": "Open MPI's mpiexec",
     "PMI_SIZE": "mpiexec or srun with PMI",

@@ -22,9 +22,14 @@ def test_the_target_changes_at_the_end(tmp_path: Path) -> None:
 def test_the_target_stays_if_the_block_raises(tmp_path: Path, interruption: type[BaseException]) -> None:
     target = tmp_path / "file"
     target.write_text("old")
-    with pytest.raises(interruption), replacing(target) as part:
-        part.write_text("new")
-        raise interruption
+
+    def interrupted() -> None:
+        with replacing(target) as part:
+            part.write_text("new")
+            raise interruption
+
+    with pytest.raises(interruption):
+        interrupted()
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
 

@@ -1,0 +1,41 @@
+"""A PyTorch training script on hpcsgd: three lines differ from the script for one process.
+
+    python examples/train.py                  one rank, one group
+    mpiexec -n 4 python examples/train.py     2 groups of 2
+    srun -n 64 python examples/train.py       2 groups of 32
+"""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hpcsgd
+
+digits = load_digits()
+x = torch.tensor(digits.images, dtype=torch.float32) / 16
+y = torch.tensor(digits.target)
+train, test = TensorDataset(x[:1400], y[:1400]), (x[1400:], y[1400:])
+
+job = hpcsgd.init(groups=2)
+sampler = hpcsgd.Sampler(train, job)
+loader = DataLoader(train, batch_size=16, sampler=sampler)
+
+model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
+optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))
+
+for epoch in range(10):
+    sampler.set_epoch(epoch)
+    for images, labels in loader:
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    scheduler.step()
+
+with optimizer.averaged():
+    accuracy = (model(test[0]).argmax(1) == test[1]).float().mean().item()
+if job.rank == 0:
+    print(f"{job.P} groups of {job.K}: test accuracy {accuracy:.3f}")
