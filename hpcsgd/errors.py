@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -14,6 +15,15 @@ class JobError(UserError):
     """A `UserError` that every rank of the job raises alike, so that rank 0 alone prints it."""
 
 
+@contextmanager
+def located(place: str) -> Iterator[None]:
+    """Begin the message of a `UserError` raised inside with the place in the configuration that it is about."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"{place}: {error}") from error
+
+
 def near_miss(given: str, allowed: Iterable[str]) -> str:
     """The end of an error line: the likely intended name, then all the allowed ones.
 
@@ -21,6 +31,7 @@ def near_miss(given: str, allowed: Iterable[str]) -> str:
     "did you mean 'hierarchical'? Allowed: bsp, hierarchical"
     """
     names = sorted(allowed)
-    close = get_close_matches(given, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    by_letters = {name.lower(): name for name in names}
+    close = get_close_matches(given.lower(), by_letters, n=1)
+    hint = f"did you mean {by_letters[close[0]]!r}? " if close else ""
     return f"{hint}Allowed: {', '.join(names)}"

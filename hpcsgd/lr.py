@@ -43,7 +43,7 @@ class WarmUp:
         self.steps = steps
         self.start = start
         self.t = 0
-        self._full: list[Any] = []
+        self._changed: list[tuple[dict[str, Any], Any, Any]] = []  # param group, its rate, the lowered one
         optimizer.register_step_pre_hook(self._lower)
         optimizer.register_step_post_hook(self._restore)
 
@@ -61,11 +61,18 @@ class WarmUp:
         self.t = state["t"]
 
     def _lower(self, optimizer: Optimizer, *_: Any) -> None:
-        self._full = [group["lr"] for group in optimizer.param_groups]
+        self._undo()  # a step that raised an exception has left its rates behind
         for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * self.factor()
+            lr = group["lr"]
+            group["lr"] = lr * self.factor()
+            self._changed.append((group, lr, group["lr"]))
 
-    def _restore(self, optimizer: Optimizer, *_: Any) -> None:
-        for group, lr in zip(optimizer.param_groups, self._full, strict=True):
-            group["lr"] = lr
+    def _restore(self, *_: Any) -> None:
+        self._undo()
         self.t += 1
+
+    def _undo(self) -> None:
+        for group, lr, lowered in self._changed:
+            if group["lr"] is lowered:  # and not what somebody has set since
+                group["lr"] = lr
+        self._changed.clear()

@@ -8,9 +8,12 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
-from hpcsgd.errors import UserError, near_miss
+from hpcsgd.errors import UserError, located, near_miss
+
+T = TypeVar("T")
+_KINDS: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
 
 def resolve(reference: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -29,18 +32,68 @@ def resolve(reference: str, table: Mapping[str, Callable[..., Any]]) -> Callable
     return _attribute(_module(module_name, reference), path, reference)
 
 
-def call(function: Callable[..., Any], arguments: Mapping[str, Any], where: str, *leading: Any) -> Any:
-    """Return `function(*leading, **arguments)`, where `arguments` were configured at `where`.
+def call(function: Callable[..., Any], arguments: Mapping[str, Any], *leading: Any) -> Any:
+    """Return `function(*leading, **arguments)`.
 
     Raises `UserError`, before the call, if the function's signature does not take these arguments; what it
     raises itself comes through untouched.
     """
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some built-in functions do not tell
-        return function(*leading, **arguments)
-    _check(signature, function, arguments, where, leading)
+    signature = _signature(function)
+    if signature is not None:
+        _check(signature, function, arguments, leading)
     return function(*leading, **arguments)
+
+
+def build(
+    section: str,
+    name: str,
+    table: Mapping[str, Callable[..., Any]],
+    arguments: Mapping[str, Any],
+    kind: type[T],
+    *leading: Any,
+) -> T:
+    """The `kind` that the function `name` makes of `arguments`, both given in this section of a job file.
+
+    Raises `UserError`, naming the key, where there is no such function, where it does not take the arguments
+    or returns something else. What a function of the user's raises itself comes through untouched.
+    """
+    with located(f"[{section}] build"):
+        function = resolve(name, table)
+    with located(f"[{section}.arguments]"):
+        made = call_named(name, function, table, arguments, *leading)
+    if not isinstance(made, kind):
+        raise UserError(f"[{section}] build: {name!r} returned {type(made).__name__}, not a {kind.__name__}")
+    return made
+
+
+def call_named(
+    name: str,
+    function: Callable[..., Any],
+    table: Mapping[str, Callable[..., Any]],
+    arguments: Mapping[str, Any],
+    *leading: Any,
+) -> Any:
+    """`call`; where `function` is of the `table`, so that only the arguments can be wrong, it says so."""
+    try:
+        return call(function, arguments, *leading)
+    except UserError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        if name not in table:
+            raise
+        raise UserError(f"{name}: {error}") from error
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """With annotations as types where they can be had; None for built-in functions that do not tell."""
+    for eval_str in (True, False):
+        try:
+            return inspect.signature(function, eval_str=eval_str)
+        except (NameError, TypeError, AttributeError, SyntaxError):
+            continue
+        except ValueError:
+            return None
+    return None
 
 
 def _module(name: str, reference: str) -> ModuleType:
@@ -75,7 +128,6 @@ def _check(
     signature: inspect.Signature,
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
-    where: str,
     leading: tuple[Any, ...],
 ) -> None:
     name = getattr(function, "__name__", repr(function))
@@ -86,9 +138,14 @@ def _check(
     for given in arguments:
         if given in taken or (given not in accepted and not takes_any):
             hint = near_miss(given, accepted) if accepted else "it takes none"
-            raise UserError(f"{where}: {name} has no argument {given!r}; {hint}")
+            raise UserError(f"{name} has no argument {given!r}; {hint}")
     needed = [p.name for p in accepted.values() if p.default is p.empty and p.name not in arguments]
     if needed:
         raise UserError(
-            f"{where}: {name} needs {', '.join(map(repr, needed))}; given: {', '.join(arguments) or 'none'}"
+            f"{name} needs {', '.join(map(repr, needed))}; given: {', '.join(arguments) or 'none'}"
         )
+    for given, value in arguments.items():
+        kinds = _KINDS.get(accepted[given].annotation) if given in accepted else None
+        if kinds is not None and type(value) not in kinds:  # not isinstance: a bool is no int
+            expected = accepted[given].annotation.__name__
+            raise UserError(f"{name}: {given} = {value!r}: expected {expected}")

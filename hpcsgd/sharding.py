@@ -127,6 +127,11 @@ class ShardedOptimizer:
         self.optimizer.state.clear()
         self._distribute({i: state["state"][n] for i, n in enumerate(order) if n in state["state"]})
 
+    def groups(self) -> dict[nn.Parameter, int]:
+        """In which param group each parameter is."""
+        numbers = [g for g, size in enumerate(self._sizes) for _ in range(size)]
+        return dict(zip(self._params, numbers, strict=True))
+
     def states_by_piece(self) -> Iterator[tuple[Bucket, Piece, PieceState]]:
         """For everything this position owns, the optimizer's state; element-wise tensors cut to the piece."""
         by_start = {(held.param, held.start): held for held in self.held}
@@ -144,14 +149,12 @@ class ShardedOptimizer:
     def load_states(self, lookup: Callable[[nn.Parameter, int, int], PieceState]) -> None:
         """Take the state of elements [start, stop) of each parameter, as `states_by_piece` gave it."""
         trained = {slot.param for bucket in self._buckets for slot in bucket.slots}
-        self.optimizer.state.clear()
         for held in self.held:
             if held.param in trained:
+                self.optimizer.state.pop(held.tensor, None)
                 found = lookup(held.param, held.start, held.stop)
-                state = {
-                    name: self._shaped(held, value) for name, value in found.elements.items()
-                } | found.rest
-                if state:
+                elements = {name: self._shaped(held, value) for name, value in found.elements.items()}
+                if state := found.rest | elements:
                     self.optimizer.state[held.tensor] = state
 
     def _of_piece(self, held: Held, piece: Piece, value: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -76,7 +77,8 @@ def form_as_launched(world: Transport, groups: int | None, group_size: int | Non
 
 def form(world: Transport, groups: int | None = None, group_size: int | None = None) -> Job:
     """The ranks of `world` as P groups of K; collective."""
-    P, K = shape(world.size, groups, group_size)
+    with together(world, "forming groups"):
+        P, K = shape(world.size, groups, group_size)
     nodes = world.gather_objects(world.backend.node)
     order = sorted(range(world.size), key=lambda rank: (nodes[rank], rank))
     if order != list(range(world.size)):
@@ -132,18 +134,17 @@ def together(world: Transport, what: str) -> Iterator[None]:
         raise
     except Exception as caught:  # noqa: BLE001 - every rank hears of it below
         error = caught
-    outcomes = world.gather_objects(
-        None if error is None else (isinstance(error, UserError), _describe(error))
-    )
+    outcomes = world.gather_objects(None if error is None else _describe(error))
     failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome is not None]
     if not failed:
         return
-    rank, (expected, message) = failed[0]
-    if error is not None and not expected and world.rank == rank:
-        raise error  # a fault of ours or of the user's code: its traceback is worth more than one line
+    rank, message = failed[0]
     where = "" if len(failed) == world.size else f"rank {rank} of {world.size}, {what}: "
     raise JobError(f"{where}{message}") from error
 
 
 def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    """One line; a fault of ours or of the user's code is told with its traceback."""
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error)).rstrip()}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import h5py
 import torch
@@ -21,9 +20,9 @@ class SavedPiece:
 
     start: int
     stop: int
-    w: h5py.Dataset
-    elements: dict[str, h5py.Dataset]
-    rest: h5py.Group
+    w: tree.Item
+    elements: dict[str, tree.Item]
+    rest: tree.Item
 
 
 def capture_pieces(optimizer: DistributedOptimizer) -> tree.Tree:
@@ -76,12 +75,11 @@ def _index(files: Sequence[h5py.File]) -> dict[str, list[SavedPiece]]:
     pieces: dict[str, list[SavedPiece]] = {}
     for file in files:
         for name, item in tree.items(tree.items(file)["pieces"]).items():
-            children: dict[str, Any] = tree.items(item)
+            children = tree.items(item)
             start, stop = (tree.read_item(children[key]) for key in ("start", "stop"))
-            elements: Any = tree.items(children["elements"])
-            pieces.setdefault(name, []).append(
-                SavedPiece(start, stop, children["w"], elements, children["rest"])
-            )
+            elements = tree.items(children["elements"])
+            piece = SavedPiece(start, stop, children["w"], elements, children["rest"])
+            pieces.setdefault(name, []).append(piece)
     return pieces
 
 

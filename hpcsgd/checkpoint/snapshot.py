@@ -56,7 +56,8 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
     job = optimizer.job
     same = (saved.P, saved.K) == (job.P, job.K)
     with job.together("reading a checkpoint"):
-        first, mine = saved.rank_file(0, 0), saved.rank_file(job.g, job.j) if same else saved.rank_file(0, 0)
+        first = saved.rank_file(0, 0)
+        mine = saved.rank_file(job.g, job.j) if same else first
         with _opened([mine]) as (file,):
             found = tree.items(file)
             _require_same(saved, tree.read(found["outline"]), _outline(optimizer))

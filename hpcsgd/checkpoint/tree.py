@@ -1,4 +1,4 @@
-"""Nested containers of tensors and plain values as HDF5: containers become groups, tensors checksummed datasets."""
+"""Nested containers of tensors and plain values as HDF5: groups of checksummed datasets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from hpcsgd.errors import UserError
 
 Tree = dict[Any, Any]
+Item = Any  # h5py.Group | h5py.Dataset, whose own types leave everything open
 _TYPE = "torch dtype"  # of datasets that hold a tensor
 _KIND = "kind"  # of a group: which container it was
 _KEYS = "keys"  # of a group, in order: dict keys may be ints or hold a slash
@@ -34,7 +35,7 @@ def write(group: h5py.Group, tree: Mapping[Any, Any]) -> None:
     _write_children(group, "counter" if isinstance(tree, Counter) else "dict", tree.items())
 
 
-def read(group: h5py.Group) -> Any:
+def read(group: Item) -> Any:
     """What `write` stored; tensors are on the CPU and contiguous."""
     children = {key: read_item(item) for key, item in items(group).items()}
     match group.attrs[_KIND]:
@@ -47,12 +48,12 @@ def read(group: h5py.Group) -> Any:
     return children
 
 
-def items(group: h5py.Group) -> dict[Any, h5py.Group | h5py.Dataset]:
+def items(group: Item) -> dict[Any, Item]:
     """The unread children of a group by their keys."""
     return {key: group[str(number)] for number, key in enumerate(json.loads(group.attrs[_KEYS]))}
 
 
-def read_item(item: h5py.Group | h5py.Dataset) -> Any:
+def read_item(item: Item) -> Any:
     """One child: a container, a tensor or a plain value."""
     if isinstance(item, h5py.Group):
         return read(item)
@@ -61,7 +62,7 @@ def read_item(item: h5py.Group | h5py.Dataset) -> Any:
     return json.loads(item.asstr()[()])
 
 
-def read_slice(dataset: h5py.Dataset, start: int, stop: int) -> Tensor:
+def read_slice(dataset: Item, start: int, stop: int) -> Tensor:
     """Elements [start, stop) of a stored one-dimensional tensor."""
     return _as_tensor(dataset, dataset[start:stop])
 
@@ -106,7 +107,7 @@ def _write_tensor(group: h5py.Group, name: str, value: Tensor) -> None:
     dataset.attrs[_TYPE] = str(value.dtype).removeprefix("torch.")
 
 
-def _as_tensor(dataset: h5py.Dataset, data: Any) -> Tensor:
+def _as_tensor(dataset: Item, data: Any) -> Tensor:
     dtype = getattr(torch, str(dataset.attrs[_TYPE]))
     tensor = torch.from_numpy(data)
     return tensor.view(dtype) if dtype in _CARRIERS else tensor

@@ -16,6 +16,7 @@ app = App(
     exit_on_error=False,
     print_error=False,
     result_action="return_value",
+    suppress_keyboard_interrupt=False,  # the exception hook of the job ends all ranks and says why
 )
 app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--SECTION.KEY VALUE]...")
 app.command(data)

@@ -17,3 +17,6 @@ def told_in_one_line() -> Iterator[None]:
     except UserError as error:
         print(f"hpcsgd: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        print("hpcsgd: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from hpcsgd.errors import UserError
+from hpcsgd import reference
 from hpcsgd.models.cnn import cnn
 from hpcsgd.models.mlp import mlp
 from hpcsgd.models.resnet import cifar_resnet, resnet20, resnet32, resnet44, resnet56, resnet110
-from hpcsgd.reference import call, resolve
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cifar_resnet": cifar_resnet,
@@ -25,16 +24,13 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def build(name: str, arguments: Mapping[str, Any], where: str = "[model.arguments]") -> nn.Module:
+def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """The model that `name`, a key of `MODELS` or "package.module:function", makes of `arguments`.
 
-    `where` is the place of the arguments in the configuration, for messages. Raises `UserError` for an
-    unknown name, for arguments the function does not take, and for a result that is not a module.
+    Raises `UserError` for an unknown name, for arguments the function does not take, and for a result that
+    is not a module.
     """
-    model = call(resolve(name, MODELS), arguments, where)
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model {name!r}: returned {type(model).__name__}, not a torch.nn.Module")
-    return model
+    return reference.build("model", name, MODELS, arguments, nn.Module)
 
 
 __all__ = [

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Generator, Tensor, nn, optim
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcsgd import models
@@ -19,6 +19,7 @@ from hpcsgd.optimizer import DistributedOptimizer
 from hpcsgd.reference import call, resolve
 from hpcsgd.topology import Job
 from hpcsgd.training.config import Config
+from hpcsgd.training.generators import seed_generators
 
 Transform = Callable[[Tensor, Generator], Tensor]
 TRANSFORMS: Mapping[str, Transform] = {"crop_and_flip": crop_and_flip}
@@ -31,7 +32,7 @@ class Assembly:
     model: nn.Module
     optimizer: DistributedOptimizer
     warm_up: WarmUp
-    scheduler: optim.lr_scheduler.LRScheduler | None
+    scheduler: LRScheduler | None
     sampler: Sampler
     loader: DataLoader[Any]
     transform: Transform
@@ -51,11 +52,11 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         batch = _batch_of_rank(config.data.batch_size, job.K, source)
         sampler = Sampler(train, job, seed=config.seed)
         transform = resolve(config.data.transform, TRANSFORMS) if config.data.transform else _unchanged
-        torch.manual_seed(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
+        seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = models.build(config.model.build, config.model.arguments, f"{source}: [model.arguments]")
         inner = _optimizer(config, model, job.P, source)
         method = _method(config, source)
-    torch.manual_seed(config.seed + 1 + job.rank)  # from here on chance (dropout) differs between ranks
+    seed_generators(config.seed + 1 + job.rank)  # from here on chance (dropout) differs between ranks
     optimizer = DistributedOptimizer(inner, model, job, method)
     steps_per_epoch = -(-len(sampler) // batch)
     with job.together("preparing the run"):
@@ -97,15 +98,19 @@ def _optimizer(config: Config, model: nn.Module, P: int, source: str) -> optim.O
     return made
 
 
-def _scheduler(
-    config: Config, optimizer: optim.Optimizer, source: str
-) -> optim.lr_scheduler.LRScheduler | None:
+def _scheduler(config: Config, optimizer: optim.Optimizer, source: str) -> LRScheduler | None:
     schedule = config.schedule
     if schedule.build is None:
         return None
-    table = _subclasses(optim.lr_scheduler, optim.lr_scheduler.LRScheduler)
+    table = _subclasses(optim.lr_scheduler, LRScheduler)
     where = f"{source}: [schedule.arguments]"
-    return call(resolve(schedule.build, table), schedule.arguments, where, optimizer)
+    made = call(resolve(schedule.build, table), schedule.arguments, where, optimizer)
+    if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
+        raise UserError(
+            f"{source}: [schedule] build = {schedule.build!r}: this is a {type(made).__name__}; allowed are "
+            f"schedulers that go by the number of steps or epochs alone"
+        )
+    return made
 
 
 def _method(config: Config, source: str) -> Method:
@@ -130,6 +135,7 @@ def _loader(train: Store, sampler: Sampler, batch: int, workers: int) -> DataLoa
         collate_fn=train.collate,
         num_workers=workers,
         persistent_workers=workers > 0,
+        generator=Generator(),  # or a resumed epoch would draw once more from the model's
         multiprocessing_context="forkserver" if workers else None,  # a fork would carry MPI's threads along
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd.checkpoint import Checkpoints, capture
-from hpcsgd.errors import UserError
+from hpcsgd.errors import JobError, UserError
 from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.config import Config
 from hpcsgd.training.evaluation import evaluate
+from hpcsgd.training.generators import generators_state, load_generators_state
 from hpcsgd.training.meter import Meter
 from hpcsgd.training.metrics import Metrics
 from hpcsgd.training.progress import Progress
@@ -35,7 +36,7 @@ class Loop:
         self._stopping = stopping
         self._epoch = 0
         self._epoch_sums = torch.zeros(3, dtype=torch.float64)  # loss · samples, samples, seconds
-        self._saved_at = -1
+        self._saved_at = (-1, -1)  # step, epoch
         self._meter = Meter(parts.optimizer.job)
         self.metrics: Metrics | None = None
 
@@ -44,13 +45,12 @@ class Loop:
         parts = self._parts
         self._epoch = shared["epoch"]
         self._epoch_sums = shared["epoch_sums"]
-        self._saved_at = parts.optimizer.t
+        self._saved_at = parts.optimizer.t, self._epoch
         parts.sampler.load_state_dict(shared["sampler"])
         parts.warm_up.load_state_dict(shared["warm_up"])
-        if parts.scheduler is not None:
-            parts.scheduler.load_state_dict(shared["scheduler"])
+        _take_up_scheduler(parts.scheduler, shared["scheduler"])
         if own is not None:
-            _set_generators(own)
+            load_generators_state(own)
             parts.generator.set_state(own["transform"])
 
     def train(self) -> str | None:
@@ -94,7 +94,7 @@ class Loop:
             self.metrics.meeting(step=optimizer.t, distance=optimizer.notes["distance"])
         if optimizer.t % self._config.log_every == 0:
             self._read_meter()
-        if self._config.checkpoint_every and optimizer.t % self._config.checkpoint_every == 0:
+        if self._checkpoint_due() and len(parts.sampler):  # at the end of an epoch its results belong in it
             self._save()
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:
@@ -118,8 +118,13 @@ class Loop:
         parts.sampler.set_epoch(self._epoch)
         if self._epoch % self._config.evaluate_every == 0 or self._epoch == self._config.epochs:
             self._evaluate()
-        if self._config.checkpoint_every is None or self._epoch == self._config.epochs:
+        last = self._epoch == self._config.epochs
+        if self._config.checkpoint_every is None or self._checkpoint_due() or last:
             self._save()
+
+    def _checkpoint_due(self) -> bool:
+        every = self._config.checkpoint_every
+        return every is not None and self._parts.optimizer.t % every == 0
 
     def _evaluate(self) -> None:
         score = evaluate(self._parts)
@@ -161,7 +166,8 @@ class Loop:
     def _save(self) -> None:
         """Write a checkpoint of this step, once."""
         parts = self._parts
-        if self._saved_at == parts.optimizer.t:
+        now = parts.optimizer.t, self._epoch
+        if self._saved_at == now:
             return
         self._read_meter()
         shared = {
@@ -169,11 +175,11 @@ class Loop:
             "epoch_sums": self._epoch_sums,
             "sampler": parts.sampler.state_dict(),
             "warm_up": parts.warm_up.state_dict(),
-            "scheduler": parts.scheduler.state_dict() if parts.scheduler is not None else None,
+            "scheduler": _scheduler_state(parts.scheduler),
         }
-        own = {**_generators(), "transform": parts.generator.get_state()}
+        own = {**generators_state(), "transform": parts.generator.get_state()}
         self._checkpoints.write(parts.optimizer.t, capture(parts.optimizer, shared=shared, own=own))
-        self._saved_at = parts.optimizer.t
+        self._saved_at = now
         self._meter.pause()
 
 
@@ -184,12 +190,13 @@ def _require_finite(loss: Tensor, step: int) -> None:
         )
 
 
-def _generators() -> Tree:
-    version, numbers, gauss = random.getstate()
-    return {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
+def _scheduler_state(scheduler: LRScheduler | None) -> Tree:
+    return {} if scheduler is None else {"kind": type(scheduler).__name__, "state": scheduler.state_dict()}
 
 
-def _set_generators(own: Tree) -> None:
-    torch.set_rng_state(own["torch"])
-    version, numbers, gauss = own["python"]
-    random.setstate((version, tuple(numbers), gauss))
+def _take_up_scheduler(scheduler: LRScheduler | None, saved: Tree) -> None:
+    theirs, ours = saved.get("kind", "none"), _scheduler_state(scheduler).get("kind", "none")
+    if theirs != ours:
+        raise JobError(f"[schedule] build: {theirs} in the checkpoint, {ours} in this job: resume with that")
+    if scheduler is not None:
+        scheduler.load_state_dict(saved["state"])

@@ -85,10 +85,11 @@ def _go_on(parts: Assembly, checkpoints: Checkpoints, loop: Loop) -> None:
         log.info("no checkpoint to resume from: starting at the beginning")
         return
     job = parts.optimizer.job
-    with job.together("reading a checkpoint"):
-        shared, own = restore(saved, parts.optimizer)
+    shared, own = restore(saved, parts.optimizer)
     loop.take_up(shared, own)
     cut = "" if own is not None else f", cut anew for {job.P} × {job.K}"
+    if saved.P != job.P:
+        cut += f"; the learning rate stays that of {saved.P} groups"
     log.info("resuming at step %d from a checkpoint of %d × %d ranks%s", saved.step, saved.P, saved.K, cut)
 
 

@@ -44,8 +44,7 @@ class Ending:
             _abort_later(self._world, 1)
             return
         rank = f"rank {self._world.rank}: " if self._world.size > 1 else ""
-        if isinstance(error, (UserError, PeerLost, KeyboardInterrupt)):
-            time.sleep(0.3 * min(self._world.rank, 10))  # the first to say so ends the others
+        time.sleep(_turn(self._world.rank))  # who says so first ends the others before they repeat it
         if isinstance(error, KeyboardInterrupt):
             _print(f"hpcsgd: {rank}interrupted")
             self._abort(130)
@@ -106,6 +105,11 @@ def _abort_later(world: Transport, code: int) -> None:
     timer = threading.Timer(GRACE, abort)
     timer.daemon = True
     timer.start()
+
+
+def _turn(rank: int) -> float:
+    """Seconds that this rank lets those before it speak first."""
+    return min(1 + 0.3 * rank, 4) if rank else 0.0
 
 
 def _print(text: str) -> None:

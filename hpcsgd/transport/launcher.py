@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import JobError
 
 # In order of precedence: under mpiexec inside a Slurm job, Slurm counts only the launcher's helpers.
 _COUNTS = {
@@ -12,6 +12,8 @@ _COUNTS = {
     "PMI_SIZE": "mpiexec or srun with PMI",
     "SLURM_STEP_NUM_TASKS": "srun",
 }
+
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def intended_size(environ: Mapping[str, str]) -> tuple[int, str] | None:
@@ -22,8 +24,13 @@ def intended_size(environ: Mapping[str, str]) -> tuple[int, str] | None:
     return None
 
 
+def intended_rank(environ: Mapping[str, str]) -> int:
+    """This process's number among those that the launcher started; 0 where no launcher left a trace."""
+    return next((int(environ[name]) for name in _RANKS if environ.get(name, "").isdigit()), 0)
+
+
 def check_world(size: int, library: str, environ: Mapping[str, str]) -> None:
-    """Raise `UserError` unless MPI sees as many ranks as were started.
+    """Raise `JobError` unless MPI sees as many ranks as were started.
 
     A launcher and an MPI library that do not fit each other give N worlds of one rank, each training alone
     and overwriting the others' results.
@@ -32,7 +39,7 @@ def check_world(size: int, library: str, environ: Mapping[str, str]) -> None:
     if intended is None or intended[0] == size:
         return
     ranks, launcher = intended
-    raise UserError(
+    raise JobError(
         f"{launcher} started {ranks} ranks but MPI sees a world of {size}: the launcher does not fit the MPI "
         f"library ({library}). Use that library's own mpiexec, or srun with a matching --mpi= "
         "(MPICH: --mpi=pmi2, Open MPI: --mpi=pmix)"

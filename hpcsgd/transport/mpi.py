@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,11 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import JobError
 from hpcsgd.transport.backend import ANY, Backend, Reduction
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.ending import guard
-from hpcsgd.transport.launcher import check_world
+from hpcsgd.transport.launcher import check_world, intended_rank
 
 # MPI only moves these, so any type of the same width will do (bfloat16 is unknown to MPI and numpy alike).
 _CARRIERS = {
@@ -32,28 +33,41 @@ _REDUCED = {
 }
 _NARROW = (torch.float16, torch.bfloat16)
 _OPS = {"sum": MPI.SUM, "max": MPI.MAX}
+_LEVELS = {
+    MPI.THREAD_SINGLE: "SINGLE",
+    MPI.THREAD_FUNNELED: "FUNNELED",
+    MPI.THREAD_SERIALIZED: "SERIALIZED",
+    MPI.THREAD_MULTIPLE: "MULTIPLE",
+}
 # Elements a single reduction takes: below 2^31, which older libraries count in a C int.
 _LARGEST = 1 << 30
+# And a single allreduce: libraries make room for a second x, which beyond the caches takes longer than the sum.
+_PIECE = 1 << 22
+# Seconds: how long to look for the end of an operation without a pause, and the longest pause thereafter.
+_EAGER = 1e-4
+_LONGEST_PAUSE = 5e-4
 
 
 class MpiBackend(Backend):
     """One MPI communicator.
 
     16-bit floats are summed in float32, rounded once: MPI has no bfloat16 and adds float16 in float16.
+    Blocking calls of MPI would spin while they wait for other ranks, on the cores that somebody computes on;
+    hence nonblocking ones, looked after with growing pauses.
     """
 
     def __init__(self, comm: MPI.Comm, node: int) -> None:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self.node = node
-        self.name = MPI.Get_library_version().splitlines()[0].strip(" \0\t")
+        self.name = " ".join(MPI.Get_library_version().splitlines()[0].strip(" \0\t").split())
         self._comm = comm
 
     def accepts(self, device: torch.device) -> bool:
         return device.type == "cpu"
 
     def alltoall(self, out: Tensor, x: Tensor) -> None:
-        self._comm.Alltoall(_carried(x), _carried(out))
+        _complete(self._comm.Ialltoall(_carried(x), _carried(out)))
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
         if x.dtype in _NARROW:
@@ -64,38 +78,39 @@ class MpiBackend(Backend):
             self._large_reduce_scatter(out, x)
         else:
             kind = _REDUCED[x.dtype]
-            self._comm.Reduce_scatter_block([x.numpy(), kind], [out.numpy(), kind])
+            _complete(self._comm.Ireduce_scatter_block([x.numpy(), kind], [out.numpy(), kind]))
 
     def allgather(self, out: Tensor, x: Tensor) -> None:
         in_place = x.data_ptr() == out.view(self.size, -1)[self.rank].data_ptr()
-        self._comm.Allgather(MPI.IN_PLACE if in_place else _carried(x), _carried(out))
+        _complete(self._comm.Iallgather(MPI.IN_PLACE if in_place else _carried(x), _carried(out)))
 
     def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
         received, kind = _carried(out)
-        self._comm.Allgatherv(_carried(x), [received, list(counts), kind])
+        _complete(self._comm.Iallgatherv(_carried(x), [received, list(counts), kind]))
 
     def allreduce(self, x: Tensor, reduction: Reduction) -> None:
         if x.dtype in _NARROW:
             self._narrow_allreduce(x, reduction)
             return
-        for piece in x.view(-1).split(_LARGEST):
-            self._comm.Allreduce(MPI.IN_PLACE, [piece.numpy(), _REDUCED[x.dtype]], _OPS[reduction])
+        for piece in x.view(-1).split(_PIECE):
+            operand = [piece.numpy(), _REDUCED[x.dtype]]
+            _complete(self._comm.Iallreduce(MPI.IN_PLACE, operand, _OPS[reduction]))
 
     def bcast(self, x: Tensor, root: int) -> None:
-        self._comm.Bcast(_carried(x), root)
+        _complete(self._comm.Ibcast(_carried(x), root))
 
     def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
         requests = [self._comm.Irecv(_carried(out), source) for source, out in recv.items()]
         requests += [self._comm.Isend(_carried(x), to) for to, x in send.items()]
-        MPI.Request.Waitall(requests)
+        for request in requests:
+            _complete(request)
 
     def send(self, x: Tensor, to: int) -> None:
-        self._comm.Send(_carried(x), to)
+        _complete(self._comm.Isend(_carried(x), to))
 
     def recv(self, out: Tensor, source: int) -> int:
-        status = MPI.Status()
-        self._comm.Recv(_carried(out), MPI.ANY_SOURCE if source == ANY else source, status=status)
-        return status.Get_source()
+        request = self._comm.Irecv(_carried(out), MPI.ANY_SOURCE if source == ANY else source)
+        return _complete(request).Get_source()
 
     def gather_objects(self, item: Any) -> list[Any]:
         return self._comm.allgather(item)
@@ -130,19 +145,47 @@ class MpiBackend(Backend):
 def world(timeout: float = 600.0) -> Transport:
     """All ranks the launcher started, on a communicator of our own; from now on they end together.
 
-    Raises `UserError` where the launcher meant another number of ranks or MPI lacks thread support.
+    Raises `JobError` where the launcher meant another number of ranks or MPI lacks thread support.
     """
     comm = MPI.COMM_WORLD
-    library = MPI.Get_library_version().splitlines()[0].strip(" \0\t")
-    check_world(comm.Get_size(), library, os.environ)
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise UserError(f"{library} gives thread level {MPI.Query_thread()}; MPI_THREAD_MULTIPLE is needed")
     shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
     node = shared.bcast(comm.Get_rank())
     shared.Free()
     transport = Transport(MpiBackend(comm.Dup(), node), timeout=timeout)
     guard(transport)
+    _check_launch(transport)
     return transport
+
+
+def thread_level() -> str:
+    """What the MPI library allows threads to do, in MPI's own word."""
+    return _LEVELS.get(MPI.Query_thread(), "unknown")
+
+
+def _check_launch(world: Transport) -> None:
+    library = world.backend.name
+    try:
+        check_world(world.size, library, os.environ)
+    except JobError:
+        if intended_rank(os.environ) > 0:  # alone in a world of its own: the launcher's first rank tells
+            time.sleep(1.0)
+            raise SystemExit(1) from None
+        raise
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise JobError(f"{library} gives threads the level {thread_level()}; MULTIPLE is needed")
+
+
+def _complete(request: MPI.Request) -> MPI.Status:
+    """Wait for `request`, resting a tenth of the time it has taken so far, so that others get the core."""
+    status = MPI.Status()
+    start = time.perf_counter()
+    while not request.Test(status):
+        elapsed = time.perf_counter() - start
+        if elapsed < _EAGER:
+            os.sched_yield()
+        else:
+            time.sleep(min(elapsed / 10, _LONGEST_PAUSE))
+    return status
 
 
 def _carried(x: Tensor) -> list[Any]:

@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpcsgd.checkpoint import Checkpoints, Saved, folder, tree
+from hpcsgd.data import hdf5
+from hpcsgd.errors import JobError
+from hpcsgd.topology import form
+from hpcsgd.transport import Transport, threads
+
+FILES = ["rank-00000.h5", "rank-00001.h5", "rank-00002.h5", "rank-00003.h5", "manifest.json"]
+
+
+def state(step: int, rank: int) -> tree.Tree:
+    return {"x": torch.full((50,), step + rank / 10), "step": step}
+
+
+def write(world: Transport, path: Path, *steps: int) -> None:
+    job = form(world, groups=1 if world.size < 4 else 2)
+    for step in steps:
+        Checkpoints(path, job).write(step, state(step, job.rank))
+
+
+def newest(world: Transport, path: Path) -> Saved | None:
+    return Checkpoints(path, form(world)).newest()
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Checkpoints of steps 10 and 20, each of 2 × 2 ranks."""
+    threads.run(4, write, tmp_path, 10, 20)
+    return tmp_path
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_every_rank_finds_what_it_saved(run, tmp_path: Path, n: int) -> None:
+    def there_and_back(world: Transport) -> bool:
+        write(world, tmp_path / "not" / "there yet", 7)
+        saved = newest(world, tmp_path / "not" / "there yet")
+        assert saved is not None
+        assert (saved.step, saved.P * saved.K) == (7, world.size)
+        g, j = divmod(world.rank, saved.K)
+        with h5py.File(saved.rank_file(g, j)) as file:
+            return torch.equal(tree.read(file)["x"], state(7, world.rank)["x"])
+
+    assert run(n, there_and_back) == [True] * n
+
+
+def test_without_any_there_is_none(run, tmp_path: Path) -> None:
+    assert run(2, newest, tmp_path / "nowhere") == [None, None]
+
+
+def test_the_two_newest_are_kept(run, tmp_path: Path) -> None:
+    def steps(world: Transport) -> list[list[str]]:
+        seen = []
+        for step in (90, 100, 99_999_999, 100_000_000, 2_000_000_000):
+            write(world, tmp_path, step)
+            world.barrier()
+            seen.append(names(tmp_path))
+            world.barrier()
+        return seen
+
+    assert run(2, steps)[0] == [
+        ["step-00000090"],
+        ["step-00000090", "step-00000100"],
+        ["step-00000100", "step-99999999"],
+        ["step-100000000", "step-99999999"],
+        ["step-100000000", "step-2000000000"],
+    ]
+    found = run(2, newest, tmp_path)[0]
+    assert found.step == 2_000_000_000
+
+
+def test_what_the_user_keeps_beside_stays(tmp_path: Path) -> None:
+    for name in ("step-00000005.bak", "step-best", "notes"):
+        (tmp_path / name).mkdir()
+    threads.run(1, write, tmp_path, 1, 2, 3)
+    assert names(tmp_path) == ["notes", "step-00000002", "step-00000003", "step-00000005.bak", "step-best"]
+    assert threads.run(1, newest, tmp_path)[0] == Saved(tmp_path / "step-00000003", 3, 1, 1)
+
+
+class DiskFull(OSError):
+    def __init__(self) -> None:
+        super().__init__(28, "No space left on device")
+
+
+def failing_on(monkeypatch: pytest.MonkeyPatch, target: Any, name: str, when: Callable[..., bool]) -> None:
+    real = getattr(target, name)
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        if when(*args):
+            raise DiskFull
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(target, name, fails)
+
+
+def is_of_rank(rank: int) -> Callable[..., bool]:
+    return lambda path, *_: Path(path).name.endswith(f"rank-{rank:05d}.h5")
+
+
+@pytest.fixture(params=["rank 3's file", "hashing", "manifest", "renaming", "making the folder"])
+def broken_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A disk that is full at one place of writing a checkpoint."""
+    match request.param:
+        case "rank 3's file":
+            failing_on(monkeypatch, folder, "new_file", is_of_rank(3))
+        case "hashing":
+            failing_on(monkeypatch, folder, "_fingerprint", is_of_rank(0))
+        case "manifest":
+            failing_on(monkeypatch, Path, "write_text", lambda *_: True)
+        case "renaming":
+            failing_on(monkeypatch, os, "replace", lambda source, _: ".writing" in str(source))
+        case _:
+            failing_on(monkeypatch, Path, "mkdir", lambda *_: True)
+    yield request.param
+    monkeypatch.undo()
+
+
+def error_of_every_rank(world: Transport, function: Callable[..., Any], *args: Any) -> str:
+    with pytest.raises(JobError) as caught:
+        function(world, *args)
+    return str(caught.value)
+
+
+def test_a_full_disk_leaves_what_was_there(two: Path, broken_disk: str) -> None:
+    before = content(two)
+    messages = threads.run(4, error_of_every_rank, write, two, 30)
+    assert len(set(messages)) == 1
+    assert "checkpoint not written: No space left on device" in messages[0]
+    assert content(two) == before
+    assert names(two) == ["step-00000010", "step-00000020"]
+
+
+def test_a_disk_that_fills_up_while_hdf5_writes(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(disk: hdf5.Disk, _: memoryview) -> None:
+        disk._failure = DiskFull()
+
+    before = content(two)
+    monkeypatch.setattr(hdf5.Disk, "write", full)
+    messages = threads.run(4, error_of_every_rank, write, two, 30)
+    assert "No space left on device" in messages[0]
+    assert (content(two), names(two)) == (before, ["step-00000010", "step-00000020"])
+
+
+def test_an_exception_while_writing_leaves_what_was_there(run, tmp_path: Path) -> None:
+    def interrupted(world: Transport) -> str:
+        write(world, tmp_path, 10)
+        world.barrier()
+        before = content(tmp_path)
+        world.barrier()
+        job = form(world)
+        unwritable = {"x": {1, 2}} if world.rank == 1 else {"x": 1}
+        message = error_of_every_rank(world, lambda _: Checkpoints(tmp_path, job).write(20, unwritable))
+        world.barrier()
+        assert content(tmp_path) == before
+        return message
+
+    messages = run(2, interrupted)
+    assert (
+        messages[0]
+        == messages[1]
+        == "rank 1 of 2, writing a checkpoint: x: a set cannot be saved in a checkpoint"
+    )
+    assert names(tmp_path) == ["step-00000010"]
+
+
+def test_what_a_killed_run_left_is_swept_away(run, tmp_path: Path) -> None:
+    def after_a_kill(world: Transport) -> None:
+        if world.rank == 0:
+            (tmp_path / ".writing-step-00000010").mkdir()
+            (tmp_path / ".writing-step-00000010" / "rank-00000.h5").write_text("half")
+            (tmp_path / ".writing-step-00000030").mkdir()
+        world.barrier()
+        assert newest(world, tmp_path) is None
+        write(world, tmp_path, 30)
+
+    run(2, after_a_kill)
+    assert names(tmp_path) == ["step-00000030"]
+    assert threads.run(1, newest, tmp_path)[0] == Saved(tmp_path / "step-00000030", 30, 1, 2)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {"truncated by one byte": truncate, "flipped byte": flip_a_byte, "missing": Path.unlink}
+SAYS = {
+    "truncated by one byte": "bytes instead of",
+    "flipped byte": "does not match its",
+    "missing": "missing",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("n", [1, 3])
+def test_damage_falls_back_to_the_one_before(two: Path, n: int, file: str, damage: str, warnings) -> None:
+    DAMAGES[damage](two / "step-00000020" / file)
+    assert threads.run(n, newest, two) == [Saved(two / "step-00000010", 10, 2, 2)] * n
+    (warning,) = warnings()  # rank 0's only
+    assert "checkpoint step-00000020 is damaged" in warning
+    assert "falling back to the one before" in warning
+    if (file, damage) != ("manifest.json", "flipped byte"):  # which may be any file's checksum
+        assert file in warning
+    if file != "manifest.json":
+        assert SAYS[damage] in warning
+
+
+def test_damage_of_the_older_one_does_not_matter(two: Path, warnings) -> None:
+    truncate(two / "step-00000010" / FILES[0])
+    assert threads.run(2, newest, two) == [Saved(two / "step-00000020", 20, 2, 2)] * 2
+    assert warnings() == []
+
+
+def test_all_damaged_is_an_error_on_every_rank(two: Path) -> None:
+    truncate(two / "step-00000010" / FILES[0])
+    flip_a_byte(two / "step-00000020" / FILES[3])
+    messages = threads.run(2, error_of_every_rank, newest, two)
+    assert messages == [f"{two}: all checkpoints are damaged: step-00000020, step-00000010"] * 2
+
+
+MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "another version": lambda m: m | {"format": 2},
+    "another step": lambda m: m | {"step": 30},
+    "another shape": lambda m: m | {"P": 3},
+    "a list": lambda m: [m],
+    "a file too few": lambda m: m | {"files": m["files"][1:]},
+    "no files": lambda m: {key: value for key, value in m.items() if key != "files"},
+    "files of nothing": lambda m: m | {"files": [None] * 4},
+}
+
+
+@pytest.mark.parametrize("change", MANIFESTS)
+def test_a_wrong_manifest_is_damage(two: Path, change: str) -> None:
+    path = two / "step-00000020" / "manifest.json"
+    path.write_text(json.dumps(MANIFESTS[change](json.loads(path.read_text()))))
+    assert threads.run(2, newest, two) == [Saved(two / "step-00000010", 10, 2, 2)] * 2
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_flipped_bit_of_the_manifest_is_noticed_or_harmless(two: Path, data: st.DataObject) -> None:
+    path = two / "step-00000020" / "manifest.json"
+    good = path.read_bytes()
+    at, bit = data.draw(st.integers(0, len(good) - 1)), data.draw(st.integers(0, 7))
+    try:
+        path.write_bytes(good[:at] + bytes([good[at] ^ (1 << bit)]) + good[at + 1 :])
+        (found,) = threads.run(1, newest, two)
+    finally:
+        path.write_bytes(good)
+    assert found in (Saved(two / "step-00000020", 20, 2, 2), Saved(two / "step-00000010", 10, 2, 2))
+
+
+def test_going_on_after_a_fallback_rewrites_the_damaged_step(two: Path, warnings) -> None:
+    truncate(two / "step-00000020" / FILES[2])
+    threads.run(4, write, two, 20)
+    assert names(two) == ["step-00000010", "step-00000020"]
+    assert threads.run(2, newest, two) == [Saved(two / "step-00000020", 20, 2, 2)] * 2
+    assert warnings() == []
+
+
+def test_going_on_after_a_fallback_drops_damaged_later_steps(two: Path, warnings) -> None:
+    """Or the damaged one would hold the place of a good one, and be warned of for ever."""
+    truncate(two / "step-00000020" / FILES[2])
+    threads.run(4, write, two, 15)
+    assert names(two) == ["step-00000010", "step-00000015"]
+    assert threads.run(2, newest, two) == [Saved(two / "step-00000015", 15, 2, 2)] * 2
+    assert warnings() == []
+
+
+def test_the_same_step_again_replaces_it(run, tmp_path: Path) -> None:
+    def twice(world: Transport) -> int:
+        job = form(world)
+        for value in (1, 2):
+            Checkpoints(tmp_path, job).write(5, {"value": value})
+        saved = Checkpoints(tmp_path, job).newest()
+        assert saved is not None
+        with h5py.File(saved.rank_file(0, world.rank)) as file:
+            return tree.read(file)["value"]
+
+    assert run(2, twice) == [2, 2]
+    assert names(tmp_path) == ["step-00000005"]
+
+
+def test_a_checkpoint_may_be_copied_elsewhere(two: Path, tmp_path: Path) -> None:
+    shutil.copytree(two / "step-00000020", tmp_path / "elsewhere" / "step-00000020")
+    assert threads.run(1, newest, tmp_path / "elsewhere")[0].step == 20

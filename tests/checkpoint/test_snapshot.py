@@ -1,0 +1,325 @@
+"""A restored training is the one that was saved: bit for bit on the same P × K, as its mean on others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint.training import METHODS, OPTIMIZERS, Net, Training, two_groups
+from torch import Tensor, nn, optim
+
+from hpcsgd.checkpoint import Checkpoints, capture, restore
+from hpcsgd.errors import JobError
+from hpcsgd.topology import form
+from hpcsgd.transport import Transport, threads
+
+SAVED, LAST = 4, 7
+
+
+def save(training: Training, folder: Path) -> None:
+    job = training.optimizer.job
+    state = capture(training.optimizer, shared={"epoch": 3}, own={"rank": torch.tensor(job.rank)})
+    Checkpoints(folder, job).write(training.t, state)
+
+
+def load(training: Training, folder: Path) -> tuple[Any, Any]:
+    saved = Checkpoints(folder, training.optimizer.job).newest()
+    assert saved is not None
+    shared, own = restore(saved, training.optimizer)
+    training.t = training.optimizer.t
+    return shared, own
+
+
+def saved_by(P: int, K: int, folder: Path, *arguments: Any, **options: Any) -> list[dict[str, Tensor]]:
+    """What each rank held when P × K ranks (as threads) saved."""
+
+    def one(world: Transport) -> dict[str, Tensor]:
+        training = Training(form(world, groups=P), *arguments, **options)
+        training.steps(SAVED)
+        save(training, folder)
+        return training.everything()
+
+    return threads.run(P * K, one)
+
+
+def assert_same(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert mine.keys() == expected.keys()
+    for name, value in mine.items():
+        assert value.dtype == expected[name].dtype, name
+        assert torch.equal(value, expected[name]), name
+
+
+def check_goes_on(run: Any, folder: Path, P: int, K: int, *arguments: Any, **options: Any) -> None:
+    def whole_and_resumed(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        job = form(world, groups=P)
+        whole = Training(job, *arguments, **options)
+        whole.steps(SAVED)
+        whole.optimizer.param_groups[0]["lr"] *= 0.5  # as a scheduler does
+        save(whole, folder)
+        whole.steps(LAST - SAVED)
+        resumed = Training(job, *arguments, **options)
+        shared, own = load(resumed, folder)
+        assert (resumed.t, shared, own) == (SAVED, {"epoch": 3}, {"rank": torch.tensor(job.rank)})
+        resumed.steps(LAST - SAVED)
+        for ours, theirs in zip(whole.optimizer.param_groups, resumed.optimizer.param_groups, strict=True):
+            assert {**ours, "params": 0} == {**theirs, "params": 0}
+        return whole.everything(), resumed.everything()
+
+    for whole, resumed in run(P * K, whole_and_resumed):
+        assert_same(resumed, whole)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
+def test_goes_on_bit_for_bit(run, tmp_path: Path, P: int, K: int, method: str, optimizer: str) -> None:
+    check_goes_on(run, tmp_path, P, K, optimizer, method)
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 1), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2), (8, 1)])
+@pytest.mark.parametrize("optimizer", ["AdamW", "whole tensors"])
+def test_goes_on_in_every_shape(run, tmp_path: Path, P: int, K: int, optimizer: str) -> None:
+    check_goes_on(run, tmp_path, P, K, optimizer)
+
+
+@pytest.mark.parametrize("options", [{"overlap": False}, {"elementwise": False}, {"bucket_mb": 25.0}])
+def test_goes_on_with_every_option(run, tmp_path: Path, options: dict[str, Any]) -> None:
+    check_goes_on(run, tmp_path, 2, 2, "AdamW", **options)
+
+
+class Narrow(nn.Module):
+    """Parameters and momentum in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(108, 3, dtype=torch.bfloat16)
+        self.narrower = nn.Linear(108, 3, dtype=torch.float16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.layer(x.bfloat16()).float() + self.narrower(x.half()).float()
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
+def test_narrow_parameters_go_on(run, tmp_path: Path, optimizer: str) -> None:
+    check_goes_on(run, tmp_path, 2, 2, optimizer, make=Narrow)
+
+
+SHAPES = [(1, 1), (1, 2), (2, 1), (1, 4), (4, 1), (2, 2), (2, 4), (4, 2)]
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "momentum", "ASGD"])
+@pytest.mark.parametrize(
+    ("now", "before"), [(shape, (2, 2)) for shape in SHAPES] + [((2, 2), shape) for shape in SHAPES]
+)
+def test_on_another_shape(
+    run, tmp_path: Path, before: tuple[int, int], now: tuple[int, int], optimizer: str
+) -> None:
+    """Every new group has the saved group's values if P is as it was, and else the mean of the saved ones."""
+
+    def restored(world: Transport) -> tuple[Any, dict[str, Tensor]]:
+        saved = saved_by(*before, tmp_path, optimizer) if world.rank == 0 else None
+        saved = world.gather_objects(saved)[0]
+        training = Training(form(world, groups=now[0]), optimizer)
+        shared, own = load(training, tmp_path)
+        assert shared == {"epoch": 3}
+        assert (own is None) == (before != now)
+        return saved, training.everything()
+
+    for rank, (saved, mine) in enumerate(run(now[0] * now[1], restored)):
+        groups = [saved[g * before[1]] for g in range(before[0])]
+        assert before[0] == 1 or not torch.equal(groups[0]["model.scale"], groups[1]["model.scale"])
+        expected = groups[rank // now[1]] if before[0] == now[0] else mean(groups)
+        buffers = [name for name in expected if "running" in name]
+        statistics = mean(saved) if before != now else saved[rank]
+        assert_close(mine, {**expected, **{name: statistics[name] for name in buffers}})
+
+
+def mean(saved: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    means = {}
+    for name, first in saved[0].items():
+        values = torch.stack([one[name] for one in saved])
+        means[name] = values.double().mean(0).to(first.dtype) if first.is_floating_point() else first
+    return means
+
+
+def assert_close(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert mine.keys() == expected.keys()
+    for name, value in mine.items():
+        eps = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+        torch.testing.assert_close(
+            value, expected[name], rtol=2 * eps, atol=0, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("now", "before"), [((4, 1), (2, 2)), ((1, 4), (2, 2)), ((2, 2), (4, 1)), ((1, 2), (2, 1))]
+)
+@pytest.mark.parametrize("optimizer", ["AdamW", "whole tensors"])
+def test_training_goes_on_elsewhere(run, tmp_path: Path, now: Any, before: Any, optimizer: str) -> None:
+    """As if the restored values had been there all along: the same as in a plain state_dict."""
+
+    def resumed(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        if world.rank == 0:
+            saved_by(*before, tmp_path, optimizer)
+        world.barrier()
+        job = form(world, groups=now[0])
+        first = Training(job, optimizer)
+        load(first, tmp_path)
+        second = Training(job, optimizer)
+        second.net.load_state_dict(copy.deepcopy(first.net.state_dict()))
+        second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
+        second.t = first.t
+        for training in (first, second):
+            training.steps(3)
+        return first.everything(), second.everything()
+
+    for first, second in run(now[0] * now[1], resumed):
+        assert_same(first, second)
+
+
+def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
+    """`bsp` never averages parameters: on the groups' own ones it would leave them apart for ever."""
+
+    def restored(world: Transport) -> tuple[Any, dict[str, Tensor]]:
+        saved = world.gather_objects(saved_by(2, 2, tmp_path) if world.rank == 0 else None)[0]
+        training = Training(form(world, groups=2), method="bsp")
+        load(training, tmp_path)
+        return saved, training.everything()
+
+    for saved, mine in run(4, restored):
+        expected = {n: v for n, v in mean([saved[0], saved[2]]).items() if "running" not in n}
+        assert_close({n: v for n, v in mine.items() if "running" not in n}, expected)
+
+
+def test_a_group_that_never_updated_a_parameter(run, tmp_path: Path) -> None:
+    """Its moments do not exist; the others' count."""
+
+    def rewritten(world: Transport) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        job = form(world, groups=2)
+        training = Training(job, "AdamW")
+        training.steps(2)
+        if job.g == 0:
+            training.optimizer.local.optimizer.state.clear()
+        everything = world.gather_objects(training.everything())
+        save(training, tmp_path)
+        alone = Training(form(world, groups=1), "AdamW")
+        load(alone, tmp_path)
+        return everything, alone.everything()
+
+    for everything, mine in run(2, rewritten):
+        moments = {name: value for name, value in everything[1].items() if not name.startswith("model.")}
+        assert moments
+        assert_same({n: v for n, v in mine.items() if not n.startswith("model.")}, moments)
+
+
+def changed(change: Callable[[Any], Any]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        net = Net()
+        change(net)
+        return net
+
+    return make
+
+
+OTHERS: dict[str, tuple[str, Callable[[], nn.Module], str]] = {
+    "another optimizer": ("AdamW", Net, r"optimizer: SGD in the checkpoint, AdamW in this job"),
+    "fewer param groups": ("plain", Net, "number of param groups: 2 in the checkpoint, 1 in this job"),
+    "a wider layer": (
+        "momentum",
+        changed(lambda net: setattr(net.head, "bias", nn.Parameter(torch.ones(4)))),
+        r"parameter head.bias: torch.float64 of \[3\].*torch.float32 of \[4\]",
+    ),
+    "a transposed layer": (
+        "momentum",
+        changed(lambda net: setattr(net.head, "weight", nn.Parameter(torch.ones(5, 3, dtype=torch.float64)))),
+        r"parameter head.weight: torch.float64 of \[3, 5\].*of \[5, 3\]",
+    ),
+    "a layer more": (
+        "momentum",
+        changed(lambda net: setattr(net, "more", nn.Linear(2, 2))),
+        "parameter more.weight: nothing in the checkpoint",
+    ),
+    "a layer less": (
+        "momentum",
+        changed(lambda net: setattr(net.encode, "bias", None)),
+        r"parameter encode.bias: .* nothing in this job",
+    ),
+    "other strides": (
+        "momentum",
+        changed(lambda net: net.conv.to(memory_format=torch.contiguous_format)),
+        r"conv.weight: torch.float32 of \[4, 3, 3, 3\] with strides \[27, 1, 9, 3\]",
+    ),
+    "another dtype": (
+        "momentum",
+        changed(lambda net: net.conv.double()),
+        "conv.weight: torch.float32.*torch.float64",
+    ),
+    "thawed": ("momentum", changed(lambda net: net.frozen.requires_grad_(True)), "parameter frozen.weight"),
+    "other buffers": (
+        "momentum",
+        changed(lambda net: setattr(net, "norm", nn.BatchNorm2d(4, track_running_stats=False))),
+        r"buffer norm.running_mean: .* nothing in this job",
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("n", [1, 2])
+def test_another_model_or_optimizer_is_refused(run, tmp_path: Path, other: str, n: int) -> None:
+    optimizer, make, message = OTHERS[other]
+
+    def refused(world: Transport) -> str:
+        if world.rank == 0:
+            saved_by(1, 2, tmp_path)
+        world.barrier()
+        training = Training(form(world), optimizer, make=make)
+        with pytest.raises(JobError, match=message) as caught:
+            load(training, tmp_path)
+        return str(caught.value)
+
+    messages = run(n, refused)
+    assert len(set(messages)) == 1
+    assert f"{tmp_path}/step-00000004: " in messages[0]
+
+
+def test_another_division_into_param_groups_is_refused(run, tmp_path: Path, monkeypatch) -> None:
+    def swapped(net: nn.Module) -> optim.Optimizer:
+        first, second = two_groups(net)
+        return optim.SGD([{"params": second["params"], "lr": 0.02}, {"params": first["params"]}], lr=0.1)
+
+    monkeypatch.setitem(OPTIMIZERS, "swapped", swapped)
+
+    def refused(world: Transport) -> None:
+        save(Training(form(world)), tmp_path)
+        with pytest.raises(JobError, match=r"param group 1 in the checkpoint, .* param group 0 in this job"):
+            load(Training(form(world), "swapped"), tmp_path)
+
+    run(2, refused)
+
+
+def test_a_file_that_one_rank_cannot_read_ends_all(run, tmp_path: Path) -> None:
+    """Rank 1 alone fails after the check; nobody waits for it in a collective."""
+
+    def unreadable(world: Transport) -> str:
+        training = Training(form(world))
+        save(training, tmp_path)
+        saved = Checkpoints(tmp_path, training.optimizer.job).newest()
+        assert saved is not None
+        if world.rank == 1:
+            training.optimizer.local.load_states = fail  # pyright: ignore[reportAttributeAccessIssue]
+        with pytest.raises((JobError, OSError)) as caught:
+            restore(saved, training.optimizer)
+        return str(caught.value)
+
+    def fail(*_: Any) -> None:
+        raise OSError("stale file handle")
+
+    assert run(2, unreadable) == [
+        "rank 1 of 2, reading a checkpoint: OSError: stale file handle",
+        "stale file handle",
+    ]

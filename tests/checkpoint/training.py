@@ -1,0 +1,131 @@
+"""Small trainings with everything in them that a checkpoint has to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.functional import cross_entropy
+
+import hpcsgd
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
+from hpcsgd.topology import Job
+
+EVERY = 3
+
+
+class Net(nn.Module):
+    """Batch norm, channels_last, frozen and tied weights, a single number, two dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.norm = nn.BatchNorm2d(4)
+        self.frozen = nn.Linear(4, 5).requires_grad_(False)
+        self.encode = nn.Linear(5, 5)
+        self.decode = nn.Linear(5, 5)
+        self.decode.weight = self.encode.weight
+        self.scale = nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(5, 3, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x)).relu().mean((2, 3))
+        x = self.decode(self.encode(self.frozen(x)).tanh()) * self.scale
+        return self.head(x.double())
+
+
+class Rows(optim.Optimizer):
+    """Needs whole tensors: steps of the length of the parameter's norm; keeps state of many shapes."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, group["lr"])
+
+    def _update(self, p: nn.Parameter, g: Tensor, lr: float) -> None:
+        state = self.state[p]
+        if not state:
+            state.update(
+                sums=torch.zeros_like(p), rows=torch.zeros(len(p) + 1 if p.dim() else 2), seen=0, norms=[]
+            )
+        state["sums"].mul_(0.9).add_(g)
+        state["rows"] += g.norm().float()
+        state["seen"] += 1
+        state["norms"] = [p.norm().item(), *state["norms"]][:2]
+        p -= lr * state["sums"] * p.norm() / state["rows"][0] / state["seen"]
+
+
+def two_groups(net: nn.Module) -> list[dict[str, Any]]:
+    trained = [p for p in net.parameters() if p.requires_grad]
+    return [{"params": trained[1::2], "lr": 0.02}, {"params": trained[0::2]}]
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
+    "momentum": lambda net: optim.SGD(two_groups(net), lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "AdamW": lambda net: optim.AdamW(two_groups(net), lr=0.01, amsgrad=True, betas=(0.8, 0.9)),
+    "plain": lambda net: optim.SGD(net.parameters(), lr=0.1),
+    "Adagrad": lambda net: optim.Adagrad(net.parameters(), lr=0.1),
+    "NAdam": lambda net: optim.NAdam(net.parameters(), lr=0.01),
+    "ASGD": lambda net: optim.ASGD(net.parameters(), lr=0.01),
+    "Rprop": lambda net: optim.Rprop(net.parameters(), lr=0.01),
+    "whole tensors": lambda net: Rows([p for p in net.parameters() if p.requires_grad], lr=0.1),
+}
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "bsp": bsp,
+    "hierarchical": lambda: hierarchical(EVERY),
+    "allreduce local SGD": lambda: allreduce_local_sgd(EVERY),
+}
+
+
+class Training:
+    """A net and an optimizer in a job; all ranks together see other samples in each step."""
+
+    def __init__(
+        self,
+        job: Job,
+        optimizer: str = "momentum",
+        method: str = "hierarchical",
+        *,
+        make: Callable[[], nn.Module] = Net,
+        **options: Any,
+    ) -> None:
+        self.net = make()
+        generator = torch.Generator().manual_seed(job.rank)  # torch's own is shared by all threads
+        with torch.no_grad():
+            for p in self.net.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator) / 2)
+        options = {"bucket_mb": 1e-4, **options}
+        self.optimizer = hpcsgd.DistributedOptimizer(
+            OPTIMIZERS[optimizer](self.net), self.net, job, METHODS[method](), **options
+        )
+        self.t = 0
+
+    def steps(self, n: int) -> None:
+        for _ in range(n):
+            generator = torch.Generator().manual_seed(100 * self.t + self.optimizer.job.rank)
+            x, y = (
+                torch.randn(4, 3, 6, 6, generator=generator),
+                torch.randint(0, 3, (4,), generator=generator),
+            )
+            self.optimizer.zero_grad()
+            cross_entropy(self.net(x), y).backward()
+            self.optimizer.step()
+            self.t += 1
+
+    def everything(self) -> dict[str, Tensor]:
+        """The model and the optimizer's state over whole parameters; collective."""
+        found = {f"model.{name}": value.clone() for name, value in self.net.state_dict().items()}
+        state = self.optimizer.state_dict()["state"]
+        for i, values in state.items():
+            for name, value in values.items():
+                if value is not None:
+                    found[f"{i}.{name}"] = torch.as_tensor(value, dtype=None).clone()
+        return found

@@ -1,0 +1,46 @@
+"""Machines made of one machine: a throwaway Slurm, hosts with slow links. They leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from system.machines import MPIEXEC, Network, free_ports, script, skip_unless_mpich, skip_unless_root_with
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[dict[str, str]]:
+    """The environment of a user of a Slurm with four nodes of four cores."""
+    skip_unless_root_with("slurmctld", "slurmd", "srun", "munged", "setpriv")
+    nodes = 4
+    # Not pytest's own folder: munge, another user, has to get in.
+    root = Path(tempfile.mkdtemp(prefix="hpcsgd-slurm-"))
+    try:
+        script("slurm-up.sh", root, nodes, 4, free_ports(nodes + 1))
+        yield {"SLURM_CONF": str(root / "slurm.conf"), "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
+    finally:
+        script("slurm-down.sh", root)
+        shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    """Four hosts with links of 100 Mbit/s."""
+    skip_unless_root_with("ip", "tc", "unshare")
+    skip_unless_mpich()
+    if not MPIEXEC.exists():
+        pytest.skip("no mpiexec beside this Python")
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this root may not make network namespaces")
+    net = Network(f"hpcsgd-{os.getpid()}", 4)
+    try:
+        script("net-up.sh", net.name, net.hosts, "100mbit")
+        yield net
+    finally:
+        script("net-down.sh", net.name, net.hosts)

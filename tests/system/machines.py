@@ -1,0 +1,85 @@
+"""What it takes to make several machines of one: skip where that is not possible, call the scripts, start jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+
+
+def skip_unless_root_with(*commands: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    missing = [command for command in commands if shutil.which(command) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+
+
+def skip_unless_mpich() -> None:
+    call = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())"]
+    library = subprocess.run(call, capture_output=True, text=True, check=True).stdout
+    if "MPICH" not in library:
+        pytest.skip(f"written for MPICH, not for {library.splitlines()[0]}")
+
+
+def launch(
+    command: Sequence[str | Path], env: Mapping[str, str], timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """A job started as a user would from a fresh shell: without the variables of an outer launcher."""
+    outer = ("PMI", "OMPI_", "PRTE_", "PMIX_", "SLURM_", "HYDI_", "MPIR_CVAR_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
+    return subprocess.run(
+        command,
+        env=clean | {"OMP_NUM_THREADS": "1"} | env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def script(name: str, *args: str | Path | int) -> None:
+    """Run the script beside this file; what it prints is the message where it fails."""
+    call = [HERE / name, *map(str, args)]
+    done = subprocess.run(call, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, f"{name}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+
+
+def free_ports(n: int) -> int:
+    """The first of n ports in a row that nobody listens on."""
+    for first in range(16817, 32000, n):
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + n):
+                held.enter_context(socket.socket()).bind(("", port))
+            return first
+    pytest.skip(f"no {n} free ports in a row")
+
+
+class Network:
+    """Hosts 10.77.0.1, 10.77.0.2 … with links of `rate`, as made by net-up.sh."""
+
+    def __init__(self, name: str, hosts: int) -> None:
+        self.name = name
+        self.hosts = hosts
+
+    def mpiexec(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """One rank on every host."""
+        addresses = ",".join(f"10.77.0.{i + 1}" for i in range(self.hosts))
+        launcher = [
+            *("ip", "netns", "exec", f"{self.name}-0", MPIEXEC),
+            *("-launcher", "ssh", "-launcher-exec", HERE / "net-agent.sh"),
+            *("-iface", "switch", "-hosts", addresses, "-ppn", "1", "-n", str(self.hosts)),
+        ]
+        env = {"HPCSGD_NET": self.name, "FI_PROVIDER": "tcp", "MPIR_CVAR_CH4_NETMOD": "ofi"}
+        return launch([*launcher, *command], env)

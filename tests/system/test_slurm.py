@@ -1,0 +1,60 @@
+"""Jobs under a real Slurm: four virtual nodes, one rank on each."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import pytest
+
+from system.machines import launch, skip_unless_mpich
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+WORLD = """
+import json, hpcsgd
+job = hpcsgd.init(groups=2)
+print(json.dumps([job.world.rank, job.world.size, job.P, job.K]), flush=True)
+"""
+
+ONE_RANK_FAILS = """
+import time, torch, hpcsgd
+job = hpcsgd.init(groups=2)
+job.world.barrier()
+if job.world.rank == 2:
+    print(time.time(), flush=True)
+    raise RuntimeError("only rank 2 knows")
+job.world.allreduce(torch.ones(1)).wait()
+"""
+
+
+@pytest.fixture
+def srun(slurm):
+    skip_unless_mpich()  # whose srun plugin, pmi2, every Slurm has
+
+    def call(program, *options):
+        return launch(["srun", "-n", "4", "-N", "4", *options, sys.executable, "-c", program], slurm)
+
+    return call
+
+
+def test_four_ranks_see_one_world(srun):
+    done = srun(WORLD, "--mpi=pmi2")
+    assert done.returncode == 0, done.stderr
+    assert sorted(map(json.loads, done.stdout.splitlines())) == [[rank, 4, 2, 2] for rank in range(4)]
+
+
+def test_four_worlds_of_one_rank_are_an_error(srun):
+    done = srun(WORLD)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "started 4 ranks" in done.stderr
+    assert "a world of 1" in done.stderr
+
+
+def test_an_exception_in_one_rank_ends_the_step(srun):
+    done = srun(ONE_RANK_FAILS, "--mpi=pmi2")
+    assert done.returncode != 0
+    assert time.time() - float(done.stdout) < 10
+    assert done.stderr.count("RuntimeError: only rank 2 knows") == 1
