@@ -17,7 +17,7 @@ class JobError(UserError):
 
 @contextmanager
 def located(place: str) -> Iterator[None]:
-    """Begin the message of a `UserError` raised inside with the place in the configuration that it is about."""
+    """Begin the message of a `UserError` raised inside with the place in the configuration it is about."""
     try:
         yield
     except UserError as error:

@@ -74,7 +74,7 @@ class DistributedOptimizer(optim.Optimizer):
         self._exchanged = False
         self._stepping = False
         self._laid_out = False
-        super().__init__(optimizer.param_groups, {})
+        super().__init__(optimizer.param_groups, dict(optimizer.defaults))
         self._laid_out = True
         self.state = optimizer.state
         optimizer.zero_grad = self.zero_grad  # whoever still holds it means the model's gradients

@@ -77,11 +77,11 @@ def rule(first: Any, second: int = 2, *, third: int) -> tuple[Any, int, int]:
 
 
 def test_arguments_are_passed() -> None:
-    assert call(rule, {"third": 3}, "here", 1) == (1, 2, 3)
-    assert call(rule, {"first": 0, "second": 1, "third": 3}, "here") == (0, 1, 3)
-    assert call(dict, {"a": 1}, "here") == {"a": 1}
+    assert call(rule, {"third": 3}, 1) == (1, 2, 3)
+    assert call(rule, {"first": 0, "second": 1, "third": 3}) == (0, 1, 3)
+    assert call(dict, {"a": 1}) == {"a": 1}
     weights = [torch.nn.Parameter(torch.zeros(1))]
-    assert call(torch.optim.SGD, {"lr": 0.25}, "here", weights).param_groups[0]["lr"] == 0.25
+    assert call(torch.optim.SGD, {"lr": 0.25}, weights).param_groups[0]["lr"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -90,17 +90,17 @@ def test_arguments_are_passed() -> None:
         (
             rule,
             {"thirds": 3},
-            "here: rule has no argument 'thirds'; did you mean 'third'? Allowed: second, third",
+            "rule has no argument 'thirds'; did you mean 'third'? Allowed: second, third",
         ),
-        (rule, {"first": 3}, "here: rule has no argument 'first'"),
-        (rule, {"second": 3}, "here: rule needs 'third'; given: second"),
-        (lambda first: first, {"x": 1}, "here: <lambda> has no argument 'x'; it takes none"),
-        (torch.optim.SGD, {"lrr": 0.1}, "here: SGD has no argument 'lrr'; did you mean 'lr'"),
+        (rule, {"first": 3}, "rule has no argument 'first'"),
+        (rule, {"second": 3}, "rule needs 'third'; given: second"),
+        (lambda first: first, {"x": 1}, "<lambda> has no argument 'x'; it takes none"),
+        (torch.optim.SGD, {"lrr": 0.1}, "SGD has no argument 'lrr'; did you mean 'lr'"),
     ],
 )
 def test_wrong_arguments(function: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        call(function, arguments, "here", [torch.nn.Parameter(torch.zeros(1))])
+        call(function, arguments, [torch.nn.Parameter(torch.zeros(1))])
     assert message in str(caught.value)
 
 
@@ -109,5 +109,5 @@ def test_what_the_function_raises_comes_through() -> None:
         raise TypeError("fails() got an unexpected keyword argument 'value'")
 
     with pytest.raises(TypeError) as caught:
-        call(fails, {"value": 1}, "here")
+        call(fails, {"value": 1})
     assert not isinstance(caught.value, UserError)

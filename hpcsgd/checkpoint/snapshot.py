@@ -123,7 +123,7 @@ def _layout(x: Tensor) -> str:
 
 
 def _require_same(saved: Saved, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
-    for what in {**ours, **theirs}:
+    for what in sorted({**ours, **theirs}, key=lambda what: what in ours and what in theirs):
         if ours.get(what) != theirs.get(what):
             raise UserError(
                 f"{saved.path}: {what}: {theirs.get(what, 'nothing')} in the checkpoint, "

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from hpcsgd.cli.data import data
+from hpcsgd.cli.doctor import doctor
 from hpcsgd.cli.train import train
 
 app = App(
@@ -20,6 +21,7 @@ app = App(
 )
 app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--SECTION.KEY VALUE]...")
 app.command(data)
+app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--store FILE]")
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -12,14 +12,15 @@ from torch.utils.data import DataLoader
 
 from hpcsgd import models
 from hpcsgd.data import Sampler, Store, crop_and_flip
-from hpcsgd.errors import UserError, near_miss
+from hpcsgd.errors import UserError, located, near_miss
 from hpcsgd.lr import WarmUp, lr_scale
 from hpcsgd.methods import METHODS, PARTS, Method
 from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.reference import call, resolve
+from hpcsgd.reference import build, call_named, resolve
 from hpcsgd.topology import Job
 from hpcsgd.training.config import Config
 from hpcsgd.training.generators import seed_generators
+from hpcsgd.training.trial import require_fitting
 
 Transform = Callable[[Tensor, Generator], Tensor]
 TRANSFORMS: Mapping[str, Transform] = {"crop_and_flip": crop_and_flip}
@@ -47,22 +48,24 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
 
     Raises `JobError` naming file and key.
     """
-    with job.together("preparing the run"):
-        train, test = Store(config.data.store, "train"), Store(config.data.store, "test")
-        batch = _batch_of_rank(config.data.batch_size, job.K, source)
-        sampler = Sampler(train, job, seed=config.seed)
-        transform = resolve(config.data.transform, TRANSFORMS) if config.data.transform else _unchanged
+    with job.together("preparing the run"), located(source):
+        with located("[data] store"):
+            train, test = Store(config.data.store, "train"), Store(config.data.store, "test")
+            sampler = Sampler(train, job, seed=config.seed)
+        batch = _batch_of_rank(config.data.batch_size, job.K)
+        transform = _transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
-        model = models.build(config.model.build, config.model.arguments, f"{source}: [model.arguments]")
-        inner = _optimizer(config, model, job.P, source)
-        method = _method(config, source)
+        model = models.build(config.model.build, config.model.arguments)
+        require_fitting(model, train, config.model.build)
+        inner = _optimizer(config, model, job.P)
+        method = _method(config)
     seed_generators(config.seed + 1 + job.rank)  # from here on chance (dropout) differs between ranks
     optimizer = DistributedOptimizer(inner, model, job, method)
     steps_per_epoch = -(-len(sampler) // batch)
-    with job.together("preparing the run"):
+    with job.together("preparing the run"), located(source):
         start = 1 / lr_scale(config.schedule.scaling, job.P)
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
-        scheduler = _scheduler(config, optimizer, source)
+        scheduler = _scheduler(config, optimizer)
     return Assembly(
         model=model,
         optimizer=optimizer,
@@ -77,53 +80,51 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     )
 
 
-def _batch_of_rank(B: int, K: int, source: str) -> int:
+def _batch_of_rank(B: int, K: int) -> int:
     if B % K:
         raise UserError(
-            f"{source}: [data] batch_size = {B} is the batch of a group of {K} ranks: give a multiple of {K}"
+            f"[data] batch_size = {B} is the batch of a group of {K} ranks: give a multiple of {K}"
         )
     return B // K
 
 
-def _optimizer(config: Config, model: nn.Module, P: int, source: str) -> optim.Optimizer:
-    table = _subclasses(optim, optim.Optimizer)
-    make = resolve(config.optimizer.build, table)
+def _optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
+    name, arguments = config.optimizer.build, config.optimizer.arguments
+    if "lr" in arguments:
+        raise UserError("[optimizer.arguments]: lr = ...: give it as lr of [optimizer], for one group")
     lr = config.optimizer.lr * lr_scale(config.schedule.scaling, P)
-    where = f"{source}: [optimizer.arguments]"
-    made = call(make, {"lr": lr, **config.optimizer.arguments}, where, model.parameters())
-    if not isinstance(made, optim.Optimizer):
-        raise UserError(
-            f"{source}: [optimizer] build = {config.optimizer.build!r}: returned {type(made).__name__}"
-        )
-    return made
+    table = _subclasses(optim, optim.Optimizer)
+    return build("optimizer", name, table, {"lr": lr, **arguments}, optim.Optimizer, model.parameters())
 
 
-def _scheduler(config: Config, optimizer: optim.Optimizer, source: str) -> LRScheduler | None:
+def _scheduler(config: Config, optimizer: optim.Optimizer) -> LRScheduler | None:
     schedule = config.schedule
     if schedule.build is None:
         return None
     table = _subclasses(optim.lr_scheduler, LRScheduler)
-    where = f"{source}: [schedule.arguments]"
-    made = call(resolve(schedule.build, table), schedule.arguments, where, optimizer)
-    if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
+    made = build("schedule", schedule.build, table, schedule.arguments, LRScheduler, optimizer)
+    if isinstance(made, ReduceLROnPlateau):
         raise UserError(
-            f"{source}: [schedule] build = {schedule.build!r}: this is a {type(made).__name__}; allowed are "
-            f"schedulers that go by the number of steps or epochs alone"
+            "[schedule] build: ReduceLROnPlateau goes by results; allowed are schedulers that go by "
+            "the number of steps or epochs alone"
         )
     return made
 
 
-def _method(config: Config, source: str) -> Method:
-    factory = resolve(config.method.name, METHODS)
-    arguments = {key: _part(key, value, source) for key, value in config.method.arguments.items()}
-    return call(factory, arguments, f"{source}: [method] {config.method.name}")
+def _method(config: Config) -> Method:
+    name = config.method.name
+    with located("[method] name"):
+        factory = resolve(name, METHODS)
+    with located("[method]"):
+        arguments = {key: _part(key, value) for key, value in config.method.arguments.items()}
+        return call_named(name, factory, METHODS, arguments)
 
 
-def _part(key: str, value: Any, source: str) -> Any:
+def _part(key: str, value: Any) -> Any:
     if key not in PARTS:
         return value
-    if value not in PARTS[key]:
-        raise UserError(f"{source}: [method] {key} = {value!r}: {near_miss(str(value), PARTS[key])}")
+    if not isinstance(value, str) or value not in PARTS[key]:
+        raise UserError(f"{key} = {value!r}: {near_miss(str(value), PARTS[key])}")
     return PARTS[key][value]
 
 
@@ -142,7 +143,15 @@ def _loader(train: Store, sampler: Sampler, batch: int, workers: int) -> DataLoa
 
 def _subclasses(module: Any, base: type) -> dict[str, type]:
     found = {name: value for name, value in vars(module).items() if isinstance(value, type)}
-    return {name: cls for name, cls in found.items() if issubclass(cls, base) and cls is not base}
+    public = {name: cls for name, cls in found.items() if not name.startswith("_")}
+    return {name: cls for name, cls in public.items() if issubclass(cls, base) and cls is not base}
+
+
+def _transform(name: str | None) -> Transform:
+    if name is None:
+        return _unchanged
+    with located("[data] transform"):
+        return resolve(name, TRANSFORMS)
 
 
 def _unchanged(x: Tensor, _: Generator) -> Tensor:

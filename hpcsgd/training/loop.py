@@ -57,6 +57,7 @@ class Loop:
         """Train to the end; why it stopped early, or None. Collective."""
         total = self._config.epochs * self._parts.steps_per_epoch
         done = self._parts.optimizer.t
+        self._meter.pause()
         with Progress(total, self._config.epochs, first_step=done) as self._progress:
             while self._epoch < self._config.epochs:
                 reason = self._finish_epoch()

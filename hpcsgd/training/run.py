@@ -12,6 +12,7 @@ import torch
 
 from hpcsgd.checkpoint import Checkpoints, restore
 from hpcsgd.data.atomic import replacing
+from hpcsgd.errors import located
 from hpcsgd.topology import Job, form_as_launched, together
 from hpcsgd.training import run_folder
 from hpcsgd.training.assembly import Assembly, assemble
@@ -30,6 +31,15 @@ def run(path: Path, overrides: Sequence[str] = (), resume: bool = False) -> None
 
     Ends with exit code `STOPPED` after a signal or the time limit, with a checkpoint to go on from.
     """
+    try:
+        reason = _run(path, overrides, resume)
+    except SystemExit as left:  # of the user's model, say: the other ranks would wait for this one
+        raise RuntimeError(f"exit with code {left.code!r} in the middle of training") from left
+    if reason is not None:
+        leave_together(STOPPED)
+
+
+def _run(path: Path, overrides: Sequence[str], resume: bool) -> str | None:
     from hpcsgd.transport import mpi  # MPI starts when it is imported
 
     world = mpi.world()
@@ -38,14 +48,13 @@ def run(path: Path, overrides: Sequence[str] = (), resume: bool = False) -> None
     world.timeout = config.job.timeout
     torch.set_num_threads(config.training.threads)
     _log_to_stdout(world.rank)
-    job = form_as_launched(world, config.job.groups, config.job.group_size)
+    with located(f"{path}: [job]"):
+        job = form_as_launched(world, config.job.groups, config.job.group_size)
     stopping = Stopping(job, config.training.time_limit)
-    parts = assemble(config, job, path.name)
+    parts = assemble(config, job, str(path))
     with ExitStack() as open_files:
         _open_folder(config, job, resume, open_files)
-        reason = _train(config, parts, stopping, resume, open_files)
-    if reason is not None:
-        leave_together(STOPPED)
+        return _train(config, parts, stopping, resume, open_files)
 
 
 def _train(

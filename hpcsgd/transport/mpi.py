@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from mpi4py import MPI
 from torch import Tensor
 
 from hpcsgd.errors import JobError
@@ -16,6 +16,10 @@ from hpcsgd.transport.backend import ANY, Backend, Reduction
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.ending import guard
 from hpcsgd.transport.launcher import check_world, intended_rank
+
+with warnings.catch_warnings():  # `world` tells the same, once, and what to do
+    warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+    from mpi4py import MPI
 
 # MPI only moves these, so any type of the same width will do (bfloat16 is unknown to MPI and numpy alike).
 _CARRIERS = {
@@ -41,7 +45,7 @@ _LEVELS = {
 }
 # Elements a single reduction takes: below 2^31, which older libraries count in a C int.
 _LARGEST = 1 << 30
-# And a single allreduce: libraries make room for a second x, which beyond the caches takes longer than the sum.
+# And a single allreduce: libraries make room for a second x, which if large takes longer than the sum itself.
 _PIECE = 1 << 22
 # Seconds: how long to look for the end of an operation without a pause, and the longest pause thereafter.
 _EAGER = 1e-4
@@ -169,7 +173,7 @@ def _check_launch(world: Transport) -> None:
     except JobError:
         if intended_rank(os.environ) > 0:  # alone in a world of its own: the launcher's first rank tells
             time.sleep(1.0)
-            raise SystemExit(1) from None
+            os._exit(1)
         raise
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise JobError(f"{library} gives threads the level {thread_level()}; MULTIPLE is needed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,18 +105,23 @@ class Narrow(nn.Module):
         return self.layer(x.bfloat16()).float() + self.narrower(x.half()).float()
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
-def test_narrow_parameters_go_on(run, tmp_path: Path, optimizer: str) -> None:
-    check_goes_on(run, tmp_path, 2, 2, optimizer, make=Narrow)
+def test_narrow_parameters_go_on(run, tmp_path: Path) -> None:
+    check_goes_on(run, tmp_path, 2, 2, "momentum", make=Narrow)
 
 
 SHAPES = [(1, 1), (1, 2), (2, 1), (1, 4), (4, 1), (2, 2), (2, 4), (4, 2)]
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "momentum", "ASGD"])
-@pytest.mark.parametrize(
-    ("now", "before"), [(shape, (2, 2)) for shape in SHAPES] + [((2, 2), shape) for shape in SHAPES]
-)
+FROM_2_2 = [(shape, (2, 2), "AdamW") for shape in SHAPES]
+TO_2_2 = [((2, 2), shape, "AdamW") for shape in SHAPES if shape != (2, 2)]
+OTHER_STATES = [
+    (now, before, name)
+    for name in ("momentum", "ASGD")
+    for now, before in [((4, 1), (2, 2)), ((1, 2), (2, 2)), ((1, 1), (2, 2)), ((2, 2), (1, 1))]
+]
+
+
+@pytest.mark.parametrize(("now", "before", "optimizer"), FROM_2_2 + TO_2_2 + OTHER_STATES)
 def test_on_another_shape(
     run, tmp_path: Path, before: tuple[int, int], now: tuple[int, int], optimizer: str
 ) -> None:
@@ -151,9 +157,8 @@ def assert_close(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert mine.keys() == expected.keys()
     for name, value in mine.items():
         eps = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
-        torch.testing.assert_close(
-            value, expected[name], rtol=2 * eps, atol=0, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        told = functools.partial("{}: {}".format, name)
+        torch.testing.assert_close(value, expected[name], rtol=2 * eps, atol=0, msg=told)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +262,7 @@ OTHERS: dict[str, tuple[str, Callable[[], nn.Module], str]] = {
     "another dtype": (
         "momentum",
         changed(lambda net: net.conv.double()),
-        "conv.weight: torch.float32.*torch.float64",
+        "conv.weight: .*float32.*float64",
     ),
     "thawed": ("momentum", changed(lambda net: net.frozen.requires_grad_(True)), "parameter frozen.weight"),
     "other buffers": (
@@ -319,7 +324,6 @@ def test_a_file_that_one_rank_cannot_read_ends_all(run, tmp_path: Path) -> None:
     def fail(*_: Any) -> None:
         raise OSError("stale file handle")
 
-    assert run(2, unreadable) == [
-        "rank 1 of 2, reading a checkpoint: OSError: stale file handle",
-        "stale file handle",
-    ]
+    first, second = run(2, unreadable)
+    assert first.startswith("rank 1 of 2, reading a checkpoint: OSError: stale file handle")
+    assert second == "stale file handle"

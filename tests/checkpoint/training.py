@@ -127,5 +127,5 @@ class Training:
         for i, values in state.items():
             for name, value in values.items():
                 if value is not None:
-                    found[f"{i}.{name}"] = torch.as_tensor(value, dtype=None).clone()
+                    found[f"{i}.{name}"] = torch.as_tensor(value).clone()
         return found

@@ -87,15 +87,15 @@ def test_small_models() -> None:
         (
             "resnet20",
             {"class": 10},
-            r"job.toml \[model.arguments\]: resnet20 has no argument 'class'; did you",
+            r"\[model.arguments\]: resnet20 has no argument 'class'; did you",
         ),
-        ("mlp", {}, r"job.toml \[model.arguments\]: mlp needs 'inputs'; given: none"),
-        ("builtins:dict", {"a": 1}, "model 'builtins:dict': returned dict, not a torch.nn.Module"),
+        ("mlp", {}, r"\[model.arguments\]: mlp needs 'inputs'; given: none"),
+        ("builtins:dict", {"a": 1}, "'builtins:dict' returned dict, not a Module"),
     ],
 )
 def test_what_cannot_be_built(name: str, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        build(name, arguments, where="job.toml [model.arguments]")
+        build(name, arguments)
 
 
 def test_the_users_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

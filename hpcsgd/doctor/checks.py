@@ -1,0 +1,104 @@
+"""What can be judged from the ranks' answers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+from hpcsgd.doctor.finding import Finding, error, ok, warning
+from hpcsgd.doctor.patient import Patient
+from hpcsgd.topology import groups_across_nodes
+from hpcsgd.transport.launcher import intended_size
+
+
+def check(patients: Sequence[Patient], K: int, environ: Mapping[str, str]) -> list[Finding]:
+    """What there is to say about a job of these ranks in groups of `K`, started in `environ`."""
+    return [
+        launcher(len(patients), environ),
+        *cores(patients),
+        *threads(patients),
+        groups([patient.node for patient in patients], K),
+        versions(patients),
+        extra("sklearn", "scikit-learn", "examples", "hpcsgd data convert digits"),
+    ]
+
+
+def launcher(size: int, environ: Mapping[str, str]) -> Finding:
+    """More ranks than MPI sees are refused earlier, where the world is made."""
+    meant = intended_size(environ)
+    if meant is not None:
+        return ok(f"launcher: {meant[0]} ranks started by {meant[1]}, MPI sees {size}")
+    tasks = environ.get("SLURM_NTASKS", "1")
+    command = "srun hpcsgd doctor" if tasks != "1" else "mpiexec -n 4 hpcsgd doctor, or srun -n 4 ..."
+    return warning(f"launcher: none, so this is one rank: start {command}")
+
+
+def cores(patients: Sequence[Patient]) -> list[Finding]:
+    """Ranks that share cores wait for each other."""
+    found = []
+    for host, ranks in _by_node(patients).items():
+        have = len(_cpus(ranks))
+        if len(ranks) > have:
+            found.append(
+                warning(
+                    f"cores: {len(ranks)} ranks share {have} cores of {host}: start at most {have} there "
+                    "(--ntasks-per-node) or ask for more (--cpus-per-task)"
+                )
+            )
+    return found or [ok("cores: at least one for each rank")]
+
+
+def threads(patients: Sequence[Patient]) -> list[Finding]:
+    """More busy threads than cores; where there are too few cores even for the ranks, `cores` has said so."""
+    found = []
+    for host, ranks in _by_node(patients).items():
+        have, busy = len(_cpus(ranks)), sum(patient.threads for patient in ranks)
+        if busy > max(have, len(ranks)):
+            found.append(
+                warning(
+                    f"threads: {len(ranks)} ranks with {busy} threads in all on {have} cores of {host}: "
+                    f"set OMP_NUM_THREADS={max(have // len(ranks), 1)} and [training] threads alike"
+                )
+            )
+    return found or [ok("threads: not more than cores or ranks")]
+
+
+def groups(nodes: Sequence[int], K: int) -> Finding:
+    """A group of many nodes sends its gradients over the network at every step."""
+    P = len(nodes) // K
+    spread = groups_across_nodes(nodes, K)
+    if spread:
+        return warning(
+            f"groups: {len(spread)} of {P} groups of {K} ranks are on more than one node, their gradients "
+            "cross the network at every step: let group_size divide the ranks of a node"
+        )
+    return ok(f"groups: {P} of {K} ranks, each on one node")
+
+
+def versions(patients: Sequence[Patient]) -> Finding:
+    """Ranks of one job run the same software."""
+    for patient in patients:
+        if patient.versions != patients[0].versions:
+            return error(
+                f"versions: rank 0 on {patients[0].host} has {patients[0].versions}, but rank {patient.rank} "
+                f"on {patient.host} has {patient.versions}: use one environment on all nodes"
+            )
+    return ok(f"versions: {patients[0].versions}")
+
+
+def extra(module: str, package: str, name: str, use: str) -> Finding:
+    """An optional dependency, which only `use` needs."""
+    if find_spec(module) is not None:
+        return ok(f"extra: {package} is installed")
+    return ok(f"extra: {package} is not installed; only `{use}` needs it (pip install 'hpcsgd[{name}]')")
+
+
+def _by_node(patients: Sequence[Patient]) -> dict[str, list[Patient]]:
+    nodes: dict[int, list[Patient]] = {}
+    for patient in patients:
+        nodes.setdefault(patient.node, []).append(patient)
+    return {f"node {ranks[0].host}": ranks for ranks in nodes.values()}
+
+
+def _cpus(patients: Sequence[Patient]) -> set[int]:
+    return set().union(*(patient.cpus for patient in patients))

@@ -1,0 +1,48 @@
+"""One line of the doctor's report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Level(Enum):
+    """How bad it is. Training works in spite of a warning, but slower than it could."""
+
+    OK = "OK"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found and, where that is not good, what to do."""
+
+    level: Level
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level.value:<8} {self.text}"
+
+
+def ok(text: str) -> Finding:
+    return Finding(Level.OK, text)
+
+
+def warning(text: str) -> Finding:
+    return Finding(Level.WARNING, text)
+
+
+def error(text: str) -> Finding:
+    return Finding(Level.ERROR, text)
+
+
+def numbers(values: list[int]) -> str:
+    """Sorted numbers in short: ``0-3,8``."""
+    runs: list[list[int]] = []
+    for value in sorted(set(values)):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1][-1:] = [runs[-1][-1], value] if len(runs[-1]) == 1 else [value]
+        else:
+            runs.append([value])
+    return ",".join("-".join(map(str, run)) for run in runs)

@@ -1,0 +1,120 @@
+"""Bytes as recorded equal the formulas of the hierarchical local SGD paper (eqs. 5 to 8), exactly."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import nn, optim
+
+import hpcsgd
+from hpcsgd.averagers import Averaged
+from hpcsgd.exchanges import ReduceScatter
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
+from hpcsgd.topology import form
+from hpcsgd.transport import Transport
+
+SHAPES = [(1, 2), (2, 2), (4, 1), (2, 4), (4, 2), (1, 4), (2, 1)]
+EVERY, STEPS = 2, 6
+WIDTH = 4  # bytes of a float32
+M = 16 * 24
+
+
+def recorded(world: Transport, P: int, method: Method, features: int = 24) -> dict[str, float]:
+    """Bytes by phase of STEPS steps, set-up left out."""
+    job = form(world, groups=P)
+    net = nn.Linear(features, 16, bias=False)
+    inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
+    before = world.ledger.totals()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        net(torch.ones(2, features)).square().mean().backward()
+        optimizer.step()
+    return {name: total.bytes for name, total in world.ledger.since(before).items() if total.bytes}
+
+
+def T0(K: int, M: int = M) -> Fraction:
+    """Of a step, all-to-all (eq. 6); the allgather T2 (eq. 8) is as much."""
+    return Fraction(M * (K - 1), K) * WIDTH
+
+
+def T1(P: int, K: int, M: int = M) -> Fraction:
+    """Of a meeting (eq. 7)."""
+    return 2 * Fraction(M, K) * Fraction(P - 1, P) * WIDTH
+
+
+def allreduce(p: int, M: int = M) -> Fraction:
+    """Rabenseifner's (eq. 4)."""
+    return 2 * Fraction(p - 1, p) * M * WIDTH
+
+
+def without_zeros(**phases: Fraction) -> dict[str, float]:
+    return {name: float(value) for name, value in phases.items() if value}
+
+
+def of_distance(P: int, K: int) -> Fraction:
+    return 2 * (Fraction(K - 1, K) + Fraction(P - 1, P)) * 8
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+@pytest.mark.parametrize("exchange", [None, ReduceScatter()])
+def test_hierarchical(run, P: int, K: int, exchange: ReduceScatter | None) -> None:
+    method = hierarchical(EVERY, exchange) if exchange else hierarchical(EVERY)
+    meetings = STEPS // EVERY if P > 1 else 0
+    expected = without_zeros(
+        gradients=STEPS * T0(K),
+        parameters=STEPS * T0(K),
+        average=meetings * T1(P, K),
+        distance=meetings * of_distance(P, K),
+    )
+    for counted in run(P * K, recorded, P, method):
+        assert counted == expected
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_the_papers_baseline(run, P: int, K: int) -> None:
+    meetings = STEPS // EVERY if P > 1 else 0
+    expected = without_zeros(
+        gradients=STEPS * allreduce(K),
+        average=meetings * allreduce(P),
+        distance=meetings * 2 * Fraction(P - 1, P) * 8,
+    )
+    for counted in run(P * K, recorded, P, allreduce_local_sgd(EVERY)):
+        assert counted == expected
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_bsp(run, P: int, K: int) -> None:
+    """In two levels the slow links between groups carry M/K a rank."""
+    expected = without_zeros(gradients=STEPS * (T0(K) + T1(P, K)), parameters=STEPS * T0(K))
+    for counted in run(P * K, recorded, P, bsp()):
+        assert counted == expected
+
+
+@pytest.mark.parametrize(("P", "K"), [(2, 2), (4, 2)])
+def test_averaged_moments_are_counted_apart(run, P: int, K: int) -> None:
+    for counted in run(P * K, recorded, P, hierarchical(EVERY, moments=Averaged)):
+        assert counted["moments"] == counted["average"] == float(STEPS // EVERY * T1(P, K))
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 4)])
+def test_padding_adds_itself_and_no_more(run, P: int, K: int) -> None:
+    """21 elements travel as 24 among 4 positions: chunks are ⌈M/K⌉."""
+
+    def padded(world: Transport) -> dict[str, float]:
+        job = form(world, groups=P)
+        net = nn.Linear(7, 3)  # 24 elements in all, 3 of them biases, in one bucket: no padding
+        odd = nn.Linear(6, 3)  # 21 elements: 3 of padding
+        counts = []
+        for model in (net, odd):
+            optimizer = hpcsgd.DistributedOptimizer(optim.SGD(model.parameters(), 0.1), model, job, bsp())
+            before = world.ledger.totals()
+            model(torch.ones(1, model.in_features)).sum().backward()
+            optimizer.step()
+            counts.append(world.ledger.since(before)["parameters"].bytes)
+        return dict(zip(("whole", "odd"), counts, strict=True))
+
+    for counted in run(P * K, padded):
+        assert counted["whole"] == counted["odd"] == float(T0(K, 24))

@@ -1,0 +1,35 @@
+"""What the job files of these tests name."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch import Generator, Tensor, nn, optim
+from torch.optim import lr_scheduler
+
+
+def steady() -> nn.Module:
+    """The same from every thread: they share torch's own chance."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / 4)
+    return net
+
+
+def chancy() -> nn.Module:
+    return nn.Sequential(steady(), nn.Dropout(0.2))
+
+
+def noisy(x: Tensor, generator: Generator) -> Tensor:
+    """By everybody's chance."""
+    noise = torch.rand((), generator=generator) + torch.rand(()) + random.random() + np.random.random()
+    return x + 0.1 * noise
+
+
+def sequence(optimizer: optim.Optimizer) -> lr_scheduler.LRScheduler:
+    first = lr_scheduler.ConstantLR(optimizer, 0.5, total_iters=2)
+    return lr_scheduler.SequentialLR(optimizer, [first, lr_scheduler.MultiStepLR(optimizer, [1, 3])], [3])

@@ -1,0 +1,107 @@
+"""One communication thread: calls one by one, errors and phases at home, an end in finite time."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+
+from hpcsgd.transport import Lane, Ledger, PeerLost, phase
+from hpcsgd.transport.lane import close_lanes
+
+
+def submit(lane: Lane, call, timeout: float = 5.0, ledger: Ledger | None = None):
+    return lane.submit(call, "call", timeout, ledger or Ledger())
+
+
+def test_calls_run_one_by_one_in_order_on_one_other_thread() -> None:
+    lane, running, seen = Lane("test"), threading.Lock(), []
+
+    def call(i: int) -> int:
+        with running:
+            assert running.locked()
+            time.sleep(0.001 * (5 - i))
+            seen.append((i, threading.current_thread().name))
+        return i
+
+    works = [submit(lane, lambda i=i: call(i)) for i in range(5)]
+    assert [work.wait() for work in works] == list(range(5))
+    assert seen == [(i, "test") for i in range(5)]
+    assert lane.close(1.0)
+
+
+def test_wait_gives_up_after_the_timeout_and_says_on_what() -> None:
+    lane, release, ledger = Lane("test"), threading.Event(), Ledger()
+    work = lane.submit(release.wait, "allreduce over 4 ranks", 0.05, ledger)
+    with pytest.raises(PeerLost, match=r"^allreduce over 4 ranks: no answer within 0\.05 s$") as raised:
+        work.wait()
+    assert raised.value.ranks == ()
+    assert 0.05 <= ledger.totals()["other"].waited < 1
+    assert not lane.close(0.01)
+    release.set()
+    assert work.wait() is True
+    assert lane.close(1.0)
+
+
+def test_a_timeout_of_the_operation_itself_comes_through() -> None:
+    lane = Lane("test")
+
+    def fail() -> None:
+        raise TimeoutError("a disk, say")
+
+    with pytest.raises(TimeoutError, match="a disk, say"):
+        submit(lane, fail).wait()
+    assert lane.close(1.0)
+
+
+def test_the_phase_of_the_submitter_goes_along() -> None:
+    lane, ledger, release = Lane("test"), Ledger(), threading.Event()
+    blocked = submit(lane, release.wait)
+    with phase("outer"):
+        with phase("inner"):
+            inner = submit(lane, lambda: ledger.add(calls=1, sent=1))
+        outer = submit(lane, lambda: ledger.add(calls=1, sent=2))
+    other = submit(lane, lambda: ledger.add(calls=1, sent=4))
+    release.set()
+    for work in (blocked, inner, outer, other):
+        work.wait()
+    assert {name: total.bytes for name, total in ledger.totals().items()} == {"inner": 1, "outer": 2, "other": 4}
+    assert lane.close(1.0)
+
+
+def test_submitting_from_the_lane_runs_at_once() -> None:
+    lane = Lane("test")
+
+    def outer() -> list[str]:
+        order = []
+        work = submit(lane, lambda: order.append("inside"))
+        order.append("after")
+        work.wait()
+        return order
+
+    assert submit(lane, outer).wait() == ["inside", "after"]
+    assert lane.close(1.0)
+
+
+def test_closing_waits_for_what_is_queued() -> None:
+    lane, done = Lane("test"), []
+    submit(lane, lambda: time.sleep(0.05))
+    submit(lane, lambda: done.append(True))
+    assert close_lanes(5.0)
+    assert done == [True]
+    assert Lane("never started").close(0.0)
+
+
+def test_a_finished_operation_lets_go_of_its_tensors() -> None:
+    lane, x = Lane("test"), torch.ones(3)
+    there = weakref.ref(x)
+    submit(lane, x.sum).wait()
+    del x
+    gc.collect()
+    time.sleep(0.05)
+    assert there() is None
+    assert lane.close(1.0)
