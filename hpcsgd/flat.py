@@ -116,6 +116,8 @@ def flatten(named: Iterable[tuple[str, nn.Parameter]], K: int, j: int, bucket_by
     filling: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
     full: list[list[Slot]] = []
     for name, param in reversed(list(named)):
+        if param.numel() == 0:
+            continue
         _require_dense(name, param)
         slots = filling.setdefault((param.dtype, param.device), [])
         slots.append(Slot(name, param, slots[-1].stop if slots else 0))

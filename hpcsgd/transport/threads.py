@@ -167,7 +167,7 @@ def run(
     `nodes[r]` says on which node rank r pretends to be, `wrap` decorates each rank's backend. Where ranks
     raise, the first exception that is not just the loss of a peer is raised here.
     """
-    meeting = Meeting(n, timeout, [])
+    meeting = Meeting(n, 0.8 * timeout, [])  # it can name who is missing, so it has to give up first
     results: list[Any] = [None] * n
     errors: list[BaseException] = []
 

@@ -24,7 +24,7 @@ a_run = importlib.import_module("hpcsgd.training.run")  # the package has a func
 LAST = 8
 
 JOB = """
-data = { store = "digits.h5", batch_size = 360, transform = "training.small:noisy" }
+data = { store = "digits.h5", batch_size = 400, transform = "training.small:noisy" }
 model = { build = "training.small:chancy" }
 optimizer = { build = "AdamW", lr = 0.01 }
 schedule = { warmup_epochs = 1.5, build = "MultiStepLR", arguments = { milestones = [3, 6] }, per = "step" }
@@ -32,7 +32,7 @@ method = { name = "hierarchical", every = 3 }
 training = { epochs = 2, log_every = 1 }
 """
 ON_4_RANKS = (
-    *("--job.groups", "2", "--data.batch_size", "180", "--data.transform", "crop_and_flip"),
+    *("--job.groups", "2", "--data.batch_size", "200", "--data.transform", "crop_and_flip"),
     *("--model.build", "training.small:steady"),
 )
 
