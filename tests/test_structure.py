@@ -59,7 +59,12 @@ def plant(root: Path, files: dict[str, str]) -> Path:
 def package(root: Path, files: dict[str, str]) -> Path:
     """A made-up hpcsgd that stands under the project's own contracts."""
     shutil.copy(ROOT / "pyproject.toml", root)
-    good = {"__init__.py": "", "transport/__init__.py": "", "transport/mpi.py": "import mpi4py", "flat.py": ""}
+    good = {
+        "__init__.py": "",
+        "transport/__init__.py": "",
+        "transport/mpi.py": "import mpi4py",
+        "flat.py": "",
+    }
     return plant(root, {f"hpcsgd/{name}": text for name, text in (good | files).items()})
 
 
@@ -72,7 +77,9 @@ def test_no_file_is_too_long():
 
 
 def test_a_long_file_is_found(tmp_path):
-    plant(tmp_path, {"hpcsgd/a.py": "x = 1\n" * 300, "hpcsgd/b/c.py": "x = 1\n" * 301, "csrc/d.cu": "\n" * 301})
+    plant(
+        tmp_path, {"hpcsgd/a.py": "x = 1\n" * 300, "hpcsgd/b/c.py": "x = 1\n" * 301, "csrc/d.cu": "\n" * 301}
+    )
     assert too_long(tmp_path) == [
         "hpcsgd/b/c.py: 301 lines, allowed 300",
         "csrc/d.cu: 301 lines, allowed 300",
@@ -96,7 +103,7 @@ def test_no_path_of_one_machine():
 def test_a_path_of_one_machine_is_found(tmp_path):
     text = 'A = "/home/me/x"\nB = "/dev/null"\nC = "home/x"\n\nD = \'~/runs\'\n'
     plant(tmp_path, {"hpcsgd/a.py": text})
-    assert absolute_paths(tmp_path) == ["hpcsgd/a.py:1: \"/home/me/x\"", "hpcsgd/a.py:5: '~/runs'"]
+    assert absolute_paths(tmp_path) == ['hpcsgd/a.py:1: "/home/me/x"', "hpcsgd/a.py:5: '~/runs'"]
 
 
 def test_imports_keep_their_contracts():
@@ -116,7 +123,11 @@ def test_an_import_upwards_is_found(tmp_path):
 
 
 def test_data_and_models_do_not_know_training(tmp_path):
-    files = {"training/__init__.py": "", "data.py": "import hpcsgd.training", "models.py": "import hpcsgd.cli"}
+    files = {
+        "training/__init__.py": "",
+        "data.py": "import hpcsgd.training",
+        "models.py": "import hpcsgd.cli",
+    }
     done = lint_imports(package(tmp_path, files | {"cli.py": ""}))
     assert done.returncode == 1
     assert "hpcsgd.data is not allowed to import hpcsgd.training" in done.stdout

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,7 @@ def skip_unless_mpich() -> None:
 
 
 def launch(
-    command: Sequence[str | Path], env: Mapping[str, str], timeout: float = 60
+    command: Sequence[str | Path], env: dict[str, str], timeout: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """A job started as a user would from a fresh shell: without the variables of an outer launcher."""
     outer = ("PMI", "OMPI_", "PRTE_", "PMIX_", "SLURM_", "HYDI_", "MPIR_CVAR_")
@@ -52,7 +52,9 @@ def launch(
 def script(name: str, *args: str | Path | int) -> None:
     """Run the script beside this file; what it prints is the message where it fails."""
     call = [HERE / name, *map(str, args)]
-    done = subprocess.run(call, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(
+        call, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90, check=False
+    )
     assert done.returncode == 0, f"{name}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
 
 

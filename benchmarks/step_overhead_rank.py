@@ -1,0 +1,153 @@
+"""One rank of `step_overhead.py`: measures with however many ranks there are; rank 0 writes the rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from contestants import EVERY, WORKLOADS, Step, Workload, ddp, ddp_local_sgd, ddp_tuned, ours, plain
+from harness import WARM_UP, Spread, interleaved, ratios
+from mpi4py import MPI
+
+import hpcsgd
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant, and whom it is compared with."""
+
+    make: Callable[[Workload], Step]
+    against: str | None = None
+    job: hpcsgd.Job | None = None
+
+
+def one_rank() -> dict[str, Entry]:
+    def entry(method: hpcsgd.Method) -> Entry:
+        job = hpcsgd.init()
+        return Entry(lambda w: ours(w, job, method), "plain torch", job)
+
+    return {
+        "plain torch": Entry(plain),
+        "hpcsgd bsp": entry(hpcsgd.bsp()),
+        "hpcsgd hierarchical": entry(hpcsgd.hierarchical(EVERY)),
+    }
+
+
+def many_ranks(size: int) -> dict[str, Entry]:
+    """Neighbours in this table run next to each other in time."""
+
+    def entry(groups: int, method: hpcsgd.Method, against: str) -> Entry:
+        job = hpcsgd.init(groups=groups)
+        return Entry(lambda w: ours(w, job, method), against, job)
+
+    half = size // 2
+    return {
+        "compute only": Entry(plain, "DDP tuned"),
+        "DDP as it comes": Entry(ddp, "DDP tuned"),
+        "DDP tuned": Entry(ddp_tuned),
+        f"hpcsgd bsp 1×{size}": entry(1, hpcsgd.bsp(), "DDP tuned"),
+        f"hpcsgd hierarchical 2×{half}": entry(2, hpcsgd.hierarchical(EVERY), f"torch local SGD 2×{half}"),
+        f"torch local SGD 2×{half}": Entry(lambda w: ddp_local_sgd(w, 2, EVERY), "DDP tuned"),
+    }
+
+
+def measure(
+    workload: Workload, entries: dict[str, Entry], rounds: int, steps: int, comm: MPI.Comm
+) -> list[dict[str, Any]]:
+    contestants = {name: entry.make(workload) for name, entry in entries.items()}
+    sent = {name: _sent(entry) for name, entry in entries.items()}
+    blocks = interleaved(
+        contestants,
+        rounds=rounds,
+        steps=steps,
+        meet=comm.Barrier,
+        slowest=lambda seconds: comm.allreduce(seconds, MPI.MAX),
+    )
+    rows = []
+    for name, entry in entries.items():
+        row: dict[str, Any] = {"ranks": comm.Get_size(), "model": workload.name, "who": name}
+        row |= {
+            "rounds": rounds,
+            "steps_a_round": steps,
+            "seconds_a_step": asdict(Spread.of(blocks[name].wall)),
+        }
+        row["cpu_seconds_a_step"] = asdict(Spread.of(blocks[name].cpu))
+        if entry.against:
+            baseline = blocks[entry.against]
+            row["against"] = entry.against
+            row["ratio"] = asdict(ratios(blocks[name].wall, baseline.wall))
+            row["cpu_ratio"] = asdict(ratios(blocks[name].cpu, baseline.cpu))
+        if entry.job:
+            row["bytes_a_step"] = (_sent(entry) - sent[name]) / (rounds * steps + WARM_UP)
+        rows.append(row)
+    return rows
+
+
+def copy_rates(comm: MPI.Comm, megabytes: int = 64) -> dict[str, float]:
+    """Bytes per second of one rank while all are at it: a copy in memory, what an all-to-all sends."""
+    x = torch.ones(megabytes * 250_000)
+    y = torch.zeros_like(x)
+
+    def best(call: Callable[[], object]) -> float:
+        times = []
+        for _ in range(5):
+            comm.Barrier()
+            start = perf_counter()
+            call()
+            times.append(comm.allreduce(perf_counter() - start, MPI.MAX))
+        return min(times)
+
+    size = x.numel() * x.element_size()
+    return {
+        "memory_copy": size / best(lambda: y.copy_(x)),
+        "alltoall": size * (1 - 1 / comm.Get_size()) / best(lambda: comm.Alltoall(x.numpy(), y.numpy())),
+    }
+
+
+def join_gloo(comm: MPI.Comm, folder: str) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    meeting = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=meeting, rank=comm.Get_rank(), world_size=comm.Get_size())
+
+
+def _sent(entry: Entry) -> float:
+    return sum(total.bytes for total in entry.job.world.ledger.totals().values()) if entry.job else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True, help="in one timed block")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    comm = MPI.COMM_WORLD
+    several = comm.Get_size() > 1
+    with tempfile.TemporaryDirectory() as folder:
+        if several:
+            join_gloo(comm, comm.bcast(folder))
+        entries = many_ranks(comm.Get_size()) if several else one_rank()
+        rates = copy_rates(comm)
+        rows = [
+            row
+            for workload in WORKLOADS
+            for row in measure(workload, entries, arguments.rounds, arguments.steps, comm)
+        ]
+        comm.Barrier()
+        if several:
+            dist.destroy_process_group()
+    if comm.Get_rank() == 0:
+        arguments.out.write_text(json.dumps({"rows": rows, "rates": rates}))
+
+
+if __name__ == "__main__":
+    main()
