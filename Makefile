@@ -23,6 +23,8 @@ $(ENV) $(OPENMPI_ENV): pyproject.toml constraints.txt
 	touch "$@"
 
 demo: $(ENV)
+	"$(BIN)/hpcsgd" data convert digits examples/digits.h5
+	rm -rf runs/digits
 	"$(MPIEXEC)" -n 4 "$(BIN)/hpcsgd" train examples/digits.toml
 
 test: $(ENV)
