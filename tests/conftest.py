@@ -45,7 +45,7 @@ if LAUNCHED:
 
     @pytest.fixture
     def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """One folder for all ranks of a test, made by rank 0: pytests that each make theirs get in each other's way."""
+        """One folder for all ranks of a test, made by rank 0: pytests making one each clash."""
         return processes().same(tmp_path_factory.mktemp("ranks") if RANK == 0 else None)
 
 
@@ -76,7 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if RANK > 0:
         manager = config.pluginmanager
         manager.unregister(name="terminalreporter")
-        manager.register(pytest.TerminalReporter(config, Path(os.devnull).open("w")), "terminalreporter")
+        nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - for as long as pytest runs
+        manager.register(pytest.TerminalReporter(config, nowhere), "terminalreporter")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -1,4 +1,4 @@
-"""The ranks of a pytest that was started under a launcher: one process each, all going through the same tests."""
+"""The ranks of a pytest that was started under a launcher: one process each, all in the same tests."""
 
 from __future__ import annotations
 

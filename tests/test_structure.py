@@ -1,4 +1,4 @@
-"""What CONTRIBUTING says about the shape of the code, kept by tests. Each check is shown a tree it must refuse."""
+"""The shape of the code as CONTRIBUTING has it. Each check is shown a tree that it must refuse."""
 
 from __future__ import annotations
 

@@ -317,13 +317,12 @@ def test_a_file_that_one_rank_cannot_read_ends_all(run, tmp_path: Path) -> None:
         assert saved is not None
         if world.rank == 1:
             training.optimizer.local.load_states = fail  # pyright: ignore[reportAttributeAccessIssue]
-        with pytest.raises((JobError, OSError)) as caught:
+        with pytest.raises(JobError) as caught:
             restore(saved, training.optimizer)
         return str(caught.value)
 
     def fail(*_: Any) -> None:
         raise OSError("stale file handle")
 
-    first, second = run(2, unreadable)
-    assert first.startswith("rank 1 of 2, reading a checkpoint: OSError: stale file handle")
-    assert second == "stale file handle"
+    for message in run(2, unreadable):
+        assert message.startswith("rank 1 of 2, reading a checkpoint: OSError: stale file handle")

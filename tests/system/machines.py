@@ -1,4 +1,4 @@
-"""What it takes to make several machines of one: skip where that is not possible, call the scripts, start jobs."""
+"""What it takes to make several machines of one: skip where that cannot be, call scripts, start jobs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ import json, torch, hpcsgd
 from pathlib import Path
 
 def sent():
-    return next(int(line.split()[9]) for line in Path("/proc/net/dev").read_text().splitlines() if "eth0:" in line)
+    interfaces = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split()[9]) for line in interfaces if "eth0:" in line)
 
 world = hpcsgd.init().world
 x = torch.full(({N},), world.rank + 1.0)

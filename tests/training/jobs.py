@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MPIEXEC = shutil.which(
-    "mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-)
-PATIENCE = 60.0  # seconds; the machine may be busy
+BIN = str(Path(sys.executable).parent)
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([BIN, os.environ["PATH"]]))
+PATIENCE = 120.0  # seconds; the machine may be busy
 
 MODEL = r'''
 import os
@@ -26,6 +25,8 @@ import time
 from pathlib import Path
 
 from torch import nn
+
+from hpcsgd.data import crop_and_flip
 
 RANK = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
 
@@ -46,10 +47,10 @@ def build():
 
 
 def watched(x, generator):
-    """Changes nothing and writes down which samples came by."""
+    """`crop_and_flip`, writing down which samples came by."""
     with open(f"seen-{RANK}", "a") as file:
         file.writelines(row.numpy().tobytes().hex() + "\n" for row in x)
-    return x
+    return crop_and_flip(x, generator)
 '''
 
 JOB = """
@@ -59,9 +60,9 @@ seed = 3
 groups = 2
 
 [data]
-store = "{store}"
+store = "digits.h5"
 batch_size = 64
-transform = "crop_and_flip"
+transform = "net:watched"
 
 [model]
 build = "net:build"
@@ -69,12 +70,12 @@ build = "net:build"
 [optimizer]
 build = "SGD"
 lr = 0.05
-arguments = {{ momentum = 0.9, weight_decay = 1e-4 }}
+arguments = { momentum = 0.9, weight_decay = 1e-4 }
 
 [schedule]
 warmup_epochs = 1.5
 build = "MultiStepLR"
-arguments = {{ milestones = [15, 25], gamma = 0.5 }}
+arguments = { milestones = [15, 25], gamma = 0.5 }
 per = "step"
 
 [method]
@@ -88,40 +89,26 @@ log_every = 1
 
 
 class Runs:
-    """A folder with a job file and a model, where runs of the job are started."""
+    """A folder with a job file, its model and `digits.h5`, where runs of the job are started."""
 
-    def __init__(self, folder: Path, store: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "net.py").write_text(MODEL)
-        (folder / "job.toml").write_text(JOB.format(store=store))
+        (folder / "job.toml").write_text(JOB)
 
     def train(
-        self, run: str, *options: str, n: int = 4, code: int | None = 0, expect: str = "", **environment: str
+        self, run: str, *options: str, n: int = 4, code: int = 0, expect: str = "", **environment: str
     ) -> str:
-        """Train to the end in the run folder `run`; what it printed, both streams."""
-        process = self.start(run, *options, n=n, **environment)
-        return finish(process, code, expect)
-
-    def start(self, run: str, *options: str, n: int = 4, **environment: str) -> subprocess.Popen[str]:
-        for old in self.folder.glob("pid-*"):
-            old.unlink()
-        assert MPIEXEC is not None
-        words = [MPIEXEC, "-n", str(n), sys.executable, "-m", "hpcsgd", "train", "job.toml", *options]
-        return subprocess.Popen(
-            [*words, "--run.folder", run],
-            cwd=self.folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        """Train in the run folder `run` until it ends with exit code `code`; what it printed."""
+        output = finish(self._start(run, *options, n=n, **environment), code)
+        assert expect in output, output
+        return output
 
     def interrupted(
         self, run: str, *options: str, after: int, by: Callable[[list[int]], Any], code: int | None = None
     ) -> str:
-        """Start a run slowly; once it has done `after` steps, do something to its ranks, given as process ids."""
-        process = self.start(run, *options, SECONDS_PER_STEP="0.05")
+        """Start a run, slowly; after so many steps do something to its ranks, given as process ids."""
+        process = self._start(run, *options, n=4, SECONDS_PER_STEP="0.2")
         wait_until(lambda: self.step(run) >= after, process)
         by([int((self.folder / f"pid-{rank}").read_text()) for rank in range(4)])
         return finish(process, code)
@@ -132,6 +119,14 @@ class Runs:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
         return json.loads(whole[-1])["step"] if whole else 0
+
+    def seen(self) -> list[str]:
+        """The samples that the latest run had."""
+        return "".join(path.read_text() for path in self.folder.glob("seen-*")).split()
+
+    def copy(self, run: str, name: str) -> str:
+        shutil.copytree(self.folder / run, self.folder / name)
+        return name
 
     def model(self, run: str) -> dict[str, Tensor]:
         return torch.load(self.folder / run / "model.pt")
@@ -145,19 +140,33 @@ class Runs:
             record.get("phase_bytes", {}).pop("stopping", None)  # asked about as often as time allows
         return records
 
-    def checkpoints(self, run: str) -> list[Path]:
-        """The newest last."""
-        return sorted((self.folder / run / "checkpoints").glob("step-*"))
+    def checkpoints(self, run: str) -> list[str]:
+        return sorted(path.name for path in (self.folder / run / "checkpoints").iterdir())
+
+    def _start(self, run: str, *options: str, n: int, **environment: str) -> subprocess.Popen[str]:
+        for left in [*self.folder.glob("pid-*"), *self.folder.glob("seen-*")]:
+            left.unlink()
+        assert MPIEXEC is not None
+        words = [MPIEXEC, "-n", str(n), sys.executable, "-m", "hpcsgd", "train", "job.toml", *options]
+        return subprocess.Popen(
+            [*words, "--run.folder", run],
+            cwd=self.folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
 
-def finish(process: subprocess.Popen[str], code: int | None, expect: str = "") -> str:
+def finish(process: subprocess.Popen[str], code: int | None) -> str:
+    """What the process has printed at its end; `code` None: any but 0."""
     try:
         output, _ = process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
     assert process.returncode != 0 if code is None else process.returncode == code, output
-    assert expect in output, output
     return output
 
 
@@ -165,5 +174,7 @@ def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> 
     deadline = time.monotonic() + PATIENCE
     while not happened():
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "nothing happens"
+        if time.monotonic() > deadline:
+            process.kill()
+            raise TimeoutError("the run does not get there")
         time.sleep(0.02)

@@ -1,0 +1,147 @@
+"""`hpcsgd train` as its users start it, and a small store for it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hpcsgd.data import convert
+
+MPIEXEC = shutil.which(
+    "mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+)
+HPCSGD = [sys.executable, "-m", "hpcsgd"]
+LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "SLURM_", "HYDRA_")  # of whoever started these tests
+PATIENCE = 100.0  # seconds; the machine may be busy
+
+JOB = """\
+[data]
+store = "small.h5"
+batch_size = 16
+[model]
+build = "mlp"
+arguments = { inputs = 36, hidden = [8] }
+[optimizer]
+lr = 0.1
+[method]
+name = "hierarchical"
+every = 2
+[training]
+epochs = 1
+log_every = 1
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a launch."""
+
+    code: int
+    out: str
+    err: str
+    at: float
+
+    @property
+    def messages(self) -> list[str]:
+        """What hpcsgd itself said on stderr."""
+        return [line for line in self.err.splitlines() if line.startswith("hpcsgd: ")]
+
+
+def make_store(path: Path, train: int = 48, test: int = 20) -> Path:
+    """A store of images of 6 x 6 pixels, of ten classes that are easy to tell apart."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for prefix, count in (("train", train), ("t10k", test)):
+            labels = np.arange(count, dtype=np.uint8) % 10
+            images = np.random.default_rng(count).integers(0, 60, (count, 6, 6), dtype=np.uint8)
+            images.reshape(count, 36)[np.arange(count), labels * 3] = 255
+            (folder / f"{prefix}-images-idx3-ubyte.gz").write_bytes(gzip.compress(_idx(images)))
+            (folder / f"{prefix}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(_idx(labels)))
+        convert("mnist", folder, path)
+    return path
+
+
+def _idx(values: NDArray[np.uint8]) -> bytes:
+    return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+def launch(folder: Path, *words: str, n: int = 0, **environment: str) -> Ended:
+    """`hpcsgd` with these words on `n` ranks, or (0) without a launcher, in `folder`; its end."""
+    launcher = [] if n == 0 else [mpiexec(), "-n", str(n)]
+    return ended(start(folder, [*launcher, *HPCSGD, *words], **environment))
+
+
+class Preloaded:
+    """Commands without a launcher, in processes that need not import torch any more."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("preloaded.py"))],
+            env=_environment({}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def launch(self, folder: Path, *words: str, **environment: str) -> Ended:
+        """As `launch` on 0 ranks."""
+        server = self._server
+        assert server.stdin is not None
+        assert server.stdout is not None
+        with tempfile.TemporaryDirectory() as name:
+            out, err = Path(name) / "out", Path(name) / "err"
+            order = {"words": words, "folder": str(folder), "environment": environment}
+            server.stdin.write(json.dumps({**order, "out": str(out), "err": str(err)}) + "\n")
+            server.stdin.flush()
+            code = int(server.stdout.readline())
+            return Ended(code, out.read_text(), err.read_text(), time.time())
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.communicate(timeout=PATIENCE)
+
+
+def start(folder: Path, command: list[str], **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=_environment(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _environment(more: dict[str, str]) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return {**own, "OMP_NUM_THREADS": "1", **more}
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    """Wait for the end of what `start` returned."""
+    try:
+        out, err = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return Ended(process.returncode, out, err, time.time())
+
+
+def mpiexec() -> str:
+    if MPIEXEC is None:
+        pytest.skip("no mpiexec beside this Python or in PATH")
+    return MPIEXEC

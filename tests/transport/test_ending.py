@@ -1,0 +1,219 @@
+"""Real jobs of four processes that end badly: everywhere, soon, with one message and the right exit code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PREAMBLE = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from hpcsgd.errors import JobError, UserError
+from hpcsgd.topology import together
+from hpcsgd.transport import PeerLost, leave_together, mpi
+
+world = mpi.world(timeout={timeout})
+rank = world.rank
+print(f"line of rank {{rank}}")
+world.barrier()
+
+def fault():
+    Path({mark!r}).with_suffix(f".{{rank}}").write_text(str(time.time()))
+
+def work_until_lost():
+    while True:
+        world.allreduce(torch.ones(1000)).wait()
+
+"""
+LIMIT = 10.0  # seconds from the fault to the end of the launcher
+
+
+class Job(NamedTuple):
+    """A script's end: `code` of the launcher, what was printed, seconds since the first fault."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+def mpiexec() -> str:
+    """As a user would find it: beside this Python, else on PATH."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if found is None:
+        pytest.skip("no mpiexec beside this Python or on PATH")
+    return found
+
+
+def launch(folder: Path, body: str, *, timeout: float = 60, n: int = 4, interrupt: bool = False) -> Job:
+    mark = folder / "fault"
+    (folder / "job.py").write_text(PREAMBLE.format(timeout=timeout, mark=str(mark)) + body)
+    start = [sys.executable, str(folder / "job.py")]
+    command = start if n == 1 else [mpiexec(), "-n", str(n), *start]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    ) as process:
+        try:
+            if interrupt:
+                wait_for(lambda: len(list(folder.glob("fault.*"))) == n)
+                process.send_signal(signal.SIGINT)
+            stdout, stderr = process.communicate(timeout=90)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    ended = time.time()
+    faults = [float(path.read_text()) for path in folder.glob("fault.*")]
+    assert faults, f"the job never got to its fault:\n{stdout}{stderr}"
+    return Job(process.returncode, stdout, stderr, ended - min(faults))
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+class Case(NamedTuple):
+    """A script, and how it has to end."""
+
+    body: str
+    message: str = ""
+    """What has to be printed exactly once."""
+    code: int | None = None
+    """The launcher's exit code; None: anything but 0."""
+    timeout: float = 60
+    traceback: int = 0
+    """How many tracebacks are printed."""
+
+
+CASES = {
+    "an exception on one rank": Case(
+        "fault()\nif rank == 2:\n    raise KeyError('which key')\nwork_until_lost()",
+        "hpcsgd: rank 2: KeyError", 1, traceback=1,
+    ),
+    "the same exception on all ranks": Case(
+        "fault()\nraise FloatingPointError('the loss is nan')",
+        "FloatingPointError: the loss is nan", 1, traceback=1,
+    ),
+    "an exception that came over the lane": Case(
+        "fault()\nif rank == 1:\n    world.run(lambda: {}['lane'], 'x').wait()\nwork_until_lost()",
+        "hpcsgd: rank 1: KeyError", 1, traceback=1,
+    ),
+    "a UserError on one rank": Case(
+        "fault()\nif rank == 3:\n    raise UserError('no such file: x')\nwork_until_lost()",
+        "hpcsgd: rank 3: no such file: x", 1,
+    ),
+    "a JobError on all ranks": Case(
+        "fault()\nraise JobError(f'groups = 3 does not divide 4')",
+        "hpcsgd: groups = 3 does not divide 4", 1,
+    ),
+    "a UserError on one rank, told together": Case(
+        "fault()\nwith together(world, 'reading the data'):\n"
+        "    if rank == 3:\n        raise UserError('no such file: x')\nwork_until_lost()",
+        "hpcsgd: rank 3 of 4, reading the data: no such file: x", 1,
+    ),
+    "a fault on one rank, told together": Case(
+        "fault()\nwith together(world, 'reading the data'):\n"
+        "    if rank == 3:\n        raise KeyError('x')\nwork_until_lost()",
+        "rank 3 of 4, reading the data: KeyError: 'x'", 1, traceback=1,
+    ),
+    "sys.exit(3) on one rank": Case("fault()\nif rank == 1:\n    sys.exit(3)\nwork_until_lost()", "", 3),
+    "sys.exit with a message on one rank": Case(
+        "fault()\nif rank == 1:\n    sys.exit('enough of this')\nwork_until_lost()", "enough of this", 1
+    ),
+    "leave_together": Case("fault()\nleave_together(75)", "", 75),
+    "leave_together, but one rank does not come": Case(
+        "fault()\nif rank == 2:\n    time.sleep(600)\nleave_together(75)", "", 75
+    ),
+    "a rank killed": Case(
+        "fault()\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nwork_until_lost()", ""
+    ),
+    "a rank frozen": Case(
+        "fault()\nif rank == 0:\n    time.sleep(600)\nwork_until_lost()",
+        "no answer within 2 s", 1, timeout=2,
+    ),
+    "a rank stopped": Case(
+        "fault()\nif rank == 3:\n    os.kill(os.getpid(), signal.SIGSTOP)\nwork_until_lost()",
+        "no answer within 2 s", 1, timeout=2,
+    ),
+    "leaving with work in flight": Case(
+        "fault()\nif rank == 0:\n    world.recv(torch.zeros(1), 1)",
+        "hpcsgd: rank 0 leaves with communication in flight", 1,
+    ),
+    "an exception with work in flight": Case(
+        "fault()\nwork = world.allreduce(torch.ones(10))\nif rank == 0:\n    raise KeyError('x')\n"
+        "work.wait()\nwork_until_lost()",
+        "hpcsgd: rank 0: KeyError", 1, traceback=1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_all_ranks_end(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    job = launch(tmp_path, case.body, timeout=case.timeout)
+    everything = job.stdout + job.stderr
+    assert job.code == case.code or (case.code is None and job.code != 0), everything
+    assert job.seconds < LIMIT + (case.timeout if case.timeout < 60 else 0)
+    if case.message:
+        assert everything.count(case.message) == 1, everything
+    else:
+        assert "hpcsgd:" not in everything, everything
+    assert everything.count("Traceback") == case.traceback, everything
+    assert sorted(line for line in job.stdout.splitlines() if line.startswith("line")) == [
+        f"line of rank {rank}" for rank in range(4)
+    ] or name == "a rank killed", everything  # nothing that was printed before is lost
+
+
+@pytest.mark.slow
+def test_ctrl_c(tmp_path: Path) -> None:
+    job = launch(tmp_path, "fault()\nwork_until_lost()", interrupt=True)
+    assert job.code != 0
+    assert job.seconds < LIMIT
+    assert job.stderr.count("interrupted") == 1, job.stderr
+    assert "Traceback" not in job.stderr, job.stderr
+
+
+ALONE = {
+    "sys.exit(3)": Case("fault()\nsys.exit(3)", "", 3),
+    "leave_together": Case("fault()\nleave_together(75)", "", 75),
+    "an exception": Case("fault()\nraise KeyError('which key')", "hpcsgd: KeyError", 1, traceback=1),
+    "a UserError": Case("fault()\nraise UserError('no such file: x')", "hpcsgd: no such file: x", 1),
+    "Ctrl-C": Case("fault()\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)", "hpcsgd: interrupted"),
+    "an end in good order": Case("fault()\nworld.allreduce(torch.ones(2)).wait()", "", 0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE)
+def test_a_rank_alone_ends_like_any_python(name: str, tmp_path: Path) -> None:
+    case = ALONE[name]
+    job = launch(tmp_path, case.body, n=1)
+    assert job.code == case.code or (case.code is None and job.code != 0), job
+    assert job.stdout == "line of rank 0\n"
+    assert job.stderr.count("hpcsgd:") == job.stderr.count(case.message or "hpcsgd:") == bool(case.message)
+    assert job.stderr.count("Traceback") == case.traceback
+
+
+@pytest.mark.slow
+def test_leaving_in_good_order_is_no_error(tmp_path: Path) -> None:
+    job = launch(tmp_path, "fault()\nx = torch.ones(2)\nworld.allreduce(x).wait()\nassert x[0] == 4")
+    assert (job.code, job.stderr) == (0, "")
