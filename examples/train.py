@@ -1,8 +1,8 @@
 """A PyTorch training script on hpcsgd: three lines differ from the script for one process.
 
-    python examples/train.py                  one rank, one group
-    mpiexec -n 4 python examples/train.py     2 groups of 2
-    srun -n 64 python examples/train.py       2 groups of 32
+python examples/train.py                  one rank, one group
+mpiexec -n 4 python examples/train.py     2 groups of 2
+srun -n 64 python examples/train.py       2 groups of 32
 """
 
 import torch
@@ -12,16 +12,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcsgd
 
-digits = load_digits()
-x = torch.tensor(digits.images, dtype=torch.float32) / 16
-y = torch.tensor(digits.target)
+pixels, labels = load_digits(return_X_y=True)
+x = torch.tensor(pixels, dtype=torch.float32) / 16
+y = torch.tensor(labels)
 train, test = TensorDataset(x[:1400], y[:1400]), (x[1400:], y[1400:])
 
 job = hpcsgd.init(groups=2)
 sampler = hpcsgd.Sampler(train, job)
 loader = DataLoader(train, batch_size=16, sampler=sampler)
 
-model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
 optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))

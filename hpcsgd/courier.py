@@ -33,6 +33,7 @@ class Courier:
         self._arrivals: dict[Slot, int] = {}
         self._missing = [0] * len(self._buckets)
         self._version = 0
+        self._exchanged = False
         self._warned = False
         self._reset()
         for index, bucket in enumerate(self._buckets):
@@ -41,7 +42,10 @@ class Courier:
                 slot.param.register_post_accumulate_grad_hook(self._hook(index, slot))
 
     def finish(self) -> None:
-        """Return once every bucket has been exchanged; called by every rank in every step."""
+        """Return once every bucket has been exchanged, at once if they have been since the last gradient
+        arrived; called by every rank in every step."""
+        if self._exchanged:
+            return
         self._check_untouched()
         self._settle_missing()
         with phase("gradients"):
@@ -49,14 +53,23 @@ class Courier:
             for work in self._sent:
                 work.wait()
         self._reset()
+        self._exchanged = True
+
+    def start_over(self) -> None:
+        """The exchanged gradients have been used."""
+        self._exchanged = False
 
     def _hook(self, index: int, slot: Slot) -> Callable[[nn.Parameter], None]:
         def arrived(_: nn.Parameter) -> None:
+            if not slot.at_home():
+                return  # another DistributedOptimizer has it now, or step() will complain
             if index < len(self._sent):
                 raise UserError(
                     f"gradient of {slot.name} changed after it was sent: for several backward passes before "
-                    f"step() give DistributedOptimizer(accumulate=<passes>), now {self._passes}, or overlap=False"
+                    f"step() give DistributedOptimizer(accumulate=<passes>), now {self._passes}, "
+                    "or overlap=False"
                 )
+            self._exchanged = False
             slot.attach()
             self._arrivals[slot] = self._arrivals.get(slot, 0) + 1
             if self._arrivals[slot] == self._passes:
@@ -98,7 +111,7 @@ class Courier:
         if self._sent and self._versions() != self._version:
             raise UserError(
                 "gradients were changed between backward() and step(), after they had been sent: clip with "
-                "optimizer.clip_grad_norm_(), or give DistributedOptimizer(overlap=False) to change them yourself"
+                "optimizer.clip_grad_norm_(), or change them yourself with DistributedOptimizer(overlap=False)"
             )
 
     def _versions(self) -> int:

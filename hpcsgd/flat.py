@@ -30,7 +30,20 @@ class Slot:
         self.stop = start + param.numel()
         self.view: Tensor | None = None
         """The parameter's place in g, in its shape and strides; None until there is room for gradients."""
+        self._home: int | None = None
 
+    def move_into(self, w: Tensor) -> None:
+        """Make the parameter a view of `w`, keeping its values."""
+        view = _shaped(w, self.start, self.param)
+        view.copy_(self.param.detach())
+        self.param.data = view
+        self._home = view.data_ptr()
+
+    def at_home(self) -> bool:
+        """Whether nobody has moved the parameter elsewhere since."""
+        return self.param.data_ptr() == self._home
+
+    @torch.no_grad()
     def attach(self) -> None:
         """Make `param.grad` the view, keeping the gradient that autograd or the user put there."""
         assert self.view is not None
@@ -39,6 +52,10 @@ class Slot:
             return
         if grad is None:
             self.view.zero_()
+        elif grad.layout != torch.strided:
+            raise UserError(
+                f"gradient of {self.name} is sparse; only dense ones are exchanged (sparse=False)"
+            )
         else:
             self.view.copy_(grad)
         self.param.grad = self.view
@@ -74,9 +91,7 @@ class Bucket:
         self._tracked: Tensor | None = None
         self._g: Tensor | None = None
         for slot in slots:
-            view = _shaped(self.w, slot.start, slot.param)
-            view.copy_(slot.param.detach())
-            slot.param.data = view
+            slot.move_into(self.w)
 
     @property
     def g(self) -> Tensor:
@@ -101,6 +116,15 @@ class Bucket:
             self._g = self._tracked.data  # the same memory, but our own writes leave its version alone
             for slot in self.slots:
                 slot.view = _shaped(self._tracked, slot.start, slot.param)
+
+    def require_views(self) -> None:
+        """Raise `UserError` for a parameter that somebody moved out of `w`."""
+        for slot in self.slots:
+            if not slot.at_home():
+                raise UserError(
+                    f"parameter {slot.name} was moved after DistributedOptimizer was made: convert the model "
+                    "or change its device or memory format before"
+                )
 
     def version(self) -> int:
         """Grows when anybody outside writes into a gathered gradient in place."""
@@ -140,6 +164,8 @@ def _shaped(flat: Tensor, offset: int, like: Tensor) -> Tensor:
 def _require_dense(name: str, param: nn.Parameter) -> None:
     if param.layout != torch.strided:
         raise UserError(f"parameter {name} has layout {param.layout}; only dense tensors can be averaged")
+    if param.is_complex():
+        raise UserError(f"parameter {name} is of {param.dtype}; complex tensors cannot be averaged")
     expected = 1
     for stride, size in sorted(zip(param.stride(), param.size(), strict=True)):
         if size != 1:

@@ -57,12 +57,13 @@ class DistributedOptimizer(optim.Optimizer):
     ) -> None:
         with job.together("wrapping the optimizer"):
             self.trained = _trained(optimizer, model)
-        _require_alike(job, optimizer, self.trained)
+        _require_alike(job, optimizer, self.trained, model)
         self.model = model
         self.method = method
         self._exchange = method.exchange
         if self._exchange.shards and not (is_elementwise(optimizer) if elementwise is None else elementwise):
             self._exchange = Gathered(self._exchange)
+        self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         with torch.no_grad():
             buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6)
         self.local = ShardedOptimizer(optimizer, buckets, cut=self._exchange.shards and job.K > 1)
@@ -71,13 +72,13 @@ class DistributedOptimizer(optim.Optimizer):
         self._courier = None
         if not self._exchange.idle(job):
             self._courier = Courier(self._exchange, self._step, passes=accumulate, overlap=overlap)
-        self._exchanged = False
         self._stepping = False
         self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
         self._laid_out = True
         self.state = optimizer.state
-        optimizer.zero_grad = self.zero_grad  # whoever still holds it means the model's gradients
+        # Whoever still holds the inner optimizer means the model.
+        optimizer.zero_grad, optimizer.add_param_group = self.zero_grad, self.add_param_group
         optimizer.register_step_pre_hook(self._only_from_here)
 
     @property
@@ -101,11 +102,13 @@ class DistributedOptimizer(optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._require_as_wrapped()
         s = self._step
         s.t += 1
         s.lr = float(self.param_groups[0]["lr"]) if "lr" in self.param_groups[0] else 0.0
         s.notes.clear()
-        self._exchange_gradients()
+        if self._courier is not None:
+            self._courier.finish()
         self.method.how.before_update(s)
         self._stepping = True
         self.local.step()
@@ -116,7 +119,8 @@ class DistributedOptimizer(optim.Optimizer):
         if self._exchange.shards:
             with phase("parameters"):
                 gather_chunks(s)
-        self._exchanged = False
+        if self._courier is not None:
+            self._courier.start_over()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -134,10 +138,10 @@ class DistributedOptimizer(optim.Optimizer):
         Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
         `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
         """
-        self._exchange_gradients()
         s = self._step
         if self._courier is None:
             return nn.utils.clip_grad_norm_([p for _, p in self.trained], max_norm, norm_type)
+        self._courier.finish()
         gradients = [b.g_own if self._exchange.shards else b.g for b in s.buckets]
         norms = [torch.linalg.vector_norm(g, norm_type, dtype=torch.float64) for g in gradients]
         total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
@@ -189,10 +193,15 @@ class DistributedOptimizer(optim.Optimizer):
             )
         super().add_param_group(param_group)
 
-    def _exchange_gradients(self) -> None:
-        if self._courier is not None and not self._exchanged:
-            self._courier.finish()
-        self._exchanged = True
+    def _require_as_wrapped(self) -> None:
+        """Parameters that left the flat vectors, or never were in them, would be trained by nobody."""
+        for bucket in self._step.buckets:
+            bucket.require_views()
+        if any(param.requires_grad for param in self._frozen):
+            raise UserError(
+                "a parameter that was frozen when DistributedOptimizer was made requires a gradient now: "
+                "unfreeze it before"
+            )
 
     def _vote(self, opinion: bool) -> bool:
         """One vote over the whole world, or positions of a group might meet at different steps."""
@@ -238,21 +247,29 @@ class DistributedOptimizer(optim.Optimizer):
 def _trained(optimizer: optim.Optimizer, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The optimizer's trainable parameters by name, in the model's order; those outside the model last."""
     theirs = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
-    if isinstance(optimizer, DistributedOptimizer):
-        raise UserError("the optimizer is a DistributedOptimizer already")
+    if isinstance(getattr(optimizer.zero_grad, "__self__", None), DistributedOptimizer):
+        raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
     if isinstance(optimizer, optim.LBFGS):
         raise UserError("LBFGS evaluates the loss several times a step; it cannot be distributed")
     if not theirs:
         raise UserError("the optimizer has no trainable parameters")
+    if any(nn.parameter.is_lazy(param) for param in model.parameters()):
+        raise UserError("parameters of the model have no shape yet: give it a batch before it is wrapped")
     wanted = set(theirs)
     named = [(name, param) for name, param in model.named_parameters() if param in wanted]
     known = {param for _, param in named}
     return named + [(f"parameter {i} of the optimizer", p) for i, p in enumerate(theirs) if p not in known]
 
 
-def _require_alike(job: Job, optimizer: optim.Optimizer, params: Iterable[tuple[str, nn.Parameter]]) -> None:
+def _require_alike(
+    job: Job, optimizer: optim.Optimizer, trained: Iterable[tuple[str, nn.Parameter]], model: nn.Module
+) -> None:
+    rest = [("parameter", *named) for named in model.named_parameters() if not named[1].requires_grad]
+    rest += [("buffer", *named) for named in model.named_buffers()]
     mine = [f"optimizer {type(optimizer).__name__}"]
-    mine += [f"parameter {name} of shape {tuple(p.shape)} and {p.dtype}" for name, p in params]
+    for kind, name, x in [*(("parameter", *named) for named in trained), *rest]:
+        strides = "" if x.is_contiguous() else f" and strides {x.stride()}"
+        mine.append(f"{kind} {name} of shape {tuple(x.shape)} and {x.dtype}{strides}")
     for rank, theirs in enumerate(job.world.gather_objects(mine)):
         for ours, other in _zip_longest(mine, theirs):
             if ours != other:

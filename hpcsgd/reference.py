@@ -62,7 +62,9 @@ def build(
     with located(f"[{section}.arguments]"):
         made = call_named(name, function, table, arguments, *leading)
     if not isinstance(made, kind):
-        raise UserError(f"[{section}] build: {name!r} returned {type(made).__name__}, not a {kind.__name__}")
+        raise UserError(
+            f"[{section}] build: {name!r} returned {type(made).__name__}, expected {kind.__name__}"
+        )
     return made
 
 

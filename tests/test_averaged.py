@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from references import one_step, vector
-from references import model as make_model
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, hierarchical
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
+from references import model as make_model
+from references import one_step, vector
 
 
 def with_statistics() -> nn.Module:

@@ -14,7 +14,13 @@ from hpcsgd.transport import Transport, threads
 
 @pytest.mark.parametrize(
     ("size", "groups", "group_size", "expected"),
-    [(6, None, None, (1, 6)), (6, 2, None, (2, 3)), (6, None, 2, (3, 2)), (6, 3, 2, (3, 2)), (1, 1, 1, (1, 1))],
+    [
+        (6, None, None, (1, 6)),
+        (6, 2, None, (2, 3)),
+        (6, None, 2, (3, 2)),
+        (6, 3, 2, (3, 2)),
+        (1, 1, 1, (1, 1)),
+    ],
 )
 def test_shapes(size: int, groups: int | None, group_size: int | None, expected: tuple[int, int]) -> None:
     assert shape(size, groups, group_size) == expected

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from references import big_batch, distributed, local_sgd, one_step, vector
-from references import model as make_model
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, bsp, hierarchical
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
+from references import big_batch, distributed, local_sgd, one_step, vector
+from references import model as make_model
 
 STEPS = 5
 
@@ -116,7 +117,7 @@ def test_compiled_models_train_alike(run, n: int) -> None:
         for wrap in (lambda net: net, lambda net: torch.compile(net, backend="eager")):
             net = make_model()
             optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, bsp())
-            compiled = wrap(net)
+            compiled: Any = wrap(net)
             for t in range(STEPS):
                 one_step(compiled, optimizer, job, t)
             results.append(vector(net))

@@ -31,7 +31,7 @@ def evaluate(parts: Assembly) -> Score:
     sums = torch.zeros(3, dtype=torch.float64)
     with parts.optimizer.averaged():
         parts.model.eval()
-        for rows in torch.arange(world.rank, len(parts.test), world.size).split(BATCH):
+        for rows in torch.arange(len(parts.test))[world.rank :: world.size].split(BATCH):
             x, y = parts.test.collate(parts.test.__getitems__(rows.tolist()))
             scores = parts.model(x)
             sums[0] += cross_entropy(scores, y, reduction="sum")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,7 @@ class Loop:
         self._checkpoints = checkpoints
         self._stopping = stopping
         self._epoch = 0
+        self._lr = 0.0  # of the last update
         self._epoch_sums = torch.zeros(3, dtype=torch.float64)  # loss · samples, samples, seconds
         self._saved_at = (-1, -1)  # step, epoch
         self._meter = Meter(parts.optimizer.job)
@@ -86,6 +88,7 @@ class Loop:
         _require_finite(loss, optimizer.t + 1)
         optimizer.zero_grad()
         loss.backward()
+        self._lr = float(optimizer.param_groups[0]["lr"]) * parts.warm_up.factor()
         optimizer.step()
         if parts.scheduler is not None and self._per_step:
             parts.scheduler.step()
@@ -129,6 +132,8 @@ class Loop:
 
     def _evaluate(self) -> None:
         score = evaluate(self._parts)
+        if not math.isfinite(score.loss):  # the same on all ranks
+            raise JobError(_diverged("test loss", score.loss, self._parts.optimizer.t))
         if self.metrics is not None:
             self.metrics.evaluation(
                 step=self._parts.optimizer.t,
@@ -151,8 +156,7 @@ class Loop:
             return
         seconds = reading.samples / reading.samples_per_s
         self._epoch_sums += torch.tensor([reading.loss * reading.samples, reading.samples, seconds])
-        lr = float(parts.optimizer.param_groups[0]["lr"]) * parts.warm_up.factor()
-        told = {"step": t, "epoch": self._epoch + 1, "loss": reading.loss, "lr": lr}
+        told = {"step": t, "epoch": self._epoch + 1, "loss": reading.loss, "lr": self._lr}
         if self.metrics is not None:
             self.metrics.step(
                 **told,
@@ -186,9 +190,11 @@ class Loop:
 
 def _require_finite(loss: Tensor, step: int) -> None:
     if not torch.isfinite(loss):
-        raise UserError(
-            f"the loss is {loss.item()} at step {step}: try a lower learning rate or a longer warm-up"
-        )
+        raise UserError(_diverged("loss", loss.item(), step))
+
+
+def _diverged(what: str, value: float, step: int) -> str:
+    return f"the {what} is {value} at step {step}: try a lower learning rate or a longer warm-up"
 
 
 def _scheduler_state(scheduler: LRScheduler | None) -> Tree:

@@ -15,8 +15,10 @@ import traceback
 from types import TracebackType
 from typing import NoReturn
 
+import torch
+
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.transport.backend import PeerLost
+from hpcsgd.transport.backend import Backend, PeerLost
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.lane import close_lanes
 
@@ -29,6 +31,8 @@ class Ending:
 
     def __init__(self, world: Transport) -> None:
         self._world = world
+        self._parting = world.backend.split(0, world.rank)  # who parts must not meet the others' collectives
+        self._parted: _Parting | None = None
         self._raise_exit = sys.exit
         self._exit_code: object = None
 
@@ -41,7 +45,7 @@ class Ending:
         if isinstance(error, JobError):
             if self._world.rank == 0:
                 _print(f"hpcsgd: {error}")
-            _abort_later(self._world, 1)
+            self.part(1)
             return
         rank = f"rank {self._world.rank}: " if self._world.size > 1 else ""
         time.sleep(_turn(self._world.rank))  # who says so first ends the others before they repeat it
@@ -56,6 +60,14 @@ class Ending:
             )
         self._abort(1)
 
+    def part(self, code: int) -> None:
+        """Leave in good order with all others. Where one does not come the job is aborted with `code`: MPI
+        would wait for it as the last thing this process does, when nothing can be done any more."""
+        self._exit_code = None
+        sys.stdout.flush()
+        if self._world.size > 1:
+            self._parted = _Parting(self._parting, code)
+
     def _exit(self, code: str | int | None = None) -> NoReturn:
         self._exit_code = code
         self._raise_exit(code)
@@ -67,14 +79,32 @@ class Ending:
         if not close_lanes(GRACE):
             _print(f"hpcsgd: rank {self._world.rank} leaves with communication in flight")
             self._abort(1)
+        if self._parted is not None and not self._parted.complete():
+            self._abort(self._parted.code)
 
     def _abort(self, code: int) -> None:
         if self._world.size > 1:
             sys.stdout.flush()
             self._world.backend.abort(code)
             os._exit(code)
-        elif code != 1:
-            os._exit(code)
+
+
+class _Parting:
+    """All ranks of `backend` meet a last time, each on a thread of its own until its process ends."""
+
+    def __init__(self, backend: Backend, code: int) -> None:
+        self.code = code
+        self._too_long = threading.Timer(1.5 * GRACE, backend.abort, [code])  # if we do not get to the end
+        self._meeting = threading.Thread(target=backend.allreduce, args=(torch.zeros(1), "sum"), daemon=True)
+        self._too_long.daemon = True
+        self._too_long.start()
+        self._meeting.start()
+
+    def complete(self) -> bool:
+        """Whether the others come in time, too."""
+        self._meeting.join(GRACE)
+        self._too_long.cancel()
+        return not self._meeting.is_alive()
 
 
 _guarded: list[Ending] = []
@@ -89,27 +119,14 @@ def guard(world: Transport) -> None:
 
 def leave_together(code: int) -> NoReturn:
     """End this process with `code`, knowing that every rank of the job does the same."""
-    sys.stdout.flush()
     for ending in _guarded:
-        ending._exit_code = None
-        _abort_later(ending._world, code)
+        ending.part(code)
     raise SystemExit(code)
-
-
-def _abort_later(world: Transport, code: int) -> None:
-    """If the others do not come along (MPI's finalize would wait for them), end them."""
-
-    def abort() -> None:
-        world.backend.abort(code)
-
-    timer = threading.Timer(GRACE, abort)
-    timer.daemon = True
-    timer.start()
 
 
 def _turn(rank: int) -> float:
     """Seconds that this rank lets those before it speak first."""
-    return min(1 + 0.3 * rank, 4) if rank else 0.0
+    return min(1.2 * rank, 4.8)
 
 
 def _print(text: str) -> None:

@@ -182,7 +182,10 @@ def run(
         finally:
             world.lane.close(timeout)
 
-    ranks = [threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}") for rank in range(n)]
+    ranks = [
+        threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True)
+        for rank in range(n)
+    ]
     for thread in ranks:
         thread.start()
     for thread in ranks:

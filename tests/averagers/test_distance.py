@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from references import average, gathered_step, one_step, vector
-from references import model as make_model
 from torch import optim
 
 from hpcsgd import DistributedOptimizer, Method, allreduce_local_sgd, hierarchical
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
+from references import average, gathered_step, one_step, vector
+from references import model as make_model
 
 EVERY, STEPS = 2, 6
 

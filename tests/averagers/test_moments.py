@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from references import average, distributed, gathered_step, vector
-from references import model as make_model
 from torch import optim
 
 from hpcsgd import Method, allreduce_local_sgd, hierarchical
 from hpcsgd.averagers import Averaged, Reset, kept
 from hpcsgd.transport import Transport
+from references import average, distributed, gathered_step, vector
+from references import model as make_model
 
 EVERY, STEPS = 2, 7
 
@@ -42,7 +42,12 @@ def zero(optimizers: Optimizers) -> None:
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (2, 4)])
 @pytest.mark.parametrize("method", [hierarchical, allreduce_local_sgd])
 def test_moments(
-    run, P: int, K: int, method: Callable[..., Method], moments: Callable, reference: Callable[[Optimizers], None]
+    run,
+    P: int,
+    K: int,
+    method: Callable[..., Method],
+    moments: Callable,
+    reference: Callable[[Optimizers], None],
 ) -> None:
     nets = [make_model() for _ in range(P)]
     optimizers = [optim.Adam(net.parameters(), lr=0.05) for net in nets]

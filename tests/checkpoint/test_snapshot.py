@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint.training import METHODS, OPTIMIZERS, Net, Training, two_groups
 from torch import Tensor, nn, optim
 
 from hpcsgd.checkpoint import Checkpoints, capture, restore
 from hpcsgd.errors import JobError
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
+from trainings import METHODS, OPTIMIZERS, Net, Training, two_groups
 
 SAVED, LAST = 4, 7
 

@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from references import MakeOptimizer, big_batch, distributed, local_sgd, one_step
-from references import model as make_model
 from torch import Tensor, nn, optim
+from torch.utils._pytree import tree_map
 
 import hpcsgd
 from hpcsgd.exchanges import ReduceScatter
 from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
+from references import MakeOptimizer, big_batch, distributed, local_sgd, one_step
+from references import model as make_model
 
 EVERY = 3
 STEPS = 7
@@ -92,7 +93,7 @@ def test_state_survives_a_round_trip(run, method: str, P: int, K: int, optimizer
         for t in range(4):
             one_step(net, optimizer, job, t)
         weights, state = {k: v.clone() for k, v in net.state_dict().items()}, optimizer.state_dict()
-        saved = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, state)
+        saved = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, state)
         for t in range(4, STEPS):
             one_step(net, optimizer, job, t)
         again, resumed = new()

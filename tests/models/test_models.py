@@ -90,7 +90,7 @@ def test_small_models() -> None:
             r"\[model.arguments\]: resnet20 has no argument 'class'; did you",
         ),
         ("mlp", {}, r"\[model.arguments\]: mlp needs 'inputs'; given: none"),
-        ("builtins:dict", {"a": 1}, "'builtins:dict' returned dict, not a Module"),
+        ("builtins:dict", {"a": 1}, "'builtins:dict' returned dict, expected Module"),
     ],
 )
 def test_what_cannot_be_built(name: str, arguments: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Started once, it becomes one `python -m hpcsgd` after another: a new process each, but torch is imported already.
+"""Started once, it becomes one `python -m hpcsgd` after another: new processes that have torch already.
 
 Reads a line of JSON for each: words, folder, environment, and files for stdout and stderr; answers with the
 exit code.
@@ -11,7 +11,11 @@ import os
 import runpy
 import sys
 
+import torch
+
 import hpcsgd.training  # noqa: F401 - all that `train` imports, but for MPI
+
+torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer imports torch's compiler
 
 
 def serve() -> None:

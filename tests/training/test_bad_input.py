@@ -156,7 +156,7 @@ CASES = {
         "--model.build user:feww",
     ),
     "no model": Case(
-        "job.toml: [model] build: 'user:number' returned int, not a Module",
+        "job.toml: [model] build: 'user:number' returned int, expected Module",
         "--model.build user:number --model.arguments {}",
     ),
     "unknown argument of a model": Case(

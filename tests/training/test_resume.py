@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from training.jobs import MPIEXEC, Runs
 
 from hpcsgd.data import Store, convert
+from jobs import MPIEXEC, Runs
 
 pytestmark = [
     pytest.mark.slow,

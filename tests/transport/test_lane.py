@@ -69,7 +69,11 @@ def test_the_phase_of_the_submitter_goes_along() -> None:
     release.set()
     for work in (blocked, inner, outer, other):
         work.wait()
-    assert {name: total.bytes for name, total in ledger.totals().items()} == {"inner": 1, "outer": 2, "other": 4}
+    assert {name: total.bytes for name, total in ledger.totals().items()} == {
+        "inner": 1,
+        "outer": 2,
+        "other": 4,
+    }
     assert lane.close(1.0)
 
 

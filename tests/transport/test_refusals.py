@@ -18,7 +18,10 @@ REFUSED: dict[str, tuple[Callable[[Transport], Work], str]] = {
     "requires grad": (lambda t: t.allreduce(torch.zeros(4, requires_grad=True)), r"send its \.detach\(\)"),
     "complex": (lambda t: t.bcast(torch.zeros(4, dtype=torch.complex64)), "complex64: complex tensors"),
     "another device": (lambda t: t.bcast(torch.zeros(4, device="meta")), "on meta: .* cannot send it"),
-    "int16 sum": (lambda t: t.allreduce(torch.zeros(4, dtype=torch.int16)), "int16 cannot be reduced; allowed"),
+    "int16 sum": (
+        lambda t: t.allreduce(torch.zeros(4, dtype=torch.int16)),
+        "int16 cannot be reduced; allowed",
+    ),
     "int8 sum": (lambda t: t.allreduce(torch.zeros(4, dtype=torch.int8)), "int8 cannot be reduced; allowed"),
     "uint8 sum": (
         lambda t: t.allreduce(torch.zeros(4, dtype=torch.uint8)),
@@ -29,7 +32,10 @@ REFUSED: dict[str, tuple[Callable[[Transport], Work], str]] = {
         lambda t: t.reduce_scatter(torch.zeros(2, dtype=torch.int16), torch.zeros(4, dtype=torch.int16)),
         "int16 cannot be reduced",
     ),
-    "two types": (lambda t: t.alltoall(torch.zeros(4), torch.zeros(4).half()), "float16 beside torch.float32"),
+    "two types": (
+        lambda t: t.alltoall(torch.zeros(4), torch.zeros(4).half()),
+        "float16 beside torch.float32",
+    ),
     "alltoall in place": (lambda t: t.alltoall(four, four), "share memory"),
     "overlapping runs": (lambda t: t.alltoall(shared[:4], shared[2:]), "share memory"),
     "allgather into itself at the wrong place": (
@@ -56,7 +62,10 @@ REFUSED: dict[str, tuple[Callable[[Transport], Work], str]] = {
     ),
     "allgatherv counts": (lambda t: t.allgatherv(torch.zeros(4), torch.zeros(2), [2, 2, 0]), "with counts"),
     "allgatherv total": (lambda t: t.allgatherv(torch.zeros(5), torch.zeros(2), [2, 2]), "2 into 5"),
-    "exchange of a graph's tensor": (lambda t: t.exchange({0: torch.zeros(1, requires_grad=True)}, {}), "detach"),
+    "exchange of a graph's tensor": (
+        lambda t: t.exchange({0: torch.zeros(1, requires_grad=True)}, {}),
+        "detach",
+    ),
     "exchange into a transposed one": (lambda t: t.exchange({}, {0: torch.zeros(2, 3).t()}), "contiguous"),
     "send": (lambda t: t.send(torch.zeros(4)[::2], 0), "contiguous"),
     "recv": (lambda t: t.recv(torch.zeros(4)[::2], 0), "contiguous"),

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn, optim
+from torch.optim import lr_scheduler
+
+from hpcsgd.data import crop_and_flip
+from hpcsgd.errors import JobError
+from hpcsgd.exchanges import AllToAll, ReduceScatter
+from hpcsgd.methods import hierarchical
+from hpcsgd.topology import form
+from hpcsgd.training.assembly import Assembly, assemble
+from hpcsgd.training.config import load
+from hpcsgd.transport import Transport, threads
+from training.launches import JOB, make_store
+
+TRAIN = 50
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    make_store(folder / "small.h5", TRAIN)
+    (folder / "job.toml").write_text(JOB)
+    return folder / "job.toml"
+
+
+def on_ranks(
+    job_file: Path, words: str, of: Callable[[Assembly], Any], *, n: int = 1, P: int | None = None
+) -> list[Any]:
+    """`of` what these words assemble, on each of `n` ranks."""
+
+    def one(world: Transport) -> Any:
+        return of(assemble(load(job_file, words.split()), form(world, P), "job.toml"))
+
+    return threads.run(n, one)
+
+
+def net(start: float = 0.5) -> nn.Module:
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(36, 10))
+    for p in layers.parameters():
+        nn.init.constant_(p, start)
+    return layers
+
+
+def brighter(x: Tensor, _: Generator) -> Tensor:
+    return x + 1
+
+
+def half_rate(parameters: Any, lr: float) -> optim.Optimizer:
+    return optim.Adagrad(parameters, lr=lr / 2)
+
+
+def rate(_: Any, lr: float) -> float:
+    return lr
+
+
+def slowing(optimizer: optim.Optimizer, by: float = 0.5) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.ExponentialLR(optimizer, by)
+
+
+HERE = "training.test_assembly"
+
+
+def test_functions_of_the_user_take_part(job_file: Path) -> None:
+    words = (
+        f"--model.build {HERE}:net --model.arguments {{start=0.25}} --optimizer.build {HERE}:half_rate "
+        f"--schedule.build {HERE}:slowing --schedule.arguments.by 0.75 --data.transform {HERE}:brighter"
+    )
+
+    def check(parts: Assembly) -> None:
+        assert {p.unique().item() for p in parts.model.parameters()} == {0.25}
+        assert isinstance(parts.optimizer.local.optimizer, optim.Adagrad)
+        assert parts.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+        assert isinstance(parts.scheduler, lr_scheduler.ExponentialLR)
+        assert parts.scheduler.gamma == 0.75
+        assert torch.equal(parts.transform(torch.zeros(2), parts.generator), torch.ones(2))
+
+    on_ranks(job_file, words, check)
+
+
+@pytest.mark.parametrize("words", ["", "--data.transform crop_and_flip"])
+def test_short_names(job_file: Path, words: str) -> None:
+    transforms = on_ranks(job_file, words, lambda parts: parts.transform)
+    x = torch.rand(2, 1, 6, 6)
+    if words:
+        assert transforms == [crop_and_flip]
+    else:
+        assert transforms[0](x, Generator()) is x
+
+
+PARTS = [
+    ("", AllToAll, hierarchical(every=2)),
+    ("--method.exchange reduce_scatter", ReduceScatter, hierarchical(2, exchange=ReduceScatter())),
+    ("--method.every 5", AllToAll, hierarchical(every=5)),
+]
+
+
+@pytest.mark.parametrize(("words", "exchange", "method"), PARTS)
+def test_a_method_and_its_parts(job_file: Path, words: str, exchange: type, method: Any) -> None:
+    (made,) = on_ranks(job_file, words, lambda parts: parts.optimizer.method)
+    assert made == method
+    assert isinstance(made.exchange, exchange)
+
+
+@pytest.mark.parametrize(
+    ("n", "P", "batch", "steps"),
+    [(1, 1, 16, 4), (2, 1, 8, 4), (2, 2, 16, 2), (4, 2, 8, 2), (4, 1, 4, 3), (4, 4, 16, 1)],
+)
+def test_the_batch_is_that_of_a_group(job_file: Path, n: int, P: int, batch: int, steps: int) -> None:
+    """`batch` samples of each rank in each of `steps` steps; the last one takes what is left."""
+
+    def counts(parts: Assembly) -> tuple[list[int], int]:
+        return [len(y) for _, y in parts.loader], parts.steps_per_epoch
+
+    left = TRAIN // n - batch * (steps - 1)
+    assert on_ranks(job_file, "", counts, n=n, P=P) == [([batch] * (steps - 1) + [left], steps)] * n
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("root", 2.0)])
+def test_the_learning_rate_grows_with_the_groups(job_file: Path, rule: str, factor: float) -> None:
+    """And the warm-up begins at that of one group."""
+    words = f"--schedule.scaling {rule} --schedule.warmup_epochs 3"
+
+    def rates(parts: Assembly) -> tuple[float, float, int]:
+        lr = parts.optimizer.param_groups[0]["lr"]
+        return lr, lr * parts.warm_up.factor(), parts.warm_up.steps
+
+    for full, first, steps in on_ranks(job_file, words, rates, n=4, P=4):
+        assert (full, first, steps) == (pytest.approx(0.1 * factor), pytest.approx(0.1), 3)
+
+
+def test_all_ranks_start_alike_and_then_take_their_own_chances(job_file: Path) -> None:
+    def start(parts: Assembly) -> tuple[list[float], float]:
+        weights = torch.cat([p.detach().flatten() for p in parts.model.parameters()])
+        return weights.tolist(), torch.rand((), generator=parts.generator).item()
+
+    starts = on_ranks(job_file, "", start, n=4)
+    assert len({tuple(weights) for weights, _ in starts}) == 1
+    assert len({chance for _, chance in starts}) == 4
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_seed_decides_about_everything(job_file: Path, seed: int) -> None:
+    def everything(parts: Assembly) -> tuple[list[float], list[int], float]:
+        weights = torch.cat([p.detach().flatten() for p in parts.model.parameters()])
+        chance = torch.rand((), generator=parts.generator).item()
+        return weights.tolist(), list(parts.sampler), chance
+
+    (one,) = on_ranks(job_file, "--seed 1", everything)
+    (other,) = on_ranks(job_file, f"--seed {seed}", everything)
+    assert [a == b for a, b in zip(one, other, strict=True)] == [seed == 1] * 3
+
+
+def test_trying_the_model_leaves_no_trace(job_file: Path) -> None:
+    """Neither in its statistics nor in anybody's chance."""
+
+    def found(parts: Assembly) -> tuple[int, bool, float]:
+        norm = next(m for m in parts.model.modules() if isinstance(m, nn.BatchNorm1d))
+        return int(norm.num_batches_tracked or 0), parts.model.training, torch.rand(()).item()
+
+    words = f"--model.build {HERE}:normalizing --model.arguments {{}}"
+    (batches, training, chance), = on_ranks(job_file, words, found)  # fmt: skip
+    assert (batches, training) == (0, True)
+    assert chance == torch.rand((), generator=Generator().manual_seed(2)).item()
+
+
+def normalizing() -> nn.Module:
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 10))
+    for p in layers.parameters():
+        nn.init.constant_(p, 0.1)
+    return layers
+
+
+def pair() -> nn.Module:
+    class Pair(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x
+
+    layers = Pair()
+    layers.weight = nn.Parameter(torch.zeros(1))
+    return layers
+
+
+def flat() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 10))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (f"--model.build {HERE}:pair --model.arguments {{}}", "pair gives a tuple, expected a tensor"),
+        (f"--model.build {HERE}:flat --model.arguments {{}}", r"scores of shape \[2, 1, 6, 10\] for 2"),
+        (f"--optimizer.build {HERE}:rate", r"\[optimizer\] build: .* returned float, expected Optimizer"),
+        (f"--schedule.build {HERE}:rate", r"\[schedule.arguments\]: rate needs 'lr'; given: none"),
+        ("--schedule.build ReduceLROnPlateau", "ReduceLROnPlateau goes by results"),
+        ("--optimizer.build LBFGS", "LBFGS evaluates the loss several times a step"),
+        ("--method.moments forgotten", r"moments = 'forgotten': Allowed: averaged, kept, reset"),
+        ("--method.exchange [1]", r"exchange = \[1\]: Allowed: alltoall, reduce_scatter"),
+    ],
+)
+def test_what_does_not_fit_is_refused(job_file: Path, words: str, message: str) -> None:
+    with pytest.raises(JobError, match=message) as caught:
+        on_ranks(job_file, words, lambda parts: None)
+    assert "\n" not in str(caught.value)
