@@ -4,7 +4,7 @@
 
 Contestants take turns in the same processes, so that what else the machine does falls out of their ratios.
 The floor of a step is what the ranks need without communication, all at once, plus one copy in memory of
-every byte sent: no transport inside one machine is below it unless it hides copies on idle cores.
+every byte sent, nothing of it hidden behind computation.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
         more, rates = measured(RANKS, rounds=2, steps=1, timeout=240)
     else:
         rows, _ = measured(1, rounds=16, steps=4, timeout=1800)
-        more, rates = measured(RANKS, rounds=8, steps=8, timeout=3600)
+        more, rates = measured(RANKS, rounds=10, steps=3, timeout=3600)
     rows += more
     head = [
         "ranks",

@@ -111,7 +111,7 @@ class Courier:
         if self._sent and self._versions() != self._version:
             raise UserError(
                 "gradients were changed between backward() and step(), after they had been sent: clip with "
-                "optimizer.clip_grad_norm_(), or change them yourself with DistributedOptimizer(overlap=False)"
+                "optimizer.clip_grad_norm_(), or change them with DistributedOptimizer(overlap=False)"
             )
 
     def _versions(self) -> int:

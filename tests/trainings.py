@@ -95,10 +95,11 @@ class Training:
         method: str = "hierarchical",
         *,
         make: Callable[[], nn.Module] = Net,
+        seed: int = 0,
         **options: Any,
     ) -> None:
         self.net = make()
-        generator = torch.Generator().manual_seed(job.rank)  # torch's own is shared by all threads
+        generator = torch.Generator().manual_seed(100 * seed + job.rank)  # threads share torch's own
         with torch.no_grad():
             for p in self.net.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator) / 2)

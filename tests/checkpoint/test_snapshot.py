@@ -62,7 +62,7 @@ def check_goes_on(run: Any, folder: Path, P: int, K: int, *arguments: Any, **opt
         whole.optimizer.param_groups[0]["lr"] *= 0.5  # as a scheduler does
         save(whole, folder)
         whole.steps(LAST - SAVED)
-        resumed = Training(job, *arguments, **options)
+        resumed = Training(job, *arguments, seed=1, **options)
         shared, own = load(resumed, folder)
         assert (resumed.t, shared, own) == (SAVED, {"epoch": 3}, {"rank": torch.tensor(job.rank)})
         resumed.steps(LAST - SAVED)
@@ -130,7 +130,7 @@ def test_on_another_shape(
     def restored(world: Transport) -> tuple[Any, dict[str, Tensor]]:
         saved = saved_by(*before, tmp_path, optimizer) if world.rank == 0 else None
         saved = world.gather_objects(saved)[0]
-        training = Training(form(world, groups=now[0]), optimizer)
+        training = Training(form(world, groups=now[0]), optimizer, seed=1)
         shared, own = load(training, tmp_path)
         assert shared == {"epoch": 3}
         assert (own is None) == (before != now)

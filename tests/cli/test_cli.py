@@ -85,7 +85,7 @@ def test_convert_prints_what_was_made(
         ("data convert digits a b c", "hpcsgd: data convert: 3 paths given, expected [SRC] DST\n"),
         (
             "trains job.toml",
-            'hpcsgd: Unknown command "trains". Did you mean "train"? Available commands: train, data.\n',
+            'hpcsgd: Unknown command "trains". Did you mean "train"? Available commands: train, data, doctor.\n',
         ),
         ("train", 'hpcsgd: Command "train" parameter JOB requires an argument.\n'),
     ],
@@ -97,6 +97,43 @@ def test_a_mistake_is_one_line_and_exit_code_1(
         main(words.split())
     assert ended.value.code == 1
     assert capsys.readouterr().err == line
+
+
+def test_an_interrupt_is_left_to_the_hook_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the other ranks; cyclopts would leave without a word."""
+
+    def run(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "hpcsgd.training", module("hpcsgd.training", run))
+    with pytest.raises(KeyboardInterrupt):
+        main(["train", "job.toml"])
+
+
+def test_an_interrupted_conversion_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def convert(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "hpcsgd.data", module("hpcsgd.data", convert))
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "convert", "digits", "d.h5"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "hpcsgd: interrupted\n"
+
+
+def test_doctor_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[object, ...]] = []
+
+    def run(*given: object) -> None:
+        heard.append(given)
+
+    monkeypatch.setitem(sys.modules, "hpcsgd.doctor", module("hpcsgd.doctor", run))
+    app(["doctor"])
+    app("doctor --group-size 2 --store d.h5".split())
+    app("doctor --groups 4".split())
+    assert heard == [(None, None, None), (None, 2, Path("d.h5")), (4, None, None)]
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -137,6 +137,19 @@ def test_killed_after_any_step(
     assert_same_outcome(tmp_path, whole)
 
 
+@pytest.mark.parametrize("every", ["1", "4"])
+def test_killed_in_an_evaluation(
+    job_file: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
+) -> None:
+    """What was told of the epoch before is not told twice."""
+    options = ("--training.checkpoint_every", every)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("hpcsgd.training.loop.evaluate", killed)
+        train(job_file, tmp_path, *options)
+    train(job_file, tmp_path, *options, resume=True)
+    assert_same_outcome(tmp_path, whole)
+
+
 def test_stopped_after_every_step(job_file: Path, whole: Path, tmp_path: Path) -> None:
     for step in range(1, LAST + 1):
         assert train(job_file, tmp_path, at=step, resume=True) == ["enough"]

@@ -140,7 +140,9 @@ CASES = {
         "    if rank == 3:\n        raise KeyError('x')\nwork_until_lost()",
         "rank 3 of 4, reading the data: KeyError: 'x'", 1, traceback=1, lines=ALL, exact=True,
     ),
-    "sys.exit(3) on one rank": Case("fault()\nif rank == 1:\n    sys.exit(3)\nwork_until_lost()", "", 3, lines=(1,)),
+    "sys.exit(3) on one rank": Case(
+        "fault()\nif rank == 1:\n    sys.exit(3)\nwork_until_lost()", "", 3, lines=(1,)
+    ),
     "sys.exit with a message on one rank": Case(
         "fault()\nif rank == 1:\n    sys.exit('enough of this')\nwork_until_lost()", "enough of this", 1
     ),

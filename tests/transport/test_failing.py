@@ -60,7 +60,11 @@ def test_it_happens_once() -> None:
 
 def test_a_frozen_rank_is_missed_by_the_others() -> None:
     thaw = threading.Event()
-    faults = Faults().at(2, 1, thaw.wait)
+
+    def freeze() -> None:
+        thaw.wait()
+
+    faults = Faults().at(2, 1, freeze)
 
     def training(world: Transport) -> tuple[int, ...]:
         with pytest.raises(PeerLost) as raised:

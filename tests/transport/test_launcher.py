@@ -21,8 +21,8 @@ LAUNCHERS = {
         {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "PMI_SIZE": "8", "PMI_RANK": "5"}, 8, 5,
     ),
     "Open MPI mpiexec in a Slurm job": (
-        {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "6"},
-        8, 6,
+        {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "OMPI_COMM_WORLD_SIZE": "8",
+         "OMPI_COMM_WORLD_RANK": "6"}, 8, 6,
     ),
     "python in a batch script, without srun": ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None, 0),
     "something else entirely": ({"PMI_SIZE": "", "SLURM_STEP_NUM_TASKS": "many"}, None, 0),
