@@ -85,7 +85,8 @@ def test_convert_prints_what_was_made(
         ("data convert digits a b c", "hpcsgd: data convert: 3 paths given, expected [SRC] DST\n"),
         (
             "trains job.toml",
-            'hpcsgd: Unknown command "trains". Did you mean "train"? Available commands: train, data, doctor.\n',
+            'hpcsgd: Unknown command "trains". Did you mean "train"? '
+            "Available commands: train, data, doctor.\n",
         ),
         ("train", 'hpcsgd: Command "train" parameter JOB requires an argument.\n'),
     ],
@@ -131,8 +132,8 @@ def test_doctor_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "hpcsgd.doctor", module("hpcsgd.doctor", run))
     app(["doctor"])
-    app("doctor --group-size 2 --store d.h5".split())
-    app("doctor --groups 4".split())
+    app(["doctor", "--group-size", "2", "--store", "d.h5"])
+    app(["doctor", "--groups", "4"])
     assert heard == [(None, None, None), (None, 2, Path("d.h5")), (4, None, None)]
 
 

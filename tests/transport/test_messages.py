@@ -48,8 +48,10 @@ def test_exchange_of_different_types_and_partners(run, n: int) -> None:
 def test_messages_of_one_sender_keep_their_order(run, n: int) -> None:
     def talk(world: Transport) -> tuple[list[int], list[int]] | None:
         if world.rank > 0:
-            for i in range(3):
-                world.send(torch.tensor([10 * world.rank + i]), 0).wait()
+            number = torch.tensor([10 * world.rank])
+            for _ in range(3):
+                world.send(number, 0).wait()
+                number += 1  # what was sent is ours again
             return None
         x, received, senders = torch.zeros(1, dtype=torch.int64), [], []
         for source in range(n - 1, 0, -1):  # not the order of arrival
