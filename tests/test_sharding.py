@@ -107,6 +107,19 @@ def test_state_moves_between_shapes_and_plain_torch(name: str) -> None:
     torch.testing.assert_close(weights(net), weights(plain(make, 10)[0]), rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_state_of_another_memory_order_is_taken(run, n: int) -> None:
+    net = Strange()
+    net.to(memory_format=torch.contiguous_format)
+    optimizer = MAKERS["Adam"](net)
+    for t in range(2):
+        one(net, optimizer, t)
+    start = (net.state_dict(), optimizer.state_dict())
+    for state, _ in run(n, continued, 1, MAKERS["Adam"], start, 2, 4):
+        for name, value in plain(MAKERS["Adam"], 4)[0].state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 4), (2, 2)])
 def test_state_looks_as_in_plain_torch(run, P: int, K: int) -> None:
     _, optimizer = plain(MAKERS["Adam"], 3)
