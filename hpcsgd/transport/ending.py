@@ -51,14 +51,13 @@ class Ending:
         time.sleep(_turn(self._world.rank))  # who says so first ends the others before they repeat it
         if isinstance(error, KeyboardInterrupt):
             _print(f"hpcsgd: {rank}interrupted")
-            self._abort(130)
-        if isinstance(error, (UserError, PeerLost)):
+        elif isinstance(error, (UserError, PeerLost)):
             _print(f"hpcsgd: {rank}{error}")
         else:
             _print(
                 f"hpcsgd: {rank}{kind.__name__}\n{''.join(traceback.format_exception(kind, error, trace))}"
             )
-        self._abort(1)
+        self._abort(130 if isinstance(error, KeyboardInterrupt) else 1)
 
     def part(self, code: int) -> None:
         """Leave in good order with all others. Where one does not come the job is aborted with `code`: MPI
