@@ -15,6 +15,7 @@ from hpcsgd.data.atomic import replacing
 from hpcsgd.errors import located
 from hpcsgd.topology import Job, form_as_launched, together
 from hpcsgd.training import run_folder
+from hpcsgd.training.allocator import keep_freed_memory
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import Config, load
 from hpcsgd.training.loop import Loop
@@ -47,6 +48,7 @@ def _run(path: Path, overrides: Sequence[str], resume: bool) -> str | None:
         config = load(path, overrides)
     world.timeout = config.job.timeout
     torch.set_num_threads(config.training.threads)
+    keep_freed_memory()
     _log_to_stdout(world.rank)
     with located(f"{path}: [job]"):
         job = form_as_launched(world, config.job.groups, config.job.group_size)
