@@ -5,6 +5,7 @@ A `UserError` is left to the exception hook of the job: it knows whether one ran
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,9 @@ def train(
     :param overrides: Keys of the file to change, as in --training.epochs 3 --method.every 4.
     :param resume: Go on from the last checkpoint in the run folder.
     """
+    # Slurm's warning may come while torch is loading, and would end this rank; the run knows its end, too.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
     from hpcsgd.training import run
 
     run(job, overrides, resume)

@@ -94,7 +94,8 @@ class TrainingSection:
     evaluate_every: Count = 1  # epochs
     checkpoint_every: Count | None = None  # steps; none: at the end of every epoch
     time_limit: Seconds | None = None
-    threads: Count = 1  # torch threads of each rank
+    stop_ahead: Seconds = 60.0  # how long before the end of its Slurm job a run saves and stops
+    threads: Count | None = None  # torch threads of each rank; none: OMP_NUM_THREADS, or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

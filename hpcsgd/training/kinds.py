@@ -1,8 +1,8 @@
 """Field annotations as rules: does a value fit one, and how does the rule read in an error line?
 
-Understood are ``int``, ``float``, ``str``, ``Path``, ``Literal``, ``dict[str, Any]``, any of these
-``| None``, and ``Annotated`` with the bounds below. Nothing is rounded or coerced: 3.5 is no int, true is no
-number.
+Understood are ``int``, ``float``, ``str``, ``Path``, ``Literal``, ``dict[str, Any]``, ``tuple[str, ...]``,
+any of these ``| None``, and ``Annotated`` with the bounds below. Nothing is rounded or coerced: 3.5 is no
+int, true is no number.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def expectation(kind: Any) -> str:
         return f"one of {', '.join(sorted(arguments))}"
     if origin is dict:
         return "a table of keys"
+    if origin is tuple:
+        return "a list of strings"
     return expectation(_without_none(kind))
 
 
@@ -86,6 +88,8 @@ def _fit(kind: Any, value: Any) -> Any:
         return _member(get_args(kind), _text(value))
     if origin is dict:
         return _checked(plain(value), dict)
+    if origin is tuple:
+        return tuple(_checked(item, str) for item in _checked(plain(value), list))
     if isinstance(value, Typed) and value.text == "none":
         return None
     return _fit(_without_none(kind), value)

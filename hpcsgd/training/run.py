@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -47,16 +48,22 @@ def _run(path: Path, overrides: Sequence[str], resume: bool) -> str | None:
     with together(world, "reading the job file"):
         config = load(path, overrides)
     world.timeout = config.job.timeout
-    torch.set_num_threads(config.training.threads)
+    _use_threads(config.training.threads)
     keep_freed_memory()
     _log_to_stdout(world.rank)
     with located(f"{path}: [job]"):
         job = form_as_launched(world, config.job.groups, config.job.group_size)
-    stopping = Stopping(job, config.training.time_limit)
+    stopping = Stopping(job, config.training.time_limit, config.training.stop_ahead)
     parts = assemble(config, job, str(path))
     with ExitStack() as open_files:
         _open_folder(config, job, resume, open_files)
         return _train(config, parts, stopping, resume, open_files)
+
+
+def _use_threads(threads: int | None) -> None:
+    """As many as asked for, here or by OMP_NUM_THREADS, which torch has read; else one, and not all cores."""
+    if threads is not None or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads or 1)
 
 
 def _train(
@@ -75,8 +82,9 @@ def _train(
     reason = loop.train()
     if reason is None:
         _save_model(config.run.folder, parts)
-    if job.rank == 0:
-        _report(config.run.folder)
+    with job.together("reporting"):
+        if job.rank == 0:
+            _report(config.run.folder)
     return reason
 
 

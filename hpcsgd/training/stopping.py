@@ -1,7 +1,9 @@
-"""When a run must end early: a signal from the batch system, or its time limit."""
+"""When a run must end early: a signal from the batch system, its time limit, or the end of its Slurm job."""
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import time
 from types import FrameType
@@ -9,7 +11,10 @@ from types import FrameType
 import torch
 
 from hpcsgd.topology import Job
+from hpcsgd.training.slurm import seconds_left
 from hpcsgd.transport import phase
+
+log = logging.getLogger(__name__)
 
 STOPPED = 75
 """Exit code of a run that saved a checkpoint and can go on with --resume (EX_TEMPFAIL)."""
@@ -18,6 +23,7 @@ CHECK_EVERY = 1.0
 """Seconds between two times that the ranks ask each other."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_TIME_LIMIT, _JOB_END = 1, 2  # reasons beside the signals, of smaller numbers than theirs
 
 
 class Stopping:
@@ -27,10 +33,16 @@ class Stopping:
     allreduce settles it. How many steps lie between is agreed on in the same message.
     """
 
-    def __init__(self, job: Job, time_limit: float | None) -> None:
+    def __init__(self, job: Job, time_limit: float | None, stop_ahead: float) -> None:
         self._job = job
         self._started = time.monotonic()
-        self._limit = float("inf") if time_limit is None else time_limit
+        self._deadlines: list[tuple[float, int]] = []
+        if time_limit is not None:
+            self._deadlines.append((self._started + time_limit, _TIME_LIMIT))
+        if job.rank == 0 and (left := seconds_left(os.environ)) is not None:
+            ahead = min(stop_ahead, left / 10)
+            self._deadlines.append((self._started + left - ahead, _JOB_END))
+            log.info("this Slurm job ends in %.0f s; if need be, the run stops %.0f s before", left, ahead)
         self._reason = 0
         self._steps = 0
         self._next = 1
@@ -45,10 +57,9 @@ class Stopping:
             return None
         since = time.monotonic()
         per_step = max((since - self._last_check) / self._steps, 1e-6)
-        if since - self._started > self._limit and not self._reason:
-            self._reason = -1
+        over = [reason for deadline, reason in self._deadlines if since > deadline]
         pause = min(int(CHECK_EVERY / per_step), 10_000)
-        mine = torch.tensor([abs(self._reason), -max(pause, 1)])  # most urgent reason, shortest pause
+        mine = torch.tensor([max([self._reason, *over]), -max(pause, 1)])  # any reason, shortest pause
         with phase("stopping"):
             self._job.world.allreduce(mine, "max").wait()
         self._steps, self._next, self._last_check = 0, -int(mine[1]), since
@@ -59,6 +70,5 @@ class Stopping:
 
 
 def _told(reason: int) -> str | None:
-    if reason == 0:
-        return None
-    return "time limit reached" if reason == 1 else f"{signal.Signals(reason).name} received"
+    told = {0: None, _TIME_LIMIT: "time limit reached", _JOB_END: "the Slurm job ends soon"}
+    return told[reason] if reason in told else f"{signal.Signals(reason).name} received"

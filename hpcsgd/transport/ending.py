@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import sys
 import threading
 import time
@@ -21,6 +22,9 @@ from hpcsgd.errors import JobError, UserError
 from hpcsgd.transport.backend import Backend, PeerLost
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.lane import close_lanes
+
+PEER_LOST = 69
+"""Exit code where other ranks did not answer: rather the machine's fault than the job's (EX_UNAVAILABLE)."""
 
 GRACE = 5.0
 """Seconds that ranks leaving together wait for each other before the job is aborted."""
@@ -44,24 +48,31 @@ class Ending:
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, JobError):
             if self._world.rank == 0:
-                _print(f"hpcsgd: {error}")
+                _tell(f"hpcsgd: {error}")
             self.part(1)
             return
         rank = f"rank {self._world.rank}: " if self._world.size > 1 else ""
-        time.sleep(_turn(self._world.rank))  # who says so first ends the others before they repeat it
+        code = _exit_code(error)
+        self._wait_for_turn(code)
         if isinstance(error, KeyboardInterrupt):
-            _print(f"hpcsgd: {rank}interrupted")
-        elif isinstance(error, (UserError, PeerLost)):
+            _tell(f"hpcsgd: {rank}interrupted")
+        elif isinstance(error, PeerLost):
             _print(f"hpcsgd: {rank}{error}")
+        elif isinstance(error, UserError):
+            _tell(f"hpcsgd: {rank}{error}")
         else:
-            _print(
-                f"hpcsgd: {rank}{kind.__name__}\n{''.join(traceback.format_exception(kind, error, trace))}"
-            )
-        self._abort(130 if isinstance(error, KeyboardInterrupt) else 1)
+            _tell(f"hpcsgd: {rank}{kind.__name__}\n{''.join(traceback.format_exception(kind, error, trace))}")
+        self._abort(code)
+
+    def _wait_for_turn(self, code: int) -> None:
+        """Who says so first ends the others before they repeat it, if by the TERM of `srun -K`."""
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+        time.sleep(min(1.2 * self._world.rank, 4.8))
 
     def part(self, code: int) -> None:
         """Leave in good order with all others. Where one does not come the job is aborted with `code`: MPI
         would wait for it as the last thing this process does, when nothing can be done any more."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of `srun -K` to whoever leaves after the first
         self._exit_code = None
         sys.stdout.flush()
         if self._world.size > 1:
@@ -123,9 +134,24 @@ def leave_together(code: int) -> NoReturn:
     raise SystemExit(code)
 
 
-def _turn(rank: int) -> float:
-    """Seconds that this rank lets those before it speak first."""
-    return min(1.2 * rank, 4.8)
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    return PEER_LOST if isinstance(error, PeerLost) else 1
+
+
+def _tell(text: str) -> None:
+    """A fault of the job's own. The first rank to tell one also leaves it in the file that a batch script
+    named: otherwise that sees no more than how the other ranks were ended."""
+    if name := os.environ.get("HPCSGD_FAILURE"):
+        try:
+            with open(name, "x", encoding="utf-8") as file:
+                print(text, file=file)
+        except FileExistsError:
+            return
+        except OSError as error:
+            _print(f"hpcsgd: {name}: cannot be written: {error.strerror}")
+    _print(text)
 
 
 def _print(text: str) -> None:

@@ -252,7 +252,13 @@ def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> N
         ),
         method=MethodSection(name="n", arguments={"every": 2}),
         training=TrainingSection(
-            epochs=2, log_every=3, evaluate_every=4, checkpoint_every=5, time_limit=6.0, threads=7
+            epochs=2,
+            log_every=3,
+            evaluate_every=4,
+            checkpoint_every=5,
+            time_limit=6.0,
+            stop_ahead=8.0,
+            threads=7,
         ),
         run=RunSection(folder=Path("r")),
     )
