@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpcsgd.doctor import Finding, Level
-from hpcsgd.doctor.checks import check, cores, extra, groups, launcher, threads, versions
+from hpcsgd.doctor.checks import check, cores, extra, gpus, groups, launcher, threads, versions
 from hpcsgd.doctor.exercise import exercise
 from hpcsgd.doctor.finding import numbers
 from hpcsgd.doctor.patient import Patient, examine, table
@@ -28,6 +28,7 @@ WELL = Patient(
     cpus=(0, 1),
     threads=1,
     gpu="none",
+    gpu_id="",
     mpi="MPICH 5.0.2",
     thread_level="MULTIPLE",
     versions="Python 3.11, torch 2.13",
@@ -92,11 +93,29 @@ def test_ranks_that_share_cores() -> None:
     assert only(cores(bound))[0] is Level.OK
 
 
+def test_ranks_that_share_a_gpu() -> None:
+    assert gpus(ranks(4)) == []
+    own = [dataclasses.replace(rank, gpu_id=str(rank.rank)) for rank in ranks(4)]
+    assert gpus(own) == []
+    two = [dataclasses.replace(rank, gpu_id=str(rank.rank % 2)) for rank in ranks(4)]
+    level, text = only(gpus(two))
+    assert level is Level.WARNING
+    assert text.startswith("GPUs: 4 ranks share 2 of node n0: ")
+    elsewhere = ranks(2, per_node=1, gpu_id="0")
+    assert gpus(elsewhere) == [], "nodes number their GPUs alike"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_gpu_of_this_rank() -> None:
+    (patient,) = in_threads.run(1, lambda world: examine(form(world), "MULTIPLE"))
+    assert patient.gpu.startswith("0: ")
+    assert patient.gpu_id
+
+
 def test_more_threads_than_cores() -> None:
     assert only(threads(ranks(2, threads=4, cpus=(0, 1, 2, 3)))) == (
         Level.WARNING,
-        "threads: 2 ranks with 8 threads in all on 4 cores of node n0: set OMP_NUM_THREADS=2 and [training] "
-        "threads alike",
+        "threads: 2 ranks with 8 threads in all on 4 cores of node n0: set OMP_NUM_THREADS=2",
     )
     assert only(threads(ranks(2, threads=2, cpus=(0, 1, 2, 3))))[0] is Level.OK
     assert only(threads(ranks(4, threads=1, cpus=(0,))))[0] is Level.OK, "that is for `cores` to say"

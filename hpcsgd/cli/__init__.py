@@ -9,6 +9,7 @@ from cyclopts import App, CycloptsError
 
 from hpcsgd.cli.data import data
 from hpcsgd.cli.doctor import doctor
+from hpcsgd.cli.job import job
 from hpcsgd.cli.train import train
 
 app = App(
@@ -21,6 +22,7 @@ app = App(
 )
 app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--SECTION.KEY VALUE]...")
 app.command(data)
+app.command(job)
 app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--store FILE]")
 
 

@@ -17,6 +17,7 @@ def check(patients: Sequence[Patient], K: int, environ: Mapping[str, str]) -> li
         launcher(len(patients), environ),
         *cores(patients),
         *threads(patients),
+        *gpus(patients),
         groups([patient.node for patient in patients], K),
         versions(patients),
         extra("sklearn", "scikit-learn", "examples", "hpcsgd data convert digits"),
@@ -57,10 +58,25 @@ def threads(patients: Sequence[Patient]) -> list[Finding]:
             found.append(
                 warning(
                     f"threads: {len(ranks)} ranks with {busy} threads in all on {have} cores of {host}: "
-                    f"set OMP_NUM_THREADS={max(have // len(ranks), 1)} and [training] threads alike"
+                    f"set OMP_NUM_THREADS={max(have // len(ranks), 1)}"
                 )
             )
     return found or [ok("threads: not more than cores or ranks")]
+
+
+def gpus(patients: Sequence[Patient]) -> list[Finding]:
+    """A GPU serves one rank."""
+    found = []
+    for host, ranks in _by_node(patients).items():
+        have = {patient.gpu_id for patient in ranks if patient.gpu_id}
+        if have and len(have) < len(ranks):
+            found.append(
+                warning(
+                    f"GPUs: {len(ranks)} ranks share {len(have)} of {host}: start as many there as it has "
+                    "(--ntasks-per-node), or ask for more (--gpus-per-node)"
+                )
+            )
+    return found
 
 
 def groups(nodes: Sequence[int], K: int) -> Finding:

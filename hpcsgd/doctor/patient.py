@@ -31,13 +31,17 @@ class Patient:
     """Those this rank may use."""
     threads: int
     gpu: str
+    gpu_id: str
+    """The same for ranks that share a GPU; empty without one."""
     mpi: str
     thread_level: str
     versions: str
 
 
 def examine(job: Job, thread_level: str) -> Patient:
-    """This rank of `job`."""
+    """This rank of `job`; collective."""
+    nodes = job.world.gather_objects(job.world.backend.node)
+    gpu, gpu_id = _gpu(nodes[: job.rank].count(nodes[job.rank]))
     return Patient(
         rank=job.rank,
         node=job.world.backend.node,
@@ -46,7 +50,8 @@ def examine(job: Job, thread_level: str) -> Patient:
         position=job.j,
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         threads=torch.get_num_threads(),
-        gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        gpu=gpu,
+        gpu_id=gpu_id,
         mpi=job.world.backend.name.split(",")[0],
         thread_level=thread_level,
         versions=_versions(),
@@ -57,6 +62,15 @@ def _host() -> str:
     """Slurm's name comes first: nodes that are virtual share a host name."""
     name, slurm = platform.node(), os.environ.get("SLURMD_NODENAME", "")
     return name if slurm in ("", name) else f"{slurm} on {name}"
+
+
+def _gpu(local_rank: int) -> tuple[str, str]:
+    """Of the GPUs this rank sees, the one that is its own: the only one where Slurm hides the others."""
+    if not torch.cuda.is_available():
+        return "none", ""
+    index = local_rank % torch.cuda.device_count()
+    device = torch.cuda.get_device_properties(index)
+    return f"{index}: {device.name}", str(device.uuid)
 
 
 def _versions() -> str:

@@ -54,13 +54,20 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=5
 MinJobAge=3600
+# MPICH names shared memory after the job, and what a killed job left of an earlier Slurm's would be in the way.
+FirstJobId=$((RANDOM * 1000 + 1))
 JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 PropagateResourceLimits=NONE
 CONF
-for i in $(seq "$nodes"); do
-  echo "NodeName=node$i NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + i)) CPUs=$cpus RealMemory=4096 State=UNKNOWN"
-done >>"$SLURM_CONF"
-echo "PartitionName=main Nodes=node[1-$nodes] Default=YES MaxTime=INFINITE State=UP" >>"$SLURM_CONF"
+{
+  for i in $(seq "$nodes"); do
+    echo "NodeName=node$i NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + i)) CPUs=$cpus RealMemory=4096 State=UNKNOWN"
+  done
+  echo "PartitionName=main Nodes=node[1-$nodes] Default=YES MaxTime=INFINITE State=UP"
+  echo "PartitionName=urgent Nodes=node[1-$nodes] PriorityTier=10 MaxTime=INFINITE State=UP"
+} >>"$SLURM_CONF"
 
 alive "$root/pid/slurmctld.pid" || slurmctld -f "$SLURM_CONF"
 for i in $(seq "$nodes"); do
@@ -70,7 +77,7 @@ for i in $(seq "$nodes"); do
 done
 
 for _ in $(seq 60); do
-  up=$(timeout 3 sinfo -h -N -o %T 2>/dev/null | grep -cE '^(idle|mixed|allocated)$' || true)
+  up=$(timeout 3 sinfo -h -N -p main -o %T 2>/dev/null | grep -cE '^(idle|mixed|allocated)$' || true)
   [ "$up" = "$nodes" ] && exit 0
   sleep 0.5
 done

@@ -1,0 +1,7 @@
+"""Batch jobs: scripts for Slurm from the templates in ``jobs/``, checked before anything is asked for."""
+
+from hpcsgd.batch.allocation import Allocation
+from hpcsgd.batch.order import Order, estimate, prepare, submit
+from hpcsgd.batch.site import Site, load_site
+
+__all__ = ["Allocation", "Order", "Site", "estimate", "load_site", "prepare", "submit"]

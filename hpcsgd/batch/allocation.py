@@ -1,0 +1,63 @@
+"""What a job asks of Slurm: nodes, ranks on them, and for how long."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hpcsgd.errors import UserError
+
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """Raises `UserError` for what no job can have."""
+
+    nodes: int = 1
+    ranks_per_node: int = 1
+    cpus_per_rank: int = 1
+    gpus_per_node: int | None = None
+    time: str = "1:00:00"
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name.replace('_', '-')} {value}: at least 1 is needed")
+        if seconds(self.time) == 0:
+            raise UserError(f"--time {self.time}: no time at all")
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def node_hours(self) -> float:
+        """Of one start that lasts its whole time."""
+        return self.nodes * seconds(self.time) / 3600
+
+    def options(self) -> dict[str, str]:
+        """As sbatch names them."""
+        options = {
+            "nodes": str(self.nodes),
+            "ntasks-per-node": str(self.ranks_per_node),
+            "cpus-per-task": str(self.cpus_per_rank),
+            "time": self.time,
+        }
+        if self.gpus_per_node is not None:
+            options["gpus-per-node"] = str(self.gpus_per_node)
+        return options
+
+
+def seconds(time: str) -> int:
+    """Of a time as sbatch reads it: ``90`` minutes, ``90:00``, ``1:30:00``, ``2-0`` days and hours, …"""
+    found = _TIME.fullmatch(time)
+    if found is None or (found["days"] and found["second"] is None and found["third"]):
+        raise UserError(f"--time {time}: expected minutes, H:MM:SS, or D-HH:MM:SS")
+    numbers = [int(part) for part in (found["first"], found["second"], found["third"]) if part is not None]
+    if found["days"] is not None or len(numbers) == 3:  # hours come first
+        hours, minutes, rest = [*numbers, 0, 0][:3]
+    else:
+        hours, (minutes, rest) = 0, [*numbers, 0][:2]
+    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + rest

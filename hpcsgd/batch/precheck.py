@@ -1,0 +1,64 @@
+"""What can be found out about a job before it is given nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcsgd.batch.allocation import Allocation
+from hpcsgd.errors import UserError, located
+from hpcsgd.topology import form, groups_across_nodes, shape
+from hpcsgd.training.assembly import assemble
+from hpcsgd.training.config import Config, load
+from hpcsgd.transport import Transport, threads
+
+
+def check(path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool) -> tuple[Config, str]:
+    """The job file's contents, and what to say of its groups.
+
+    Builds all that the job file names, on one rank and without training. With `fresh` the run folder has to
+    be unused. Raises `UserError` where the job could only fail.
+    """
+    config = load(path, overrides)
+    with located(f"{path}: [job]"):
+        P, K = shape(allocation.ranks, config.job.groups, config.job.group_size)
+    if config.data.batch_size % K:
+        raise UserError(
+            f"{path}: [data] batch_size = {config.data.batch_size} is the batch of a group of {K} ranks: "
+            f"give a multiple of {K}"
+        )
+    if fresh:
+        _require_fresh(config.run.folder)
+    _assemble_alone(config, path)
+    return config, _placement(allocation, P, K)
+
+
+def _require_fresh(folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(
+            f"{folder}: holds a run: pass --resume to go on with it, or choose another [run] folder"
+        )
+
+
+def _assemble_alone(config: Config, path: Path) -> None:
+    def one_rank(world: Transport) -> None:
+        assemble(alone, form(world), str(path))
+
+    alone = dataclasses.replace(config, data=dataclasses.replace(config.data, workers=0))
+    with contextlib.redirect_stdout(io.StringIO()):  # what a model prints while it is made
+        threads.run(1, one_rank)
+
+
+def _placement(allocation: Allocation, P: int, K: int) -> str:
+    nodes = [rank // allocation.ranks_per_node for rank in range(allocation.ranks)]
+    spread = groups_across_nodes(nodes, K)
+    where = "each on one node"
+    if spread:
+        where = (
+            f"{len(spread)} of them on more than one node: their gradients cross the network at every step; "
+            "let group_size divide --ranks-per-node"
+        )
+    return f"{P} groups of {K}, {where}"

@@ -1,0 +1,51 @@
+"""What every job of a site has in common: one small file, written once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcsgd.training.reader import read_section, read_toml
+
+PLACES = (Path(), Path("~", ".config", "hpcsgd"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where jobs go and how they start. What is not given is left to Slurm's own defaults."""
+
+    partition: str | None = None
+    account: str | None = None
+    mpi: str = "pmi2"
+    """`srun --mpi=`: pmi2 for MPICH, pmix for Open MPI, cray_shasta for Cray MPICH."""
+    modules: tuple[str, ...] = ()
+    """To load before anything else."""
+    setup: Path | None = None
+    """A shell file to source after that."""
+    sbatch: tuple[str, ...] = ()
+    """Further options of sbatch, as ``--constraint=gpu``."""
+    srun: tuple[str, ...] = ()
+    """Further options of srun."""
+
+    def options(self) -> dict[str, str]:
+        """As sbatch names them."""
+        given = {"partition": self.partition, "account": self.account}
+        options = {name: value for name, value in given.items() if value is not None}
+        for option in self.sbatch:
+            name, _, value = option.removeprefix("--").partition("=")
+            options[name] = value
+        return options
+
+
+def _candidates() -> list[Path]:
+    return [place.expanduser() / "site.toml" for place in PLACES]
+
+
+def load_site(path: Path | None) -> tuple[Site, Path | None]:
+    """The site described in ``path``, else by the first ``site.toml`` in `PLACES`, else one of defaults.
+
+    Raises `UserError` naming file and key.
+    """
+    if path is None:
+        path = next((file for file in _candidates() if file.exists()), None)
+    return (Site(), None) if path is None else (read_section(Site, read_toml(path), path), path)

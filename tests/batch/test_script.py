@@ -1,0 +1,55 @@
+"""The block of values, and what of it is left alone."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.batch.script import fill, template
+
+TEXT = """#!/bin/bash
+#SBATCH --not=touched
+# --- values ---
+#SBATCH --nodes=1
+#SBATCH --requeue
+RUN=  # where
+SRUN=()  # options
+# --------------
+RUN=after
+"""
+
+
+def test_options_and_values_are_replaced() -> None:
+    text = fill(TEXT, {"nodes": "4"}, {"RUN": "runs/x", "SRUN": ["--a", "b c"]})
+    assert text == TEXT.replace("nodes=1", "nodes=4").replace("RUN=  #", "RUN=runs/x  #").replace(
+        "SRUN=()", "SRUN=(--a 'b c')"
+    )
+
+
+def test_options_are_added_after_the_others() -> None:
+    assert "#SBATCH --requeue\n#SBATCH --account=us\n#SBATCH --exclusive\nRUN=" in fill(
+        TEXT, {"account": "us", "exclusive": ""}, {}
+    )
+
+
+def test_an_option_is_not_taken_for_another() -> None:
+    text = fill(TEXT, {"node": "x"}, {})
+    assert "--nodes=1\n" in text
+    assert "--node=x\n" in text
+
+
+def test_backslashes_and_quotes_stay() -> None:
+    text = fill(TEXT, {"comment": r"a \1 'b'"}, {"RUN": r"C:\1"})
+    assert r"RUN='C:\1'  # where" in text
+
+
+@pytest.mark.parametrize("kind", ["train", "bench"])
+def test_templates_are_scripts_as_they_stand(kind: str, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(template(kind))
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    values = {"JOB": [], "PYTHON": "p", "MODULES": ["m"], "SETUP": "s", "MPI": "x", "SRUN": [], "RUN": "r"}
+    script.write_text(fill(template(kind), {"nodes": "2"}, values))
+    subprocess.run(["bash", "-n", str(script)], check=True)

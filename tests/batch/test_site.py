@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.batch import Site, load_site
+from hpcsgd.errors import UserError
+
+SITES = Path(__file__).parents[2] / "jobs" / "sites"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def test_without_a_file_everything_is_left_to_slurm() -> None:
+    assert load_site(None) == (Site(), None)
+    assert Site().options() == {}
+
+
+def test_the_folder_comes_before_the_home(elsewhere: Path) -> None:
+    home = elsewhere / "home" / ".config" / "hpcsgd" / "site.toml"
+    home.parent.mkdir(parents=True)
+    home.write_text('partition = "home"')
+    assert load_site(None)[0].partition == "home"
+    (elsewhere / "site.toml").write_text('partition = "here"')
+    assert load_site(None) == (Site(partition="here"), Path("site.toml"))
+
+
+def test_options_of_sbatch(elsewhere: Path) -> None:
+    (elsewhere / "site.toml").write_text('account = "us"\nsbatch = ["--constraint=gpu", "--exclusive"]')
+    assert load_site(None)[0].options() == {"account": "us", "constraint": "gpu", "exclusive": ""}
+
+
+@pytest.mark.parametrize("name", ["cray", "pmix", "pmi2"])
+def test_the_examples(name: str) -> None:
+    site, _ = load_site(SITES / f"{name}.toml")
+    assert site.mpi == {"cray": "cray_shasta"}.get(name, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('partitoin = "x"', "site.toml: partitoin = \"x\": unknown key: did you mean 'partition'?"),
+        ('srun = "--exclusive"', 'site.toml: srun = "--exclusive": expected a list of strings'),
+        ("modules = [1]", r"site.toml: modules = \[1\]: expected a list of strings"),
+        ("modules = [", "site.toml: not valid TOML"),
+    ],
+)
+def test_mistakes(text: str, message: str, elsewhere: Path) -> None:
+    (elsewhere / "site.toml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_site(None)
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"no\.toml: cannot be read"):
+        load_site(Path("no.toml"))

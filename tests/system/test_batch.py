@@ -1,0 +1,254 @@
+"""Batch jobs under a real Slurm: they come back after all that happens to batch jobs, but for mistakes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcsgd.batch.script import template
+from hpcsgd.data import convert
+from jobs import Runs
+from system.machines import launch, skip_unless_mpich
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+PATIENCE = 240.0  # seconds; the machine may be busy
+SLOWLY = {"SECONDS_PER_STEP": "0.4"}
+FOUR = ("--nodes", "4", "--ranks-per-node", "1")
+
+
+class Cluster:
+    """A user of the Slurm, in a folder with a job file, its model and its data."""
+
+    def __init__(self, folder: Path, slurm: dict[str, str]) -> None:
+        self.runs = Runs(folder)
+        self.folder = folder
+        self._environment = slurm
+
+    def do(
+        self, *command: str | Path, code: int | None = 0, environment: Mapping[str, str] | None = None
+    ) -> str:
+        """What a command prints that ends with `code` (None: any)."""
+        here = os.getcwd()
+        os.chdir(self.folder)
+        try:
+            done = launch(command, {**self._environment, **(environment or {})})
+        finally:
+            os.chdir(here)
+        assert code is None or done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def job_train(self, run: str, *options: str, **environment: str) -> str:
+        """`hpcsgd job train --submit`; the job's number."""
+        words = ["job", "train", "job.toml", "--run.folder", f"runs/{run}", "--submit", *options]
+        said = self.do(sys.executable, "-m", "hpcsgd", *words, environment=environment)
+        return said.split()[-1]
+
+    def state(self, job: str) -> str:
+        found = re.search(r"JobState=(\S+)", self.do("scontrol", "show", "job", job))
+        assert found is not None
+        return found[1]
+
+    def restarts(self, job: str) -> int:
+        found = re.search(r"Restarts=(\d+)", self.do("scontrol", "show", "job", job))
+        assert found is not None
+        return int(found[1])
+
+    def log(self, run: str, job: str) -> str:
+        path = self.folder / "runs" / f"{run}-{job}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait(self, happened: Callable[[], bool], log: Callable[[], str]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not happened():
+            assert time.monotonic() < deadline, self.do("squeue") + log()
+            time.sleep(0.2)
+
+    def ended(self, run: str, job: str) -> tuple[str, str]:
+        """The job's last state and its log."""
+        final = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"}
+        self.wait(lambda: self.state(job) in final, lambda: self.log(run, job))
+        return self.state(job), self.log(run, job)
+
+    def goes_on(self, run: str, job: str, steps: int) -> None:
+        """Wait until the run has done so many more steps."""
+        goal = self.runs.step(f"runs/{run}") + steps
+        self.wait(lambda: self.runs.step(f"runs/{run}") >= goal, lambda: self.log(run, job))
+
+    def comes_back(self, run: str, job: str, restart: int) -> None:
+        self.wait(
+            lambda: self.restarts(job) == restart and self.state(job) == "RUNNING",
+            lambda: self.log(run, job),
+        )
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    skip_unless_mpich()  # whose srun plugin, pmi2, every Slurm has
+    pytest.importorskip("sklearn")
+    folder = tmp_path_factory.mktemp("cluster")
+    convert("digits", None, folder / "digits.h5")
+    return Cluster(folder, slurm)
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster) -> dict[str, torch.Tensor]:
+    """The model of a job that nothing happened to."""
+    job = cluster.job_train("whole", *FOUR)
+    state, log = cluster.ended("whole", job)
+    assert state == "COMPLETED", log
+    assert "train.sbatch: complete" in log
+    return cluster.runs.model("runs/whole")
+
+
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+
+
+@pytest.mark.parametrize(
+    ("groups", "nodes", "said"), [(4, 4, "4 groups of 2 ranks"), (2, 2, "2 groups of 4 ranks")]
+)
+def test_eight_ranks(groups: int, nodes: int, said: str, cluster: Cluster) -> None:
+    run, each = f"eight-{groups}", str(8 // nodes)
+    options = ("--nodes", str(nodes), "--ranks-per-node", each, "--job.groups", str(groups))
+    job = cluster.job_train(run, *options, "--training.epochs", "1")
+    state, log = cluster.ended(run, job)
+    assert state == "COMPLETED", log
+    assert said in log
+    assert "span more than one node" not in log
+    assert (cluster.folder / "runs" / run / "model.pt").exists()
+
+
+def test_everything_that_happens_to_a_job(cluster: Cluster, whole: dict[str, torch.Tensor]) -> None:
+    """One after the other, and the model has the bits of the job that was left alone."""
+    options = ("--training.checkpoint_every", "2", "--training.epochs", "3")
+    job = cluster.job_train("eventful", *FOUR, *options, **SLOWLY)
+    log = lambda: cluster.log("eventful", job)  # noqa: E731
+
+    cluster.goes_on("eventful", job, 4)
+    cluster.do("scancel", "--signal=USR1", job)
+    cluster.comes_back("eventful", job, 1)
+    assert "SIGUSR1 received: saved step" in log()
+    assert "train.sbatch: stopped with a checkpoint; back to the queue" in log()
+
+    cluster.goes_on("eventful", job, 4)
+    cluster.do("scontrol", "requeue", job)
+    cluster.comes_back("eventful", job, 2)
+    assert "SIGTERM received: saved step" in log()
+
+    cluster.goes_on("eventful", job, 4)
+    cluster.do("scontrol", "update", "nodename=node3", "state=down", "reason=test")
+    cluster.wait(lambda: cluster.state(job) != "RUNNING", log)
+    cluster.do("scontrol", "update", "nodename=node3", "state=resume")
+    cluster.comes_back("eventful", job, 3)
+    assert "DUE TO NODE FAILURE" in log()
+
+    cluster.goes_on("eventful", job, 4)
+    os.kill(int((cluster.folder / "pid-2").read_text()), signal.SIGKILL)
+    cluster.comes_back("eventful", job, 4)
+    assert "train.sbatch: a rank was killed (exit code 137); back to the queue" in log()
+
+    cluster.goes_on("eventful", job, 4)
+    urgent = cluster.do(
+        "sbatch", "--parsable", "--partition=urgent", "--nodes=4", "--exclusive", "--wrap=sleep 1"
+    )
+    cluster.comes_back("eventful", job, 5)
+    assert "DUE TO PREEMPTION" in log()
+    assert cluster.state(urgent.strip()) == "COMPLETED"
+
+    state, _ = cluster.ended("eventful", job)
+    assert state == "COMPLETED", log()
+    assert log().count("resuming at step") == 5
+    assert_same(cluster.runs.model("runs/eventful"), whole)
+
+
+def test_a_time_limit_that_is_too_short(cluster: Cluster, whole: dict[str, torch.Tensor]) -> None:
+    job = cluster.job_train("short", *FOUR, "--time", "1", SECONDS_PER_STEP="1")
+    state, log = cluster.ended("short", job)
+    assert state == "COMPLETED", log
+    assert cluster.restarts(job) >= 1
+    assert "TIMEOUT" not in log
+    assert_same(cluster.runs.model("runs/short"), whole)
+
+
+def test_a_cancelled_job_does_not_come_back(cluster: Cluster) -> None:
+    job = cluster.job_train("cancelled", *FOUR, **SLOWLY)
+    cluster.goes_on("cancelled", job, 2)
+    cluster.do("scancel", job)
+    state, log = cluster.ended("cancelled", job)
+    assert state == "CANCELLED"
+    assert "SIGTERM received: saved step" in log
+    time.sleep(8)  # the time that Slurm takes to requeue a job
+    assert cluster.state(job) == "CANCELLED"
+
+
+def test_a_mistake_is_told_before_anything_is_asked_for(cluster: Cluster) -> None:
+    words = ["job", "train", "job.toml", "--run.folder", "runs/mistaken", "--submit", *FOUR]
+    said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--method.evry", "3", code=1)
+    assert said.startswith("hpcsgd: job.toml: [method]: ")
+    assert "did you mean 'every'?" in said
+    assert not (cluster.folder / "runs" / "mistaken.train.sbatch").exists()
+
+
+def test_a_job_that_the_cluster_cannot_run(cluster: Cluster) -> None:
+    words = ["job", "train", "job.toml", "--run.folder", "runs/large", "--nodes", "8", "--submit"]
+    said = cluster.do(sys.executable, "-m", "hpcsgd", *words, code=1)
+    assert "sbatch --test-only runs/large.train.sbatch: allocation failure" in said
+    assert "submitted" not in said
+
+
+def test_a_mistake_forced_past_the_check_fails_once(cluster: Cluster) -> None:
+    (cluster.folder / "train.sbatch").write_text(template("train"))
+    (cluster.folder / "runs").mkdir(exist_ok=True)  # or Slurm cannot write the log
+    words = ["train.sbatch", "job.toml", "--method.evry", "3", "--run.folder", "runs/forced"]
+    python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    said = cluster.do("sbatch", "--parsable", "--output=runs/forced-%j.log", *words, environment=python)
+    job = said.strip()
+    state, log = cluster.ended("forced", job)
+    assert state == "FAILED"
+    assert log.count("did you mean 'every'?") == 2, log  # said, and repeated as the reason
+    assert "train.sbatch: failed, not restarted: hpcsgd: job.toml: [method]: " in log
+    time.sleep(8)
+    assert (cluster.state(job), cluster.restarts(job)) == ("FAILED", 0)
+
+
+def test_a_loss_that_is_not_finite_fails_once(cluster: Cluster) -> None:
+    """On all ranks, soon and with one message, though there are checkpoints to go back to."""
+    options = ("--optimizer.lr", "1e30", "--training.checkpoint_every", "1", "--schedule.warmup_epochs", "0")
+    job = cluster.job_train("diverged", *FOUR, *options)
+    state, log = cluster.ended("diverged", job)
+    assert (state, cluster.restarts(job)) == ("FAILED", 0), log
+    assert cluster.runs.checkpoints("runs/diverged")
+    assert len(re.findall("^hpcsgd: rank .: the loss is nan", log, re.MULTILINE)) == 1
+    assert "train.sbatch: failed, not restarted: hpcsgd: " in log
+
+
+def test_the_bench(cluster: Cluster) -> None:
+    words = ["job", "bench", "job.toml", "--run.folder", "runs/fast", *FOUR, "--training.epochs", "1"]
+    said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--job.groups", "4", "--submit")
+    state, log = cluster.ended("fast", said.split()[-1])
+    assert state == "COMPLETED", log
+    assert "node1" in log
+    assert "samples/s" in log
+
+
+def test_there_is_no_slurm(cluster: Cluster) -> None:
+    """As on a laptop, where scripts can be made all the same."""
+    words = ["job", "train", "job.toml", "--run.folder", "runs/laptop", *FOUR]
+    assert shutil.which("sbatch", path=str(Path(sys.executable).parent)) is None
+    here = {"PATH": str(Path(sys.executable).parent)}
+    said = cluster.do(sys.executable, "-m", "hpcsgd", *words, environment=here)
+    assert "slurm     not here" in said
+    said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--submit", code=1, environment=here)
+    assert "--submit: there is no sbatch here" in said
