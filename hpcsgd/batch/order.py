@@ -54,9 +54,9 @@ def prepare(
     config, placement = check(job, overrides, allocation, fresh=kind == "train" and not resume)
     run = config.run.folder
     options = {
-        "job-name": run.name,
+        "job-name": f"{run.name}-{kind}",
         "chdir": os.getcwd(),
-        "output": f"{run}-%j.log",
+        "output": f"{run}-{kind}-%j.log",
         **({} if after is None else {"dependency": f"afterok:{after}"}),
         **allocation.options(),
         **site.options(),
@@ -71,7 +71,7 @@ def prepare(
         "RUN": str(run),
     }
     text = fill(template(kind), options, values)
-    script = run.with_name(f"{run.name}.{kind}.sbatch")
+    script = run.with_name(f"{run.name}-{kind}.sbatch")
     script.parent.mkdir(parents=True, exist_ok=True)
     with replacing(script) as part:
         part.write_text(text, encoding="utf-8")

@@ -33,14 +33,14 @@ def make(
 def test_the_script(folder: Path) -> None:
     site = Site(partition="long", mpi="pmix", modules=("mpi",), srun=("--exclusive",))
     order = make("--job.groups", "2", "--training.epochs", "3", site=site)
-    assert order.script == Path("runs/job.train.sbatch")
+    assert order.script == Path("runs/job-train.sbatch")
     text = order.script.read_text()
     for line in (
         "#SBATCH --nodes=2",
         "#SBATCH --ntasks-per-node=4",
         "#SBATCH --time=2:00:00",
         "#SBATCH --partition=long",
-        "#SBATCH --output=runs/job-%j.log",
+        "#SBATCH --output=runs/job-train-%j.log",
         f"#SBATCH --chdir={folder}",
     ):
         assert f"{line}\n" in text
@@ -58,7 +58,7 @@ def test_the_script(folder: Path) -> None:
 
 def test_what_it_asks_for(folder: Path) -> None:
     assert str(make("--job.groups", "2")).splitlines() == [
-        "script    runs/job.train.sbatch",
+        "script    runs/job-train.sbatch",
         "ranks     8 on 2 nodes: 2 groups of 4, each on one node",
         "asks for  2 nodes for 2:00:00: 4 node hours a start, and may start 21 times",
     ]
@@ -72,7 +72,7 @@ def test_groups_that_do_not_fit_a_node(folder: Path) -> None:
 def test_nothing_is_left_of_the_check(folder: Path) -> None:
     make()
     assert sorted(path.name for path in folder.iterdir()) == ["job.toml", "runs", "small.h5"]
-    assert [path.name for path in (folder / "runs").iterdir()] == ["job.train.sbatch"]
+    assert [path.name for path in (folder / "runs").iterdir()] == ["job-train.sbatch"]
 
 
 def test_to_be_resumed(folder: Path) -> None:

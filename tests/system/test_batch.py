@@ -64,7 +64,7 @@ class Cluster:
         return int(found[1])
 
     def log(self, run: str, job: str) -> str:
-        path = self.folder / "runs" / f"{run}-{job}.log"
+        path = next((self.folder / "runs").glob(f"{run}-*-{job}.log"), Path("none yet"))
         return path.read_text() if path.exists() else ""
 
     def wait(self, happened: Callable[[], bool], log: Callable[[], str]) -> None:
@@ -198,13 +198,13 @@ def test_a_mistake_is_told_before_anything_is_asked_for(cluster: Cluster) -> Non
     said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--method.evry", "3", code=1)
     assert said.startswith("hpcsgd: job.toml: [method]: ")
     assert "did you mean 'every'?" in said
-    assert not (cluster.folder / "runs" / "mistaken.train.sbatch").exists()
+    assert not (cluster.folder / "runs" / "mistaken-train.sbatch").exists()
 
 
 def test_a_job_that_the_cluster_cannot_run(cluster: Cluster) -> None:
     words = ["job", "train", "job.toml", "--run.folder", "runs/large", "--nodes", "8", "--submit"]
     said = cluster.do(sys.executable, "-m", "hpcsgd", *words, code=1)
-    assert "sbatch --test-only runs/large.train.sbatch: allocation failure" in said
+    assert "sbatch --test-only runs/large-train.sbatch: allocation failure" in said
     assert "submitted" not in said
 
 
@@ -213,7 +213,7 @@ def test_a_mistake_forced_past_the_check_fails_once(cluster: Cluster) -> None:
     (cluster.folder / "runs").mkdir(exist_ok=True)  # or Slurm cannot write the log
     words = ["train.sbatch", "job.toml", "--method.evry", "3", "--run.folder", "runs/forced"]
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    said = cluster.do("sbatch", "--parsable", "--output=runs/forced-%j.log", *words, environment=python)
+    said = cluster.do("sbatch", "--parsable", "--output=runs/forced-train-%j.log", *words, environment=python)
     job = said.strip()
     state, log = cluster.ended("forced", job)
     assert state == "FAILED"
