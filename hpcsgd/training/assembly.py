@@ -52,12 +52,12 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         with located("[data] store"):
             train, test = Store(config.data.store, "train"), Store(config.data.store, "test")
             sampler = Sampler(train, job, seed=config.seed)
-        batch = _batch_of_rank(config.data.batch_size, job.K)
-        transform = _transform(config.data.transform)
+        batch = batch_of_rank(config.data.batch_size, job.K)
+        transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = models.build(config.model.build, config.model.arguments)
         require_fitting(model, train, config.model.build)
-        inner = _optimizer(config, model, job.P)
+        inner = make_optimizer(config, model, job.P)
         method = _method(config)
     seed_generators(config.seed + 1 + job.rank)  # from here on chance (dropout) differs between ranks
     optimizer = DistributedOptimizer(inner, model, job, method)
@@ -65,7 +65,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     with job.together("preparing the run"), located(source):
         start = 1 / lr_scale(config.schedule.scaling, job.P)
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
-        scheduler = _scheduler(config, optimizer)
+        scheduler = make_scheduler(config, optimizer)
     return Assembly(
         model=model,
         optimizer=optimizer,
@@ -80,7 +80,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     )
 
 
-def _batch_of_rank(B: int, K: int) -> int:
+def batch_of_rank(B: int, K: int) -> int:
     if B % K:
         raise UserError(
             f"[data] batch_size = {B} is the batch of a group of {K} ranks: give a multiple of {K}"
@@ -88,7 +88,7 @@ def _batch_of_rank(B: int, K: int) -> int:
     return B // K
 
 
-def _optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
+def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
     name, arguments = config.optimizer.build, config.optimizer.arguments
     if "lr" in arguments:
         raise UserError("[optimizer.arguments]: lr = ...: give it as lr of [optimizer], for one group")
@@ -97,7 +97,7 @@ def _optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
     return build("optimizer", name, table, {"lr": lr, **arguments}, optim.Optimizer, model.parameters())
 
 
-def _scheduler(config: Config, optimizer: optim.Optimizer) -> LRScheduler | None:
+def make_scheduler(config: Config, optimizer: optim.Optimizer) -> LRScheduler | None:
     schedule = config.schedule
     if schedule.build is None:
         return None
@@ -147,7 +147,7 @@ def _subclasses(module: Any, base: type) -> dict[str, type]:
     return {name: cls for name, cls in public.items() if issubclass(cls, base) and cls is not base}
 
 
-def _transform(name: str | None) -> Transform:
+def make_transform(name: str | None) -> Transform:
     if name is None:
         return _unchanged
     with located("[data] transform"):

@@ -1,0 +1,94 @@
+"""The training that a job file describes, for P virtual groups of K ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Generator, Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from hpcsgd import models
+from hpcsgd.data import Sampler, Store
+from hpcsgd.lr import WarmUp, lr_scale
+from hpcsgd.training.assembly import Transform, batch_of_rank, make_optimizer, make_scheduler, make_transform
+from hpcsgd.training.config import Config
+from hpcsgd.training.generators import generators_state, load_generators_state, seed_generators
+from hpcsgd.training.trial import require_fitting
+from hpcsgd.transport import Transport
+from hpcsgd.tuning.replicas import Chance, Member, Trainee, VirtualGroups
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """A virtual rank, as the sampler wants to see it."""
+
+    rank: int
+    size: int
+
+    @property
+    def world(self) -> _Seat:
+        return self
+
+
+def virtual_groups(
+    config: Config, P: int, K: int, world: Transport, *, warm_up_steps: int | None = None
+) -> VirtualGroups:
+    """P groups of K as `config` would train them, dealt out to the ranks of `world`; collective.
+
+    `warm_up_steps` replaces the configured warm-up. Raises `UserError` where the configuration does not fit.
+    """
+    train = Store(config.data.store, "train")
+    seed_generators(config.seed)
+    model = models.build(config.model.build, config.model.arguments)
+    require_fitting(model, train, config.model.build)
+    hosted = range(world.rank, P, world.size)
+    trainees = [_trainee(config, train, copy.deepcopy(model), g, P, K, warm_up_steps) for g in hosted]
+    return VirtualGroups(trainees, P, world, cross_entropy, Chance(generators_state, load_generators_state))
+
+
+def _trainee(
+    config: Config, train: Store, model: nn.Module, g: int, P: int, K: int, warm_up_steps: int | None
+) -> Trainee:
+    optimizer = make_optimizer(config, model, P)
+    batch = batch_of_rank(config.data.batch_size, K)
+    steps_per_epoch = -(-(len(train) // (P * K)) // batch)
+    if warm_up_steps is None:
+        warm_up_steps = round(config.schedule.warmup_epochs * steps_per_epoch)
+    WarmUp(optimizer, warm_up_steps, 1 / lr_scale(config.schedule.scaling, P))
+    scheduler = make_scheduler(config, optimizer)
+    every = 1 if config.schedule.per == "step" else steps_per_epoch
+    t = 0
+
+    def after_update() -> None:
+        nonlocal t
+        t += 1
+        if scheduler is not None and t % every == 0:
+            scheduler.step()
+
+    members = [_member(config, train, batch, g * K + j, P * K) for j in range(K)]
+    return Trainee(model, optimizer, members, after_update)
+
+
+def _member(config: Config, train: Store, batch: int, rank: int, size: int) -> Member:
+    seed = config.seed + 1 + rank
+    seed_generators(seed)
+    sampler = Sampler(train, _Seat(rank, size), seed=config.seed)
+    transform = make_transform(config.data.transform)
+    batches = _batches(train, sampler, batch, transform, Generator().manual_seed(seed))
+    return Member(batches, generators_state())
+
+
+def _batches(
+    train: Store, sampler: Sampler, batch: int, transform: Transform, generator: Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Epoch after epoch."""
+    epoch = 0
+    while True:
+        sampler.set_epoch(epoch)
+        rows = list(sampler)
+        for start in range(0, len(rows), batch):
+            x, y = train.collate(train.__getitems__(rows[start : start + batch]))
+            yield transform(x, generator), y
+        epoch += 1

@@ -1,0 +1,1 @@
+"""What is found out before a long job: how many groups it can stand."""

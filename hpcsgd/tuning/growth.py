@@ -1,0 +1,100 @@
+"""How far may P grow? Until the distance D between the groups' models no longer keeps up with P.
+
+The hierarchical local SGD paper, section III-C: raise P (2, 4, 8, …) while D grows in proportion to P. Its
+figures, read by eye, accept growth ratios of 1.15, 1.10 and 0.91 and reject 0.82 and less; the default
+threshold lies between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from hpcsgd.lr import lr_scale
+
+THRESHOLD = 0.87
+WINDOW = 3
+"""Meetings over which D is averaged."""
+FLAT = 0.1
+"""D is flat where its mean over a window differs from that of the window before by no more than this share."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """ρ(P→P') = (D(P')/D(P)) / (P'/P), over the meetings and seeds that were compared."""
+
+    P: int
+    further: int
+    """P'."""
+    rho: float
+    """The median."""
+    low: float
+    high: float
+    """The quartiles around it."""
+
+    def clear(self, threshold: float) -> bool:
+        """Whether the quartiles are on one side of `threshold`."""
+        return self.low >= threshold or self.high < threshold
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`P` is the answer. Where the distances leave it open, `unclear` is the next larger P, which may do, too."""
+
+    P: int
+    unclear: int | None
+    final: bool
+    """Whether probing further P could not change it."""
+
+
+def is_flat(distances: Sequence[float]) -> bool:
+    """The stated test: two neighbouring windows of `WINDOW` meetings whose means differ by at most `FLAT`."""
+    if len(distances) < 2 * WINDOW:
+        return False
+    before, now = (math.fsum(d) / WINDOW for d in (distances[-2 * WINDOW : -WINDOW], distances[-WINDOW:]))
+    return abs(now - before) <= FLAT * now
+
+
+def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[Sequence[float]]) -> Growth:
+    """From P = `smaller` with distances `D` to P' = `larger` with `E`: one series a seed, compared meeting by
+    meeting over the last `WINDOW` that both have."""
+    ratios: list[float] = []
+    for d, e in zip(D, E, strict=True):
+        end = min(len(d), len(e))
+        for m in range(max(end - WINDOW, 0), end):
+            ratios.append(e[m] / d[m] / (larger / smaller))
+    if len(ratios) == 1:
+        return Growth(smaller, larger, ratios[0], ratios[0], ratios[0])
+    low, _, high = quantiles(ratios, n=4, method="inclusive")
+    return Growth(smaller, larger, median(ratios), low, high)
+
+
+def verdict(growths: Sequence[Growth], threshold: float = THRESHOLD) -> Verdict:
+    """The largest P before ρ drops under `threshold`; 1 if it never was over it cannot be told from D, which
+    needs two groups: the smallest P that was probed is taken for granted."""
+    P = growths[0].P
+    for step in growths:
+        if not step.clear(threshold):
+            further = step.further
+            return Verdict(P, further, final=False)
+        if step.rho < threshold:
+            return Verdict(P, None, final=True)
+        P = step.further
+    return Verdict(P, None, final=False)
+
+
+def ideal(P: int, further: int, rule: str) -> float:
+    """ρ of groups that walk independently, with steps of the learning rate: D = lr(P)·√((P−1)/P)."""
+
+    def distance(groups: int) -> float:
+        return lr_scale(rule, groups) * math.sqrt((groups - 1) / groups)
+
+    return distance(further) / distance(P) / (further / P)
+
+
+def growths_of(distances: Mapping[int, Sequence[Sequence[float]]]) -> list[Growth]:
+    """Between every P and the next, in order; `distances[P]` has one series a seed."""
+    Ps = list(distances)
+    return [growth(P, distances[P], Q, distances[Q]) for P, Q in zip(Ps, Ps[1:], strict=False)]

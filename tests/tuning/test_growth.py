@@ -1,0 +1,72 @@
+"""What the distances say about P."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hpcsgd.tuning.growth import THRESHOLD, Growth, Verdict, growth, growths_of, ideal, is_flat, verdict
+
+
+def series(*distances: float) -> dict[int, list[list[float]]]:
+    """P = 2, 4, 8, … at these distances, over five meetings of one seed."""
+    return {2 ** (i + 1): [[D] * 5] for i, D in enumerate(distances)}
+
+
+def test_the_paper_on_cifar10() -> None:
+    """Figure 4, read by eye: 0.85, 1.95, 3.2, then flat; its answer is 4."""
+    assert verdict(growths_of(series(0.85, 1.95, 3.2, 3.2))) == Verdict(4, None, final=True)
+
+
+def test_the_paper_on_div2k() -> None:
+    """0.025, 0.055, 0.10, much lower at 16; its answer is 8."""
+    assert verdict(growths_of(series(0.025, 0.055, 0.10, 0.04))) == Verdict(8, None, final=True)
+
+
+def test_the_ratio_of_growth() -> None:
+    (step,) = growths_of(series(1.0, 1.5))
+    assert (step.P, step.further, step.rho) == (2, 4, 0.75)
+
+
+def test_meetings_are_compared_with_the_same_meetings() -> None:
+    """And only those that both have: the first of P = 2 and the fifth of P = 4 say nothing together."""
+    step = growth(2, [[9, 9, 1, 1, 1]], 4, [[7, 7, 2, 2, 2, 50, 60]])
+    assert (step.low, step.rho, step.high) == (1, 1, 1)
+
+
+def test_seeds_show_how_sure_it_is() -> None:
+    step = growth(2, [[1.0] * 5, [1.0] * 5], 4, [[1.6] * 5, [2.0] * 5])
+    assert step.rho == pytest.approx(0.9)
+    assert (step.low, step.high) == (pytest.approx(0.8), pytest.approx(1.0))
+    assert not step.clear(THRESHOLD)
+    assert verdict([step]) == Verdict(2, 4, final=False)
+
+
+def test_as_long_as_it_grows_the_answer_is_open() -> None:
+    assert verdict(growths_of(series(1, 2, 4))) == Verdict(8, None, final=False)
+
+
+def test_it_stops_at_the_first_that_does_not_grow() -> None:
+    assert verdict(growths_of(series(1, 1, 5))) == Verdict(2, None, final=True)
+
+
+@pytest.mark.parametrize(
+    ("distances", "flat"),
+    [([1] * 5, False), ([1] * 6, True), ([1, 1, 1, 1.2, 1.2, 1.2], False), ([5, 5, 1, 1, 1, 1.05, 1.05, 1.05], True)],
+)
+def test_flat(distances: list[float], flat: bool) -> None:
+    assert is_flat(distances) is flat
+
+
+def test_independent_walkers() -> None:
+    """At a fixed rate 1 : 1.22 : 1.32 : 1.37 for P = 2, 4, 8, 16, whatever the model."""
+    assert [ideal(2, P, "none") * P / 2 for P in (4, 8, 16)] == pytest.approx([1.22, 1.32, 1.37], abs=0.005)
+    assert ideal(2, 4, "linear") == pytest.approx(math.sqrt(1.5))
+    assert ideal(2, 4, "root") == pytest.approx(math.sqrt(1.5) / math.sqrt(2))
+
+
+def test_clear() -> None:
+    assert Growth(2, 4, 0.9, 0.88, 1.0).clear(0.87)
+    assert Growth(2, 4, 0.8, 0.7, 0.86).clear(0.87)
+    assert not Growth(2, 4, 0.9, 0.86, 1.0).clear(0.87)
