@@ -10,6 +10,7 @@ from cyclopts import App, CycloptsError
 from hpcsgd.cli.data import data
 from hpcsgd.cli.doctor import doctor
 from hpcsgd.cli.job import job
+from hpcsgd.cli.probe import probe
 from hpcsgd.cli.train import train
 
 app = App(
@@ -20,7 +21,10 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,  # the exception hook of the job ends all ranks and says why
 )
-app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--SECTION.KEY VALUE]...")
+app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--probe FILE] [--SECTION.KEY VALUE]...")
+app.command(
+    probe, usage="Usage: hpcsgd probe JOB [--groups 2,4,8] [--seeds N] [--ranks N] [--SECTION.KEY VALUE]..."
+)
 app.command(data)
 app.command(job)
 app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--store FILE]")

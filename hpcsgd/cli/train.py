@@ -17,16 +17,18 @@ def train(
     /,
     *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
     resume: Annotated[bool, Parameter(negative="")] = False,
+    probe: Path | None = None,
 ) -> None:
     """Train as a job file says; start it with mpiexec or srun for several ranks.
 
     :param job: The TOML file.
     :param overrides: Keys of the file to change, as in --training.epochs 3 --method.every 4.
     :param resume: Go on from the last checkpoint in the run folder.
+    :param probe: A probe.json, for as many groups as it found.
     """
     # Slurm's warning may come while torch is loading, and would end this rank; the run knows its end, too.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     from hpcsgd.training import run
 
-    run(job, overrides, resume)
+    run(job, overrides, resume, probe)

@@ -58,7 +58,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         model = models.build(config.model.build, config.model.arguments)
         require_fitting(model, train, config.model.build)
         inner = make_optimizer(config, model, job.P)
-        method = _method(config)
+        method = make_method(config)
     seed_generators(config.seed + 1 + job.rank)  # from here on chance (dropout) differs between ranks
     optimizer = DistributedOptimizer(inner, model, job, method)
     steps_per_epoch = -(-len(sampler) // batch)
@@ -111,7 +111,7 @@ def make_scheduler(config: Config, optimizer: optim.Optimizer) -> LRScheduler | 
     return made
 
 
-def _method(config: Config) -> Method:
+def make_method(config: Config) -> Method:
     name = config.method.name
     with located("[method] name"):
         factory = resolve(name, METHODS)

@@ -21,6 +21,7 @@ from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import Config, load
 from hpcsgd.training.loop import Loop
 from hpcsgd.training.metrics import Metrics, read
+from hpcsgd.training.probing import take_answer
 from hpcsgd.training.report import summary, summary_text
 from hpcsgd.training.stopping import STOPPED, Stopping
 from hpcsgd.transport import leave_together
@@ -28,29 +29,32 @@ from hpcsgd.transport import leave_together
 log = logging.getLogger(__name__)
 
 
-def run(path: Path, overrides: Sequence[str] = (), resume: bool = False) -> None:
-    """Train as the job file says; every rank of the launch calls this.
+def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: Path | None = None) -> None:
+    """Train as the job file says, with as many groups as `probe` found; every rank of the launch calls this.
 
     Ends with exit code `STOPPED` after a signal or the time limit, with a checkpoint to go on from.
     """
     try:
-        reason = _run(path, overrides, resume)
+        reason = _run(path, overrides, resume, probe)
     except SystemExit as left:  # of the user's model, say: the other ranks would wait for this one
         raise RuntimeError(f"exit with code {left.code!r} in the middle of training") from left
     if reason is not None:
         leave_together(STOPPED)
 
 
-def _run(path: Path, overrides: Sequence[str], resume: bool) -> str | None:
+def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None) -> str | None:
     from hpcsgd.transport import mpi  # MPI starts when it is imported
 
     world = mpi.world()
     with together(world, "reading the job file"):
         config = load(path, overrides)
+    _log_to_stdout(world.rank)
+    if probe is not None:
+        with together(world, "reading the probe"):
+            config = take_answer(config, probe, world.size)
     world.timeout = config.job.timeout
     _use_threads(config.training.threads)
     keep_freed_memory()
-    _log_to_stdout(world.rank)
     with located(f"{path}: [job]"):
         job = form_as_launched(world, config.job.groups, config.job.group_size)
     stopping = Stopping(job, config.training.time_limit, config.training.stop_ahead)

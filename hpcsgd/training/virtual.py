@@ -19,6 +19,9 @@ from hpcsgd.training.trial import require_fitting
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.replicas import Chance, Member, Trainee, VirtualGroups
 
+HELD_OUT = 512
+"""Test samples, at most, to see the loss on after every meeting."""
+
 
 @dataclass(frozen=True)
 class _Seat:
@@ -45,7 +48,10 @@ def virtual_groups(
     require_fitting(model, train, config.model.build)
     hosted = range(world.rank, P, world.size)
     trainees = [_trainee(config, train, copy.deepcopy(model), g, P, K, warm_up_steps) for g in hosted]
-    return VirtualGroups(trainees, P, world, cross_entropy, Chance(generators_state, load_generators_state))
+    test = Store(config.data.store, "test")
+    held_out = test.collate(test.__getitems__(list(range(0, len(test), -(-len(test) // HELD_OUT)))))
+    chance = Chance(generators_state, load_generators_state)
+    return VirtualGroups(trainees, P, world, cross_entropy, chance, held_out)
 
 
 def _trainee(

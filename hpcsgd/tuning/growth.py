@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median, quantiles
 
 from hpcsgd.lr import lr_scale
@@ -18,7 +19,7 @@ THRESHOLD = 0.87
 WINDOW = 3
 """Meetings over which D is averaged."""
 FLAT = 0.1
-"""D is flat where its mean over a window differs from that of the window before by no more than this share."""
+"""D is flat where its mean over a window is that of the window before, give or take this share."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`P` is the answer. Where the distances leave it open, `unclear` is the next larger P, which may do, too."""
+    """`P` is the answer; where the distances leave it open, `unclear` is the next larger P, which may do."""
 
     P: int
     unclear: int | None
@@ -63,8 +64,7 @@ def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[
     ratios: list[float] = []
     for d, e in zip(D, E, strict=True):
         end = min(len(d), len(e))
-        for m in range(max(end - WINDOW, 0), end):
-            ratios.append(e[m] / d[m] / (larger / smaller))
+        ratios += [e[m] / d[m] / (larger / smaller) for m in range(max(end - WINDOW, 0), end)]
     if len(ratios) == 1:
         return Growth(smaller, larger, ratios[0], ratios[0], ratios[0])
     low, _, high = quantiles(ratios, n=4, method="inclusive")
@@ -72,8 +72,8 @@ def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[
 
 
 def verdict(growths: Sequence[Growth], threshold: float = THRESHOLD) -> Verdict:
-    """The largest P before ρ drops under `threshold`; 1 if it never was over it cannot be told from D, which
-    needs two groups: the smallest P that was probed is taken for granted."""
+    """The largest P before ρ drops under `threshold`. The smallest P that was probed is taken for granted: D
+    needs two groups, and so says nothing of P = 1."""
     P = growths[0].P
     for step in growths:
         if not step.clear(threshold):
@@ -97,4 +97,4 @@ def ideal(P: int, further: int, rule: str) -> float:
 def growths_of(distances: Mapping[int, Sequence[Sequence[float]]]) -> list[Growth]:
     """Between every P and the next, in order; `distances[P]` has one series a seed."""
     Ps = list(distances)
-    return [growth(P, distances[P], Q, distances[Q]) for P, Q in zip(Ps, Ps[1:], strict=False)]
+    return [growth(P, distances[P], Q, distances[Q]) for P, Q in pairwise(Ps)]

@@ -7,7 +7,7 @@ models on n ranks, trained in turn, go through the very training that P·K ranks
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ class Member:
     """One virtual rank: its batches, and where its chance (dropout, augmentation) has come to."""
 
     batches: Batches
-    chance: Mapping[str, Any]
+    chance: dict[str, Any]
 
 
 @dataclass
@@ -43,12 +43,12 @@ class Trainee:
 class Chance:
     """How to read and set the process-wide random numbers, which the virtual ranks share in turn."""
 
-    read: Callable[[], Mapping[str, Any]]
-    set: Callable[[Mapping[str, Any]], None]
+    read: Callable[[], dict[str, Any]]
+    set: Callable[[dict[str, Any]], None]
 
 
 class VirtualGroups:
-    """`trainees` are those of the P groups that this rank hosts, at least one; all ranks of `world` call alike."""
+    """`trainees` are those of the P groups that this rank hosts, at least one. Everything is collective."""
 
     def __init__(
         self,
@@ -57,9 +57,11 @@ class VirtualGroups:
         world: Transport,
         loss: Callable[[Tensor, Tensor], Tensor],
         chance: Chance,
+        held_out: tuple[Tensor, Tensor],
     ) -> None:
         self.trainees = trainees
         self.P = P
+        self._held_out = held_out
         self._world = world
         self._loss = loss
         self._chance = chance
@@ -88,6 +90,24 @@ class VirtualGroups:
         self._world.allreduce(norms).wait()
         return norms.item() / self.P
 
+    @torch.no_grad()
+    def loss(self) -> float:
+        """Of the averaged model with averaged statistics, on the held-out samples, just after a meeting."""
+        model = self.trainees[0].model
+        buffers = _float_buffers(model)
+        own = [buffer.clone() for buffer in buffers]
+        for i, buffer in enumerate(buffers):
+            buffer.copy_(torch.stack([_float_buffers(t.model)[i] for t in self.trainees]).sum(0))
+            self._world.allreduce(buffer).wait()
+            buffer.div_(self.P)
+        model.eval()
+        x, y = self._held_out
+        loss = self._loss(model(x), y).item()
+        model.train()
+        for buffer, before in zip(buffers, own, strict=True):
+            buffer.copy_(before)
+        return loss
+
     def _step(self, trainee: Trainee) -> float:
         trainee.optimizer.zero_grad()
         total = 0.0
@@ -107,6 +127,10 @@ class VirtualGroups:
 
 def _vector(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def _float_buffers(model: nn.Module) -> list[Tensor]:
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
 
 def _take_over(model: nn.Module, vector: Tensor) -> None:

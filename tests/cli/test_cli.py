@@ -16,8 +16,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """What the commands ask of the library, which is replaced by something that only listens."""
     heard: list[tuple[object, ...]] = []
 
-    def run(job: Path, overrides: tuple[str, ...], resume: bool) -> None:
-        heard.append((job, overrides, resume))
+    def run(job: Path, overrides: tuple[str, ...], resume: bool, probe: Path | None) -> None:
+        heard.append((job, overrides, resume, probe))
         if job.name == "bad.toml":
             raise UserError("bad.toml: is bad")
 
@@ -41,12 +41,13 @@ def module(name: str, function: types.FunctionType) -> types.ModuleType:
 @pytest.mark.parametrize(
     ("words", "call"),
     [
-        ("job.toml", (Path("job.toml"), (), False)),
-        ("job.toml --resume", (Path("job.toml"), (), True)),
-        ("--resume job.toml", (Path("job.toml"), (), True)),
+        ("job.toml", (Path("job.toml"), (), False, None)),
+        ("job.toml --resume", (Path("job.toml"), (), True, None)),
+        ("job.toml --probe probe.json", (Path("job.toml"), (), False, Path("probe.json"))),
+        ("--resume job.toml", (Path("job.toml"), (), True, None)),
         (
             "job.toml --training.epochs 3 --resume --method.every=-4",
-            (Path("job.toml"), ("--training.epochs", "3", "--method.every=-4"), True),
+            (Path("job.toml"), ("--training.epochs", "3", "--method.every=-4"), True, None),
         ),
     ],
 )
@@ -86,7 +87,7 @@ def test_convert_prints_what_was_made(
         (
             "trains job.toml",
             'hpcsgd: Unknown command "trains". Did you mean "train"? '
-            "Available commands: train, data, job, doctor.\n",
+            "Available commands: train, probe, data, job, doctor.\n",
         ),
         ("train", 'hpcsgd: Command "train" parameter JOB requires an argument.\n'),
     ],

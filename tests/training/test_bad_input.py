@@ -86,7 +86,7 @@ CASES = {
     ),
     "unknown key": Case(
         "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: checkpoint_every, "
-        "epochs, evaluate_every, log_every, threads, time_limit",
+        "epochs, evaluate_every, log_every, stop_ahead, threads, time_limit",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(
@@ -298,5 +298,7 @@ def test_a_learning_rate_that_breaks_the_model(folder: Path, alone: Callable[...
 
 def test_an_unknown_command(folder: Path, alone: Callable[..., Ended]) -> None:
     done = alone(folder, "trian", "job.toml")
-    line = 'Unknown command "trian". Did you mean "train"? Available commands: train, data, doctor.'
+    line = (
+        'Unknown command "trian". Did you mean "train"? Available commands: train, probe, data, job, doctor.'
+    )
     assert_one_line(done, line)

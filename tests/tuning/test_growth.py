@@ -53,7 +53,12 @@ def test_it_stops_at_the_first_that_does_not_grow() -> None:
 
 @pytest.mark.parametrize(
     ("distances", "flat"),
-    [([1] * 5, False), ([1] * 6, True), ([1, 1, 1, 1.2, 1.2, 1.2], False), ([5, 5, 1, 1, 1, 1.05, 1.05, 1.05], True)],
+    [
+        ([1] * 5, False),
+        ([1] * 6, True),
+        ([1, 1, 1, 1.2, 1.2, 1.2], False),
+        ([5, 5, 1, 1, 1, 1.05, 1.05, 1.05], True),
+    ],
 )
 def test_flat(distances: list[float], flat: bool) -> None:
     assert is_flat(distances) is flat

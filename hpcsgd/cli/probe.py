@@ -1,0 +1,31 @@
+"""``hpcsgd probe``: how many groups a training can stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def probe(
+    job: Path,
+    /,
+    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    groups: str | None = None,
+    seeds: int = 1,
+    ranks: int | None = None,
+) -> None:
+    """Train 2, 4, 8, … virtual groups for some meetings and say how many the training stands, and why.
+
+    Runs on as many ranks as you start, also on one.
+
+    :param job: The job file, as for hpcsgd train.
+    :param overrides: Keys of the file to change, as in --method.every 4.
+    :param groups: The numbers of groups to try, as in 2,4,8; by default up to 32.
+    :param seeds: How often to repeat each, with other shuffles and other weights to start from.
+    :param ranks: For how many ranks to say the size of a group, too.
+    """
+    from hpcsgd.training.probing import run
+
+    run(job, overrides, groups, seeds, ranks)

@@ -1,0 +1,157 @@
+"""``hpcsgd probe``: the probe of a job file, and training by its answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcsgd.averagers import Mean, MeanOfAll, Measured
+from hpcsgd.data.atomic import replacing
+from hpcsgd.errors import UserError, located
+from hpcsgd.lr import lr_scale
+from hpcsgd.schedules import Every
+from hpcsgd.topology import together
+from hpcsgd.training.allocator import keep_freed_memory
+from hpcsgd.training.assembly import make_method
+from hpcsgd.training.config import Config, dump, load
+from hpcsgd.training.virtual import virtual_groups
+from hpcsgd.transport import Transport
+from hpcsgd.tuning.probe import GROUPS, Plan, Probe, probe
+from hpcsgd.tuning.replicas import VirtualGroups
+from hpcsgd.tuning.report import HEAD, answer, plot, table_row, to_json
+
+log = logging.getLogger(__name__)
+
+
+def run(path: Path, overrides: Sequence[str], groups: str | None, seeds: int, ranks: int | None) -> None:
+    """Probe the job file and print the answer; write ``probe.json`` and ``probe.png``. On every rank.
+
+    `groups` is as typed: ``2,4,8``.
+    """
+    from hpcsgd.transport import mpi  # MPI starts when it is imported
+
+    world = mpi.world()
+    with together(world, "reading the job file"):
+        config = load(path, overrides)
+        plan = plan_of(config, path, _numbers(groups), seeds)
+        if ranks is not None and ranks < 1:
+            raise UserError(f"--ranks {ranks}: at least 1 is needed")
+        folder = config.run.folder.with_name(f"{config.run.folder.name}-probe")
+    world.timeout = config.job.timeout
+    torch.set_num_threads(config.training.threads or 1)
+    keep_freed_memory()
+    result = probe_config(config, plan, world)
+    if world.rank == 0:
+        print(answer(result))
+        if ranks is not None:
+            P = fitting(result.verdict.P, ranks)
+            print(f"for {ranks} ranks: {P} groups of K = {ranks // P}")
+        _write(result, config, folder)
+
+
+def _numbers(groups: str | None) -> list[int] | None:
+    try:
+        return None if groups is None else [int(word) for word in groups.split(",")]
+    except ValueError:
+        raise UserError(f"--groups {groups}: expected numbers, as 2,4,8") from None
+
+
+def plan_of(config: Config, path: Path, groups: Sequence[int] | None, seeds: int) -> Plan:
+    """Raises `UserError` where the job's method is not one that the distance can judge."""
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds}: at least 1 is needed")
+    with located(str(path)):
+        method = make_method(config)
+        how = method.how
+        local_sgd = isinstance(how, Measured) and isinstance(how.inner, Mean | MeanOfAll)
+        if not isinstance(method.when, Every) or not local_sgd:
+            raise UserError(
+                f"[method] name = {config.method.name!r}: the probe is of groups that meet every so many "
+                "steps, average their models and keep their momentum: hierarchical, allreduce_local_sgd"
+            )
+    return Plan(
+        groups=tuple(groups or GROUPS),
+        every=method.when.I,
+        batch_size=config.data.batch_size,
+        lr=config.optimizer.lr,
+        rule=config.schedule.scaling,
+        seeds=tuple(range(config.seed, config.seed + seeds)),
+    )
+
+
+def probe_config(config: Config, plan: Plan, world: Transport) -> Probe:
+    """Collective; rank 0 prints a table row for every P."""
+    K = config.job.group_size or 1
+
+    def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
+        ramp = plan.ramp * plan.every if lr_scale(plan.rule, P) > 1 else 0
+        return virtual_groups(dataclasses.replace(config, seed=seed), P, K, hosts, warm_up_steps=ramp)
+
+    def told(result: Probe) -> None:
+        if world.rank == 0:
+            if len(result.rows) == 1:
+                print(HEAD, flush=True)
+            print(table_row(result), flush=True)
+
+    return probe(start, plan, world, told)
+
+
+def setting(config: Config) -> dict[str, Any]:
+    """What a probe's answer holds for."""
+    table = tomllib.loads(dump(config))
+    kept = {name: table[name] for name in ("data", "model", "optimizer", "schedule", "method")}
+    kept["data"].pop("workers", None)
+    return kept
+
+
+def take_answer(config: Config, file: Path, ranks: int) -> Config:
+    """`config` with the number of groups that the probe found, as far as `ranks` can be cut so.
+
+    Warns where the probe was of another training. Raises `UserError` for a file that is no probe.
+    """
+    try:
+        found = json.loads(file.read_text())
+        P, of = int(found["P"]), found["setting"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: not the probe.json of a probe: {error}") from error
+    before, now = dict(_flat(of)), dict(_flat(setting(config)))
+    changes = [
+        f"{key} {before.get(key, 'default')} → {now.get(key, 'default')}"
+        for key in before | now
+        if before.get(key) != now.get(key)
+    ]
+    if changes:
+        log.warning("%s was of another training: %s", file, ", ".join(changes))
+    if found["unclear"] is not None:
+        log.warning("%s: not clear between %d and %d groups", file, P, found["unclear"])
+    groups = fitting(P, ranks)
+    log.info("%s: %d groups; %d for %d ranks", file, P, groups, ranks)
+    return dataclasses.replace(config, job=dataclasses.replace(config.job, groups=groups, group_size=None))
+
+
+def fitting(P: int, ranks: int) -> int:
+    """The largest number of groups up to `P` that divides `ranks`."""
+    return max(d for d in range(1, min(P, ranks) + 1) if ranks % d == 0)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        flat += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+    return flat
+
+
+def _write(result: Probe, config: Config, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "probe.json") as part:
+        part.write_text(json.dumps(to_json(result, setting(config)), indent=1) + "\n")
+    with replacing(folder / "probe.png") as part:
+        plot(result, part)
+    print(f"written {folder}/probe.json and probe.png; train with --probe {folder}/probe.json")

@@ -1,0 +1,189 @@
+"""The probe: how many groups P does a training stand? Distances for P = 2, 4, 8, … until they stop growing.
+
+The hierarchical local SGD paper, section III-C. Differences from it:
+
+- virtual groups on few ranks instead of P × K real ones;
+- the warm-up is cut to a ramp of `Plan.ramp` meetings: distances tell something only at the rate of the real
+  run (at a fixed one they saturate at P ≈ 4 for any model), and the paper's figure 4 is of the time after the
+  warm-up, too;
+- the smallest P goes on until its D is flat, the others for as many meetings: like is compared with like;
+- the loss of the averaged model stands beside D as second evidence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from hpcsgd.errors import UserError
+from hpcsgd.lr import lr_scale
+from hpcsgd.transport import Transport
+from hpcsgd.tuning.growth import THRESHOLD, WINDOW, Growth, Verdict, growths_of, is_flat, verdict
+from hpcsgd.tuning.memory import model_bytes, require_room
+from hpcsgd.tuning.replicas import VirtualGroups
+
+GROUPS = (2, 4, 8, 16, 32)
+BEHIND = 1.1
+"""A loss more than so many times that of the smallest P is told beside the verdict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to probe. Raises `UserError` for what cannot be answered."""
+
+    groups: Sequence[int] = GROUPS
+    every: int
+    """I: steps between meetings."""
+    batch_size: int
+    """B: samples of one group a step."""
+    lr: float
+    """μ0: of a single group."""
+    rule: str = "linear"
+    """How the learning rate grows with P."""
+    seeds: Sequence[int] = (1,)
+    ramp: int = 4
+    """Meetings over which the rate climbs from that of one group to that of P."""
+    cap: int = 20
+    """Meetings after which D counts as it is, flat or not."""
+    threshold: float = THRESHOLD
+
+    def __post_init__(self) -> None:
+        P = list(self.groups)
+        if sorted(set(P)) != P:
+            raise UserError(f"groups = {P}: expected growing numbers, as 2, 4, 8")
+        if len(P) < 2 or P[0] < 2:
+            raise UserError(f"groups = {P}: at least two numbers of groups from 2 on can be compared")
+        if self.cap < self.ramp + 2 * WINDOW:
+            raise UserError(
+                f"cap = {self.cap}: at least ramp + {2 * WINDOW} = {self.ramp + 2 * WINDOW} meetings"
+            )
+
+
+@dataclass
+class Row:
+    """One P: its distances and losses, a series a seed, meeting by meeting."""
+
+    P: int
+    lr: float
+    distances: list[list[float]] = field(default_factory=list)
+    losses: list[list[float]] = field(default_factory=list)
+    """Of the averaged model, on samples it is not trained on."""
+    seconds: float = 0.0
+    samples: int = 0
+
+    @property
+    def D(self) -> float:
+        """The median over the last meetings of all seeds."""
+        return median(d for series in self.distances for d in series[-WINDOW:])
+
+
+@dataclass
+class Probe:
+    """The answer and what it rests on."""
+
+    plan: Plan
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def growths(self) -> list[Growth]:
+        return growths_of({row.P: row.distances for row in self.rows})
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdict(self.growths, self.plan.threshold)
+
+    def loss_after_equal_samples(self, row: Row) -> float:
+        """The averaged model's, when `row` has had about as many samples as the smallest P in all.
+
+        Seldom as low as that of the smallest P, which has done so many more updates.
+        """
+        smallest = self.rows[0]
+        return _loss_after(row, smallest.P * min(map(len, smallest.losses)) // row.P)
+
+    def objection(self) -> str | None:
+        """Where the second evidence contradicts the first: more groups, which have seen more samples, should
+        not be behind after equally many updates."""
+        first = self.rows[0]
+        row = next(row for row in self.rows if row.P == self.verdict.P)
+        meetings = min(map(len, first.losses + row.losses))
+        ours, theirs = _loss_after(row, meetings), _loss_after(first, meetings)
+        if ours <= BEHIND * theirs:
+            return None
+        return (
+            f"after {meetings * self.plan.every} updates the loss of P = {row.P} is {ours:.4g}, that of P = "
+            f"{first.P} is {theirs:.4g}: fewer groups may train better than the distances tell"
+        )
+
+
+def probe(
+    start: Callable[[int, int, Transport], VirtualGroups],
+    plan: Plan,
+    world: Transport,
+    told: Callable[[Probe], None] = lambda _: None,
+) -> Probe:
+    """Measure one P after another until the answer is final; collective.
+
+    `start(P, seed, world)` makes the virtual groups, at the ramped rate; `told` hears of every row.
+    """
+    result = Probe(plan)
+    require_room(_model_bytes(start, plan, world), plan.groups, world)
+    meetings = None
+    for P in plan.groups:
+        row = Row(P, plan.lr * lr_scale(plan.rule, P))
+        for seed in plan.seeds:
+            _measure(row, lambda w, P=P, seed=seed: start(P, seed, w), plan, world, meetings)
+            meetings = len(row.distances[0])
+        result.rows.append(row)
+        told(result)
+        if len(result.rows) > 1 and result.verdict.final:
+            break
+    return result
+
+
+def _model_bytes(start: Callable[[int, int, Transport], VirtualGroups], plan: Plan, world: Transport) -> int:
+    """Of the largest model with all that belongs to it, after a step."""
+    P, mine = plan.groups[0], 0
+    hosts = world.split(int(world.rank < P), world.rank)
+    if world.rank < P:
+        groups = start(P, plan.seeds[0], hosts)
+        groups.update()
+        mine = max(map(model_bytes, groups.trainees))
+    return max(world.gather_objects(mine))
+
+
+def _measure(
+    row: Row,
+    start: Callable[[Transport], VirtualGroups],
+    plan: Plan,
+    world: Transport,
+    meetings: int | None,
+) -> None:
+    """One seed of one P, for so many meetings, or until D is flat.
+
+    Ranks beyond the P-th have no group to host; they hear of the result.
+    """
+    began = time.perf_counter()
+    hosts = world.split(int(world.rank < row.P), world.rank)
+    series: list[tuple[float, float]] = []
+    if world.rank < row.P:
+        groups = start(hosts)
+        while len(series) < (meetings or plan.cap) and not (
+            meetings is None and is_flat([d for d, _ in series[plan.ramp :]])
+        ):
+            for _ in range(plan.every):
+                groups.update()
+            D = groups.meet()
+            if D == 0:
+                raise UserError(f"D = 0 with {row.P} groups: their models stay equal, so nothing trains them")
+            series.append((D, groups.loss()))
+    series = world.gather_objects(series)[0]
+    row.distances.append([d for d, _ in series])
+    row.losses.append([loss for _, loss in series])
+    row.samples += len(series) * plan.every * plan.batch_size * row.P
+    row.seconds += time.perf_counter() - began
+
+
+def _loss_after(row: Row, meetings: int) -> float:
+    return median(series[min(max(meetings, 1), len(series)) - 1] for series in row.losses)

@@ -1,0 +1,110 @@
+"""`hpcsgd probe` as its users start it, and training by its answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.errors import UserError
+from hpcsgd.training.config import Config, load
+from hpcsgd.training.probing import fitting, plan_of, setting, take_answer
+from training.launches import JOB, Preloaded, launch, make_store
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_store(tmp_path / "small.h5", train=400)
+    (tmp_path / "job.toml").write_text(JOB)
+    return tmp_path
+
+
+@pytest.fixture
+def config(folder: Path) -> Config:
+    return load(folder / "job.toml")
+
+
+@pytest.mark.slow
+def test_the_command_on_two_ranks(folder: Path) -> None:
+    ended = launch(folder, "probe", "job.toml", "--groups", "2,4", "--ranks", "12", n=2)
+    assert ended.code == 0, ended.err
+    assert "\n   2       0.2 " in ended.out
+    assert "P = " in ended.out
+    found = json.loads((folder / "runs" / "job-probe" / "probe.json").read_text())
+    assert f"for 12 ranks: {found['P']} groups of K = {12 // found['P']}" in ended.out
+    assert (folder / "runs" / "job-probe" / "probe.png").read_bytes().startswith(b"\x89PNG")
+    probe = ("--probe", "runs/job-probe/probe.json")
+    trained = launch(folder, "train", "job.toml", *probe, n=4)
+    assert trained.code == 0, trained.err
+    assert f"{found['P']} groups of {4 // found['P']} ranks" in trained.out
+    assert "was of another training" not in trained.out
+    other = launch(
+        folder, "train", "job.toml", *probe, "--data.batch_size", "8", "--run.folder", "other", n=4
+    )
+    assert "was of another training: data.batch_size 16 → 8" in other.out
+
+
+@pytest.fixture(scope="module")
+def preloaded():
+    server = Preloaded()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--groups", "4,2"], "hpcsgd: groups = [4, 2]: expected growing numbers, as 2, 4, 8"),
+        (["--groups", "1"], "hpcsgd: groups = [1]: at least two numbers of groups from 2 on can be compared"),
+        (["--groups", "few"], "hpcsgd: --groups few: expected numbers, as 2,4,8"),
+        (["--seeds", "0"], "hpcsgd: --seeds 0: at least 1 is needed"),
+        (["--groups", "2,500"], "hpcsgd: 400 samples cannot be dealt to 500 ranks: each needs at least one"),
+        (["--optimizer.lr", "1e30"], "hpcsgd: the loss with 2 groups is "),
+        (["--optimizer.lr", "1e-300"], "hpcsgd: D = 0 with 2 groups: their models stay equal"),
+        (["--method.name", "bsp"], "hpcsgd: job.toml: [method]: "),
+    ],
+)
+def test_bad_input(preloaded: Preloaded, folder: Path, words: list[str], message: str) -> None:
+    ended = preloaded.launch(folder, "probe", "job.toml", *words)
+    assert ended.code == 1, ended.out + ended.err
+    assert [line for line in ended.messages if line.startswith(message)], ended.err
+    assert "Traceback" not in ended.err
+    assert not (folder / "runs").exists()
+
+
+def test_a_method_that_the_distance_cannot_judge(folder: Path) -> None:
+    (folder / "bsp.toml").write_text(JOB.replace('name = "hierarchical"\nevery = 2', 'name = "bsp"'))
+    with pytest.raises(
+        UserError, match=r"name = 'bsp': the probe is of groups that meet every so many steps"
+    ):
+        plan_of(load(folder / "bsp.toml"), folder / "bsp.toml", None, 1)
+
+
+def answered(config: Config, folder: Path, P: int, unclear: int | None = None) -> Path:
+    file = folder / "probe.json"
+    file.write_text(json.dumps({"P": P, "unclear": unclear, "setting": setting(config)}))
+    return file
+
+
+def test_the_answer_is_taken(config: Config, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = take_answer(config, answered(config, folder, 4), 8).job
+    assert (job.groups, job.group_size) == (4, None)
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_the_answer_is_cut_to_the_ranks() -> None:
+    assert [fitting(8, ranks) for ranks in (4, 8, 12, 20, 7)] == [4, 8, 6, 5, 7]
+
+
+def test_what_is_not_clear_is_said(config: Config, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    take_answer(config, answered(config, folder, 4, unclear=8), 8)
+    assert "not clear between 4 and 8 groups" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"P": "few", "setting": {}}', "[1]"])
+def test_a_file_that_is_no_probe(config: Config, folder: Path, text: str) -> None:
+    (folder / "probe.json").write_text(text)
+    with pytest.raises(UserError, match=r"probe.json: not the probe.json of a probe"):
+        take_answer(config, folder / "probe.json", 8)

@@ -1,0 +1,143 @@
+"""The procedure, on groups whose distances are written down; bad input; memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcsgd.errors import UserError
+from hpcsgd.transport import threads
+from hpcsgd.tuning import memory
+from hpcsgd.tuning.growth import WINDOW
+from hpcsgd.tuning.probe import Plan, Probe, probe
+from hpcsgd.tuning.report import answer, to_json
+
+
+class Scripted:
+    """In place of `VirtualGroups`: D is what is written down for P, at any meeting."""
+
+    def __init__(self, D: float, loss: float = 1.0, unrest: int = 0) -> None:
+        self.trainees: list[Any] = [None]
+        self._D, self._loss, self._unrest = D, loss, unrest
+
+    def update(self) -> float:
+        return 0.0
+
+    def meet(self) -> float:
+        self._unrest -= 1
+        return self._D * 2 ** max(self._unrest, 0)
+
+    def loss(self) -> float:
+        return self._loss
+
+
+@pytest.fixture(autouse=True)
+def room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcsgd.tuning.probe.model_bytes", lambda _: 1)
+
+
+def a_plan(**given: Any) -> Plan:
+    return Plan(**{"every": 8, "batch_size": 128, "lr": 0.1, "cap": 30, **given})
+
+
+def probed(
+    D: dict[int, float],
+    *,
+    ranks: int = 1,
+    losses: dict[int, float] | None = None,
+    unrest: int = 0,
+    **given: Any,
+) -> Probe:
+    def start(P: int, seed: int, world: Any) -> Any:
+        assert world.size == min(P, ranks)
+        return Scripted(D[P], (losses or {}).get(P, 1.0), unrest if P == 2 else 0)
+
+    results = threads.run(ranks, lambda world: probe(start, a_plan(**given), world))
+    assert all(result == results[0] or result.verdict == results[0].verdict for result in results)
+    return results[0]
+
+
+PAPER = {2: 0.85, 4: 1.95, 8: 3.2, 16: 3.2, 32: 3.2}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_it_stops_when_the_answer_cannot_change(ranks: int) -> None:
+    result = probed(PAPER, ranks=ranks)
+    assert [row.P for row in result.rows] == [2, 4, 8]
+    assert result.verdict.P == 4
+    assert answer(result) == "P = 4: at 8 the distance falls behind (ρ = 0.82 < 0.87)"
+
+
+def test_all_P_go_on_for_as_long_as_the_smallest_needs() -> None:
+    plan = a_plan()
+    calm, restless = probed(PAPER), probed(PAPER, unrest=12)
+    assert {len(row.distances[0]) for row in calm.rows} == {plan.ramp + 2 * WINDOW}
+    assert {len(row.distances[0]) for row in restless.rows} == {11 + 2 * WINDOW}
+
+
+def test_the_cap() -> None:
+    assert {len(row.distances[0]) for row in probed(PAPER, unrest=100, cap=13).rows} == {13}
+
+
+def test_seeds() -> None:
+    assert [len(row.distances) for row in probed(PAPER, seeds=(1, 2, 3)).rows] == [3, 3, 3]
+
+
+def test_the_rate_and_the_samples_of_a_row() -> None:
+    row = probed(PAPER, rule="root").rows[1]
+    assert row.lr == pytest.approx(0.2)
+    assert row.samples == len(row.distances[0]) * 8 * 128 * 4
+
+
+def test_an_open_end() -> None:
+    result = probed({2: 1, 4: 2}, groups=(2, 4))
+    assert answer(result) == "P = 4 or more: D still grew with P at the largest that was probed"
+
+
+def test_the_second_evidence_is_heard() -> None:
+    assert probed(PAPER, losses={2: 1.0, 4: 0.9}).objection() is None
+    objection = probed(PAPER, losses={2: 1.0, 4: 1.2}).objection()
+    assert objection is not None
+    assert "the loss of P = 4 is 1.2, that of P = 2 is 1: fewer groups" in objection
+
+
+def test_json_holds_the_numbers() -> None:
+    found = to_json(probed(PAPER), {"data": "x"})
+    assert (found["P"], found["unclear"], found["final"]) == (4, None, True)
+    assert found["setting"] == {"data": "x"}
+    assert [g["to"] for g in found["growths"]] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"groups": (4, 2)}, r"groups = \[4, 2\]: expected growing numbers"),
+        ({"groups": (2, 2)}, "expected growing numbers"),
+        ({"groups": (1,)}, "at least two numbers of groups from 2 on"),
+        ({"groups": (1, 2)}, "at least two numbers of groups from 2 on"),
+        ({"cap": 9}, "cap = 9: at least ramp"),
+    ],
+)
+def test_what_cannot_be_answered(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        a_plan(**given)
+
+
+def test_models_that_do_not_move() -> None:
+    with pytest.raises(UserError, match="D = 0 with 2 groups: their models stay equal"):
+        probed({2: 0.0})
+
+
+def test_models_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10 * 2**20)
+
+    def ask(world: Any) -> None:
+        memory.require_room(3 * 2**20, (2, 4, 8), world)
+
+    with pytest.raises(UserError, match=r"4 models of 3 MiB, .*: up to 3 groups do, or give more ranks"):
+        threads.run(1, ask)
+
+
+def test_the_kernel_tells_of_memory() -> None:
+    assert memory.available_bytes() > 2**20
