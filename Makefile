@@ -28,7 +28,7 @@ demo: $(ENV)
 	"$(MPIEXEC)" -n 4 "$(BIN)/hpcsgd" train examples/digits.toml
 
 test: $(ENV)
-	"$(BIN)/python" -m pytest --numprocesses auto --dist loadfile
+	"$(BIN)/python" -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 	tests/mpi.sh "$(MPIEXEC)" "$(BIN)/python" 2 4 8
 
 # The second MPI, in an environment of its own: every multi-rank test once, on two ranks.

@@ -51,7 +51,11 @@ if LAUNCHED:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what runs on several ranks; under a launcher nothing else has a place."""
+    """Mark what runs on several ranks; under a launcher nothing else has a place.
+
+    Batch jobs come first: they wait for minutes, while other tests use the cores.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
     ranks = [item for item in items if "run" in getattr(item, "fixturenames", ())]
     for item in ranks:
         item.add_marker("ranks")
@@ -87,3 +91,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_report_header() -> str:
     return f"ranks: {RANKS} processes" if LAUNCHED else "ranks: threads"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, for tests that wait."""
+    return len(os.sched_getaffinity(0)) + 1
