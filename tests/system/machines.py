@@ -59,8 +59,9 @@ def script(name: str, *args: str | Path | int) -> None:
 
 
 def free_ports(n: int) -> int:
-    """The first of n ports in a row that nobody listens on."""
-    for first in range(16817, 32000, n):
+    """The first of n ports in a row that nobody listens on, nor will another process of these tests."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for first in range(16817 + 1000 * worker, 32000, n):
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for port in range(first, first + n):
                 held.enter_context(socket.socket()).bind(("", port))
