@@ -2,6 +2,18 @@
 
 from hpcsgd.batch.allocation import Allocation
 from hpcsgd.batch.order import Order, estimate, prepare, submit
+from hpcsgd.batch.precheck import Checked, check_probe, check_training
 from hpcsgd.batch.site import Site, load_site
 
-__all__ = ["Allocation", "Order", "Site", "estimate", "load_site", "prepare", "submit"]
+__all__ = [
+    "Allocation",
+    "Checked",
+    "Order",
+    "Site",
+    "check_probe",
+    "check_training",
+    "estimate",
+    "load_site",
+    "prepare",
+    "submit",
+]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcsgd.batch.allocation import Allocation
-from hpcsgd.batch.precheck import check
+from hpcsgd.batch.precheck import Checked
 from hpcsgd.batch.script import fill, template
 from hpcsgd.batch.site import Site
 from hpcsgd.data.atomic import replacing
@@ -44,15 +44,15 @@ class Order:
 
 
 def prepare(
-    kind: str, job: Path, overrides: Sequence[str], allocation: Allocation, site: Site,
-    *, resume: bool = False, after: str | None = None,
-) -> Order:  # fmt: skip
-    """Check the job and write its script beside the run folder.
-
-    Raises `UserError` where the job could only fail.
-    """
-    config, placement = check(job, overrides, allocation, fresh=kind == "train" and not resume)
-    run = config.run.folder
+    kind: str,
+    words: Sequence[str],
+    checked: Checked,
+    allocation: Allocation,
+    site: Site,
+    after: str | None = None,
+) -> Order:
+    """The template `kind`, filled for the command line `words` of a checked job, beside the run folder."""
+    run = checked.config.run.folder
     options = {
         "job-name": f"{run.name}-{kind}",
         "chdir": os.getcwd(),
@@ -62,7 +62,7 @@ def prepare(
         **site.options(),
     }
     values = {
-        "JOB": [str(job), *overrides, *(["--resume"] if resume else [])],
+        "JOB": words,
         "PYTHON": sys.executable,
         "MODULES": site.modules,
         "SETUP": str(site.setup or ""),
@@ -76,7 +76,7 @@ def prepare(
     with replacing(script) as part:
         part.write_text(text, encoding="utf-8")
     restarts = re.search(r"^MAX_RESTARTS=(\d+)", text, re.MULTILINE)
-    return Order(script, allocation, placement, 1 + int(restarts[1]) if restarts else 1)
+    return Order(script, allocation, checked.placement, 1 + int(restarts[1]) if restarts else 1)
 
 
 def estimate(script: Path) -> str | None:

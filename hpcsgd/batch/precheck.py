@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcsgd.batch.allocation import Allocation
@@ -13,16 +14,40 @@ from hpcsgd.errors import UserError, located
 from hpcsgd.topology import form, groups_across_nodes, shape
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.config import Config, load
+from hpcsgd.training.probing import plan_of, take_answer
 from hpcsgd.transport import Transport, threads
 
 
-def check(path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool) -> tuple[Config, str]:
-    """The job file's contents, and what to say of its groups.
+@dataclass(frozen=True)
+class Checked:
+    """A job file that could be run, and what to say of its groups."""
 
-    Builds all that the job file names, on one rank and without training. With `fresh` the run folder has to
-    be unused. Raises `UserError` where the job could only fail.
+    config: Config
+    placement: str
+
+
+def check_training(
+    path: Path,
+    overrides: Sequence[str],
+    allocation: Allocation,
+    *,
+    fresh: bool = False,
+    probe: Path | None = None,
+    awaited: bool = False,
+) -> Checked:
+    """Build all that the job file names, on one rank and without training.
+
+    With `fresh` the run folder has to be unused. `probe` tells the number of groups; if `awaited`, it may be
+    still to be written. Raises `UserError` where the job could only fail.
     """
     config = load(path, overrides)
+    if fresh:
+        _require_fresh(config.run.folder)
+    _assemble_alone(config, path)
+    if probe is not None:
+        if awaited and not probe.exists():
+            return Checked(config, f"as many groups as {probe} will tell")
+        config = take_answer(config, probe, allocation.ranks)
     with located(f"{path}: [job]"):
         P, K = shape(allocation.ranks, config.job.groups, config.job.group_size)
     if config.data.batch_size % K:
@@ -30,10 +55,15 @@ def check(path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh
             f"{path}: [data] batch_size = {config.data.batch_size} is the batch of a group of {K} ranks: "
             f"give a multiple of {K}"
         )
-    if fresh:
-        _require_fresh(config.run.folder)
+    return Checked(config, _placement(allocation, P, K))
+
+
+def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
+    """Build all that the job file names. Raises `UserError` where the probe could only fail."""
+    config = load(path, overrides)
+    plan_of(config, path, None, 1)
     _assemble_alone(config, path)
-    return config, _placement(allocation, P, K)
+    return Checked(config, "2, 4, 8, … virtual groups in turn")
 
 
 def _require_fresh(folder: Path) -> None:

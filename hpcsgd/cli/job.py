@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from hpcsgd.cli.user_errors import told_in_one_line
+
+if TYPE_CHECKING:
+    from hpcsgd.batch import Allocation, Checked
 
 job = App(name="job", help="Make and submit batch jobs for Slurm.")
 USAGE = "JOB [--nodes N] [--ranks-per-node N] [--time H:MM:SS] [--submit] [--SECTION.KEY VALUE]..."
@@ -42,16 +45,58 @@ class Wanted:
     submit: Flag = False
     "Put it into the queue, too."
 
+    def allocation(self) -> Allocation:
+        """Raises `UserError` for what no job can have."""
+        from hpcsgd.batch import Allocation
+
+        return Allocation(
+            nodes=self.nodes,
+            ranks_per_node=self.ranks_per_node,
+            cpus_per_rank=self.cpus_per_rank,
+            gpus_per_node=self.gpus_per_node,
+            time=self.time,
+        )
+
 
 @job.command(usage=f"Usage: hpcsgd job train {USAGE}")
-def train(path: Path, /, *overrides: Overrides, resume: Flag = False, wanted: Wanted | None = None) -> None:
+def train(
+    path: Path,
+    /,
+    *overrides: Overrides,
+    resume: Flag = False,
+    probe: Path | None = None,
+    wanted: Wanted | None = None,
+) -> None:
     """Write a script that trains to the end, with restarts; nothing is asked for before it is checked.
 
     :param path: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, as in --training.epochs 3.
     :param resume: Go on from the last checkpoint in the run folder.
+    :param probe: A probe.json, for as many groups as it found; with --after, one that is yet to be written.
     """
-    _make("train", path, overrides, wanted or Wanted(), resume)
+    with told_in_one_line():
+        from hpcsgd.batch import check_training
+
+        w = wanted or Wanted()
+        awaited = w.after is not None
+        checked = check_training(
+            path, overrides, w.allocation(), fresh=not resume, probe=probe, awaited=awaited
+        )
+        words = [*(["--resume"] if resume else []), *(["--probe", str(probe)] if probe else [])]
+        _write("train", [str(path), *overrides, *words], checked, w)
+
+
+@job.command(usage=f"Usage: hpcsgd job probe {USAGE}")
+def probe(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) -> None:
+    """Write a script that finds out how many groups the training can stand.
+
+    :param path: The job file, as for hpcsgd probe.
+    :param overrides: Keys of the file to change, as in --method.every 4.
+    """
+    with told_in_one_line():
+        from hpcsgd.batch import check_probe
+
+        _write("probe", [str(path), *overrides], check_probe(path, overrides), wanted or Wanted())
 
 
 @job.command(usage=f"Usage: hpcsgd job bench {USAGE}")
@@ -61,29 +106,23 @@ def bench(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) ->
     :param path: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, as in --job.groups 8.
     """
-    _make("bench", path, overrides, wanted or Wanted(), resume=False)
-
-
-def _make(kind: str, path: Path, overrides: tuple[str, ...], wanted: Wanted, resume: bool) -> None:
     with told_in_one_line():
-        from hpcsgd.batch import Allocation, estimate, load_site, prepare, submit
+        from hpcsgd.batch import check_training
 
-        allocation = Allocation(
-            nodes=wanted.nodes,
-            ranks_per_node=wanted.ranks_per_node,
-            cpus_per_rank=wanted.cpus_per_rank,
-            gpus_per_node=wanted.gpus_per_node,
-            time=wanted.time,
-        )
-        site, source = load_site(wanted.site)
-        here = {"partition": wanted.partition or site.partition, "account": wanted.account or site.account}
-        order = prepare(
-            kind, path, overrides, allocation, replace(site, **here), resume=resume, after=wanted.after
-        )
-        print(order)
-        print(f"site      {source or 'no site.toml: the defaults of Slurm, --mpi=' + site.mpi}")
-        print(f"slurm     {estimate(order.script) or 'not here: not asked whether it would take the job'}")
-        if wanted.submit:
-            print(f"submitted as job {submit(order.script)}")
-        else:
-            print(f"submit    sbatch {order.script}")
+        w = wanted or Wanted()
+        _write("bench", [str(path), *overrides], check_training(path, overrides, w.allocation()), w)
+
+
+def _write(kind: str, words: list[str], checked: Checked, wanted: Wanted) -> None:
+    from hpcsgd.batch import estimate, load_site, prepare, submit
+
+    site, source = load_site(wanted.site)
+    here = {"partition": wanted.partition or site.partition, "account": wanted.account or site.account}
+    order = prepare(kind, words, checked, wanted.allocation(), replace(site, **here), wanted.after)
+    print(order)
+    print(f"site      {source or 'no site.toml: the defaults of Slurm, --mpi=' + site.mpi}")
+    print(f"slurm     {estimate(order.script) or 'not here: not asked whether it would take the job'}")
+    if wanted.submit:
+        print(f"submitted as job {submit(order.script)}")
+    else:
+        print(f"submit    sbatch {order.script}")

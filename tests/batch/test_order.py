@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hpcsgd.batch import Allocation, Order, Site, prepare
+from hpcsgd.batch import Allocation, Order, Site, check_probe, check_training, prepare
 from hpcsgd.batch.order import estimate, submit
 from hpcsgd.errors import UserError
+from hpcsgd.training.config import load
+from hpcsgd.training.probing import setting
 from training.launches import JOB, make_store
 
 EIGHT = Allocation(nodes=2, ranks_per_node=4, time="2:00:00")
@@ -24,10 +28,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def make(
-    *overrides: str, allocation: Allocation = EIGHT, site: Site | None = None, resume: bool = False
-) -> Order:
-    return prepare("train", Path("job.toml"), overrides, allocation, site or Site(), resume=resume)
+def make(*overrides: str, allocation: Allocation = EIGHT, site: Site | None = None, **how: Any) -> Order:
+    checked = check_training(Path("job.toml"), overrides, allocation, fresh=True, **how)
+    return prepare("train", ["job.toml", *overrides], checked, allocation, site or Site())
 
 
 def test_the_script(folder: Path) -> None:
@@ -79,7 +82,7 @@ def test_to_be_resumed(folder: Path) -> None:
     (folder / "runs" / "job" / "checkpoints").mkdir(parents=True)
     with pytest.raises(UserError, match="runs/job: holds a run: pass --resume"):
         make()
-    assert "JOB=(job.toml --resume) " in make(resume=True).script.read_text()
+    check_training(Path("job.toml"), (), EIGHT)
 
 
 @pytest.mark.parametrize(
@@ -116,3 +119,32 @@ def test_a_job_that_slurm_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     with pytest.raises(UserError, match=r"sbatch --test-only .*: sbatch: error: invalid account"):
         estimate(make().script)
+
+
+def a_probe(folder: Path, P: int) -> Path:
+    config = load(folder / "job.toml")
+    (folder / "probe.json").write_text(json.dumps({"P": P, "unclear": None, "setting": setting(config)}))
+    return Path("probe.json")
+
+
+def test_as_many_groups_as_a_probe_found(folder: Path) -> None:
+    assert make(probe=a_probe(folder, 4)).placement == "4 groups of 2, each on one node"
+
+
+def test_a_probe_that_is_yet_to_come(folder: Path) -> None:
+    assert make(probe=Path("p.json"), awaited=True).placement == "as many groups as p.json will tell"
+    with pytest.raises(UserError, match=r"p.json: not the probe.json of a probe"):
+        make(probe=Path("p.json"))
+
+
+def test_the_script_of_a_probe(folder: Path) -> None:
+    order = prepare("probe", ["job.toml"], check_probe(Path("job.toml"), ()), EIGHT, Site())
+    assert order.script == Path("runs/job-probe.sbatch")
+    assert "may start" not in str(order)
+    subprocess.run(["bash", "-n", str(order.script)], check=True)
+
+
+def test_a_probe_of_what_it_cannot_judge(folder: Path) -> None:
+    (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nevery = 2', 'name = "bsp"'))
+    with pytest.raises(UserError, match="the probe is of groups that meet every so many steps"):
+        check_probe(Path("job.toml"), ())

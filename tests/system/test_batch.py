@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,11 +17,13 @@ import torch
 
 from hpcsgd.batch.script import template
 from hpcsgd.data import convert
+from hpcsgd.training.probing import fitting
 from jobs import Runs
 from system.machines import launch, skip_unless_mpich
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 
+JOBS = Path(__file__).parents[2] / "jobs"
 PATIENCE = 240.0  # seconds; the machine may be busy
 SLOWLY = {"SECONDS_PER_STEP": "0.4"}
 FOUR = ("--nodes", "4", "--ranks-per-node", "1")
@@ -232,6 +235,21 @@ def test_a_loss_that_is_not_finite_fails_once(cluster: Cluster) -> None:
     assert cluster.runs.checkpoints("runs/diverged")
     assert len(re.findall("^hpcsgd: rank .: the loss is nan", log, re.MULTILINE)) == 1
     assert "train.sbatch: failed, not restarted: hpcsgd: " in log
+
+
+def test_probe_then_train(cluster: Cluster) -> None:
+    """The templates as they stand, chained."""
+    python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    script = JOBS / "probe-then-train.sh"
+    said = cluster.do(script, "job.toml", "--data.batch_size", "16", environment=python)
+    job = said.split()[-1]
+    cluster.wait(lambda: cluster.state(job) in {"COMPLETED", "FAILED", "CANCELLED"}, lambda: said)
+    log = (cluster.folder / f"train-{job}.log").read_text()
+    assert cluster.state(job) == "COMPLETED", log
+    found = json.loads((cluster.folder / "runs" / "job-probe" / "probe.json").read_text())
+    P = fitting(found["P"], 4)
+    assert f"{P} groups of {4 // P} ranks" in log
+    assert "another training" not in log
 
 
 def test_the_bench(cluster: Cluster) -> None:
