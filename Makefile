@@ -11,7 +11,7 @@ COMMA := ,
 
 export OMP_NUM_THREADS := 1
 
-.PHONY: env demo test test-openmpi check bench-quick doctor clean
+.PHONY: env demo test test-slurm test-openmpi check bench-quick doctor clean
 
 env: $(ENV)
 
@@ -28,8 +28,12 @@ demo: $(ENV)
 	"$(MPIEXEC)" -n 4 "$(BIN)/hpcsgd" train examples/digits.toml
 
 test: $(ENV)
-	"$(BIN)/python" -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	"$(BIN)/python" -m pytest -m "not long" --numprocesses auto --dist loadfile --no-loadscope-reorder
 	tests/mpi.sh "$(MPIEXEC)" "$(BIN)/python" 2 4 8
+
+# Batch jobs and slow links, what takes minutes included; needs root, Slurm's daemons and iproute2.
+test-slurm: $(ENV)
+	"$(BIN)/python" -m pytest tests/system
 
 # The second MPI, in an environment of its own: every multi-rank test once, on two ranks.
 test-openmpi: $(OPENMPI_ENV)

@@ -133,6 +133,7 @@ def test_eight_ranks(groups: int, nodes: int, said: str, cluster: Cluster) -> No
     assert (cluster.folder / "runs" / run / "model.pt").exists()
 
 
+@pytest.mark.long
 def test_everything_that_happens_to_a_job(cluster: Cluster, whole: dict[str, torch.Tensor]) -> None:
     """One after the other, and the model has the bits of the job that was left alone."""
     options = ("--training.checkpoint_every", "2", "--training.epochs", "3")
@@ -153,7 +154,7 @@ def test_everything_that_happens_to_a_job(cluster: Cluster, whole: dict[str, tor
     cluster.goes_on("eventful", job, 4)
     cluster.do("scontrol", "update", "nodename=node3", "state=down", "reason=test")
     cluster.wait(lambda: cluster.state(job) != "RUNNING", log)
-    cluster.do("scontrol", "update", "nodename=node3", "state=resume")
+    cluster.do("scontrol", "update", "nodename=node3", "state=resume", code=None)  # if it has not yet itself
     cluster.comes_back("eventful", job, 3)
     assert "DUE TO NODE FAILURE" in log()
 
@@ -176,6 +177,7 @@ def test_everything_that_happens_to_a_job(cluster: Cluster, whole: dict[str, tor
     assert_same(cluster.runs.model("runs/eventful"), whole)
 
 
+@pytest.mark.long
 def test_a_time_limit_that_is_too_short(cluster: Cluster, whole: dict[str, torch.Tensor]) -> None:
     job = cluster.job_train("short", *FOUR, "--time", "1", SECONDS_PER_STEP="1")
     state, log = cluster.ended("short", job)
@@ -237,6 +239,7 @@ def test_a_loss_that_is_not_finite_fails_once(cluster: Cluster) -> None:
     assert "train.sbatch: failed, not restarted: hpcsgd: " in log
 
 
+@pytest.mark.long
 def test_probe_then_train(cluster: Cluster) -> None:
     """The templates as they stand, chained."""
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -252,6 +255,7 @@ def test_probe_then_train(cluster: Cluster) -> None:
     assert "another training" not in log
 
 
+@pytest.mark.long
 def test_the_bench(cluster: Cluster) -> None:
     words = ["job", "bench", "job.toml", "--run.folder", "runs/fast", *FOUR, "--training.epochs", "1"]
     said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--job.groups", "4", "--submit")
