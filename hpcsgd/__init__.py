@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
     from hpcsgd.optimizer import DistributedOptimizer
     from hpcsgd.topology import Job, init
+    from hpcsgd.tuning.own import probe
 
 _HOMES = {
     "DistributedOptimizer": "optimizer",
@@ -31,6 +32,7 @@ _HOMES = {
     "hierarchical": "methods",
     "init": "topology",
     "lr_scale": "lr",
+    "probe": "tuning.own",
 }
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "hierarchical",
     "init",
     "lr_scale",
+    "probe",
 ]
 
 

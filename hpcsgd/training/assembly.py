@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader
 from hpcsgd import models
 from hpcsgd.data import Sampler, Store, crop_and_flip
 from hpcsgd.errors import UserError, located, near_miss
+from hpcsgd.generators import seed_generators
 from hpcsgd.lr import WarmUp, lr_scale
 from hpcsgd.methods import METHODS, PARTS, Method
 from hpcsgd.optimizer import DistributedOptimizer
 from hpcsgd.reference import build, call_named, resolve
 from hpcsgd.topology import Job
 from hpcsgd.training.config import Config
-from hpcsgd.training.generators import seed_generators
 from hpcsgd.training.trial import require_fitting
 
 Transform = Callable[[Tensor, Generator], Tensor]

@@ -14,10 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd.checkpoint import Checkpoints, capture
 from hpcsgd.errors import JobError, UserError
+from hpcsgd.generators import generators_state, load_generators_state
 from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.config import Config
 from hpcsgd.training.evaluation import evaluate
-from hpcsgd.training.generators import generators_state, load_generators_state
 from hpcsgd.training.meter import Meter
 from hpcsgd.training.metrics import Metrics
 from hpcsgd.training.progress import Progress

@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from hpcsgd import models
-from hpcsgd.data import Sampler, Store
+from hpcsgd.data import Store
+from hpcsgd.generators import generators_state, load_generators_state, seed_generators
 from hpcsgd.lr import WarmUp, lr_scale
-from hpcsgd.training.assembly import Transform, batch_of_rank, make_optimizer, make_scheduler, make_transform
+from hpcsgd.training.assembly import batch_of_rank, make_optimizer, make_scheduler, make_transform
 from hpcsgd.training.config import Config
-from hpcsgd.training.generators import generators_state, load_generators_state, seed_generators
 from hpcsgd.training.trial import require_fitting
 from hpcsgd.transport import Transport
+from hpcsgd.tuning.members import member
+from hpcsgd.tuning.own import HELD_OUT
 from hpcsgd.tuning.replicas import Chance, Member, Trainee, VirtualGroups
-
-HELD_OUT = 512
-"""Test samples, at most, to see the loss on after every meeting."""
-
-
-@dataclass(frozen=True)
-class _Seat:
-    """A virtual rank, as the sampler wants to see it."""
-
-    rank: int
-    size: int
-
-    @property
-    def world(self) -> _Seat:
-        return self
 
 
 def virtual_groups(
@@ -78,23 +64,11 @@ def _trainee(
 
 
 def _member(config: Config, train: Store, batch: int, rank: int, size: int) -> Member:
-    seed = config.seed + 1 + rank
-    seed_generators(seed)
-    sampler = Sampler(train, _Seat(rank, size), seed=config.seed)
     transform = make_transform(config.data.transform)
-    batches = _batches(train, sampler, batch, transform, Generator().manual_seed(seed))
-    return Member(batches, generators_state())
+    generator = Generator().manual_seed(config.seed + 1 + rank)
 
+    def load(rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        x, y = train.collate(train.__getitems__(list(rows)))
+        return transform(x, generator), y
 
-def _batches(
-    train: Store, sampler: Sampler, batch: int, transform: Transform, generator: Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Epoch after epoch."""
-    epoch = 0
-    while True:
-        sampler.set_epoch(epoch)
-        rows = list(sampler)
-        for start in range(0, len(rows), batch):
-            x, y = train.collate(train.__getitems__(rows[start : start + batch]))
-            yield transform(x, generator), y
-        epoch += 1
+    return member(train, load, batch, rank, size, config.seed)
