@@ -77,8 +77,7 @@ def verdict(growths: Sequence[Growth], threshold: float = THRESHOLD) -> Verdict:
     P = growths[0].P
     for step in growths:
         if not step.clear(threshold):
-            further = step.further
-            return Verdict(P, further, final=False)
+            return Verdict(P, step.further, final=True)  # more seeds could tell, more groups cannot
         if step.rho < threshold:
             return Verdict(P, None, final=True)
         P = step.further

@@ -40,7 +40,7 @@ def test_seeds_show_how_sure_it_is() -> None:
     assert step.rho == pytest.approx(0.9)
     assert (step.low, step.high) == (pytest.approx(0.8), pytest.approx(1.0))
     assert not step.clear(THRESHOLD)
-    assert verdict([step]) == Verdict(2, 4, final=False)
+    assert verdict([step]) == Verdict(2, 4, final=True)
 
 
 def test_as_long_as_it_grows_the_answer_is_open() -> None:
