@@ -19,7 +19,7 @@ from harness import WARM_UP, Spread, interleaved, ratios
 from mpi4py import MPI
 
 import hpcsgd
-from hpcsgd.training.allocator import keep_freed_memory
+from hpcsgd.training.process import keep_freed_memory
 
 
 @dataclass(frozen=True)

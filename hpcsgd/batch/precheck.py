@@ -15,6 +15,7 @@ from hpcsgd.topology import form, groups_across_nodes, shape
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.config import Config, load
 from hpcsgd.training.probing import plan_of, take_answer
+from hpcsgd.training.run_folder import require_unused
 from hpcsgd.transport import Transport, threads
 
 
@@ -42,7 +43,7 @@ def check_training(
     """
     config = load(path, overrides)
     if fresh:
-        _require_fresh(config.run.folder)
+        require_unused(config.run.folder)
     _assemble_alone(config, path)
     if probe is not None:
         if awaited and not probe.exists():
@@ -64,13 +65,6 @@ def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
     plan_of(config, path, None, 1)
     _assemble_alone(config, path)
     return Checked(config, "2, 4, 8, … virtual groups in turn")
-
-
-def _require_fresh(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()):
-        raise UserError(
-            f"{folder}: holds a run: pass --resume to go on with it, or choose another [run] folder"
-        )
 
 
 def _assemble_alone(config: Config, path: Path) -> None:

@@ -6,21 +6,19 @@ import dataclasses
 import json
 import logging
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from hpcsgd.averagers import Mean, MeanOfAll, Measured
 from hpcsgd.data.atomic import replacing
 from hpcsgd.errors import UserError, located
-from hpcsgd.lr import lr_scale
 from hpcsgd.schedules import Every
 from hpcsgd.topology import together
-from hpcsgd.training.allocator import keep_freed_memory
 from hpcsgd.training.assembly import make_method
 from hpcsgd.training.config import Config, dump, load
+from hpcsgd.training.process import keep_freed_memory, use_threads
+from hpcsgd.training.run_folder import changes
 from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.probe import GROUPS, Plan, Probe, probe
@@ -45,7 +43,7 @@ def run(path: Path, overrides: Sequence[str], groups: str | None, seeds: int, ra
             raise UserError(f"--ranks {ranks}: at least 1 is needed")
         folder = config.run.folder.with_name(f"{config.run.folder.name}-probe")
     world.timeout = config.job.timeout
-    torch.set_num_threads(config.training.threads or 1)
+    use_threads(config.training.threads)
     keep_freed_memory()
     result = probe_config(config, plan, world)
     if world.rank == 0:
@@ -91,8 +89,8 @@ def probe_config(config: Config, plan: Plan, world: Transport) -> Probe:
     K = config.job.group_size or 1
 
     def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
-        ramp = plan.ramp * plan.every if lr_scale(plan.rule, P) > 1 else 0
-        return virtual_groups(dataclasses.replace(config, seed=seed), P, K, hosts, warm_up_steps=ramp)
+        seeded = dataclasses.replace(config, seed=seed)
+        return virtual_groups(seeded, P, K, hosts, warm_up_steps=plan.ramp * plan.every)
 
     def told(result: Probe) -> None:
         if world.rank == 0:
@@ -121,14 +119,8 @@ def take_answer(config: Config, file: Path, ranks: int) -> Config:
         P, of = int(found["P"]), found["setting"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file}: not the probe.json of a probe: {error}") from error
-    before, now = dict(_flat(of)), dict(_flat(setting(config)))
-    changes = [
-        f"{key} {before.get(key, 'default')} → {now.get(key, 'default')}"
-        for key in before | now
-        if before.get(key) != now.get(key)
-    ]
-    if changes:
-        log.warning("%s was of another training: %s", file, ", ".join(changes))
+    if differing := changes(of, setting(config)):
+        log.warning("%s was of another training: %s", file, differing)
     if found["unclear"] is not None:
         log.warning("%s: not clear between %d and %d groups", file, P, found["unclear"])
     groups = fitting(P, ranks)
@@ -139,13 +131,6 @@ def take_answer(config: Config, file: Path, ranks: int) -> Config:
 def fitting(P: int, ranks: int) -> int:
     """The largest number of groups up to `P` that divides `ranks`."""
     return max(d for d in range(1, min(P, ranks) + 1) if ranks % d == 0)
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for key, value in table.items():
-        flat += _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-    return flat
 
 
 def _write(result: Probe, config: Config, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,12 +15,12 @@ from hpcsgd.data.atomic import replacing
 from hpcsgd.errors import located
 from hpcsgd.topology import Job, form_as_launched, together
 from hpcsgd.training import run_folder
-from hpcsgd.training.allocator import keep_freed_memory
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import Config, load
 from hpcsgd.training.loop import Loop
 from hpcsgd.training.metrics import Metrics, read
 from hpcsgd.training.probing import take_answer
+from hpcsgd.training.process import keep_freed_memory, use_threads
 from hpcsgd.training.report import summary, summary_text
 from hpcsgd.training.stopping import STOPPED, Stopping
 from hpcsgd.transport import leave_together
@@ -53,7 +52,7 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
         with together(world, "reading the probe"):
             config = take_answer(config, probe, world.size)
     world.timeout = config.job.timeout
-    _use_threads(config.training.threads)
+    use_threads(config.training.threads)
     keep_freed_memory()
     with located(f"{path}: [job]"):
         job = form_as_launched(world, config.job.groups, config.job.group_size)
@@ -62,12 +61,6 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     with ExitStack() as open_files:
         _open_folder(config, job, resume, open_files)
         return _train(config, parts, stopping, resume, open_files)
-
-
-def _use_threads(threads: int | None) -> None:
-    """As many as asked for, here or by OMP_NUM_THREADS, which torch has read; else one, and not all cores."""
-    if threads is not None or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads or 1)
 
 
 def _train(

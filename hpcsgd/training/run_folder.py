@@ -35,10 +35,15 @@ def open_run_folder(folder: Path, *, resume: bool) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        used = any(folder.iterdir())
+        if not resume:
+            require_unused(folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be used as [run] folder: {error.strerror}") from error
-    if used and not resume:
+
+
+def require_unused(folder: Path) -> None:
+    """Raise `UserError` where the folder already holds something."""
+    if folder.is_dir() and any(folder.iterdir()):
         raise UserError(
             f"{folder}: holds a run: pass --resume to go on with it, or choose another [run] folder"
         )
@@ -49,16 +54,16 @@ def write_config(folder: Path, config: Config) -> None:
     job = folder / "job.toml"
     text = dump(config)
     if job.exists():
-        _warn_of_changes(read_toml(job), tomllib.loads(text))
+        if found := changes(read_toml(job), tomllib.loads(text)):
+            logger.warning("resuming with another configuration than before: %s", found)
     _write(job, text)
 
 
-def _warn_of_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In words, what differs between two tables of a job file; empty where nothing does."""
     old, new = dict(_flat(before)), dict(_flat(now))
     keys = [key for key in old | new if old.get(key) != new.get(key)]
-    if keys:
-        changes = (f"{key} {old.get(key, 'default')} → {new.get(key, 'default')}" for key in keys)
-        logger.warning("resuming with another configuration than before: %s", ", ".join(changes))
+    return ", ".join(f"{key} {old.get(key, 'default')} → {new.get(key, 'default')}" for key in keys)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,7 @@ import pytest
 
 FAULTS = """
 import platform, resource, torch
-from hpcsgd.training.allocator import keep_freed_memory
+from hpcsgd.training.process import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,0 +1,33 @@
+"""What a process that trains sets for itself: threads, and what becomes of freed memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import torch
+
+# Of glibc's <malloc.h>.
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
+_LARGEST_MMAP_THRESHOLD = 1 << 25  # bytes; some versions refuse more
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep freed memory for the next step.
+
+    By default glibc gives the activations of every step back to the kernel and faults their pages in anew.
+    Does nothing where the C library has no such setting.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+    mallopt(_TRIM_THRESHOLD, ctypes.c_int(2**31 - 1))
+
+
+def use_threads(threads: int | None) -> None:
+    """As many as asked for, here or by OMP_NUM_THREADS, which torch has read; else one, and not all cores."""
+    if threads is not None or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads or 1)
