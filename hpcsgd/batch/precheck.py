@@ -48,7 +48,7 @@ def check_training(
     if probe is not None:
         if awaited and not probe.exists():
             return Checked(config, f"as many groups as {probe} will tell")
-        config = take_answer(config, probe, allocation.ranks)
+        config, _ = take_answer(config, probe, allocation.ranks)
     with located(f"{path}: [job]"):
         P, K = shape(allocation.ranks, config.job.groups, config.job.group_size)
     if config.data.batch_size % K:

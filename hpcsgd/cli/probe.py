@@ -15,6 +15,7 @@ def probe(
     groups: str | None = None,
     seeds: int = 1,
     ranks: int | None = None,
+    idle: Path | None = None,
 ) -> None:
     """Train 2, 4, 8, … virtual groups for some meetings and say how many the training stands, and why.
 
@@ -25,7 +26,8 @@ def probe(
     :param groups: The numbers of groups to try, as in 2,4,8; by default up to 32.
     :param seeds: How often to repeat each, with other shuffles and other weights to start from.
     :param ranks: For how many ranks to say the size of a group, too.
+    :param idle: A folder for the models that wait for their turn, where they do not all fit into memory.
     """
     from hpcsgd.training.probing import run
 
-    run(job, overrides, groups, seeds, ranks)
+    run(job, overrides, groups=groups, seeds=seeds, ranks=ranks, idle=idle)

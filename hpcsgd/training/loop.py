@@ -21,13 +21,17 @@ from hpcsgd.training.evaluation import evaluate
 from hpcsgd.training.meter import Meter
 from hpcsgd.training.metrics import Metrics
 from hpcsgd.training.progress import Progress
+from hpcsgd.training.promise import Promise
 from hpcsgd.training.stopping import Stopping
 
 Tree = dict[str, Any]
 
 
 class Loop:
-    """Trains from where the assembly stands to the last epoch; every rank runs one. `metrics` is rank 0's."""
+    """Trains from where the assembly stands to the last epoch; every rank runs one.
+
+    `metrics` and `promise`, what a probe saw, are rank 0's.
+    """
 
     def __init__(self, config: Config, parts: Assembly, checkpoints: Checkpoints, stopping: Stopping) -> None:
         self._config = config.training
@@ -41,6 +45,7 @@ class Loop:
         self._saved_at = (-1, -1)  # step, epoch
         self._meter = Meter(parts.optimizer.job)
         self.metrics: Metrics | None = None
+        self.promise: Promise | None = None
 
     def take_up(self, shared: Tree, own: Tree | None) -> None:
         """Go on from what a checkpoint held; `own` is None where it is of another P × K."""
@@ -94,12 +99,19 @@ class Loop:
             parts.scheduler.step()
         parts.sampler.advance(len(y))
         self._meter.step(loss, len(y), data_seconds)
-        if self.metrics is not None and "distance" in optimizer.notes:
-            self.metrics.meeting(step=optimizer.t, distance=optimizer.notes["distance"])
+        if "distance" in optimizer.notes:
+            self._compare_distance(optimizer.notes["distance"])
         if optimizer.t % self._config.log_every == 0:
             self._read_meter()
         if self._checkpoint_due() and len(parts.sampler):  # at the end of an epoch its results belong in it
             self._save()
+
+    def _compare_distance(self, D: float) -> None:
+        t = self._parts.optimizer.t
+        if self.metrics is not None:
+            self.metrics.meeting(step=t, distance=D)
+        if self.promise is not None and (told := self.promise.hear(D, self._lr)) is not None:
+            self._progress.note(f"step {t}: {told}")
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:
         """What is left of this epoch, each batch with the seconds it was waited for."""

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hpcsgd.averagers import Mean, MeanOfAll, Measured
 from hpcsgd.data.atomic import replacing
 from hpcsgd.errors import UserError, located
@@ -18,9 +20,11 @@ from hpcsgd.topology import together
 from hpcsgd.training.assembly import make_method
 from hpcsgd.training.config import Config, dump, load
 from hpcsgd.training.process import keep_freed_memory, use_threads
+from hpcsgd.training.promise import Promise
 from hpcsgd.training.run_folder import changes
-from hpcsgd.training.virtual import virtual_groups
+from hpcsgd.training.virtual import CPU, virtual_groups
 from hpcsgd.transport import Transport
+from hpcsgd.tuning.idle import IN_MEMORY, Idle, OnDisk
 from hpcsgd.tuning.probe import GROUPS, Plan, Probe, probe
 from hpcsgd.tuning.replicas import VirtualGroups
 from hpcsgd.tuning.report import HEAD, answer, plot, table_row, to_json
@@ -28,10 +32,18 @@ from hpcsgd.tuning.report import HEAD, answer, plot, table_row, to_json
 log = logging.getLogger(__name__)
 
 
-def run(path: Path, overrides: Sequence[str], groups: str | None, seeds: int, ranks: int | None) -> None:
+def run(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    groups: str | None,
+    seeds: int,
+    ranks: int | None,
+    idle: Path | None,
+) -> None:
     """Probe the job file and print the answer; write ``probe.json`` and ``probe.png``. On every rank.
 
-    `groups` is as typed: ``2,4,8``.
+    `groups` is as typed: ``2,4,8``. `idle` is a folder for models while others train.
     """
     from hpcsgd.transport import mpi  # MPI starts when it is imported
 
@@ -45,7 +57,9 @@ def run(path: Path, overrides: Sequence[str], groups: str | None, seeds: int, ra
     world.timeout = config.job.timeout
     use_threads(config.training.threads)
     keep_freed_memory()
-    result = probe_config(config, plan, world)
+    with together(world, "making room for idle models"):
+        place = IN_MEMORY if idle is None else OnDisk(idle)
+    result = probe_config(config, plan, world, place)
     if world.rank == 0:
         print(answer(result))
         if ranks is not None:
@@ -84,13 +98,16 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, seeds: int
     )
 
 
-def probe_config(config: Config, plan: Plan, world: Transport) -> Probe:
+def probe_config(
+    config: Config, plan: Plan, world: Transport, idle: Idle = IN_MEMORY, device: torch.device = CPU
+) -> Probe:
     """Collective; rank 0 prints a table row for every P."""
     K = config.job.group_size or 1
 
     def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
         seeded = dataclasses.replace(config, seed=seed)
-        return virtual_groups(seeded, P, K, hosts, warm_up_steps=plan.ramp * plan.every)
+        ramp = plan.ramp * plan.every
+        return virtual_groups(seeded, P, K, hosts, warm_up_steps=ramp, idle=idle, device=device)
 
     def told(result: Probe) -> None:
         if world.rank == 0:
@@ -98,7 +115,7 @@ def probe_config(config: Config, plan: Plan, world: Transport) -> Probe:
                 print(HEAD, flush=True)
             print(table_row(result), flush=True)
 
-    return probe(start, plan, world, told)
+    return probe(start, plan, world, told, idle)
 
 
 def setting(config: Config) -> dict[str, Any]:
@@ -109,23 +126,26 @@ def setting(config: Config) -> dict[str, Any]:
     return kept
 
 
-def take_answer(config: Config, file: Path, ranks: int) -> Config:
-    """`config` with the number of groups that the probe found, as far as `ranks` can be cut so.
+def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, Promise | None]:
+    """`config` with the number of groups that the probe found, as far as `ranks` can be cut so; and what the
+    probe saw of so many.
 
     Warns where the probe was of another training. Raises `UserError` for a file that is no probe.
     """
     try:
         found = json.loads(file.read_text())
         P, of = int(found["P"]), found["setting"]
+        groups = fitting(P, ranks)
+        promise = Promise.read(found, groups)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file}: not the probe.json of a probe: {error}") from error
     if differing := changes(of, setting(config)):
         log.warning("%s was of another training: %s", file, differing)
     if found["unclear"] is not None:
         log.warning("%s: not clear between %d and %d groups", file, P, found["unclear"])
-    groups = fitting(P, ranks)
     log.info("%s: %d groups; %d for %d ranks", file, P, groups, ranks)
-    return dataclasses.replace(config, job=dataclasses.replace(config.job, groups=groups, group_size=None))
+    job = dataclasses.replace(config.job, groups=groups, group_size=None)
+    return dataclasses.replace(config, job=job), promise
 
 
 def fitting(P: int, ranks: int) -> int:

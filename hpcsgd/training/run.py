@@ -48,9 +48,10 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     with together(world, "reading the job file"):
         config = load(path, overrides)
     _log_to_stdout(world.rank)
+    promise = None
     if probe is not None:
         with together(world, "reading the probe"):
-            config = take_answer(config, probe, world.size)
+            config, promise = take_answer(config, probe, world.size)
     world.timeout = config.job.timeout
     use_threads(config.training.threads)
     keep_freed_memory()
@@ -60,22 +61,21 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     parts = assemble(config, job, str(path))
     with ExitStack() as open_files:
         _open_folder(config, job, resume, open_files)
-        return _train(config, parts, stopping, resume, open_files)
+        log.info("%d groups of %d ranks, %d steps an epoch", job.P, job.K, parts.steps_per_epoch)
+        checkpoints = Checkpoints(config.run.folder / "checkpoints", job)
+        loop = Loop(config, parts, checkpoints, stopping)
+        if resume:
+            _go_on(parts, checkpoints, loop)
+        if job.rank == 0:
+            loop.promise = promise
+            loop.metrics = open_files.enter_context(
+                Metrics(config.run.folder / "metrics.jsonl", resumed_step=parts.optimizer.t)
+            )
+        return _train(config, parts, loop)
 
 
-def _train(
-    config: Config, parts: Assembly, stopping: Stopping, resume: bool, open_files: ExitStack
-) -> str | None:
+def _train(config: Config, parts: Assembly, loop: Loop) -> str | None:
     job = parts.optimizer.job
-    log.info("%d groups of %d ranks, %d steps an epoch", job.P, job.K, parts.steps_per_epoch)
-    checkpoints = Checkpoints(config.run.folder / "checkpoints", job)
-    loop = Loop(config, parts, checkpoints, stopping)
-    if resume:
-        _go_on(parts, checkpoints, loop)
-    if job.rank == 0:
-        loop.metrics = open_files.enter_context(
-            Metrics(config.run.folder / "metrics.jsonl", resumed_step=parts.optimizer.t)
-        )
     reason = loop.train()
     if reason is None:
         _save_model(config.run.folder, parts)

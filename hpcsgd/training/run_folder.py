@@ -53,9 +53,8 @@ def write_config(folder: Path, config: Config) -> None:
     """Write ``job.toml``; where a run resumes with another one than before, one warning names the changes."""
     job = folder / "job.toml"
     text = dump(config)
-    if job.exists():
-        if found := changes(read_toml(job), tomllib.loads(text)):
-            logger.warning("resuming with another configuration than before: %s", found)
+    if job.exists() and (found := changes(read_toml(job), tomllib.loads(text))):
+        logger.warning("resuming with another configuration than before: %s", found)
     _write(job, text)
 
 

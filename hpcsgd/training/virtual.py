@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 
+import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -16,13 +17,23 @@ from hpcsgd.training.assembly import batch_of_rank, make_optimizer, make_schedul
 from hpcsgd.training.config import Config
 from hpcsgd.training.trial import require_fitting
 from hpcsgd.transport import Transport
+from hpcsgd.tuning.idle import IN_MEMORY, Idle
 from hpcsgd.tuning.members import member
 from hpcsgd.tuning.own import HELD_OUT
 from hpcsgd.tuning.replicas import Chance, Member, Trainee, VirtualGroups
 
+CPU = torch.device("cpu")
+
 
 def virtual_groups(
-    config: Config, P: int, K: int, world: Transport, *, warm_up_steps: int | None = None
+    config: Config,
+    P: int,
+    K: int,
+    world: Transport,
+    *,
+    warm_up_steps: int | None = None,
+    idle: Idle = IN_MEMORY,
+    device: torch.device = CPU,
 ) -> VirtualGroups:
     """P groups of K as `config` would train them, dealt out to the ranks of `world`; collective.
 
@@ -32,12 +43,13 @@ def virtual_groups(
     seed_generators(config.seed)
     model = models.build(config.model.build, config.model.arguments)
     require_fitting(model, train, config.model.build)
+    model.to(device)
     hosted = range(world.rank, P, world.size)
     trainees = [_trainee(config, train, copy.deepcopy(model), g, P, K, warm_up_steps) for g in hosted]
     test = Store(config.data.store, "test")
-    held_out = test.collate(test.__getitems__(list(range(0, len(test), -(-len(test) // HELD_OUT)))))
+    x, y = test.collate(test.__getitems__(list(range(0, len(test), -(-len(test) // HELD_OUT)))))
     chance = Chance(generators_state, load_generators_state)
-    return VirtualGroups(trainees, P, world, cross_entropy, chance, held_out)
+    return VirtualGroups(trainees, P, world, cross_entropy, chance, (x.to(device), y.to(device)), idle)
 
 
 def _trainee(
@@ -59,16 +71,17 @@ def _trainee(
         if scheduler is not None and t % every == 0:
             scheduler.step()
 
-    members = [_member(config, train, batch, g * K + j, P * K) for j in range(K)]
+    device = next(model.parameters()).device
+    members = [_member(config, train, batch, g * K + j, P * K, device) for j in range(K)]
     return Trainee(model, optimizer, members, after_update)
 
 
-def _member(config: Config, train: Store, batch: int, rank: int, size: int) -> Member:
+def _member(config: Config, train: Store, batch: int, rank: int, size: int, device: torch.device) -> Member:
     transform = make_transform(config.data.transform)
     generator = Generator().manual_seed(config.seed + 1 + rank)
 
     def load(rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         x, y = train.collate(train.__getitems__(list(rows)))
-        return transform(x, generator), y
+        return transform(x.to(device), generator), y.to(device)
 
     return member(train, load, batch, rank, size, config.seed)

@@ -71,10 +71,9 @@ def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[
     return Growth(smaller, larger, median(ratios), low, high)
 
 
-def verdict(growths: Sequence[Growth], threshold: float = THRESHOLD) -> Verdict:
-    """The largest P before ρ drops under `threshold`. The smallest P that was probed is taken for granted: D
-    needs two groups, and so says nothing of P = 1."""
-    P = growths[0].P
+def verdict(P: int, growths: Sequence[Growth], threshold: float = THRESHOLD) -> Verdict:
+    """The largest P before ρ drops under `threshold`. The smallest, `P`, is taken for granted: D needs two
+    groups, and so says nothing of P = 1."""
     for step in growths:
         if not step.clear(threshold):
             return Verdict(P, step.further, final=True)  # more seeds could tell, more groups cannot

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, default_collate
@@ -14,6 +15,7 @@ from hpcsgd.generators import generators_state, load_generators_state, seed_gene
 from hpcsgd.lr import WarmUp, lr_scale
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.growth import THRESHOLD
+from hpcsgd.tuning.idle import IN_MEMORY, Idle
 from hpcsgd.tuning.members import member
 from hpcsgd.tuning.probe import GROUPS, Plan, Probe
 from hpcsgd.tuning.probe import probe as probe_groups
@@ -37,16 +39,19 @@ def probe(
     groups: Sequence[int] = GROUPS,
     seeds: Sequence[int] = (1,),
     threshold: float = THRESHOLD,
+    idle: Idle = IN_MEMORY,
     world: Transport | None = None,
 ) -> Probe:
     """How many groups can this training stand? `verdict.P` of the result; collective over `world`.
 
     Args:
-        model: makes it; `optimizer` makes one of parameters and a learning rate.
+        model: makes it, on the device it is to train on; `optimizer` makes one of parameters and a rate.
         data: indexable, of pairs (x, y) of tensors or numbers, with a length.
         held_out: the same; the loss of the averaged model is seen on some of them.
         batch_size: B, samples of one group a step; `every`: I, steps between meetings.
         lr: of one group; P groups train at lr_scale(rule, P) times that.
+        idle: where models are while others train: in memory, or `PinnedMemory()` or `OnDisk(folder)` of
+            `hpcsgd.tuning.idle`, where they do not fit.
         world: the ranks that share the work; by default those that the launcher started.
 
     Raises `UserError` where this cannot be answered. See `hpcsgd.tuning.probe` for procedure and source.
@@ -59,24 +64,26 @@ def probe(
         groups=groups, every=every, batch_size=batch_size, lr=lr, rule=rule, seeds=seeds, threshold=threshold
     )
     size = len(held_out)  # pyright: ignore[reportArgumentType] - torch's Dataset promises no length
-    shown = _load(held_out, range(0, size, -(-size // HELD_OUT)))
+    shown = range(0, size, -(-size // HELD_OUT))
     chance = Chance(generators_state, load_generators_state)
 
     def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
         seed_generators(seed)
         first = model()
+        device = next(first.parameters()).device
         trainees = [_trainee(copy.deepcopy(first), g, P, seed) for g in range(hosts.rank, P, hosts.size)]
-        return VirtualGroups(trainees, P, hosts, loss, chance, shown)
+        return VirtualGroups(trainees, P, hosts, loss, chance, _load(held_out, shown, device), idle)
 
     def _trainee(local: nn.Module, g: int, P: int, seed: int) -> Trainee:
         made = optimizer(local.parameters(), lr * lr_scale(rule, P))
         WarmUp(made, plan.ramp * every, 1 / lr_scale(rule, P))
-        only = member(data, lambda rows: _load(data, rows), batch_size, g, P, seed)  # pyright: ignore[reportArgumentType]
+        device = next(local.parameters()).device
+        only = member(data, lambda rows: _load(data, rows, device), batch_size, g, P, seed)  # pyright: ignore[reportArgumentType]
         return Trainee(local, made, [only])
 
-    return probe_groups(start, plan, world)
+    return probe_groups(start, plan, world, idle=idle)
 
 
-def _load(data: Dataset[Any], rows: Iterable[int]) -> tuple[Tensor, Tensor]:
+def _load(data: Dataset[Any], rows: Iterable[int], device: torch.device) -> tuple[Tensor, Tensor]:
     x, y = default_collate([data[row] for row in rows])
-    return x, y
+    return x.to(device), y.to(device)

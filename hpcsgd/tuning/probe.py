@@ -12,17 +12,22 @@ The hierarchical local SGD paper, section III-C. Differences from it:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from statistics import median
+
+import torch
 
 from hpcsgd.errors import UserError
 from hpcsgd.lr import lr_scale
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.growth import THRESHOLD, WINDOW, Growth, Verdict, growths_of, is_flat, verdict
+from hpcsgd.tuning.idle import IN_MEMORY, Idle
 from hpcsgd.tuning.memory import model_bytes, require_room
-from hpcsgd.tuning.replicas import VirtualGroups
+from hpcsgd.tuning.replicas import DivergedError, VirtualGroups
 
 GROUPS = (2, 4, 8, 16, 32)
 BEHIND = 1.1
@@ -72,11 +77,13 @@ class Row:
     """Of the averaged model, on samples it is not trained on."""
     seconds: float = 0.0
     samples: int = 0
+    diverged: str | None = None
+    """What was no finite number any more; the series end there."""
 
     @property
     def D(self) -> float:
-        """The median over the last meetings of all seeds."""
-        return median(d for series in self.distances for d in series[-WINDOW:])
+        """The median over the last meetings of all seeds; NaN where it diverged before the first."""
+        return median([d for series in self.distances for d in series[-WINDOW:]] or [math.nan])
 
 
 @dataclass
@@ -88,11 +95,18 @@ class Probe:
 
     @property
     def growths(self) -> list[Growth]:
-        return growths_of({row.P: row.distances for row in self.rows})
+        """As far as nothing diverged."""
+        return growths_of({row.P: row.distances for row in self.rows if row.diverged is None})
+
+    @property
+    def diverged(self) -> Row | None:
+        """The P that did; nothing larger is tried."""
+        return next((row for row in self.rows if row.diverged is not None), None)
 
     @property
     def verdict(self) -> Verdict:
-        return verdict(self.growths, self.plan.threshold)
+        found = verdict(self.rows[0].P, self.growths, self.plan.threshold)
+        return replace(found, final=found.final or self.diverged is not None)
 
     def loss_after_equal_samples(self, row: Row) -> float:
         """The averaged model's, when `row` has had about as many samples as the smallest P in all.
@@ -122,19 +136,25 @@ def probe(
     plan: Plan,
     world: Transport,
     told: Callable[[Probe], None] = lambda _: None,
+    idle: Idle = IN_MEMORY,
 ) -> Probe:
     """Measure one P after another until the answer is final; collective.
 
-    `start(P, seed, world)` makes the virtual groups, at the ramped rate; `told` hears of every row.
+    `start(P, seed, world)` makes the virtual groups, at the ramped rate; `told` hears of every row; `idle`
+    tells what room there is for models.
     """
     result = Probe(plan)
-    require_room(_model_bytes(start, plan, world), plan.groups, world)
+    _require_room(start, plan, world, idle)
     meetings = None
     for P in plan.groups:
         row = Row(P, plan.lr * lr_scale(plan.rule, P))
         for seed in plan.seeds:
             _measure(row, lambda w, P=P, seed=seed: start(P, seed, w), plan, world, meetings)
-            meetings = len(row.distances[0])
+            meetings = meetings or len(row.distances[0])
+            if row.diverged is not None:
+                break
+        if not result.rows and row.diverged is not None:
+            raise UserError(row.diverged)
         result.rows.append(row)
         told(result)
         if len(result.rows) > 1 and result.verdict.final:
@@ -142,15 +162,21 @@ def probe(
     return result
 
 
-def _model_bytes(start: Callable[[int, int, Transport], VirtualGroups], plan: Plan, world: Transport) -> int:
-    """Of the largest model with all that belongs to it, after a step."""
-    P, mine = plan.groups[0], 0
+def _require_room(
+    start: Callable[[int, int, Transport], VirtualGroups], plan: Plan, world: Transport, idle: Idle
+) -> None:
+    """By the size of a model with all that belongs to it, after a step."""
+    P = plan.groups[0]
     hosts = world.split(int(world.rank < P), world.rank)
+    each, device = 0, torch.device("cpu")
     if world.rank < P:
         groups = start(P, plan.seeds[0], hosts)
-        groups.update()
-        mine = max(map(model_bytes, groups.trainees))
-    return max(world.gather_objects(mine))
+        with suppress(DivergedError):
+            groups.train(1)
+        tensors = list(groups.trainees[0].tensors())
+        each, device = model_bytes(tensors), tensors[0].device
+        del groups
+    require_room(max(world.gather_objects(each)), plan.groups, idle.free_bytes(device), world)
 
 
 def _measure(
@@ -168,21 +194,27 @@ def _measure(
     hosts = world.split(int(world.rank < row.P), world.rank)
     series: list[tuple[float, float]] = []
     if world.rank < row.P:
-        groups = start(hosts)
-        while len(series) < (meetings or plan.cap) and not (
-            meetings is None and is_flat([d for d, _ in series[plan.ramp :]])
-        ):
-            for _ in range(plan.every):
-                groups.update()
-            D = groups.meet()
-            if D == 0:
-                raise UserError(f"D = 0 with {row.P} groups: their models stay equal, so nothing trains them")
-            series.append((D, groups.loss()))
-    series = world.gather_objects(series)[0]
+        try:
+            _meet(start(hosts), plan, meetings, series)
+        except DivergedError as error:
+            row.diverged = str(error)
+    series, row.diverged = world.gather_objects((series, row.diverged))[0]
     row.distances.append([d for d, _ in series])
     row.losses.append([loss for _, loss in series])
     row.samples += len(series) * plan.every * plan.batch_size * row.P
     row.seconds += time.perf_counter() - began
+
+
+def _meet(groups: VirtualGroups, plan: Plan, meetings: int | None, series: list[tuple[float, float]]) -> None:
+    """Add distance and loss of one meeting after the other to `series`."""
+    while len(series) < (meetings or plan.cap):
+        if meetings is None and is_flat([D for D, _ in series[plan.ramp :]]):
+            return
+        groups.train(plan.every)
+        D = groups.meet()
+        if D == 0:
+            raise UserError(f"D = 0 with {groups.P} groups: their models stay equal, so nothing trains them")
+        series.append((D, groups.loss()))
 
 
 def _loss_after(row: Row, meetings: int) -> float:

@@ -6,9 +6,10 @@ models on n ranks, trained in turn, go through the very training that P·K ranks
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,8 +17,13 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
+from hpcsgd.tuning.idle import IN_MEMORY, Idle
 
 Batches = Iterator[tuple[Tensor, Tensor]]
+
+
+class DivergedError(UserError):
+    """A loss or a distance is no finite number any more."""
 
 
 @dataclass
@@ -38,6 +44,12 @@ class Trainee:
     after_update: Callable[[], None] = field(default=lambda: None)
     """What a learning-rate scheduler does after each update."""
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Parameters, buffers, the optimizer's state."""
+        yield from chain(self.model.parameters(), self.model.buffers())
+        for state in self.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
 
 @dataclass(frozen=True)
 class Chance:
@@ -48,7 +60,10 @@ class Chance:
 
 
 class VirtualGroups:
-    """`trainees` are those of the P groups that this rank hosts, at least one. Everything is collective."""
+    """`trainees` are those of the P groups that this rank hosts, at least one. Everything is collective.
+
+    The models may be on any device; sums over ranks go by way of the host.
+    """
 
     def __init__(
         self,
@@ -58,6 +73,7 @@ class VirtualGroups:
         loss: Callable[[Tensor, Tensor], Tensor],
         chance: Chance,
         held_out: tuple[Tensor, Tensor],
+        idle: Idle = IN_MEMORY,
     ) -> None:
         self.trainees = trainees
         self.P = P
@@ -65,75 +81,107 @@ class VirtualGroups:
         self._world = world
         self._loss = loss
         self._chance = chance
+        self._idle = idle
+        for i, trainee in enumerate(trainees):
+            idle.put(i, trainee.tensors())
 
-    def update(self) -> float:
-        """One step of every group; the mean loss over all of them. Collective."""
+    def train(self, steps: int) -> float:
+        """So many steps of every group, one group after the other; the mean loss.
+
+        Raises `DivergedError` where that is not finite.
+        """
         total = torch.zeros((), dtype=torch.float64)
-        for trainee in self.trainees:
-            total += self._step(trainee)
-        self._world.allreduce(total).wait()
-        return total.item() / self.P
+        for trainee in self._each(changed=True):
+            total += torch.stack([self._step(trainee) for _ in range(steps)]).sum().cpu()
+        mean = self._sum(total).item() / (self.P * steps)
+        return self._require_finite(mean, "loss")
 
     @torch.no_grad()
     def meet(self) -> float:
         """All groups go on from the mean of their models; D = (1/P) Σ_i ‖w_i − w̄‖₂ before that (eq. 9).
 
-        Collective: an allreduce of the sum of the models, then of the sum of the norms.
+        An allreduce of the sum of the models, then of the sum of the norms. Raises `DivergedError`.
         """
-        mean = torch.stack([_vector(trainee.model) for trainee in self.trainees]).sum(0)
-        self._world.allreduce(mean).wait()
-        mean.div_(self.P)
-        norms = torch.zeros((), dtype=torch.float64)
-        for trainee in self.trainees:
-            norms += torch.linalg.vector_norm(_vector(trainee.model).sub_(mean), dtype=torch.float64)
-            _take_over(trainee.model, mean)
-        self._world.allreduce(norms).wait()
-        return norms.item() / self.P
+        mean = self._mean(lambda model: _flat(model.parameters()))
 
-    @torch.no_grad()
+        def distance(model: nn.Module) -> Tensor:
+            return torch.linalg.vector_norm(_flat(model.parameters()).sub_(mean), dtype=torch.float64)
+
+        D = self._mean(distance).item()
+        for trainee in self._each(changed=True):
+            _set(trainee.model.parameters(), mean)
+        return self._require_finite(D, "distance")
+
     def loss(self) -> float:
-        """Of the averaged model with averaged statistics, on the held-out samples, just after a meeting."""
-        model = self.trainees[0].model
-        buffers = _float_buffers(model)
-        own = [buffer.clone() for buffer in buffers]
-        for i, buffer in enumerate(buffers):
-            buffer.copy_(torch.stack([_float_buffers(t.model)[i] for t in self.trainees]).sum(0))
-            self._world.allreduce(buffer).wait()
-            buffer.div_(self.P)
-        model.eval()
-        x, y = self._held_out
-        loss = self._loss(model(x), y).item()
-        model.train()
-        for buffer, before in zip(buffers, own, strict=True):
-            buffer.copy_(before)
-        return loss
+        """Of the averaged model on the held-out samples. Raises `DivergedError`."""
+        with self.averaged() as model:
+            x, y = self._held_out
+            return self._require_finite(self._loss(model(x), y).item(), "loss of the averaged model")
 
-    def _step(self, trainee: Trainee) -> float:
-        trainee.optimizer.zero_grad()
-        total = 0.0
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """The mean of the models with the mean of their batch-norm statistics, ready to be evaluated."""
+        first = self.trainees[0]
+        with torch.no_grad():
+            mean = self._mean(lambda model: _flat(_floats(model)))
+            with self._idle.awake(0, first.tensors, changed=False):
+                own = _flat(_floats(first.model))
+                _set(_floats(first.model), mean)
+                first.model.eval()
+                yield first.model
+                first.model.train()
+                _set(_floats(first.model), own)
+
+    def _step(self, trainee: Trainee) -> Tensor:
+        total = torch.zeros(())
         for member in trainee.members:
             self._chance.set(member.chance)
             x, y = next(member.batches)
             loss = self._loss(trainee.model(x), y) / len(trainee.members)
             loss.backward()
-            total += loss.item()
+            total = total.to(loss.device) + loss.detach()
             member.chance = self._chance.read()
-        if not math.isfinite(total):
-            raise UserError(f"the loss with {self.P} groups is {total}: try a lower learning rate")
         trainee.optimizer.step()
+        trainee.optimizer.zero_grad()  # only the model that trains has gradients
         trainee.after_update()
         return total
 
+    def _each(self, *, changed: bool) -> Iterator[Trainee]:
+        for i, trainee in enumerate(self.trainees):
+            with self._idle.awake(i, trainee.tensors, changed=changed):
+                yield trainee
 
-def _vector(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    def _mean(self, of: Callable[[nn.Module], Tensor]) -> Tensor:
+        """Of the models of all groups."""
+        total = None
+        for trainee in self._each(changed=False):
+            value = of(trainee.model)
+            total = value if total is None else total.add_(value)
+        assert total is not None
+        return self._sum(total).div_(self.P)
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """Over all ranks, in place."""
+        host = x.cpu()
+        self._world.allreduce(host).wait()
+        return x.copy_(host)
+
+    def _require_finite(self, value: float, what: str) -> float:
+        if not torch.isfinite(torch.tensor(value)):
+            raise DivergedError(f"the {what} with {self.P} groups is {value}: try a lower learning rate")
+        return value
 
 
-def _float_buffers(model: nn.Module) -> list[Tensor]:
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.cat([x.detach().reshape(-1) for x in tensors])
 
 
-def _take_over(model: nn.Module, vector: Tensor) -> None:
-    parameters = list(model.parameters())
-    for p, values in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
-        p.copy_(values.view(p.shape))
+def _floats(model: nn.Module) -> list[Tensor]:
+    return [x for x in chain(model.parameters(), model.buffers()) if x.is_floating_point()]
+
+
+def _set(tensors: Iterable[Tensor], values: Tensor) -> None:
+    start = 0
+    for x in tensors:
+        x.copy_(values[start : start + x.numel()].view(x.shape))
+        start += x.numel()

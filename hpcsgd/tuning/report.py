@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ HEAD = (
 def table_row(probe: Probe) -> str:
     """The line of the last P."""
     row = probe.rows[-1]
+    if row.diverged is not None:
+        return f"{row.P:>4}  {row.lr:>8.4g}  diverged after {len(row.distances[-1])} meetings: {row.diverged}"
     loss = row.losses[-1][-1]
     equal = probe.loss_after_equal_samples(row)
     cells = f"{row.P:>4}  {row.lr:>8.4g}  {row.D:>9.4g}  {_rho(probe)}  {loss:>8.4g}  {equal:>16.4g}"
@@ -43,6 +46,8 @@ def answer(probe: Probe) -> str:
 
 def _verdict(probe: Probe, found: Verdict) -> str:
     threshold = probe.plan.threshold
+    if probe.diverged is not None and found.P == probe.rows[-2].P:
+        return f"P = {found.P}: with {probe.diverged.P} groups the training diverged"
     if found.unclear is not None:
         return f"P = {found.P}; not clear between {found.P} and {found.unclear}: probe with more seeds"
     if not found.final:
@@ -67,14 +72,23 @@ def to_json(probe: Probe, setting: Mapping[str, Any]) -> dict[str, Any]:
         "ramp": probe.plan.ramp,
         "rows": [_row(row) for row in probe.rows],
         "growths": [_growth(g, probe.plan.rule) for g in probe.growths],
-        "loss_after_equal_samples": {str(row.P): probe.loss_after_equal_samples(row) for row in probe.rows},
+        "loss_after_equal_samples": {
+            str(row.P): probe.loss_after_equal_samples(row) for row in probe.rows if row.diverged is None
+        },
         "seconds": sum(row.seconds for row in probe.rows),
     }
 
 
 def _row(row: Row) -> dict[str, Any]:
     series = {"distances": row.distances, "losses": row.losses}
-    return {"P": row.P, "lr": row.lr, "D": row.D, **series, "samples": row.samples, "seconds": row.seconds}
+    told = {
+        "P": row.P,
+        "lr": row.lr,
+        "D": None if math.isnan(row.D) else row.D,
+        "diverged": row.diverged,
+        **series,
+    }
+    return {**told, "samples": row.samples, "seconds": row.seconds}
 
 
 def _growth(g: Growth, rule: str) -> dict[str, Any]:
@@ -99,7 +113,8 @@ def plot(probe: Probe, path: Path) -> None:
     left.set(xlabel="meeting", ylabel="distance D", title="How far the groups were apart when they met")
     left.legend()
 
-    Ps, D = [row.P for row in probe.rows], [row.D for row in probe.rows]
+    sound = [row for row in probe.rows if row.diverged is None]
+    Ps, D = [row.P for row in sound], [row.D for row in sound]
     right.plot(Ps, [D[0] * P / Ps[0] for P in Ps], "--", color="0.6", label="in proportion to P")
     right.plot(Ps, D, "o-", color="C0", label=f"D, median of the last {WINDOW} meetings")
     chosen = probe.verdict.P

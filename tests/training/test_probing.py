@@ -11,6 +11,7 @@ import pytest
 from hpcsgd.errors import UserError
 from hpcsgd.training.config import Config, load
 from hpcsgd.training.probing import fitting, plan_of, setting, take_answer
+from hpcsgd.training.promise import Promise
 from training.launches import JOB, Preloaded, launch, make_store
 
 
@@ -28,7 +29,7 @@ def config(folder: Path) -> Config:
 
 @pytest.mark.slow
 def test_the_command_on_two_ranks(folder: Path) -> None:
-    ended = launch(folder, "probe", "job.toml", "--groups", "2,4", "--ranks", "12", n=2)
+    ended = launch(folder, "probe", "job.toml", "--groups", "2,4", "--ranks", "12", "--idle", ".", n=2)
     assert ended.code == 0, ended.err
     assert "\n   2       0.2 " in ended.out
     assert "P = " in ended.out
@@ -36,10 +37,13 @@ def test_the_command_on_two_ranks(folder: Path) -> None:
     assert f"for 12 ranks: {found['P']} groups of K = {12 // found['P']}" in ended.out
     assert (folder / "runs" / "job-probe" / "probe.png").read_bytes().startswith(b"\x89PNG")
     probe = ("--probe", "runs/job-probe/probe.json")
+    found["rows"][-1]["D"] = found["rows"][0]["D"] = 1e-3
+    (folder / "runs" / "job-probe" / "probe.json").write_text(json.dumps(found))
     trained = launch(folder, "train", "job.toml", *probe, n=4)
     assert trained.code == 0, trained.err
     assert f"{found['P']} groups of {4 // found['P']} ranks" in trained.out
     assert "was of another training" not in trained.out
+    assert "step 6: the groups are further apart than probed (D = " in trained.out
     other = launch(
         folder, "train", "job.toml", *probe, "--data.batch_size", "8", "--run.folder", "other", n=4
     )
@@ -59,6 +63,7 @@ def preloaded():
         (["--groups", "4,2"], "hpcsgd: groups = [4, 2]: expected growing numbers, as 2, 4, 8"),
         (["--groups", "1"], "hpcsgd: groups = [1]: at least two numbers of groups from 2 on can be compared"),
         (["--groups", "few"], "hpcsgd: --groups few: expected numbers, as 2,4,8"),
+        (["--idle", "nowhere"], "hpcsgd: nowhere: no place for idle models: No such file or directory"),
         (["--seeds", "0"], "hpcsgd: --seeds 0: at least 1 is needed"),
         (["--groups", "2,500"], "hpcsgd: 400 samples cannot be dealt to 500 ranks: each needs at least one"),
         (["--optimizer.lr", "1e30"], "hpcsgd: the loss with 2 groups is "),
@@ -84,13 +89,16 @@ def test_a_method_that_the_distance_cannot_judge(folder: Path) -> None:
 
 def answered(config: Config, folder: Path, P: int, unclear: int | None = None) -> Path:
     file = folder / "probe.json"
-    file.write_text(json.dumps({"P": P, "unclear": unclear, "setting": setting(config)}))
+    rows = [{"P": 4, "D": 1.5, "lr": 0.4, "diverged": None}]
+    file.write_text(json.dumps({"P": P, "unclear": unclear, "setting": setting(config), "rows": rows}))
     return file
 
 
 def test_the_answer_is_taken(config: Config, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    job = take_answer(config, answered(config, folder, 4), 8).job
-    assert (job.groups, job.group_size) == (4, None)
+    taken, promise = take_answer(config, answered(config, folder, 4), 8)
+    assert (taken.job.groups, taken.job.group_size) == (4, None)
+    assert promise == Promise(4, 1.5, 0.4)
+    assert take_answer(config, answered(config, folder, 4), 6)[1] is None  # 3 groups were not probed
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 

@@ -16,12 +16,16 @@ def series(*distances: float) -> dict[int, list[list[float]]]:
 
 def test_the_paper_on_cifar10() -> None:
     """Figure 4, read by eye: 0.85, 1.95, 3.2, then flat; its answer is 4."""
-    assert verdict(growths_of(series(0.85, 1.95, 3.2, 3.2))) == Verdict(4, None, final=True)
+    assert verdict(2, growths_of(series(0.85, 1.95, 3.2, 3.2))) == Verdict(4, None, final=True)
 
 
 def test_the_paper_on_div2k() -> None:
     """0.025, 0.055, 0.10, much lower at 16; its answer is 8."""
-    assert verdict(growths_of(series(0.025, 0.055, 0.10, 0.04))) == Verdict(8, None, final=True)
+    assert verdict(2, growths_of(series(0.025, 0.055, 0.10, 0.04))) == Verdict(8, None, final=True)
+
+
+def test_one_P_alone_says_nothing() -> None:
+    assert verdict(2, []) == Verdict(2, None, final=False)
 
 
 def test_the_ratio_of_growth() -> None:
@@ -40,15 +44,15 @@ def test_seeds_show_how_sure_it_is() -> None:
     assert step.rho == pytest.approx(0.9)
     assert (step.low, step.high) == (pytest.approx(0.8), pytest.approx(1.0))
     assert not step.clear(THRESHOLD)
-    assert verdict([step]) == Verdict(2, 4, final=True)
+    assert verdict(2, [step]) == Verdict(2, 4, final=True)
 
 
 def test_as_long_as_it_grows_the_answer_is_open() -> None:
-    assert verdict(growths_of(series(1, 2, 4))) == Verdict(8, None, final=False)
+    assert verdict(2, growths_of(series(1, 2, 4))) == Verdict(8, None, final=False)
 
 
 def test_it_stops_at_the_first_that_does_not_grow() -> None:
-    assert verdict(growths_of(series(1, 1, 5))) == Verdict(2, None, final=True)
+    assert verdict(2, growths_of(series(1, 1, 5))) == Verdict(2, None, final=True)
 
 
 @pytest.mark.parametrize(

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from hpcsgd.errors import UserError
 from hpcsgd.transport import threads
 from hpcsgd.tuning import memory
-from hpcsgd.tuning.growth import WINDOW
+from hpcsgd.tuning.growth import WINDOW, Verdict
 from hpcsgd.tuning.probe import Plan, Probe, probe
-from hpcsgd.tuning.report import answer, to_json
+from hpcsgd.tuning.replicas import DivergedError
+from hpcsgd.tuning.report import answer, table_row, to_json
 
 
 class Scripted:
     """In place of `VirtualGroups`: D is what is written down for P, at any meeting."""
 
-    def __init__(self, D: float, loss: float = 1.0, unrest: int = 0) -> None:
-        self.trainees: list[Any] = [None]
+    def __init__(self, P: int, D: float, loss: float = 1.0, unrest: int = 0) -> None:
+        self.P = P
+        self.trainees = [Scripted.trainee]
         self._D, self._loss, self._unrest = D, loss, unrest
+        self._trained = 0
 
-    def update(self) -> float:
+    class trainee:
+        @staticmethod
+        def tensors() -> Iterator[torch.Tensor]:
+            yield torch.zeros(1)
+
+    def train(self, steps: int) -> float:
+        self._trained += 1
+        if math.isnan(self._D) and self._trained == 3:
+            raise DivergedError(f"the loss with {self.P} groups is nan")
         return 0.0
 
     def meet(self) -> float:
         self._unrest -= 1
-        return self._D * 2 ** max(self._unrest, 0)
+        return 1.0 if math.isnan(self._D) else self._D * 2 ** max(self._unrest, 0)
 
     def loss(self) -> float:
         return self._loss
-
-
-@pytest.fixture(autouse=True)
-def room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcsgd.tuning.probe.model_bytes", lambda _: 1)
 
 
 def a_plan(**given: Any) -> Plan:
@@ -51,7 +60,7 @@ def probed(
 ) -> Probe:
     def start(P: int, seed: int, world: Any) -> Any:
         assert world.size == min(P, ranks)
-        return Scripted(D[P], (losses or {}).get(P, 1.0), unrest if P == 2 else 0)
+        return Scripted(P, D[P], (losses or {}).get(P, 1.0), unrest if P == 2 else 0)
 
     results = threads.run(ranks, lambda world: probe(start, a_plan(**given), world))
     assert all(result == results[0] or result.verdict == results[0].verdict for result in results)
@@ -88,6 +97,22 @@ def test_the_rate_and_the_samples_of_a_row() -> None:
     row = probed(PAPER, rule="root").rows[1]
     assert row.lr == pytest.approx(0.2)
     assert row.samples == len(row.distances[0]) * 8 * 128 * 4
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_P_that_diverges_is_too_large(ranks: int) -> None:
+    result = probed({2: 1, 4: 2, 8: math.nan}, ranks=ranks, seeds=(1, 2))
+    assert [row.P for row in result.rows] == [2, 4, 8]
+    assert result.verdict == Verdict(4, None, final=True)
+    assert answer(result) == "P = 4: with 8 groups the training diverged"
+    assert table_row(result).endswith("diverged after 2 meetings: the loss with 8 groups is nan")
+    row = to_json(result, {})["rows"][2]
+    assert (row["diverged"], row["distances"]) == ("the loss with 8 groups is nan", [[1.0, 1.0]])
+
+
+def test_where_already_the_smallest_diverges() -> None:
+    with pytest.raises(UserError, match="the loss with 2 groups is nan"):
+        probed({2: math.nan})
 
 
 def test_an_open_end() -> None:
@@ -129,15 +154,9 @@ def test_models_that_do_not_move() -> None:
         probed({2: 0.0})
 
 
-def test_models_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 10 * 2**20)
-
+def test_models_that_do_not_fit() -> None:
     def ask(world: Any) -> None:
-        memory.require_room(3 * 2**20, (2, 4, 8), world)
+        memory.require_room(3 * 2**20, (2, 4, 8), 10 * 2**20, world)
 
-    with pytest.raises(UserError, match=r"4 models of 3 MiB, .*: up to 3 groups do, or give more ranks"):
+    with pytest.raises(UserError, match=r"4 models of 3 MiB, .*: up to 3 groups do; or give more ranks"):
         threads.run(1, ask)
-
-
-def test_the_kernel_tells_of_memory() -> None:
-    assert memory.available_bytes() > 2**20

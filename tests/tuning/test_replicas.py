@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpcsgd.errors import UserError
 from hpcsgd.topology import form
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.config import Config, load
 from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport, threads
+from hpcsgd.tuning.idle import Idle, InMemory, OnDisk, PinnedMemory
+from hpcsgd.tuning.replicas import DivergedError
 from training.launches import make_store
 
 EVERY, MEETINGS = 3, 5
@@ -89,8 +90,7 @@ def virtual_distances(config: Config, world: Transport, P: int, K: int) -> list[
     groups = virtual_groups(config, P, K, world)
     distances = []
     for _ in range(MEETINGS):
-        for _ in range(EVERY):
-            groups.update()
+        groups.train(EVERY)
         distances.append(groups.meet())
     return distances
 
@@ -128,10 +128,10 @@ def test_the_host_makes_no_difference_to_chance(config: Config) -> None:
     again = threads.run(1, lambda world: virtual_distances(noisy, world, 4, 1))[0]
     assert four == again
     groups = threads.run(1, lambda world: virtual_groups(noisy, 4, 1, world))[0]
-    groups.update()
+    groups.train(1)
     backwards = threads.run(1, lambda world: virtual_groups(noisy, 4, 1, world))[0]
     backwards.trainees = backwards.trainees[::-1]
-    backwards.update()
+    backwards.train(1)
     for one, other in zip(groups.trainees, backwards.trainees[::-1], strict=True):
         for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True):
             assert torch.equal(p, q)
@@ -143,7 +143,7 @@ def noisy() -> nn.Module:
 
 def test_models_stay_apart_after_a_meeting(config: Config) -> None:
     groups = threads.run(1, lambda world: virtual_groups(config, 2, 1, world))[0]
-    groups.update()
+    groups.train(1)
     groups.meet()
     one, other = (trainee.model for trainee in groups.trainees)
     assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
@@ -152,9 +152,85 @@ def test_models_stay_apart_after_a_meeting(config: Config) -> None:
     assert not torch.equal(next(one.parameters()), next(other.parameters()))
 
 
-def test_a_loss_that_is_not_finite(config: Config) -> None:
+def test_several_steps_at_once_are_as_many_steps(config: Config) -> None:
+    def trained(world: Transport, turns: list[int]) -> tuple[float, float]:
+        groups = virtual_groups(config, 3, 2, world)
+        losses = [groups.train(steps) * steps for steps in turns]
+        return sum(losses) / sum(turns), groups.meet()
+
+    (at_once,) = threads.run(1, trained, [5])
+    (one_by_one,) = threads.run(1, trained, [1, 1, 2, 1])
+    assert at_once[0] == pytest.approx(one_by_one[0])
+    assert at_once[1] == one_by_one[1]
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("elsewhere", [InMemory, OnDisk])
+def test_where_models_wait_makes_no_difference(
+    hosts: int, elsewhere: type, config: Config, tmp_path: Path
+) -> None:
+    config = replace(config, optimizer=replace(config.optimizer, build="AdamW", arguments={}))
+
+    def trained(world: Transport, idle: Idle) -> list[tuple[float, float, float]]:
+        groups = virtual_groups(config, 4, 1, world, idle=idle)
+        return [(groups.train(2), groups.meet(), groups.loss()) for _ in range(3)]
+
+    def place() -> Idle:
+        return OnDisk(tmp_path) if elsewhere is OnDisk else InMemory()
+
+    expected = threads.run(1, lambda world: trained(world, InMemory()))[0]
+    for found in threads.run(hosts, lambda world: trained(world, place())):
+        assert found == [pytest.approx(row, rel=1e-9) for row in expected]
+
+
+def test_idle_models_take_no_memory(config: Config, tmp_path: Path) -> None:
+    groups = threads.run(1, lambda world: virtual_groups(config, 2, 1, world, idle=OnDisk(tmp_path)))[0]
+    groups.train(1)
+    for trainee in groups.trainees:
+        assert sum(x.untyped_storage().nbytes() for x in trainee.tensors()) == 0
+        assert all(p.grad is None for p in trainee.model.parameters())
+    assert not list(tmp_path.glob("idle-*"))  # nothing to be left behind
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_loss_that_is_not_finite_is_heard_everywhere(hosts: int, config: Config) -> None:
+    def spoilt(world: Transport) -> str:
+        groups = virtual_groups(config, 2, 1, world)
+        if world.rank == world.size - 1:
+            with torch.no_grad():
+                next(groups.trainees[-1].model.parameters()).fill_(float("nan"))
+        with pytest.raises(DivergedError) as caught:
+            groups.train(2)
+        return str(caught.value)
+
+    for message in threads.run(hosts, spoilt):
+        assert message.startswith("the loss with 2 groups is nan")
+
+
+def test_the_averaged_model_is_the_mean_and_leaves_no_trace(config: Config) -> None:
     groups = threads.run(1, lambda world: virtual_groups(config, 2, 1, world))[0]
-    with torch.no_grad():
-        next(groups.trainees[1].model.parameters()).fill_(float("nan"))
-    with pytest.raises(UserError, match="the loss with 2 groups is nan"):
-        groups.update()
+    groups.train(2)
+    before = [{k: v.clone() for k, v in t.model.state_dict().items()} for t in groups.trainees]
+    with groups.averaged() as model:
+        assert not model.training
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                mean = (before[0][name] + before[1][name]) / 2
+                assert torch.allclose(value, mean, rtol=1e-12, atol=1e-12), name
+    for trainee, state in zip(groups.trainees, before, strict=True):
+        assert trainee.model.training
+        assert all(torch.equal(value, state[name]) for name, value in trainee.model.state_dict().items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("elsewhere", [InMemory, PinnedMemory, OnDisk])
+def test_on_a_gpu(elsewhere: type, config: Config, tmp_path: Path) -> None:
+    idle = OnDisk(tmp_path) if elsewhere is OnDisk else elsewhere()
+
+    def trained(world: Transport, idle: Idle, device: torch.device) -> list[tuple[float, float, float]]:
+        groups = virtual_groups(config, 4, 1, world, idle=idle, device=device)
+        return [(groups.train(2), groups.meet(), groups.loss()) for _ in range(3)]
+
+    expected = threads.run(1, trained, InMemory(), torch.device("cpu"))[0]
+    found = threads.run(1, trained, idle, torch.device("cuda"))[0]
+    assert found == [pytest.approx(row, rel=1e-6) for row in expected]

@@ -1,0 +1,180 @@
+"""Does the probe's P hold? The accuracy of P = 1 … 32 groups after some epochs, beside its verdict.
+
+    hpcsgd data convert digits DATA/digits.h5
+    hpcsgd data convert mnist FOLDER DATA/mnist.h5
+    hpcsgd data convert cifar10 ARCHIVE DATA/cifar10.h5
+    python benchmarks/probe_vs_accuracy.py --data DATA [--jobs NAME …] [--json FILE] [--plot FILE]
+
+The jobs are those of benchmarks/jobs. All P·K ranks are virtual, so this takes as many processes as asked for
+(--processes) and no MPI. --quick: a minute, of digits alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+from math import log2
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from harness import Goal, machine, print_goals, print_table, write_json
+from matplotlib.figure import Figure
+from virtual import GROUPS, accuracy, alone, in_processes, job, where
+
+from hpcsgd.data import Store, convert
+from hpcsgd.training.config import Config
+from hpcsgd.training.probing import plan_of, probe_config, setting
+from hpcsgd.training.virtual import virtual_groups
+from hpcsgd.transport import Transport
+from hpcsgd.tuning.replicas import DivergedError
+from hpcsgd.tuning.report import answer, to_json
+
+NAMES = ("digits_cnn", "mnist_cnn", "cifar10_resnet20")
+WITHIN = 0.005
+"""An accuracy so far below that of P = 1 is as good."""
+LONG = 200
+"""Epochs of the job whose cost that of the probe is compared with."""
+SHARE = 0.01
+KEPT = 60
+"""Distances of each training that go into the record."""
+
+
+def train(name: str, config: Config, P: int, seed: int, device: torch.device) -> dict[str, Any]:
+    """One whole training of P groups."""
+    per_epoch = -(-(len(Store(config.data.store, "train")) // P) // config.data.batch_size)
+    steps, every = config.training.epochs * per_epoch, config.method.arguments["every"]
+    row: dict[str, Any] = {"job": name, "P": P, "seed": seed, "accuracy": None, "diverged": None}
+    distances: list[float] = []
+    began = time.perf_counter()
+
+    def work(world: Transport) -> None:
+        groups = virtual_groups(replace(config, seed=seed), P, 1, world, device=device)
+        try:
+            for done in range(0, steps, every):
+                groups.train(min(every, steps - done))
+                distances.append(groups.meet())
+            row["accuracy"] = accuracy(groups, Store(config.data.store, "test"), device)
+        except DivergedError as error:
+            row["diverged"] = str(error)
+
+    alone(work)
+    seconds = time.perf_counter() - began
+    print(f"{name}, P = {P}, seed {seed}: {row['accuracy']} in {seconds:.0f} s", flush=True)
+    thinned = [round(D, 4) for D in distances[:: -(-len(distances) // KEPT)]]
+    return row | {"seconds": seconds, "meetings": len(distances), "distances": thinned}
+
+
+def probe(name: str, config: Config, seeds: int, device: torch.device) -> dict[str, Any]:
+    """The verdict, what it rests on and what it cost."""
+    plan = plan_of(config, Path(f"{name}.toml"), None, seeds)
+    found = alone(lambda world: probe_config(config, plan, world, device=device))
+    print(f"{name}: {answer(found)}", flush=True)
+    samples = len(Store(config.data.store, "train"))
+    return to_json(found, setting(config)) | {
+        "job": name,
+        "share_of_job": sum(row.samples for row in found.rows) / (LONG * samples),
+    }
+
+
+def largest_as_good(rows: list[dict[str, Any]]) -> int:
+    """The largest P whose mean accuracy over the seeds is within `WITHIN` of that of P = 1."""
+    accuracies = means(rows)
+    return max(P for P, value in accuracies.items() if value >= accuracies[1] - WITHIN)
+
+
+def means(rows: list[dict[str, Any]]) -> dict[int, float]:
+    """Over the seeds; a training that diverged got nothing right."""
+    return {P: mean(row["accuracy"] or 0.0 for row in rows if row["P"] == P) for P in GROUPS}
+
+
+def goals(name: str, probed: dict[str, Any], rows: list[dict[str, Any]]) -> list[Goal]:
+    apart = abs(log2(probed["P"]) - log2(largest_as_good(rows)))
+    return [
+        Goal(f"{name}: factors of 2 between the probe's P and the largest as good as P = 1", apart, 1),
+        Goal(f"{name}: samples of the probe over those of {LONG} epochs", probed["share_of_job"], SHARE),
+    ]
+
+
+def lines(probed: dict[str, Any], rows: list[dict[str, Any]]) -> list[list[object]]:
+    """The table of one job."""
+    D = {row["P"]: row["D"] for row in probed["rows"]}
+    rho = {g["to"]: g["rho"] for g in probed["growths"]}
+    chosen, good = probed["P"], largest_as_good(rows)
+    table = []
+    for P, value in means(rows).items():
+        of_seeds = [row["accuracy"] or 0.0 for row in rows if row["P"] == P]
+        spread = f"{min(of_seeds):.4f}–{max(of_seeds):.4f}"
+        notes = [note for note, holds in (("probe", chosen == P), ("largest as good", good == P)) if holds]
+        numbers = [f"{values[P]:.3g}" if values.get(P) else "" for values in (D, rho)]
+        table.append([probed["job"], P, f"{value:.4f}", spread, *numbers, ", ".join(notes)])
+    return table
+
+
+def draw(path: Path, probes: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+    """Accuracy against P, a panel a job, the probe's answer and the tolerance marked."""
+    figure = Figure(figsize=(4.5 * len(probes), 4), layout="constrained")
+    for axes, probed in zip(figure.subplots(1, len(probes), squeeze=False)[0], probes, strict=True):
+        mine = [row for row in rows if row["job"] == probed["job"]]
+        accuracies = means(mine)
+        axes.plot(
+            list(accuracies), list(accuracies.values()), "o-", label="averaged model, mean of the seeds"
+        )
+        axes.plot([row["P"] for row in mine], [row["accuracy"] or 0 for row in mine], "_", color="C0")
+        axes.axhspan(
+            accuracies[1] - WITHIN, max(accuracies.values()), color="0.9", label="within 0.5 points of P = 1"
+        )
+        axes.axvline(probed["P"], color="C3", ls="--", label=f"the probe's answer: {probed['P']}")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(GROUPS, map(str, GROUPS))
+        axes.set(xlabel="groups P", ylabel="test accuracy", title=probed["job"])
+        axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The accuracy of P groups beside the probe's verdict.")
+    parser.add_argument("--data", type=Path, default=Path(), help="the folder with the stores")
+    parser.add_argument("--jobs", nargs="+", default=NAMES, metavar="NAME")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    here = machine() | where(given.device)
+    overrides: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        if given.quick:
+            given.jobs, given.data, overrides = ["digits_cnn"], Path(folder), ["--training.epochs", "3"]
+            convert("digits", None, given.data / "digits.h5")
+        configs = {name: job(name, given.data, overrides) for name in given.jobs}
+        seeds = range(1, given.seeds + 1)
+        probes = [probe(name, config, given.seeds, given.device) for name, config in configs.items()]
+        tasks = [
+            partial(train, name, config, P, seed, given.device)
+            for name, config in configs.items()
+            for seed in seeds
+            for P in GROUPS
+        ]
+        rows = list(in_processes(given.processes, tasks))
+    rows.sort(key=lambda row: (row["job"], row["P"], row["seed"]))
+    found = [(probed, [row for row in rows if row["job"] == probed["job"]]) for probed in probes]
+    head = ["job", "P", "accuracy", "of the seeds", "D", "ρ", ""]
+    print_table([line for probed, mine in found for line in lines(probed, mine)], head)
+    reached = [goal for probed, mine in found for goal in goals(probed["job"], probed, mine)]
+    print_goals(reached)
+    if given.json:
+        write_json(given.json, [{"probes": probes}, *rows], reached, here)
+    if given.plot:
+        draw(given.plot, probes, rows)
+
+
+if __name__ == "__main__":
+    main()
