@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import h5py
 import torch
 
 from hpcsgd.data import Store
@@ -27,6 +28,19 @@ def job(name: str, data: Path, overrides: Sequence[str] = ()) -> Config:
     """The job file `name`, its store taken from the folder `data`."""
     store = data / f"{name.partition('_')[0]}.h5"
     return load(JOBS / f"{name}.toml", ["--data.store", str(store), *overrides])
+
+
+def first_images(source: Path, count: int, target: Path) -> Path:
+    """A store with only the first `count` images to train on, for machines on which all take too long."""
+    with h5py.File(source) as whole, h5py.File(target, "w") as part:
+        part.attrs.update(whole.attrs)
+        for name in ("train/x", "train/y", "test/x", "test/y"):
+            old: Any = whole[name]
+            rows = count if name.startswith("train") else len(old)
+            images = name.endswith("x")
+            chunks = (1, *old.shape[1:]) if images else None
+            part.create_dataset(name, data=old[:rows], chunks=chunks, fletcher32=images)
+    return target
 
 
 def alone(work: Callable[[Transport], Result]) -> Result:

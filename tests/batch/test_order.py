@@ -123,7 +123,8 @@ def test_a_job_that_slurm_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 def a_probe(folder: Path, P: int) -> Path:
     config = load(folder / "job.toml")
-    (folder / "probe.json").write_text(json.dumps({"P": P, "unclear": None, "rows": [], "setting": setting(config)}))
+    found = {"P": P, "unclear": None, "rows": [], "setting": setting(config)}
+    (folder / "probe.json").write_text(json.dumps(found))
     return Path("probe.json")
 
 
