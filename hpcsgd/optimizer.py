@@ -178,12 +178,13 @@ class DistributedOptimizer(optim.Optimizer):
         """Make every position's model from the chunks that each owns; collective over the group."""
         gather_chunks(self._step)
 
-    def take_up(self, t: int, groups: Sequence[Mapping[str, Any]], method: dict[str, Any]) -> None:
-        """Go on after `t` updates with these options of the param groups and this state of the method."""
+    def take_up(self, t: int, groups: Sequence[Mapping[str, Any]], method: dict[str, Any] | None) -> None:
+        """Go on after `t` updates with these options of the param groups and, if any, state of the method."""
         self._step.t = t
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
-        self.method.load_state_dict(method)
+        if method is not None:
+            self.method.load_state_dict(method)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after the wrapping: the flat vectors are laid out."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.graphs import Graph
 from hpcsgd.methods import Method
 from hpcsgd.topology import Job, form
 from hpcsgd.transport import Transport
@@ -75,6 +76,29 @@ def local_sgd(P: int, K: int, every: int, make: MakeOptimizer, steps: int) -> li
         if (t + 1) % every == 0:
             average(nets)
         history.append([vector(net) for net in nets])
+    return history
+
+
+def gossiped(
+    P: int,
+    K: int,
+    graph: Graph,
+    matrix: Callable[[Graph, int, int], Tensor],
+    make: MakeOptimizer,
+    steps: int,
+) -> list[list[Tensor]]:
+    """P single processes; after every step their parameters, as rows, are multiplied by the
+    matrix. Returns [step][group] → parameters."""
+    nets = [model() for _ in range(P)]
+    optimizers = [make(list(net.parameters())) for net in nets]
+    history = []
+    for t in range(steps):
+        for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            gathered_step(net, optimizer, t, range(g * K, (g + 1) * K))
+        mixed = matrix(graph, t, P) @ torch.stack([vector(net) for net in nets])
+        for net, row in zip(nets, mixed, strict=True):
+            nn.utils.vector_to_parameters(row.clone(), net.parameters())
+        history.append(list(mixed))
     return history
 
 

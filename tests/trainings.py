@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
 import hpcsgd
-from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, d_psgd, hierarchical, sgp
 from hpcsgd.topology import Job
 
 EVERY = 3
@@ -82,6 +82,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "bsp": bsp,
     "hierarchical": lambda: hierarchical(EVERY),
     "allreduce local SGD": lambda: allreduce_local_sgd(EVERY),
+    "sgp": sgp,
+    "d_psgd": d_psgd,
 }
 
 

@@ -7,20 +7,32 @@ from typing import Any
 
 from hpcsgd.averagers import Averaged, Reset, kept
 from hpcsgd.exchanges import AllToAll, ReduceScatter
+from hpcsgd.graphs import BipartiteExponential, Complete, Exponential, Ring, UndirectedExponential
 from hpcsgd.methods.bsp import bsp
+from hpcsgd.methods.d_psgd import d_psgd
 from hpcsgd.methods.hierarchical import allreduce_local_sgd, hierarchical
+from hpcsgd.methods.sgp import sgp
 from hpcsgd.step import Method
 
 METHODS: Mapping[str, Callable[..., Method]] = {
     "allreduce_local_sgd": allreduce_local_sgd,
     "bsp": bsp,
+    "d_psgd": d_psgd,
     "hierarchical": hierarchical,
+    "sgp": sgp,
 }
 
 PARTS: Mapping[str, Mapping[str, Any]] = {
     "exchange": {"alltoall": AllToAll(), "reduce_scatter": ReduceScatter()},
+    "graph": {
+        "bipartite_exponential": BipartiteExponential(),
+        "complete": Complete(),
+        "exponential": Exponential(),
+        "ring": Ring(),
+        "undirected_exponential": UndirectedExponential(),
+    },
     "moments": {"kept": kept, "averaged": Averaged, "reset": Reset},
 }
 """What the arguments of that name are called in a job file."""
 
-__all__ = ["METHODS", "PARTS", "Method", "allreduce_local_sgd", "bsp", "hierarchical"]
+__all__ = ["METHODS", "PARTS", "Method", "allreduce_local_sgd", "bsp", "d_psgd", "hierarchical", "sgp"]

@@ -14,6 +14,7 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.checkpoint import Checkpoints, capture, restore
 from hpcsgd.errors import JobError
+from hpcsgd.methods.sgp import PushSum
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
 from trainings import METHODS, OPTIMIZERS, Net, Training, two_groups
@@ -199,6 +200,33 @@ def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
     for saved, mine in run(4, restored):
         expected = {n: v for n, v in mean([saved[0], saved[2]]).items() if "running" not in n}
         assert_close({n: v for n, v in mine.items() if "running" not in n}, expected)
+
+
+def push_sum(training: Training) -> PushSum:
+    how = training.optimizer.method.how
+    assert isinstance(how, PushSum)
+    return how
+
+
+@pytest.mark.parametrize(("P", "K"), [(2, 2), (2, 1), (1, 2), (4, 1)])
+def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int, K: int) -> None:
+    """With as many groups, however they are cut; the mean that others start from has the weight 1."""
+
+    def weighted(world: Transport) -> None:
+        training = Training(form(world, groups=2), method="sgp")
+        push_sum(training).weight = 2.0 + training.optimizer.job.g
+        save(training, tmp_path)
+
+    def restored(world: Transport) -> float:
+        if world.rank == 0:
+            threads.run(4, weighted)
+        world.barrier()
+        training = Training(form(world, groups=P), method="sgp")
+        load(training, tmp_path)
+        return push_sum(training).weight
+
+    expected = [2.0 + rank // K if P == 2 else 1.0 for rank in range(P * K)]
+    assert run(P * K, restored) == expected
 
 
 def test_a_group_that_never_updated_a_parameter(run, tmp_path: Path) -> None:

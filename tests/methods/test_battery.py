@@ -11,10 +11,11 @@ from torch.utils._pytree import tree_map
 
 import hpcsgd
 from hpcsgd.exchanges import ReduceScatter
-from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
+from hpcsgd.graphs import Exponential, Ring, push_matrix, symmetric_matrix
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, d_psgd, hierarchical, sgp
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
-from references import MakeOptimizer, big_batch, distributed, local_sgd, one_step
+from references import MakeOptimizer, big_batch, distributed, gossiped, local_sgd, one_step
 from references import model as make_model
 
 EVERY = 3
@@ -26,6 +27,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "hierarchical": lambda: hierarchical(EVERY),
     "hierarchical by reduce-scatter": lambda: hierarchical(EVERY, ReduceScatter()),
     "allreduce local SGD": lambda: allreduce_local_sgd(EVERY),
+    "SGP": sgp,
+    "D-PSGD": d_psgd,
 }
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD": lambda params: optim.SGD(params, lr=0.1),
@@ -39,6 +42,10 @@ def expected(name: str, P: int, K: int, make: MakeOptimizer) -> list[list[Tensor
     """[step][group] → parameters."""
     if name.startswith("bsp"):
         return [[w] * P for w in big_batch(P * K, make, STEPS)]
+    if name == "SGP":
+        return gossiped(P, K, Exponential(), push_matrix, make, STEPS)
+    if name == "D-PSGD":
+        return gossiped(P, K, Ring(), symmetric_matrix, make, STEPS)
     return local_sgd(P, K, EVERY, make, STEPS)
 
 

@@ -1,0 +1,166 @@
+"""Who talks to whom when groups gossip, and the mixing matrices that follow.
+
+M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning, ICML 2019
+("the SGP paper" elsewhere), section 2 and appendix A. A graph of n nodes may change from step to step; every
+one here is right for every n, not only for powers of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hpcsgd.errors import UserError
+
+
+class Graph(Protocol):
+    """Nodes 0 … n−1 and whom each of them talks to in step t = 0, 1, …"""
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether all edges go both ways."""
+        ...
+
+    def period(self, n: int) -> int:
+        """After so many steps it begins again."""
+        ...
+
+    def peers(self, i: int, t: int, n: int) -> list[int]:
+        """Whom node i sends to in step t: never itself, nobody twice."""
+        ...
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Directed: node i sends to i + 2^k (mod n), `per_step` of the distances 2^0 … 2^⌊log2(n−1)⌋ in each
+    step, in turn."""
+
+    per_step: int = 1
+    symmetric = False
+
+    def __post_init__(self) -> None:
+        if self.per_step < 1:
+            raise UserError(f"peers = {self.per_step}: a group sends to at least 1 other in every step")
+
+    def period(self, n: int) -> int:
+        hops = len(_hops(n))
+        return hops // gcd(hops, self.per_step) if hops else 1
+
+    def peers(self, i: int, t: int, n: int) -> list[int]:
+        return [(i + hop) % n for hop in _in_turn(_hops(n), t, self.per_step)]
+
+
+@dataclass(frozen=True)
+class UndirectedExponential:
+    """Node i talks to i ± 2^k (mod n), one distance a step, in turn."""
+
+    symmetric = True
+
+    def period(self, n: int) -> int:
+        return max(len(_hops(n)), 1)
+
+    def peers(self, i: int, t: int, n: int) -> list[int]:
+        hops = _in_turn(_hops(n), t, 1)
+        return _others(i, [i + sign * hop for hop in hops for sign in (1, -1)], n)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Node i talks to i ± 1 (mod n)."""
+
+    symmetric = True
+
+    def period(self, n: int) -> int:
+        return 1
+
+    def peers(self, i: int, t: int, n: int) -> list[int]:
+        return _others(i, [i + 1, i - 1], n)
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Everybody talks to everybody."""
+
+    symmetric = True
+
+    def period(self, n: int) -> int:
+        return 1
+
+    def peers(self, i: int, t: int, n: int) -> list[int]:
+        return _others(i, [i + hop for hop in range(1, n)], n)
+
+
+@dataclass(frozen=True)
+class BipartiteExponential:
+    """Even nodes talk to odd ones only: the a-th even one to the odd ones number a + 2^k − 1, in turn.
+
+    Where n is odd, two even nodes share an odd one in every step.
+    """
+
+    symmetric = True
+
+    def period(self, n: int) -> int:
+        return max(len(_bipartite_hops(n)), 1)
+
+    def peers(self, i: int, t: int, n: int) -> list[int]:
+        odd = n // 2
+        if odd == 0:
+            return []
+        (hop,) = _in_turn(_bipartite_hops(n), t, 1)
+        if i % 2 == 0:
+            return [2 * ((i // 2 + hop) % odd) + 1]
+        return [even for even in range(0, n, 2) if (even // 2 + hop) % odd == i // 2]
+
+
+def senders(graph: Graph, i: int, t: int, n: int) -> list[int]:
+    """From whom node i receives in step t."""
+    return [j for j in range(n) if i in graph.peers(j, t, n)]
+
+
+def push_matrix(graph: Graph, t: int, n: int) -> Tensor:
+    """P of step t, float64 [n, n]: column i says how node i splits itself, evenly over itself and its peers.
+
+    Column-stochastic, so that Σ_i x_i stays as it is (the SGP paper, section 2).
+    """
+    matrix = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        peers = graph.peers(i, t, n)
+        matrix[[i, *peers], i] = 1 / (len(peers) + 1)
+    return matrix
+
+
+def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
+    """W of step t, float64 [n, n], by Metropolis' rule: w_ij = 1 / (1 + the larger of both degrees).
+
+    Symmetric and doubly stochastic, whether or not all nodes have as many neighbours.
+    """
+    neighbours = [graph.peers(i, t, n) for i in range(n)]
+    matrix = torch.zeros(n, n, dtype=torch.float64)
+    for i, mine in enumerate(neighbours):
+        for j in mine:
+            matrix[i, j] = 1 / (1 + max(len(mine), len(neighbours[j])))
+        matrix[i, i] = 1 - matrix[i].sum()
+    return matrix
+
+
+def _hops(n: int) -> list[int]:
+    """2^0, 2^1, … up to the largest that is at most n − 1."""
+    return [1 << k for k in range((n - 1).bit_length())]
+
+
+def _bipartite_hops(n: int) -> list[int]:
+    """2^k − 1, as far as they lead to different odd nodes."""
+    return [hop - 1 for hop in [1 << k for k in range(n.bit_length())] if hop <= n // 2]
+
+
+def _in_turn(hops: list[int], t: int, count: int) -> list[int]:
+    count = min(count, len(hops))
+    return [hops[(t * count + k) % len(hops)] for k in range(count)]
+
+
+def _others(i: int, nodes: list[int], n: int) -> list[int]:
+    return [j for j in dict.fromkeys(node % n for node in nodes) if j != i]

@@ -1,0 +1,65 @@
+"""Decentralized parallel SGD: every group averages with its neighbours after every step.
+
+X. Lian, C. Zhang, H. Zhang, C.-J. Hsieh, W. Zhang, J. Liu: Can Decentralized Algorithms Outperform
+Centralized Algorithms?, NeurIPS 2017, algorithm 1: x_i ← Σ_j w_ij x_j with a symmetric, doubly stochastic W
+over an undirected graph.
+
+Difference from the paper: it mixes what the groups had before the update and applies the gradient to the
+result; here they mix after the update, as in SGP, which it is compared with.
+"""
+
+from __future__ import annotations
+
+from hpcsgd.averagers.parcel import Parcel
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.graphs import Graph, Ring, symmetric_matrix
+from hpcsgd.schedules import Every
+from hpcsgd.step import Exchange, Method, Step
+
+
+class Neighbours:
+    """x_i ← Σ_j w_ij x_j over an undirected graph, chunk by chunk."""
+
+    shards = True
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._rows: dict[int, dict[int, float]] = {}
+        self._sent: Parcel | None = None
+        self._received: dict[int, Parcel] = {}
+
+    def before_update(self, s: Step) -> None:
+        pass
+
+    def __call__(self, s: Step) -> None:
+        row = self._row(s)
+        self._sent = self._sent or Parcel(s.buckets)
+        self._sent.pack(s.buckets, 1.0)
+        for j in row.keys() - self._received.keys() - {s.job.g}:
+            self._received[j] = Parcel(s.buckets)
+        arrived = {j: self._received[j] for j in row if j != s.job.g}
+        outgoing = dict.fromkeys(arrived, self._sent.bytes)
+        s.job.cross.exchange(outgoing, {j: parcel.bytes for j, parcel in arrived.items()}).wait()
+        for b in s.buckets:
+            b.own.mul_(row[s.job.g])
+        for j, parcel in arrived.items():
+            parcel.add_to(s.buckets, row[j])
+
+    def _row(self, s: Step) -> dict[int, float]:
+        """w_ij of this group i and every neighbour j, itself included, in the order of j."""
+        t = (s.t - 1) % self.graph.period(s.job.P)
+        if t not in self._rows:
+            row = symmetric_matrix(self.graph, t, s.job.P)[s.job.g].tolist()
+            self._rows[t] = {j: w for j, w in enumerate(row) if w > 0 or j == s.job.g}
+        return self._rows[t]
+
+
+def d_psgd(
+    graph: Graph = Ring(),  # noqa: B008 - frozen
+    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+) -> Method:
+    """Symmetric gossip after every step, with both neighbours on a ring unless another `graph` is given."""
+    if not graph.symmetric:
+        raise UserError(f"graph = {graph}: neighbours average with each other, so edges have to go both ways")
+    return Method(exchange=exchange, when=Every(1), how=Neighbours(graph))
