@@ -71,7 +71,8 @@ def distances(
             row["diverged"] = str(error)
 
     alone(work)
-    print(f"P = {P}, {way}, seed {seed}: {time.perf_counter() - began:.0f} s", flush=True)
+    told = " ".join(f"{D:.3f}" for D in row["distances"][-at_full_rate:])
+    print(f"P = {P}, {way}, seed {seed}: {time.perf_counter() - began:.0f} s, D = {told}", flush=True)
     return row | {"at_full_rate": at_full_rate, "seconds": round(time.perf_counter() - began, 1)}
 
 

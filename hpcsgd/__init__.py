@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hpcsgd.data import Sampler
     from hpcsgd.errors import JobError, UserError
     from hpcsgd.lr import WarmUp, lr_scale
-    from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
+    from hpcsgd.methods import Method, allreduce_local_sgd, bsp, d_psgd, hierarchical, osgp, sgp
     from hpcsgd.optimizer import DistributedOptimizer
     from hpcsgd.topology import Job, init
     from hpcsgd.tuning.own import probe
@@ -29,10 +29,13 @@ _HOMES = {
     "WarmUp": "lr",
     "allreduce_local_sgd": "methods",
     "bsp": "methods",
+    "d_psgd": "methods",
     "hierarchical": "methods",
     "init": "topology",
     "lr_scale": "lr",
+    "osgp": "methods",
     "probe": "tuning.own",
+    "sgp": "methods",
 }
 
 __all__ = [
@@ -45,10 +48,13 @@ __all__ = [
     "WarmUp",
     "allreduce_local_sgd",
     "bsp",
+    "d_psgd",
     "hierarchical",
     "init",
     "lr_scale",
+    "osgp",
     "probe",
+    "sgp",
 ]
 
 

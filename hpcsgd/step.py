@@ -19,7 +19,7 @@ from hpcsgd.topology import Job
 class Stateful(Protocol):
     """A part of a method with a memory: all that a restart needs beside parameters and moments.
 
-    It is a group's, the same on all its positions. Another number of groups starts without it.
+    Every rank has its own; another P × K starts without it.
     """
 
     def state_dict(self) -> dict[str, Any]: ...

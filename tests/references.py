@@ -86,20 +86,37 @@ def gossiped(
     matrix: Callable[[Graph, int, int], Tensor],
     make: MakeOptimizer,
     steps: int,
+    staleness: int = 0,
 ) -> list[list[Tensor]]:
-    """P single processes; after every step their parameters, as rows, are multiplied by the
-    matrix. Returns [step][group] → parameters."""
+    """P single processes; after every update their x and w, as rows, are multiplied by the matrix.
+
+    What a row gets from others it gets `staleness` steps later. Returns [step][group] → z = x / w.
+    """
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
-    history = []
+    w = torch.ones(P, 1, dtype=torch.float64)
+    under_way, history = [], []
     for t in range(steps):
         for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
-            gathered_step(net, optimizer, t, range(g * K, (g + 1) * K))
-        mixed = matrix(graph, t, P) @ torch.stack([vector(net) for net in nets])
-        for net, row in zip(nets, mixed, strict=True):
-            nn.utils.vector_to_parameters(row.clone(), net.parameters())
-        history.append(list(mixed))
+            gathered_gradient(net, optimizer, t, range(g * K, (g + 1) * K))
+            set_vector(net, vector(net) * w[g])
+            optimizer.step()
+        x, mixing = torch.stack([vector(net) for net in nets]), matrix(graph, t, P)
+        kept = mixing.diag().view(P, 1)
+        given = mixing - mixing.diag().diag()
+        under_way.append((given @ x, given @ w))
+        x, w = kept * x, kept * w
+        if len(under_way) > staleness:
+            late_x, late_w = under_way.pop(0)
+            x, w = x + late_x, w + late_w
+        history.append(list(x / w))
+        for net, z in zip(nets, history[-1], strict=True):
+            set_vector(net, z)
     return history
+
+
+def set_vector(net: nn.Module, values: Tensor) -> None:
+    nn.utils.vector_to_parameters(values.clone(), net.parameters())
 
 
 def big_batch(N: int, make: MakeOptimizer, steps: int) -> list[Tensor]:
@@ -108,10 +125,14 @@ def big_batch(N: int, make: MakeOptimizer, steps: int) -> list[Tensor]:
 
 
 def gathered_step(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> None:
+    gathered_gradient(net, optimizer, t, ranks)
+    optimizer.step()
+
+
+def gathered_gradient(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> None:
     batches = [batch(t, rank) for rank in ranks]
     optimizer.zero_grad()
     loss(net, torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])).backward()
-    optimizer.step()
 
 
 def average(nets: list[nn.Module]) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
 import hpcsgd
-from hpcsgd.methods import Method, allreduce_local_sgd, bsp, d_psgd, hierarchical, sgp
+from hpcsgd.graphs import Ring
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, d_psgd, hierarchical, osgp, sgp
 from hpcsgd.topology import Job
 
 EVERY = 3
@@ -83,6 +84,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "hierarchical": lambda: hierarchical(EVERY),
     "allreduce local SGD": lambda: allreduce_local_sgd(EVERY),
     "sgp": sgp,
+    "osgp": lambda: osgp(2, graph=Ring()),
     "d_psgd": d_psgd,
 }
 

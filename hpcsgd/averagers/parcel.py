@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,31 +13,39 @@ _ALIGNED = 8  # bytes: of the largest element
 
 
 class Parcel:
-    """Room for the chunk `own` of every bucket, and a weight. `bytes`, uint8, is what travels."""
+    """`bytes`, uint8, is what travels: a float64, then the chunk `own` of every bucket, 8-aligned."""
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
-        sizes = [b.own.numel() * b.own.element_size() for b in buckets]
-        starts = [_ALIGNED]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
-        self.bytes = torch.zeros(starts[-1], dtype=torch.uint8)
-        self.chunks: list[Tensor] = [
-            self.bytes[start : start + size].view(b.own.dtype)
-            for b, start, size in zip(buckets, starts, sizes, strict=False)
-        ]
-        self._weight = self.bytes[:_ALIGNED].view(torch.float64)
+    def __init__(self, content: Tensor) -> None:
+        self.bytes = content
+        self._weight = content[:_ALIGNED].view(torch.float64)
+
+    @classmethod
+    def for_chunks(cls, buckets: Sequence[Bucket]) -> Parcel:
+        """Room for as much as these buckets own."""
+        return cls(torch.zeros(_ALIGNED + sum(map(_room, buckets)), dtype=torch.uint8))
 
     @property
     def weight(self) -> float:
         return self._weight.item()
 
-    def pack(self, buckets: Sequence[Bucket], share: float, weight: float = 1.0) -> None:
+    def pack(self, buckets: Sequence[Bucket], share: float = 1.0, weight: float = 1.0) -> None:
         """`share` of every own chunk and of `weight`."""
-        for chunk, b in zip(self.chunks, buckets, strict=True):
+        for b, chunk in self._chunks(buckets):
             torch.mul(b.own, share, out=chunk)
         self._weight.fill_(share * weight)
 
     def add_to(self, buckets: Sequence[Bucket], factor: float = 1.0) -> None:
         """own += factor · chunk."""
-        for chunk, b in zip(self.chunks, buckets, strict=True):
+        for b, chunk in self._chunks(buckets):
             b.own.add_(chunk, alpha=factor)
+
+    def _chunks(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, Tensor]]:
+        start = _ALIGNED
+        for b in buckets:
+            size = b.own.numel() * b.own.element_size()
+            yield b, self.bytes[start : start + size].view(b.own.dtype)
+            start += _room(b)
+
+
+def _room(b: Bucket) -> int:
+    return -(-b.own.numel() * b.own.element_size() // _ALIGNED) * _ALIGNED

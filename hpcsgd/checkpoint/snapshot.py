@@ -57,7 +57,7 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
     same = (saved.P, saved.K) == (job.P, job.K)
     with job.together("reading a checkpoint"):
         first = saved.rank_file(0, 0)
-        mine = saved.rank_file(job.g if saved.P == job.P else 0, job.j if same else 0)
+        mine = saved.rank_file(job.g, job.j) if same else first
         with _opened([mine]) as (file,):
             found = tree.items(file)
             _require_same(saved, tree.read(found["outline"]), _outline(optimizer))
@@ -67,7 +67,7 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
         _restore_buffers([mine] if same else list(_all_files(saved)), optimizer.model)
         with _opened([first]) as (file,):
             _copy_into(dict(_frozen(optimizer)), tree.read(tree.items(file)["frozen"]))
-        optimizer.take_up(state["t"], state["groups"], state["method"] if saved.P == job.P else None)
+        optimizer.take_up(state["t"], state["groups"], state["method"] if same else None)
     optimizer.gather_parameters()
     return shared, own if same else None
 

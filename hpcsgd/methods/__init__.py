@@ -11,7 +11,7 @@ from hpcsgd.graphs import BipartiteExponential, Complete, Exponential, Ring, Und
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.d_psgd import d_psgd
 from hpcsgd.methods.hierarchical import allreduce_local_sgd, hierarchical
-from hpcsgd.methods.sgp import sgp
+from hpcsgd.methods.sgp import osgp, sgp
 from hpcsgd.step import Method
 
 METHODS: Mapping[str, Callable[..., Method]] = {
@@ -19,6 +19,7 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "bsp": bsp,
     "d_psgd": d_psgd,
     "hierarchical": hierarchical,
+    "osgp": osgp,
     "sgp": sgp,
 }
 
@@ -35,4 +36,14 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 }
 """What the arguments of that name are called in a job file."""
 
-__all__ = ["METHODS", "PARTS", "Method", "allreduce_local_sgd", "bsp", "d_psgd", "hierarchical", "sgp"]
+__all__ = [
+    "METHODS",
+    "PARTS",
+    "Method",
+    "allreduce_local_sgd",
+    "bsp",
+    "d_psgd",
+    "hierarchical",
+    "osgp",
+    "sgp",
+]

@@ -34,10 +34,10 @@ class Neighbours:
 
     def __call__(self, s: Step) -> None:
         row = self._row(s)
-        self._sent = self._sent or Parcel(s.buckets)
-        self._sent.pack(s.buckets, 1.0)
+        self._sent = self._sent or Parcel.for_chunks(s.buckets)
+        self._sent.pack(s.buckets)
         for j in row.keys() - self._received.keys() - {s.job.g}:
-            self._received[j] = Parcel(s.buckets)
+            self._received[j] = Parcel.for_chunks(s.buckets)
         arrived = {j: self._received[j] for j in row if j != s.job.g}
         outgoing = dict.fromkeys(arrived, self._sent.bytes)
         s.job.cross.exchange(outgoing, {j: parcel.bytes for j, parcel in arrived.items()}).wait()

@@ -11,10 +11,15 @@ algorithm 1. Node i holds a biased x_i, a weight w_i, at first 1, and z_i = x_i 
 The paper's node is a group here, and each of its K positions gossips the chunk that it owns: M/K a link.
 The model's parameters are z_i. Weight decay acts on x_i. Over the graphs of the paper every w_i stays 1; it
 travels all the same, since a graph that is not regular, or a message that is late, changes it.
+
+τ-overlap SGP sends without waiting and takes in what was sent τ steps ago; all messages are τ steps late, as
+in the paper's 1-OSGP, so that a run has the same bits again.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpcsgd.averagers.parcel import Parcel
@@ -23,19 +28,43 @@ from hpcsgd.exchanges import AllToAll
 from hpcsgd.graphs import Exponential, Graph, senders
 from hpcsgd.schedules import Every
 from hpcsgd.step import Exchange, Method, Step
+from hpcsgd.transport import Transport, Work
+
+
+@dataclass
+class Round:
+    """What came from the others in one step, once `work` is done, and what went to them."""
+
+    arriving: list[Parcel]
+    sent: list[Parcel] = field(default_factory=list)
+    work: Work | None = None
+
+    def wait(self) -> list[Parcel]:
+        if self.work is not None:
+            self.work.wait()
+        return self.arriving
 
 
 class PushSum:
-    """Lines 2 to 4 beside the optimizer's update: x ← P_t x, w ← P_t w with a column-stochastic P_t."""
+    """Lines 2 to 4 beside the optimizer's update: x ← P_t x, w ← P_t w with a column-stochastic P_t.
+
+    What the others sent is taken in `staleness` (τ) steps later; so many rounds are under way at most.
+    """
 
     shards = True
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, staleness: int = 0) -> None:
+        if staleness < 0:
+            raise UserError(
+                f"staleness = {staleness}: messages are used 0 or more steps after they were sent"
+            )
         self.graph = graph
+        self.staleness = staleness
         self.weight = 1.0
         """w_i of this group."""
-        self._sent: Parcel | None = None
-        self._received: list[Parcel] = []
+        self._under_way: deque[Round] = deque()
+        self._spare: list[Parcel] = []
+        self._link: Transport | None = None
 
     def before_update(self, s: Step) -> None:
         """What is updated is x_i = w_i·z_i."""
@@ -44,33 +73,46 @@ class PushSum:
                 b.w.mul_(self.weight)
 
     def __call__(self, s: Step) -> None:
-        t, i, n = s.t - 1, s.job.g, s.job.P
-        peers, sources = self.graph.peers(i, t, n), senders(self.graph, i, t, n)
-        share = 1 / (len(peers) + 1)
-        parcel, arrived = self._room(s, len(sources))
-        parcel.pack(s.buckets, share, self.weight)
-        incoming = {j: room.bytes for j, room in zip(sources, arrived, strict=True)}
-        s.job.cross.exchange(dict.fromkeys(peers, parcel.bytes), incoming).wait()
-        for b, chunk in zip(s.buckets, parcel.chunks, strict=True):
-            b.own.copy_(chunk)
-        self.weight = parcel.weight
-        for theirs in arrived:
-            theirs.add_to(s.buckets)
-            self.weight += theirs.weight
+        self._under_way.append(self._send(s))
+        if len(self._under_way) > self.staleness:
+            self._take_in(s, self._under_way.popleft())
         if self.weight != 1:
             for b in s.buckets:
                 b.own.div_(self.weight)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"weight": self.weight}
+        """With the messages under way, which it waits for."""
+        arrived = [[parcel.bytes for parcel in sent.wait()] for sent in self._under_way]
+        return {"weight": self.weight, "under_way": arrived}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.weight = state["weight"]
+        self._under_way = deque(Round([Parcel(x.clone()) for x in arrived]) for arrived in state["under_way"])
 
-    def _room(self, s: Step, arriving: int) -> tuple[Parcel, list[Parcel]]:
-        self._sent = self._sent or Parcel(s.buckets)
-        self._received += [Parcel(s.buckets) for _ in range(arriving - len(self._received))]
-        return self._sent, self._received[:arriving]
+    def _send(self, s: Step) -> Round:
+        """Give away all but the own share."""
+        t, i, n = s.t - 1, s.job.g, s.job.P
+        peers, sources = self.graph.peers(i, t, n), senders(self.graph, i, t, n)
+        share = 1 / (len(peers) + 1)
+        sent, arriving = self._room(s), [self._room(s) for _ in sources]
+        sent.pack(s.buckets, share, self.weight)
+        self.weight *= share
+        for b in s.buckets:
+            b.own.mul_(share)
+        if self._link is None:
+            self._link = s.job.cross.apart() if self.staleness else s.job.cross
+        incoming = {j: parcel.bytes for j, parcel in zip(sources, arriving, strict=True)}
+        work = self._link.exchange(dict.fromkeys(peers, sent.bytes), incoming)
+        return Round(arriving, [sent], work)
+
+    def _take_in(self, s: Step, sent: Round) -> None:
+        for theirs in sent.wait():
+            theirs.add_to(s.buckets)
+            self.weight += theirs.weight
+        self._spare += sent.arriving + sent.sent
+
+    def _room(self, s: Step) -> Parcel:
+        return self._spare.pop() if self._spare else Parcel.for_chunks(s.buckets)
 
 
 def sgp(
@@ -80,8 +122,17 @@ def sgp(
 ) -> Method:
     """Push-sum gossip after every step, over the directed exponential graph with `peers` at a time (1), or
     over another `graph`. A group sends `peers`·M/K elements a rank and step."""
+    return osgp(0, peers, graph, exchange)
+
+
+def osgp(
+    staleness: int,
+    peers: int | None = None,
+    graph: Graph | None = None,
+    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+) -> Method:
+    """The same, but messages travel during the next `staleness` (τ) steps; with 0 it is `sgp`."""
     if graph is not None and peers is not None:
         raise UserError(f"peers = {peers} and a graph: peers is of the exponential graph, give one of them")
-    return Method(
-        exchange=exchange, when=Every(1), how=PushSum(graph or Exponential(1 if peers is None else peers))
-    )
+    how = PushSum(graph or Exponential(1 if peers is None else peers), staleness)
+    return Method(exchange=exchange, when=Every(1), how=how)

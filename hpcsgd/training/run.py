@@ -21,6 +21,7 @@ from hpcsgd.training.loop import Loop
 from hpcsgd.training.metrics import Metrics, read
 from hpcsgd.training.probing import take_answer
 from hpcsgd.training.process import keep_freed_memory, use_threads
+from hpcsgd.training.promise import Promise
 from hpcsgd.training.report import summary, summary_text
 from hpcsgd.training.stopping import STOPPED, Stopping
 from hpcsgd.transport import leave_together
@@ -61,21 +62,28 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     parts = assemble(config, job, str(path))
     with ExitStack() as open_files:
         _open_folder(config, job, resume, open_files)
-        log.info("%d groups of %d ranks, %d steps an epoch", job.P, job.K, parts.steps_per_epoch)
-        checkpoints = Checkpoints(config.run.folder / "checkpoints", job)
-        loop = Loop(config, parts, checkpoints, stopping)
-        if resume:
-            _go_on(parts, checkpoints, loop)
-        if job.rank == 0:
-            loop.promise = promise
-            loop.metrics = open_files.enter_context(
-                Metrics(config.run.folder / "metrics.jsonl", resumed_step=parts.optimizer.t)
-            )
-        return _train(config, parts, loop)
+        return _train(config, parts, stopping, resume, open_files, promise)
 
 
-def _train(config: Config, parts: Assembly, loop: Loop) -> str | None:
+def _train(
+    config: Config,
+    parts: Assembly,
+    stopping: Stopping,
+    resume: bool,
+    open_files: ExitStack,
+    promise: Promise | None = None,
+) -> str | None:
     job = parts.optimizer.job
+    log.info("%d groups of %d ranks, %d steps an epoch", job.P, job.K, parts.steps_per_epoch)
+    checkpoints = Checkpoints(config.run.folder / "checkpoints", job)
+    loop = Loop(config, parts, checkpoints, stopping)
+    if resume:
+        _go_on(parts, checkpoints, loop)
+    if job.rank == 0:
+        loop.promise = promise
+        loop.metrics = open_files.enter_context(
+            Metrics(config.run.folder / "metrics.jsonl", resumed_step=parts.optimizer.t)
+        )
     reason = loop.train()
     if reason is None:
         _save_model(config.run.folder, parts)

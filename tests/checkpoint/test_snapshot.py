@@ -210,7 +210,7 @@ def push_sum(training: Training) -> PushSum:
 
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (2, 1), (1, 2), (4, 1)])
 def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int, K: int) -> None:
-    """With as many groups, however they are cut; the mean that others start from has the weight 1."""
+    """On the same P × K; models that others start from have the weight 1."""
 
     def weighted(world: Transport) -> None:
         training = Training(form(world, groups=2), method="sgp")
@@ -225,7 +225,7 @@ def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int
         load(training, tmp_path)
         return push_sum(training).weight
 
-    expected = [2.0 + rank // K if P == 2 else 1.0 for rank in range(P * K)]
+    expected = [2.0 + rank // K if (P, K) == (2, 2) else 1.0 for rank in range(P * K)]
     assert run(P * K, restored) == expected
 
 

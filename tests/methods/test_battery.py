@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 import hpcsgd
 from hpcsgd.exchanges import ReduceScatter
 from hpcsgd.graphs import Exponential, Ring, push_matrix, symmetric_matrix
-from hpcsgd.methods import Method, allreduce_local_sgd, bsp, d_psgd, hierarchical, sgp
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, d_psgd, hierarchical, osgp, sgp
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from references import MakeOptimizer, big_batch, distributed, gossiped, local_sgd, one_step
@@ -28,6 +28,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "hierarchical by reduce-scatter": lambda: hierarchical(EVERY, ReduceScatter()),
     "allreduce local SGD": lambda: allreduce_local_sgd(EVERY),
     "SGP": sgp,
+    "2-OSGP": lambda: osgp(2),
     "D-PSGD": d_psgd,
 }
 OPTIMIZERS: dict[str, MakeOptimizer] = {
@@ -44,6 +45,8 @@ def expected(name: str, P: int, K: int, make: MakeOptimizer) -> list[list[Tensor
         return [[w] * P for w in big_batch(P * K, make, STEPS)]
     if name == "SGP":
         return gossiped(P, K, Exponential(), push_matrix, make, STEPS)
+    if name == "2-OSGP":
+        return gossiped(P, K, Exponential(), push_matrix, make, STEPS, staleness=2)
     if name == "D-PSGD":
         return gossiped(P, K, Ring(), symmetric_matrix, make, STEPS)
     return local_sgd(P, K, EVERY, make, STEPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -19,25 +20,26 @@ from hpcsgd.graphs import (
     push_matrix,
     symmetric_matrix,
 )
-from hpcsgd.methods import Method, bsp, d_psgd, sgp
+from hpcsgd.methods import Method, bsp, d_psgd, osgp, sgp
 from hpcsgd.methods.sgp import PushSum
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
 from methods.test_battery import OPTIMIZERS
-from references import distributed, gathered_step, gossiped, model, vector
+from references import distributed, gathered_step, gossiped, model, one_step, vector
 from trainings import Rows
 
 STEPS = 7
 SHAPES = [(2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2), (2, 4), (8, 1)]
 
-METHODS: dict[str, tuple[Callable[[], Method], Graph, Callable[[Graph, int, int], Tensor]]] = {
-    "SGP": (sgp, Exponential(), push_matrix),
-    "SGP with two peers": (lambda: sgp(peers=2), Exponential(2), push_matrix),
-    "SGP on a ring": (lambda: sgp(graph=Ring()), Ring(), push_matrix),
-    "D-PSGD": (d_psgd, Ring(), symmetric_matrix),
+METHODS: dict[str, tuple[Callable[[], Method], Graph, Callable[[Graph, int, int], Tensor], int]] = {
+    "SGP": (sgp, Exponential(), push_matrix, 0),
+    "SGP with two peers": (lambda: sgp(peers=2), Exponential(2), push_matrix, 0),
+    "SGP on a ring": (lambda: sgp(graph=Ring()), Ring(), push_matrix, 0),
+    "1-OSGP": (lambda: osgp(1), Exponential(), push_matrix, 1),
+    "3-OSGP with two peers": (lambda: osgp(3, peers=2), Exponential(2), push_matrix, 3),
+    "D-PSGD": (d_psgd, Ring(), symmetric_matrix, 0),
     "D-PSGD, exponential": (
-        lambda: d_psgd(UndirectedExponential()), UndirectedExponential(), symmetric_matrix
-    ),
+        lambda: d_psgd(UndirectedExponential()), UndirectedExponential(), symmetric_matrix, 0),
 }  # fmt: skip
 
 
@@ -46,9 +48,9 @@ METHODS: dict[str, tuple[Callable[[], Method], Graph, Callable[[Graph, int, int]
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_the_mixing_matrix(run, method: str, P: int, K: int, optimizer: str) -> None:
     make = OPTIMIZERS[optimizer]
-    new, graph, matrix = METHODS[method]
+    new, graph, matrix, staleness = METHODS[method]
     ranks = run(P * K, lambda world: distributed(world, P, new(), make, STEPS))
-    for t, groups in enumerate(gossiped(P, K, graph, matrix, make, STEPS)):
+    for t, groups in enumerate(gossiped(P, K, graph, matrix, make, STEPS, staleness)):
         for rank, history in enumerate(ranks):
             torch.testing.assert_close(history[t], groups[rank // K], rtol=0, atol=1e-12)
 
@@ -113,6 +115,41 @@ def test_exactly_after_log2_P_steps(run, P: int, K: int) -> None:
         torch.testing.assert_close(z, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (4, 2)])
+def test_on_time_it_is_the_same_bits(run, P: int, K: int) -> None:
+    make = OPTIMIZERS["momentum"]
+    plain = run(P * K, lambda world: distributed(world, P, sgp(), make, STEPS))
+    overlapped = run(P * K, lambda world: distributed(world, P, osgp(0), make, STEPS))
+    for mine, theirs in zip(plain, overlapped, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def slow_start(world: Transport, staleness: int) -> list[float]:
+    """When this rank began each step, in seconds; the last rank sleeps before its first."""
+    job = form(world, groups=world.size)
+    net = model()
+    optimizer = hpcsgd.DistributedOptimizer(
+        optim.SGD(net.parameters(), lr=0.1), net, job, osgp(staleness, graph=Ring())
+    )
+    one_step(net, optimizer, job, 0)
+    world.barrier()
+    start, times = time.perf_counter(), []
+    if world.rank == world.size - 1:
+        time.sleep(1.0)
+    for t in range(1, 5):
+        one_step(net, optimizer, job, t)
+        times.append(time.perf_counter() - start)
+    return times
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 3])
+def test_a_slow_group_holds_up_the_others_only_after_so_many_steps(run, staleness: int) -> None:
+    """Each of two groups has sent one round ahead, so that the other may go so many rounds further."""
+    waiting, _ = run(2, lambda world: slow_start(world, staleness))
+    ahead = [t for t in waiting if t < 0.9]
+    assert len(ahead) == staleness
+
+
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (4, 2)])
 def test_bytes_of_a_step(run, P: int, K: int) -> None:
     """A chunk and a weight to every peer."""
@@ -159,3 +196,5 @@ def test_refusals() -> None:
         d_psgd(Exponential())
     with pytest.raises(UserError, match="peers = 0"):
         sgp(peers=0)
+    with pytest.raises(UserError, match="staleness = -1"):
+        osgp(-1)
