@@ -14,7 +14,19 @@ if TYPE_CHECKING:
     from hpcsgd.data import Sampler
     from hpcsgd.errors import JobError, UserError
     from hpcsgd.lr import WarmUp, lr_scale
-    from hpcsgd.methods import Method, allreduce_local_sgd, bsp, d_psgd, hierarchical, osgp, sgp
+    from hpcsgd.methods import (
+        Method,
+        ad_psgd,
+        allreduce_local_sgd,
+        async_sgd,
+        bsp,
+        d_psgd,
+        hierarchical,
+        osgp,
+        sgp,
+        ssp,
+        switch,
+    )
     from hpcsgd.optimizer import DistributedOptimizer
     from hpcsgd.topology import Job, init
     from hpcsgd.tuning.own import probe
@@ -27,7 +39,9 @@ _HOMES = {
     "Sampler": "data",
     "UserError": "errors",
     "WarmUp": "lr",
+    "ad_psgd": "methods",
     "allreduce_local_sgd": "methods",
+    "async_sgd": "methods",
     "bsp": "methods",
     "d_psgd": "methods",
     "hierarchical": "methods",
@@ -36,6 +50,8 @@ _HOMES = {
     "osgp": "methods",
     "probe": "tuning.own",
     "sgp": "methods",
+    "ssp": "methods",
+    "switch": "methods",
 }
 
 __all__ = [
@@ -46,7 +62,9 @@ __all__ = [
     "Sampler",
     "UserError",
     "WarmUp",
+    "ad_psgd",
     "allreduce_local_sgd",
+    "async_sgd",
     "bsp",
     "d_psgd",
     "hierarchical",
@@ -55,6 +73,8 @@ __all__ = [
     "osgp",
     "probe",
     "sgp",
+    "ssp",
+    "switch",
 ]
 
 

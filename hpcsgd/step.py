@@ -22,7 +22,9 @@ class Stateful(Protocol):
     Every rank has its own; another P × K starts without it.
     """
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Collective: messages under way are waited for."""
+        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -40,6 +42,11 @@ class Step:
     """Learning rate of the first param group in this step."""
     notes: dict[str, float] = field(default_factory=dict)
     """What a method has to report of this step (the distance at a meeting, …), for metrics."""
+
+    @property
+    def owned(self) -> list[Tensor]:
+        """The chunks `own`: this position's part of the model."""
+        return [b.own for b in self.buckets]
 
 
 class Moments(Protocol):
@@ -103,13 +110,14 @@ class Method:
     how: Averager
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the parts that have one, by their role."""
-        return {role: part.state_dict() for role, part in self._stateful()}
+        """The state of the parts that have one, by their role; collective."""
+        return {role: part.state_dict() for role, part in self.stateful().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for role, part in self._stateful():
+        for role, part in self.stateful().items():
             part.load_state_dict(state[role])
 
-    def _stateful(self) -> list[tuple[str, Stateful]]:
+    def stateful(self) -> dict[str, Stateful]:
+        """The parts with a memory, by their role."""
         roles = {"exchange": self.exchange, "when": self.when, "how": self.how}
-        return [(role, part) for role, part in roles.items() if isinstance(part, Stateful)]
+        return {role: part for role, part in roles.items() if isinstance(part, Stateful)}

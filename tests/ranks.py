@@ -63,6 +63,7 @@ class Processes:
         try:
             value = function(world, *args)
             pickle.dumps(value)
+            world.end_apart(self.world.timeout)
         except (Exception, pytest.skip.Exception, pytest.fail.Exception) as error:
             error.add_note(f"\non rank {RANK} of {RANKS}:\n{traceback.format_exc()}")
             return Outcome(test, error=portable(error))

@@ -62,8 +62,11 @@ def one_step(net: nn.Module, optimizer: optim.Optimizer, job: Job, t: int) -> Te
     return vector(net)
 
 
-def local_sgd(P: int, K: int, every: int, make: MakeOptimizer, steps: int) -> list[list[Tensor]]:
-    """P single processes, each on its group's whole batch, whose parameters are averaged every I steps.
+def local_sgd(
+    P: int, K: int, every: int, make: MakeOptimizer, steps: int, together: int = 0
+) -> list[list[Tensor]]:
+    """P single processes, each on its group's whole batch, whose parameters are averaged every I steps; in
+    the first steps, `together` of them, all see the whole batch of all.
 
     Returns [step][group] → parameters.
     """
@@ -72,7 +75,7 @@ def local_sgd(P: int, K: int, every: int, make: MakeOptimizer, steps: int) -> li
     history = []
     for t in range(steps):
         for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
-            gathered_step(net, optimizer, t, range(g * K, (g + 1) * K))
+            gathered_step(net, optimizer, t, range(P * K) if t < together else range(g * K, (g + 1) * K))
         if (t + 1) % every == 0:
             average(nets)
         history.append([vector(net) for net in nets])
@@ -112,6 +115,20 @@ def gossiped(
         history.append(list(x / w))
         for net, z in zip(nets, history[-1], strict=True):
             set_vector(net, z)
+    return history
+
+
+def pushed(P: int, K: int, make: MakeOptimizer, steps: int) -> list[Tensor]:
+    """P single processes that start every step at the same parameters; the mean of their updates counts."""
+    nets = [model() for _ in range(P)]
+    optimizers = [make(list(net.parameters())) for net in nets]
+    history = []
+    for t in range(steps):
+        for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            gathered_step(net, optimizer, t, range(g * K, (g + 1) * K))
+        history.append(torch.stack([vector(net) for net in nets]).mean(0))
+        for net in nets:
+            set_vector(net, history[-1])
     return history
 
 

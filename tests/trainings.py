@@ -11,7 +11,18 @@ from torch.nn.functional import cross_entropy
 
 import hpcsgd
 from hpcsgd.graphs import Ring
-from hpcsgd.methods import Method, allreduce_local_sgd, bsp, d_psgd, hierarchical, osgp, sgp
+from hpcsgd.methods import (
+    Method,
+    ad_psgd,
+    allreduce_local_sgd,
+    async_sgd,
+    bsp,
+    d_psgd,
+    hierarchical,
+    osgp,
+    sgp,
+    ssp,
+)
 from hpcsgd.topology import Job
 
 EVERY = 3
@@ -87,6 +98,11 @@ METHODS: dict[str, Callable[[], Method]] = {
     "osgp": lambda: osgp(2, graph=Ring()),
     "d_psgd": d_psgd,
 }
+WAITING_FOR_NOBODY: dict[str, Callable[[], Method]] = {
+    "ssp": lambda: ssp(2),
+    "async_sgd": async_sgd,
+    "ad_psgd": ad_psgd,
+}
 
 
 class Training:
@@ -109,7 +125,11 @@ class Training:
                 p.copy_(torch.randn(p.shape, generator=generator) / 2)
         options = {"bucket_mb": 1e-4, **options}
         self.optimizer = hpcsgd.DistributedOptimizer(
-            OPTIMIZERS[optimizer](self.net), self.net, job, METHODS[method](), **options
+            OPTIMIZERS[optimizer](self.net),
+            self.net,
+            job,
+            (METHODS | WAITING_FOR_NOBODY)[method](),
+            **options,
         )
         self.t = 0
 

@@ -1,4 +1,4 @@
-"""What a group sends to another when they gossip: its chunk and its push-sum weight, in one message."""
+"""One message for all that a position has to send: a number and tensors of any dtypes."""
 
 from __future__ import annotations
 
@@ -7,45 +7,47 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hpcsgd.flat import Bucket
-
 _ALIGNED = 8  # bytes: of the largest element
 
 
 class Parcel:
-    """`bytes`, uint8, is what travels: a float64, then the chunk `own` of every bucket, 8-aligned."""
+    """`bytes`, uint8, is what travels: a float64, then every tensor, 8-aligned."""
 
     def __init__(self, content: Tensor) -> None:
         self.bytes = content
-        self._weight = content[:_ALIGNED].view(torch.float64)
+        self._number = content[:_ALIGNED].view(torch.float64)
 
     @classmethod
-    def for_chunks(cls, buckets: Sequence[Bucket]) -> Parcel:
-        """Room for as much as these buckets own."""
-        return cls(torch.zeros(_ALIGNED + sum(map(_room, buckets)), dtype=torch.uint8))
+    def like(cls, tensors: Sequence[Tensor]) -> Parcel:
+        """Room for so much."""
+        return cls(torch.zeros(_ALIGNED + sum(map(_room, tensors)), dtype=torch.uint8))
 
     @property
-    def weight(self) -> float:
-        return self._weight.item()
+    def number(self) -> float:
+        return self._number.item()
 
-    def pack(self, buckets: Sequence[Bucket], share: float = 1.0, weight: float = 1.0) -> None:
-        """`share` of every own chunk and of `weight`."""
-        for b, chunk in self._chunks(buckets):
-            torch.mul(b.own, share, out=chunk)
-        self._weight.fill_(share * weight)
+    def pack(self, tensors: Sequence[Tensor], share: float = 1.0, number: float = 1.0) -> None:
+        """`share` of every tensor and of `number`."""
+        for x, mine in self._contents(tensors):
+            torch.mul(x, share, out=mine)
+        self._number.fill_(share * number)
 
-    def add_to(self, buckets: Sequence[Bucket], factor: float = 1.0) -> None:
-        """own += factor · chunk."""
-        for b, chunk in self._chunks(buckets):
-            b.own.add_(chunk, alpha=factor)
+    def unpack(self, tensors: Sequence[Tensor]) -> None:
+        """The tensors become what is here."""
+        for x, mine in self._contents(tensors):
+            x.copy_(mine)
 
-    def _chunks(self, buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, Tensor]]:
+    def add_to(self, tensors: Sequence[Tensor], factor: float = 1.0) -> None:
+        """x += factor · what is here."""
+        for x, mine in self._contents(tensors):
+            x.add_(mine, alpha=factor)
+
+    def _contents(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         start = _ALIGNED
-        for b in buckets:
-            size = b.own.numel() * b.own.element_size()
-            yield b, self.bytes[start : start + size].view(b.own.dtype)
-            start += _room(b)
+        for x in tensors:
+            yield x, self.bytes[start : start + x.numel() * x.element_size()].view(x.dtype)
+            start += _room(x)
 
 
-def _room(b: Bucket) -> int:
-    return -(-b.own.numel() * b.own.element_size() // _ALIGNED) * _ALIGNED
+def _room(x: Tensor) -> int:
+    return -(-x.numel() * x.element_size() // _ALIGNED) * _ALIGNED

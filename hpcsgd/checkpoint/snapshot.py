@@ -105,7 +105,7 @@ def _restore_buffers(files: Iterable[Path], model: nn.Module) -> None:
 def _outline(optimizer: DistributedOptimizer) -> dict[str, str]:
     """What has to be alike for a checkpoint to go on from."""
     groups = optimizer.local.groups()
-    state_of_method = ", ".join(optimizer.method.state_dict()) or "none"
+    state_of_method = ", ".join(optimizer.method.stateful()) or "none"
     return {
         "optimizer": type(optimizer.local.optimizer).__name__,
         "number of param groups": str(len(optimizer.param_groups)),

@@ -8,19 +8,27 @@ from typing import Any
 from hpcsgd.averagers import Averaged, Reset, kept
 from hpcsgd.exchanges import AllToAll, ReduceScatter
 from hpcsgd.graphs import BipartiteExponential, Complete, Exponential, Ring, UndirectedExponential
+from hpcsgd.methods.ad_psgd import ad_psgd
+from hpcsgd.methods.async_sgd import async_sgd
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.d_psgd import d_psgd
 from hpcsgd.methods.hierarchical import allreduce_local_sgd, hierarchical
 from hpcsgd.methods.sgp import osgp, sgp
+from hpcsgd.methods.ssp import ssp
+from hpcsgd.methods.switch import switch
 from hpcsgd.step import Method
 
 METHODS: Mapping[str, Callable[..., Method]] = {
+    "ad_psgd": ad_psgd,
     "allreduce_local_sgd": allreduce_local_sgd,
+    "async_sgd": async_sgd,
     "bsp": bsp,
     "d_psgd": d_psgd,
     "hierarchical": hierarchical,
     "osgp": osgp,
     "sgp": sgp,
+    "ssp": ssp,
+    "switch": switch,
 }
 
 PARTS: Mapping[str, Mapping[str, Any]] = {
@@ -40,10 +48,14 @@ __all__ = [
     "METHODS",
     "PARTS",
     "Method",
+    "ad_psgd",
     "allreduce_local_sgd",
+    "async_sgd",
     "bsp",
     "d_psgd",
     "hierarchical",
     "osgp",
     "sgp",
+    "ssp",
+    "switch",
 ]

@@ -34,17 +34,17 @@ class Neighbours:
 
     def __call__(self, s: Step) -> None:
         row = self._row(s)
-        self._sent = self._sent or Parcel.for_chunks(s.buckets)
-        self._sent.pack(s.buckets)
+        self._sent = self._sent or Parcel.like(s.owned)
+        self._sent.pack(s.owned)
         for j in row.keys() - self._received.keys() - {s.job.g}:
-            self._received[j] = Parcel.for_chunks(s.buckets)
+            self._received[j] = Parcel.like(s.owned)
         arrived = {j: self._received[j] for j in row if j != s.job.g}
         outgoing = dict.fromkeys(arrived, self._sent.bytes)
         s.job.cross.exchange(outgoing, {j: parcel.bytes for j, parcel in arrived.items()}).wait()
         for b in s.buckets:
             b.own.mul_(row[s.job.g])
         for j, parcel in arrived.items():
-            parcel.add_to(s.buckets, row[j])
+            parcel.add_to(s.owned, row[j])
 
     def _row(self, s: Step) -> dict[int, float]:
         """w_ij of this group i and every neighbour j, itself included, in the order of j."""

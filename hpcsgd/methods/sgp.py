@@ -95,7 +95,7 @@ class PushSum:
         peers, sources = self.graph.peers(i, t, n), senders(self.graph, i, t, n)
         share = 1 / (len(peers) + 1)
         sent, arriving = self._room(s), [self._room(s) for _ in sources]
-        sent.pack(s.buckets, share, self.weight)
+        sent.pack(s.owned, share, self.weight)
         self.weight *= share
         for b in s.buckets:
             b.own.mul_(share)
@@ -107,12 +107,12 @@ class PushSum:
 
     def _take_in(self, s: Step, sent: Round) -> None:
         for theirs in sent.wait():
-            theirs.add_to(s.buckets)
-            self.weight += theirs.weight
+            theirs.add_to(s.owned)
+            self.weight += theirs.number
         self._spare += sent.arriving + sent.sent
 
     def _room(self, s: Step) -> Parcel:
-        return self._spare.pop() if self._spare else Parcel.for_chunks(s.buckets)
+        return self._spare.pop() if self._spare else Parcel.like(s.owned)
 
 
 def sgp(

@@ -58,10 +58,10 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         model = models.build(config.model.build, config.model.arguments)
         require_fitting(model, train, config.model.build)
         inner = make_optimizer(config, model, job.P)
-        method = make_method(config)
+        steps_per_epoch = -(-len(sampler) // batch)
+        method = make_method(config, steps_per_epoch)
     seed_generators(config.seed + 1 + job.rank)  # from here on chance (dropout) differs between ranks
     optimizer = DistributedOptimizer(inner, model, job, method)
-    steps_per_epoch = -(-len(sampler) // batch)
     with job.together("preparing the run"), located(source):
         start = 1 / lr_scale(config.schedule.scaling, job.P)
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
@@ -111,13 +111,23 @@ def make_scheduler(config: Config, optimizer: optim.Optimizer) -> LRScheduler | 
     return made
 
 
-def make_method(config: Config) -> Method:
-    name = config.method.name
-    with located("[method] name"):
-        factory = resolve(name, METHODS)
-    with located("[method]"):
-        arguments = {key: _part(key, value) for key, value in config.method.arguments.items()}
-        return call_named(name, factory, METHODS, arguments)
+def make_method(config: Config, steps_per_epoch: int) -> Method:
+    table = {"name": config.method.name, **config.method.arguments}
+    return _method(table, steps_per_epoch, "[method]")
+
+
+def _method(table: Mapping[str, Any], steps_per_epoch: int, place: str) -> Method:
+    with located(f"{place} name"):
+        factory = resolve(table["name"], METHODS)
+    arguments = {key: value for key, value in table.items() if key != "name"}
+    for key, value in arguments.items():
+        if isinstance(value, dict) and "name" in value:
+            arguments[key] = _method(value, steps_per_epoch, f"{place} {key}")
+        elif isinstance(value, dict) and type(value.get("epoch")) is int:
+            arguments[key] = value["epoch"] * steps_per_epoch
+    with located(place):
+        arguments = {key: _part(key, value) for key, value in arguments.items()}
+        return call_named(table["name"], factory, METHODS, arguments)
 
 
 def _part(key: str, value: Any) -> Any:

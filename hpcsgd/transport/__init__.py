@@ -5,14 +5,17 @@ from hpcsgd.transport.base import Transport
 from hpcsgd.transport.ending import guard, leave_together
 from hpcsgd.transport.lane import Lane, Work
 from hpcsgd.transport.recording import Ledger, Total, phase
+from hpcsgd.transport.service import Asked, Service
 
 __all__ = [
     "ANY",
+    "Asked",
     "Backend",
     "Lane",
     "Ledger",
     "PeerLost",
     "Reduction",
+    "Service",
     "Total",
     "Transport",
     "Work",

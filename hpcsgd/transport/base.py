@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.transport.backend import ANY, Backend, Reduction
-from hpcsgd.transport.lane import Lane, Work, finished
+from hpcsgd.transport.lane import Lane, Work, close_lanes, finished
 from hpcsgd.transport.recording import Ledger
 
 _SUMMED = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64})
@@ -38,6 +38,8 @@ class Transport:
         self.timeout = timeout
         self.lane = lane or Lane(f"lane of rank {backend.rank}")
         self.ledger = ledger or Ledger()
+        self.lanes_apart: list[Lane] = []
+        """Of everything that was made apart from this communicator or from its parts."""
 
     def alltoall(self, out: Tensor, x: Tensor) -> Work:
         """`out[i] = x[own rank]` of rank i; both n elements, n a multiple of `size`."""
@@ -82,13 +84,14 @@ class Transport:
     def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> Work:
         """Messages to and from the ranks that are the keys, all at once."""
         self._check(*send.values(), *recv.values(), alike=False)
-        sent = sum(_nbytes(x) for x in send.values())
+        sent = sum(_nbytes(x) for to, x in send.items() if to != self.rank)
         return self._start("exchange", sent, lambda: self.backend.exchange(send, recv))
 
     def send(self, x: Tensor, to: int) -> Work:
         """One message to rank `to`."""
         self._check(x)
-        return self._start("send", _nbytes(x), lambda: self.backend.send(x, to))
+        sent = _nbytes(x) if to != self.rank else 0
+        return self._start("send", sent, lambda: self.backend.send(x, to))
 
     def recv(self, out: Tensor, source: int = ANY) -> Work:
         """One message from `source`, or from whoever sends first; `wait()` returns the sender."""
@@ -111,12 +114,24 @@ class Transport:
     def split(self, color: int, key: int) -> Transport:
         """Ranks of one `color`, ordered by (`key`, rank), on this communicator's lane."""
         backend = self._start("split", 0, lambda: self.backend.split(color, key)).wait()
-        return Transport(backend, timeout=self.timeout, lane=self.lane, ledger=self.ledger)
+        return self.on(self.lane, backend)
 
     def apart(self) -> Transport:
         """The same ranks on a communicator and a lane of their own."""
         backend = self._start("split", 0, lambda: self.backend.split(0, self.rank)).wait()
-        return Transport(backend, timeout=self.timeout, ledger=self.ledger)
+        lane = Lane(f"lane apart of rank {self.rank}")
+        self.lanes_apart.append(lane)
+        return self.on(lane, backend)
+
+    def on(self, lane: Lane, backend: Backend | None = None) -> Transport:
+        """The same ranks by way of another lane: for a thread that sends while another one receives."""
+        made = Transport(backend or self.backend, timeout=self.timeout, lane=lane, ledger=self.ledger)
+        made.lanes_apart = self.lanes_apart
+        return made
+
+    def end_apart(self, timeout: float) -> bool:
+        """End what was made apart; False if some of it was still busy `timeout` seconds later. Collective."""
+        return close_lanes(timeout, self.lanes_apart)
 
     def run(self, call: Callable[[], Any], what: str) -> Work:
         """Execute `call`, blocking code using this lane's transports, on the lane."""

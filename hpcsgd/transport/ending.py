@@ -66,7 +66,8 @@ class Ending:
 
     def _wait_for_turn(self, code: int) -> None:
         """Who says so first ends the others before they repeat it, if by the TERM of `srun -K`."""
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+        if threading.current_thread() is threading.main_thread():  # no other one may
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
         time.sleep(min(1.2 * self._world.rank, 4.8))
 
     def part(self, code: int) -> None:
@@ -86,7 +87,12 @@ class Ending:
         """A rank that exits alone with an error takes the others along; calls in flight are waited for."""
         if self._exit_code not in (None, 0):
             self._abort(self._exit_code if isinstance(self._exit_code, int) else 1)
-        if not close_lanes(GRACE):
+        try:
+            closed = close_lanes(GRACE)
+        except PeerLost as error:  # somebody might still have asked this rank
+            self._uncaught(PeerLost, error, None)
+            return
+        if not closed:
             _print(f"hpcsgd: rank {self._world.rank} leaves with communication in flight")
             self._abort(1)
         if self._parted is not None and not self._parted.complete():

@@ -7,11 +7,12 @@ communications"): nonblocking MPI collectives make next to no progress while the
 from __future__ import annotations
 
 import contextvars
+import itertools
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
@@ -20,6 +21,7 @@ from hpcsgd.transport.backend import PeerLost
 from hpcsgd.transport.recording import Ledger
 
 _lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+_numbers = itertools.count()
 
 
 class Work:
@@ -59,6 +61,10 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._number = next(_numbers)
+        self.farewell: Callable[[], None] | None = None
+        """Called before lanes are closed, with all of them still at work, in the order in which they were
+        made; collective. Raises `PeerLost` where others do not come."""
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         _lanes.add(self)
@@ -93,9 +99,14 @@ class Lane:
             del entry  # or the last operation's tensors live on until the next
 
 
-def close_lanes(timeout: float) -> bool:
-    """End every lane of this process; False if one was still busy `timeout` seconds later."""
-    closed = [lane.close(timeout) for lane in list(_lanes)]
+def close_lanes(timeout: float, lanes: Iterable[Lane] = _lanes) -> bool:
+    """End these lanes, or every one of this process; False if one was still busy `timeout` seconds later."""
+    ordered = sorted(lanes, key=lambda lane: lane._number)
+    for lane in ordered:
+        farewell, lane.farewell = lane.farewell, None
+        if farewell is not None:
+            farewell()
+    closed = [lane.close(timeout) for lane in ordered]
     return all(closed)
 
 

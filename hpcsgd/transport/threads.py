@@ -176,6 +176,7 @@ def run(
         world = Transport(backend, timeout=timeout)
         try:
             results[rank] = function(world, *args)
+            world.end_apart(timeout)
         except BaseException as error:  # noqa: BLE001 - raised again below
             errors.append(error)
             backend.abort(1)

@@ -17,7 +17,7 @@ from hpcsgd.errors import JobError
 from hpcsgd.methods.sgp import PushSum
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
-from trainings import METHODS, OPTIMIZERS, Net, Training, two_groups
+from trainings import METHODS, OPTIMIZERS, WAITING_FOR_NOBODY, Net, Training, two_groups
 
 SAVED, LAST = 4, 7
 
@@ -200,6 +200,38 @@ def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
     for saved, mine in run(4, restored):
         expected = {n: v for n, v in mean([saved[0], saved[2]]).items() if "running" not in n}
         assert_close({n: v for n, v in mine.items() if "running" not in n}, expected)
+
+
+def shared_with_others(training: Training) -> list[Tensor]:
+    """What a keeper keeps, or the x that others average with; nothing before the first step."""
+    (tensors,) = training.optimizer.method.state_dict()["how"].values()
+    return [x.clone() for x in tensors or []]
+
+
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (3, 2)])
+@pytest.mark.parametrize("method", WAITING_FOR_NOBODY)
+def test_what_groups_share_without_meeting_goes_on(run, tmp_path: Path, method: str, P: int, K: int) -> None:
+    """With the parameters that it belongs to. What a group kept for P groups is of no use to others."""
+
+    def saved_and_restored(world: Transport) -> tuple[Any, ...]:
+        job = form(world, groups=P)
+        training = Training(job, method=method)
+        training.steps(3)
+        save(training, tmp_path / "same")
+        before = training.everything(), shared_with_others(training)
+        resumed = Training(job, method=method, seed=1)
+        load(resumed, tmp_path / "same")
+        after = resumed.everything(), shared_with_others(resumed)
+        resumed.steps(2)
+        other = Training(form(world, groups=P * K), method=method, seed=2)
+        load(other, tmp_path / "same")
+        return before, after, shared_with_others(other), K == 1
+
+    for (model, kept), (their_model, their_kept), others, same in run(P * K, saved_and_restored):
+        assert_same(their_model, model)
+        assert kept
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(kept, their_kept, strict=True))
+        assert bool(others) == same
 
 
 def push_sum(training: Training) -> PushSum:

@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 from hpcsgd.data import crop_and_flip
 from hpcsgd.errors import JobError
 from hpcsgd.exchanges import AllToAll, ReduceScatter
+from hpcsgd.graphs import Ring
 from hpcsgd.methods import hierarchical
 from hpcsgd.topology import form
 from hpcsgd.training.assembly import Assembly, assemble
@@ -106,6 +107,35 @@ def test_a_method_and_its_parts(job_file: Path, words: str, exchange: type, meth
     (made,) = on_ranks(job_file, words, lambda parts: parts.optimizer.method)
     assert made == method
     assert isinstance(made.exchange, exchange)
+
+
+@pytest.fixture(scope="module")
+def switching(job_file: Path) -> Path:
+    method = 'name = "switch"\nfirst = { name = "bsp" }\nthen = { name = "sgp", graph = "ring" }\nat = 7\n'
+    text = JOB.replace('name = "hierarchical"\nevery = 2\n', method)
+    assert text != JOB
+    job_file.with_name("switching.toml").write_text(text)
+    return job_file.with_name("switching.toml")
+
+
+@pytest.mark.parametrize(("words", "steps"), [("", 7), ("--method.at {epoch=3}", 12)])
+def test_a_method_and_then_another(switching: Path, words: str, steps: int) -> None:
+    (made,) = on_ranks(switching, words, lambda parts: parts.optimizer.method)
+    assert (made.how._turn.at, made.how._turn.then.how.graph) == (steps, Ring())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--method.first.name bps", r"\[method\] first name: no 'bps'; did you mean 'bsp'"),
+        ("--method.at {epoch=1.5}", r"\[method\]: at = {'epoch': 1.5}: expected a number of steps"),
+        ("--method.then.graph rings", r"\[method\] then: graph = 'rings': did you mean 'ring'"),
+        ("--method.then.every 3", r"\[method\] then: sgp has no argument 'every'"),
+    ],
+)
+def test_switches_that_are_refused(switching: Path, words: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        on_ranks(switching, words, lambda parts: None)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.topology import together
-from hpcsgd.transport import PeerLost, leave_together, mpi
+from hpcsgd.transport import PeerLost, Service, leave_together, mpi
 
 world = mpi.world(timeout={timeout})
 rank = world.rank
@@ -34,6 +34,7 @@ def work_until_lost():
         world.allreduce(torch.ones(1000)).wait()
 
 """
+SERVICE = "service = Service(world, lambda source, question: [(source, question)], 8)\n"
 LIMIT = 10.0  # seconds from the fault to the end of the launcher
 KILLED = {9, 137}
 ALL = (0, 1, 2, 3)
@@ -170,6 +171,21 @@ CASES = {
         "work.wait()\nwork_until_lost()",
         "hpcsgd: rank 0: KeyError", 1, traceback=1,
     ),
+    "an exception while the others answer": Case(
+        f"{SERVICE}world.barrier()\nfault()\n"
+        "if rank == 2:\n    raise KeyError('x')",
+        "hpcsgd: rank 2: KeyError", 1, traceback=1,
+    ),
+    "a server that fails": Case(
+        "service = Service(world, lambda source, question: {}[source], 8)\nworld.barrier()\nfault()\n"
+        "if rank == 2:\n    service.ask({1: torch.ones(8, dtype=torch.uint8)}, {})",
+        "hpcsgd: rank 1: KeyError", 1, traceback=1,
+    ),
+    "nobody asks any more, but one rank does not come": Case(
+        f"{SERVICE}world.barrier()\nfault()\n"
+        "if rank == 2:\n    time.sleep(600)",
+        "no answer within 2 s", 69, timeout=2,
+    ),
 }  # fmt: skip
 
 
@@ -231,3 +247,20 @@ def test_a_rank_alone_ends_like_any_python(name: str, tmp_path: Path) -> None:
 def test_leaving_in_good_order_is_no_error(tmp_path: Path) -> None:
     job = launch(tmp_path, "fault()\nx = torch.ones(2)\nworld.allreduce(x).wait()\nassert x[0] == 4")
     assert (job.code, job.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_nobody_leaves_while_others_may_ask(tmp_path: Path) -> None:
+    """Rank 3 asks when the others have long been through, for longer than leaving together may take."""
+    job = launch(
+        tmp_path,
+        f"{SERVICE}world.barrier()\nfault()\n"
+        "if rank == 3:\n"
+        "    time.sleep(6)\n"
+        "    room = {i: torch.zeros(8, dtype=torch.uint8) for i in range(4)}\n"
+        "    service.ask({i: torch.ones(8, dtype=torch.uint8) for i in range(4)}, room).wait()\n"
+        "    assert all(x.all() for x in room.values())\n"
+        "    print('answered')",
+    )
+    assert (job.code, job.stderr) == (0, "")
+    assert "answered" in job.stdout

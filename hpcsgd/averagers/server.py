@@ -1,0 +1,121 @@
+"""A parameter server without a server: every rank keeps a part of the parameters for all groups.
+
+Position j of group h keeps part h of chunk j, M/(P·K) elements. In every step a position sends each part's
+keeper what its group's update changed there, and takes what the keeper has. A group never meets another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hpcsgd.averagers.parcel import Parcel
+from hpcsgd.errors import UserError
+from hpcsgd.step import Step
+from hpcsgd.transport import Service
+
+
+class Keeper:
+    """One part: adds what groups push, and answers once the slowest group is near enough.
+
+    `staleness` is s: a group that has pushed c updates reads after every group pushed c − s. None: at once.
+    """
+
+    def __init__(self, part: Sequence[Tensor], P: int, staleness: int | None) -> None:
+        self.part = [x.clone() for x in part]
+        self.clocks = [0] * P
+        """How many updates each group has pushed."""
+        self.staleness = staleness
+        self.missed = [0] * P
+        """How many updates of others came between each group's last push and the read before it."""
+        self._read_at = [0] * P
+        self._waiting: set[int] = set()
+        self._answers = [Parcel.like(part) for _ in range(P)]
+
+    def __call__(self, group: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
+        """Take in the update pushed by `group`; answer all groups that this lets go on."""
+        self.missed[group] = sum(self.clocks) - self._read_at[group]
+        Parcel(question).add_to(self.part)
+        self.clocks[group] += 1
+        self._waiting.add(group)
+        free = [g for g in sorted(self._waiting) if self._may_read(g)]
+        self._waiting.difference_update(free)
+        for g in free:
+            self._read_at[g] = sum(self.clocks)
+            self._answers[g].pack(self.part)
+        return [(g, self._answers[g].bytes) for g in free]
+
+    def ahead(self, group: int) -> int:
+        """So many steps is `group` ahead of the slowest."""
+        return self.clocks[group] - min(self.clocks)
+
+    def _may_read(self, group: int) -> bool:
+        return self.staleness is None or self.ahead(group) <= self.staleness
+
+
+class Server:
+    """Every step pushes 1/P of the own update and reads what the keepers have.
+
+    With 1/P a learning rate means what it means where gradients are averaged. Noted in every step:
+    `staleness`, the updates by others since the read that the gradient was computed at, and `ahead`, the
+    steps between this group and the slowest; both as its own rank's keeper sees them.
+    """
+
+    shards = True
+
+    def __init__(self, staleness: int | None) -> None:
+        if staleness is not None and staleness < 0:
+            raise UserError(f"staleness = {staleness}: a group may be 0 or more steps ahead of the slowest")
+        self.staleness = staleness
+        self.keeper: Keeper | None = None
+        self._service: Service | None = None
+        self._saved: list[Tensor] | None = None
+
+    def before_update(self, s: Step) -> None:
+        """The first time, while all groups have the same parameters, the keepers take their parts."""
+        if self._service is None and s.job.P > 1:
+            self._start(s)
+
+    def __call__(self, s: Step) -> None:
+        assert self._service is not None
+        assert self.keeper is not None
+        for part, pushed, read in zip(self._parts(s), self._pushed, self._read, strict=True):
+            read.add_to(part, -1.0)
+            pushed.pack(part, 1 / s.job.P)
+        self._service.ask(_by_rank(self._pushed), _by_rank(self._read)).wait()
+        for part, read in zip(self._parts(s), self._read, strict=True):
+            read.unpack(part)
+        s.notes["staleness"] = self.keeper.missed[s.job.g]
+        s.notes["ahead"] = self.keeper.ahead(s.job.g)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The kept part, with all that was pushed in the steps done."""
+        if self._service is None or self.keeper is None:
+            return {"part": self._saved}
+        self._service.settle()
+        return {"part": self.keeper.part}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._saved = state["part"]
+        if self.keeper is not None and self._saved is not None:
+            self.keeper.part = [x.clone() for x in self._saved]
+
+    def _start(self, s: Step) -> None:
+        parts = self._parts(s)
+        self._pushed, self._read = ([Parcel.like(part) for part in parts] for _ in range(2))
+        for part, read in zip(parts, self._read, strict=True):
+            read.pack(part)
+        mine = parts[s.job.g]
+        self.keeper = Keeper(self._saved or mine, s.job.P, self.staleness)
+        self._service = Service(s.job.cross, self.keeper, self._pushed[s.job.g].bytes.numel())
+
+    def _parts(self, s: Step) -> list[list[Tensor]]:
+        """Of the own chunks, by the group that keeps them."""
+        by_bucket = [chunk.tensor_split(s.job.P) for chunk in s.owned]
+        return [list(part) for part in zip(*by_bucket, strict=True)]
+
+
+def _by_rank(parcels: Sequence[Parcel]) -> dict[int, Tensor]:
+    return {rank: parcel.bytes for rank, parcel in enumerate(parcels)}

@@ -1,0 +1,110 @@
+"""Asynchronous decentralized parallel SGD: a group averages with one other at a time and never waits long.
+
+X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML
+2018, algorithm 1 and section 4: worker i computes a gradient at what x_i was, averages x_i with a random
+neighbour's, and applies the gradient to the result. A bipartite split rules out deadlock: active workers
+ask, passive ones answer, and nobody does both.
+
+The paper's worker is a group here; each of its positions averages the chunk that it owns, with the same
+partner, at a moment of its own. As in the paper communication runs beside computation: an average begun at
+the end of a step is taken in at the end of the next one, as the change that it made.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from hpcsgd.averagers.parcel import Parcel
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.schedules import Every
+from hpcsgd.step import Exchange, Method, Step
+from hpcsgd.transport import Asked, Service
+
+
+class Pairwise:
+    """x_i, x_k ← (x_i + x_k)/2 between an active (even) group i and a random passive (odd) group k.
+
+    `x` is the chunk that others average with; the model has what it was at the end of the last step. Noted:
+    `staleness`, how often x was averaged while the gradient was computed.
+    """
+
+    shards = True
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.x: list[Tensor] | None = None
+        self._lock = threading.Lock()
+        self._averaged = 0
+        self._asked: Asked | None = None
+        self._service: Service | None = None
+
+    def before_update(self, s: Step) -> None:
+        """The model is a copy of what x was."""
+        if s.job.P > 1:
+            if self._service is None:
+                self._start(s)
+            self._model.pack(s.owned)
+
+    def __call__(self, s: Step) -> None:
+        assert self.x is not None
+        self._take_in()
+        self._model.add_to(s.owned, -1.0)  # what is left is the update
+        with self._lock:
+            for x, chunk in zip(self.x, s.owned, strict=True):
+                chunk.copy_(x.add_(chunk))
+            s.notes["staleness"] = self._averaged
+            self._averaged = 0
+        if s.job.g % 2 == 0:
+            self._ask(s)
+
+    def state_dict(self) -> dict[str, Any]:
+        """x, after the averages under way."""
+        if self._service is not None:
+            self._take_in()
+            self._service.settle()
+        return {"x": self.x}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.x = None if state["x"] is None else [x.clone() for x in state["x"]]
+
+    def _start(self, s: Step) -> None:
+        self.x = self.x or [chunk.clone() for chunk in s.owned]
+        self._model, self._sent, self._answer, self._average = (Parcel.like(s.owned) for _ in range(4))
+        self._service = Service(s.job.cross, self._reply, self._sent.bytes.numel())
+
+    def _ask(self, s: Step) -> None:
+        assert self.x is not None
+        assert self._service is not None
+        partner = 2 * random.Random(f"{self.seed} {s.job.g} {s.t}").randrange(s.job.P // 2) + 1
+        self._sent.pack(self.x)
+        self._asked = self._service.ask({partner: self._sent.bytes}, {partner: self._answer.bytes})
+
+    def _take_in(self) -> None:
+        """x ← x + (the average − what was sent): x may have moved since."""
+        if self._asked is not None and self.x is not None:
+            self._asked.wait()
+            self._asked = None
+            self._answer.add_to(self.x)
+            self._sent.add_to(self.x, -1.0)
+            self._averaged += 1
+
+    def _reply(self, active: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
+        """On the server's thread of a passive group."""
+        assert self.x is not None
+        with self._lock:
+            for x in self.x:
+                x.div_(2)
+            Parcel(question).add_to(self.x, 0.5)
+            self._average.pack(self.x)
+            self._averaged += 1
+        return [(active, self._average.bytes)]
+
+
+def ad_psgd(seed: int = 0, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
+    """Averages with random partners, drawn from `seed`; M/K a step from every active group, and back."""
+    return Method(exchange=exchange, when=Every(1), how=Pairwise(seed))

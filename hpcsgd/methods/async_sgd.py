@@ -1,0 +1,18 @@
+"""Asynchronous SGD: no group ever waits for another.
+
+J. Dean et al.: Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 (Downpour SGD), with a push and
+a read in every step, a group as a model replica, and the parameters sharded over all N ranks. The replica's
+own optimizer makes the update that is pushed, times 1/P; the paper's Adagrad ran on the server.
+"""
+
+from __future__ import annotations
+
+from hpcsgd.averagers.server import Server
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.schedules import Every
+from hpcsgd.step import Exchange, Method
+
+
+def async_sgd(exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
+    """Every update counts as soon as it arrives, however old the parameters are that it was computed at."""
+    return Method(exchange=exchange, when=Every(1), how=Server(staleness=None))

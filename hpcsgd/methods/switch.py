@@ -1,0 +1,102 @@
+"""One method first and then another: AR/1P-SGP, 2P/1P-SGP (the SGP paper, table 5), post-local SGD."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from hpcsgd.averagers import Mean, MeanOfAll
+from hpcsgd.errors import UserError
+from hpcsgd.flat import Bucket
+from hpcsgd.step import Method, Step
+from hpcsgd.topology import Job
+
+FIRST_LR_DECAY = "first lr decay"
+
+
+class Turn:
+    """Whose turn it is. The last step of `first` ends with the exact mean: `then` starts from one model."""
+
+    def __init__(self, first: Method, then: Method, at: int | str) -> None:
+        self.first, self.then, self.at = first, then, at
+        self.over = at == 0
+        self.last = False
+        """Whether this is the last step of `first`."""
+        self.lr = 0.0
+
+    @property
+    def method(self) -> Method:
+        return self.then if self.over else self.first
+
+    def look(self, s: Step) -> None:
+        decayed, self.lr = s.lr < self.lr, s.lr
+        self.last = not self.over and (decayed if self.at == FIRST_LR_DECAY else s.t == self.at)
+
+
+class TheirExchange:
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self.shards = turn.first.exchange.shards
+
+    def idle(self, job: Job) -> bool:
+        return self._turn.first.exchange.idle(job) and self._turn.then.exchange.idle(job)
+
+    def __call__(self, s: Step, b: Bucket) -> None:
+        self._turn.method.exchange(s, b)
+
+
+class TheirSchedule:
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self.collective = turn.first.when.collective or turn.then.when.collective
+
+    def __call__(self, s: Step) -> bool:
+        return self._turn.last or self._turn.method.when(s)
+
+
+class TheirAverager:
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self.shards = turn.first.how.shards
+
+    def before_update(self, s: Step) -> None:
+        turn = self._turn
+        turn.look(s)
+        turn.method.how.before_update(s)
+        if turn.last and s.job.P == 1:  # nobody to meet
+            turn.over = True
+
+    def __call__(self, s: Step) -> None:
+        turn = self._turn
+        turn.method.how(s)
+        if turn.last:
+            mean = Mean() if self.shards else MeanOfAll()
+            mean(s)
+            turn.over = True
+
+    def state_dict(self) -> dict[str, Any]:
+        turn = self._turn
+        states = {"first": turn.first.state_dict(), "then": turn.then.state_dict()}
+        return {"over": turn.over, "lr": turn.lr, **states}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        turn = self._turn
+        for name, method in (("first", turn.first), ("then", turn.then)):
+            if state[name].keys() != method.stateful().keys():
+                raise UserError(f"switch: {name} = … of this state is another method: go on with that")
+            method.load_state_dict(state[name])
+        turn.over, turn.lr = state["over"], state["lr"]
+
+
+def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> Method:
+    """`first` for `at` steps, or up to the first step whose learning rate is lower than the one before; then
+    `then`. In between all groups start from their mean. A job file may say ``at = { epoch = 30 }``, too,
+    and ``first = { name = "bsp" }``."""
+    if at != FIRST_LR_DECAY and (type(at) is not int or at < 0):
+        raise UserError(f"at = {at!r}: expected a number of steps ≥ 0 or {FIRST_LR_DECAY!r}")
+    if (first.exchange.shards, first.how.shards) != (then.exchange.shards, then.how.shards):
+        raise UserError(
+            "switch: one method updates chunks and the other one whole vectors: "
+            "allreduce_local_sgd goes with none but itself"
+        )
+    turn = Turn(first, then, at)
+    return Method(exchange=TheirExchange(turn), when=TheirSchedule(turn), how=TheirAverager(turn))

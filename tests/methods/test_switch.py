@@ -1,0 +1,118 @@
+"""One method and then another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, optim
+
+import hpcsgd
+from hpcsgd.errors import UserError
+from hpcsgd.methods import (
+    Method,
+    allreduce_local_sgd,
+    async_sgd,
+    bsp,
+    d_psgd,
+    hierarchical,
+    osgp,
+    sgp,
+    switch,
+)
+from hpcsgd.topology import form
+from hpcsgd.transport import Transport
+from methods.test_battery import METHODS, OPTIMIZERS
+from references import distributed, model, one_step
+
+STEPS = 6
+
+
+@pytest.mark.parametrize(("P", "K"), [(2, 2), (4, 1), (1, 2)])
+@pytest.mark.parametrize("method", ["bsp", "hierarchical", "SGP", "2-OSGP", "D-PSGD"])
+def test_never_and_at_once_are_the_methods_themselves(run, method: str, P: int, K: int) -> None:
+    make, new = OPTIMIZERS["momentum"], METHODS[method]
+    for both in (
+        lambda: switch(new(), hierarchical(2), STEPS + 1),
+        lambda: switch(hierarchical(2), new(), 0),
+    ):
+        alone = run(P * K, lambda world: distributed(world, P, new(), make, STEPS))
+        switched = run(P * K, lambda world, both=both: distributed(world, P, both(), make, STEPS))
+        for mine, theirs in zip(switched, alone, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (4, 1), (3, 2)])
+def test_groups_start_the_second_method_from_their_mean(run, P: int, K: int) -> None:
+    """Messages of overlap SGP may be under way: what counts is each group's model."""
+
+    def models(world: Transport) -> list[Tensor]:
+        both = switch(osgp(2), bsp(), at=4)
+        return distributed(world, P, both, OPTIMIZERS["SGD"], STEPS)
+
+    ranks = run(P * K, models)
+    assert any(not torch.equal(ranks[0][2], history[2]) for history in ranks)
+    for history in ranks:
+        for t in (3, 4, 5):
+            torch.testing.assert_close(history[t], ranks[0][t], rtol=0, atol=1e-13)
+
+
+def trained(world: Transport, method: Method, rates: list[float], again: Method | None) -> list[bool]:
+    """In which steps of these learning rates groups met; in the middle the state goes over to `again`."""
+    job = form(world, groups=world.size)
+    net = model()
+    optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, job, method)
+    met = []
+    for t, lr in enumerate(rates):
+        if again is not None and t == len(rates) // 2:
+            state, weights = optimizer.state_dict(), {k: v.clone() for k, v in net.state_dict().items()}
+            net = model()
+            optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, job, again)
+            net.load_state_dict(weights)
+            optimizer.load_state_dict(state)
+        optimizer.param_groups[0]["lr"] = lr
+        before = world.ledger.totals()
+        one_step(net, optimizer, job, t)
+        met.append("average" in world.ledger.since(before))
+    return met
+
+
+DECAYING = [0.1, 0.1, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05]
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(("at", "expected"), [("first lr decay", [4, 5, 6, 7]), (2, [1, 2, 3, 4, 5, 6, 7])])
+def test_when_the_groups_begin_to_meet(run, at: int | str, expected: list[int], again: bool) -> None:
+    """BSP never meets, SGP in every step; the step of the switch ends with the mean."""
+
+    def met(world: Transport) -> list[int]:
+        both, resumed = (switch(bsp(), sgp(), at) for _ in range(2))  # type: ignore[arg-type]
+        steps = trained(world, both, DECAYING, resumed if again else None)
+        return [t for t, did in enumerate(steps) if did]
+
+    assert run(2, met) == [expected, expected]
+
+
+def test_a_state_of_other_methods_is_refused(run) -> None:
+    def loaded(world: Transport) -> None:
+        job = form(world, groups=2)
+        first, second = (
+            hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, job, method)
+            for net, method in (
+                (model(), switch(bsp(), sgp(), 3)),
+                (model(), switch(bsp(), d_psgd(), 3)),
+            )
+        )
+        second.load_state_dict(first.state_dict())
+
+    with pytest.raises(UserError, match="then = … of this state is another method"):
+        run(2, loaded)
+
+
+def test_refusals() -> None:
+    with pytest.raises(UserError, match=r"'first lr'.*expected a number of steps ≥ 0 or 'first lr decay'"):
+        switch(bsp(), sgp(), "first lr")  # type: ignore[arg-type]
+    for at in (-1, 1.5, True):
+        with pytest.raises(UserError, match="expected a number of steps"):
+            switch(bsp(), sgp(), at)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="updates chunks and the other one whole vectors"):
+        switch(allreduce_local_sgd(3), async_sgd(), 3)

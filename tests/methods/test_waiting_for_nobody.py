@@ -1,0 +1,247 @@
+"""SSP, asynchronous SGD and AD-PSGD: what holds whoever is fast or slow."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd.averagers.server import Server
+from hpcsgd.errors import UserError
+from hpcsgd.methods import Method, ad_psgd, async_sgd, bsp, ssp
+from hpcsgd.optimizer import DistributedOptimizer
+from hpcsgd.topology import Job, form
+from hpcsgd.transport import Transport, threads
+from methods.test_battery import OPTIMIZERS
+from references import distributed, vector
+
+SHAPES = [(2, 1), (3, 1), (4, 1), (2, 2), (4, 2), (8, 1)]
+STEPS = 6
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "momentum"])
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_ssp_that_may_not_be_stale_is_bsp(run, P: int, K: int, optimizer: str) -> None:
+    make = OPTIMIZERS[optimizer]
+    ours = run(P * K, lambda world: distributed(world, P, ssp(0), make, STEPS))
+    theirs = run(P * K, lambda world: distributed(world, P, bsp(), make, STEPS))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+
+
+class Tally(nn.Module):
+    """One cell for every step of every group: which updates has somebody seen?"""
+
+    def __init__(self, P: int, steps: int) -> None:
+        super().__init__()
+        self.cells = nn.Parameter(torch.zeros(P, steps))
+
+    def mark(self, g: int, t: int) -> None:
+        """This step's gradient is −P in one cell, so that the update, times 1/P, adds 1."""
+        self.cells.grad = torch.zeros_like(self.cells)
+        self.cells.grad[g, t] = -len(self.cells)
+
+
+def tallying(job: Job, method: Method, steps: int) -> tuple[Tally, DistributedOptimizer]:
+    net = Tally(job.P, steps)
+    inner = optim.SGD(net.parameters(), lr=1.0)
+    return net, hpcsgd.DistributedOptimizer(inner, net, job, method, overlap=False)
+
+
+def kept(optimizer: DistributedOptimizer) -> Tensor:
+    """A keeper's part, or the x that others average with."""
+    how = optimizer.method.how
+    state = optimizer.method.state_dict()["how"]
+    return state["part" if isinstance(how, Server) else "x"][0].view(-1)
+
+
+def reads(world: Transport, method: Callable[[], Method], steps: int, seed: int) -> tuple[Tensor, Tensor]:
+    """What this rank's group had seen before each step and after the last, and what was kept in the end."""
+    job = form(world, groups=world.size)
+    net, optimizer = tallying(job, method(), steps)
+    pace = random.Random(f"{seed} {job.g}")
+    seen = []
+    for t in range(steps):
+        seen.append(net.cells.detach().clone())
+        time.sleep(pace.choice([0, 0, 0.001, 0.01]))
+        net.mark(job.g, t)
+        optimizer.step()
+    seen.append(net.cells.detach().clone())
+    return torch.stack(seen), kept(optimizer)
+
+
+@pytest.mark.parametrize("s", [0, 1, 3])
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_a_read_holds_all_that_is_old_enough(run, n: int, s: int) -> None:
+    """At clock c everything of clocks ≤ c − s − 1, whatever of the later ones, and all of its own."""
+    steps = 10
+    for g, (seen, _) in enumerate(run(n, lambda world: reads(world, lambda: ssp(s), steps, seed=s))):
+        for c, cells in enumerate(seen):
+            assert cells[:, : max(c - s, 0)].eq(1).all()
+            assert cells[g, :c].eq(1).all()
+            assert cells.eq(0).logical_or(cells.eq(1)).all()
+
+
+@pytest.mark.parametrize("method", [async_sgd, lambda: ssp(2)])
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_no_update_is_lost(run, n: int, method: Callable[[], Method]) -> None:
+    parts = [part for _, part in run(n, lambda world: reads(world, method, 8, seed=n))]
+    assert torch.equal(torch.cat(parts), torch.ones(n * 8))
+
+
+class Clocks:
+    """Seen from outside: how many steps every rank has finished; only on threads."""
+
+    def __init__(self, n: int) -> None:
+        self.finished = [0] * n
+        self.furthest = 0
+
+    def tick(self, rank: int) -> None:
+        self.finished[rank] += 1
+        self.furthest = max(self.furthest, self.finished[rank] - min(self.finished))
+
+
+def adversary(world: Transport, clocks: Clocks, method: Method, schedules: int) -> Tensor:
+    """In every schedule of 6 steps another rank is slow, and others now and then. Returns what it has."""
+    job = form(world, groups=world.size)
+    net, optimizer = tallying(job, method, 1)
+    for seed in range(schedules):
+        pace = random.Random(f"{seed} {world.rank}")
+        slowest = random.Random(seed).randrange(world.size)
+        for _ in range(6):
+            if world.rank == slowest or pace.random() < 0.2:
+                time.sleep(pace.choice([0, 1e-4, 1e-3]))
+            net.mark(job.g, 0)
+            optimizer.step()
+            clocks.tick(world.rank)
+    return kept(optimizer)
+
+
+@pytest.mark.parametrize("s", [0, 1, 2, 4])
+def test_nobody_runs_further_ahead(s: int) -> None:
+    """In 250 random schedules each. Between two ticks of the clocks a finished read is not counted yet."""
+    clocks = Clocks(3)
+    threads.run(3, lambda world: adversary(world, clocks, ssp(s), 250), timeout=300)
+    assert s <= clocks.furthest <= s + 1
+    assert clocks.finished == [1500, 1500, 1500]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_pairs_in_random_interleavings(n: int) -> None:
+    """250 each; nobody waits for ever."""
+    ranks = threads.run(n, lambda world: adversary(world, Clocks(n), ad_psgd(), 250), timeout=300)
+    total = torch.stack(ranks).sum(0)
+    torch.testing.assert_close(total, torch.full((n,), 1500.0 * n), rtol=1e-5, atol=0)
+
+
+def test_a_slow_group_lets_the_others_go_on(run) -> None:
+    """One more than s: the push after the last read that was allowed is not waited for by anybody."""
+
+    def timed(world: Transport, method: Callable[[], Method]) -> list[float]:
+        job = form(world, groups=world.size)
+        net, optimizer = tallying(job, method(), 5)
+        times: list[float] = []
+        for t in range(5):
+            if t == 1:
+                world.barrier()
+                start = time.perf_counter()
+                time.sleep(1.0 if world.rank == world.size - 1 else 0.0)
+            net.mark(job.g, t)
+            optimizer.step()
+            if t >= 1:
+                times.append(time.perf_counter() - start)
+        return times
+
+    for method, ahead in ((lambda: ssp(0), 0), (lambda: ssp(2), 2), (async_sgd, 4)):
+        fast = run(2, lambda world, method=method: timed(world, method))[0]
+        assert sum(t < 0.8 for t in fast) == ahead
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
+def test_pairs_keep_the_sum(run, n: int) -> None:
+    """Whoever averages with whom, and when: every update is in the sum, exactly once."""
+    ranks = run(n, lambda world: reads(world, ad_psgd, 8, seed=n))
+    total = torch.stack([x.view(n, 8) for _, x in ranks]).sum(0)
+    torch.testing.assert_close(total, torch.full((n, 8), float(n)), rtol=0, atol=1e-5)
+
+
+def gossiping(world: Transport, P: int, steps: int) -> tuple[Tensor, Tensor]:
+    """From starting points of their own and with the rate 0: the mean of all, and where this group ends."""
+    job = form(world, groups=P)
+    net = nn.Linear(5, 3, bias=False).double()
+    optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.0), net, job, ad_psgd())
+    with torch.no_grad():
+        net.weight.fill_(float(job.g))
+    mean = vector(net)
+    job.cross.allreduce(mean).wait()
+    for _ in range(steps):
+        net(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        time.sleep(1e-3)
+    return mean / P, vector(net)
+
+
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (4, 1), (2, 2), (4, 2)])
+def test_pairs_come_to_agree(run, P: int, K: int) -> None:
+    for mean, mine in run(P * K, lambda world: gossiping(world, P, 60)):
+        torch.testing.assert_close(mine, mean, rtol=0, atol=0.2)
+
+
+def test_what_is_noted(run) -> None:
+    """A slow group's gradient misses what the fast one did meanwhile."""
+
+    def noted(world: Transport, method: Callable[[], Method]) -> list[dict[str, float]]:
+        job = form(world, groups=world.size)
+        net, optimizer = tallying(job, method(), 3)
+        notes = []
+        for t in range(3):
+            if t == 1:
+                world.barrier()
+                time.sleep(0.5 if world.rank == 1 else 0.0)
+            net.mark(job.g, t)
+            optimizer.step()
+            notes.append(dict(optimizer.notes))
+        return notes
+
+    fast, slow = run(2, lambda world: noted(world, async_sgd))
+    assert [note["ahead"] for note in fast] == [pytest.approx(fast[0]["ahead"]), 1, 2]
+    assert slow[1] == {"staleness": 2, "ahead": 0}
+    assert slow[2]["staleness"] == 0
+    _, passive = run(2, lambda world: noted(world, ad_psgd))
+    assert passive[1]["staleness"] >= 1
+
+
+@pytest.mark.parametrize("P", [2, 4])
+@pytest.mark.parametrize("method", [lambda: ssp(1), async_sgd, ad_psgd])
+def test_goes_on_from_its_state(run, P: int, method: Callable[[], Method]) -> None:
+    """No update is lost between the two halves, nor counted twice."""
+
+    def halves(world: Transport) -> Tensor:
+        job = form(world, groups=P)
+        net, optimizer = tallying(job, method(), 6)
+        for t in range(3):
+            net.mark(job.g, t)
+            optimizer.step()
+        weights, state = net.cells.detach().clone(), optimizer.state_dict()
+        again, resumed = tallying(job, method(), 6)
+        with torch.no_grad():
+            again.cells.copy_(weights)
+        resumed.load_state_dict(state)
+        for t in range(3, 6):
+            again.mark(job.g, t)
+            resumed.step()
+        return kept(resumed)
+
+    parts = run(P, halves)
+    whole = torch.stack(parts).sum(0) / P if method is ad_psgd else torch.cat(parts)
+    torch.testing.assert_close(whole, torch.ones(P * 6), rtol=0, atol=1e-5)
+
+
+def test_refusals() -> None:
+    with pytest.raises(UserError, match="staleness = -1"):
+        ssp(-1)
