@@ -4,18 +4,21 @@
     python benchmarks/probe_distances.py --data DATA [--job NAME] [--json FILE] [--plot FILE]
 
 For CIFAR-10 / ResNet-20 at the setting of the hierarchical local SGD paper, beside its figure 4, or another
-job of benchmarks/jobs; what else is given, as --schedule.warmup_epochs 2, changes the job. The long way goes
-through the whole warm-up (--long: for which P; it costs as many epochs for each). In both cases --meetings at
-the full rate follow. --quick: a minute, of digits.
+job of benchmarks/jobs; what else is given, as --schedule.warmup_epochs 2, changes the job. Three ways: the
+probe's (a model trained alone for --settle steps, then a ramp), a ramp from the first step on, and the job's
+whole warm-up. --long and --short: for which P the last two go; the last costs as many epochs for each. In all
+cases --meetings at the full rate follow. --keep FILE: what an earlier --json FILE has of the same setting is
+not measured again. --quick: a minute, of digits.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import log2
 from pathlib import Path
@@ -32,48 +35,77 @@ from hpcsgd.training.config import Config
 from hpcsgd.training.probing import plan_of
 from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport
-from hpcsgd.tuning.growth import WINDOW, growths_of, verdict
-from hpcsgd.tuning.probe import Plan
-from hpcsgd.tuning.replicas import DivergedError
+from hpcsgd.tuning.growth import COMPARED, growths_of, verdict
+from hpcsgd.tuning.probe import settle
+from hpcsgd.tuning.replicas import DivergedError, VirtualGroups
 
+PROBE, SHORT, LONG = "probe", "short ramp", "whole warm-up"
+SHORT_RAMP = 4
+"""Meetings."""
 PAPER = {2: 0.85, 4: 1.95, 8: 3.2, 16: 3.2, 32: 3.2}
 """Figure 4, read by eye; "flat" from 8 on."""
 
 
-def warm_up(config: Config, P: int, way: str) -> int:
-    """Steps."""
-    if way == "ramp":
-        plan = a_plan(config)
-        return plan.ramp * plan.every
-    per_epoch = -(-(len(Store(config.data.store, "train")) // P) // config.data.batch_size)
-    return round(config.schedule.warmup_epochs * per_epoch)
+@dataclass(frozen=True)
+class Task:
+    """One training to measure."""
 
+    config: Config
+    P: int
+    way: str
+    seed: int
+    at_full_rate: int
+    """Meetings."""
+    device: torch.device
 
-def a_plan(config: Config) -> Plan:
-    return plan_of(config, Path("job"), None, 1)
+    def key(self) -> dict[str, Any]:
+        """What tells its row from others."""
+        settled, warm_up = self._phases()
+        setting = {"job": str(self.config.model.build), "way": self.way, "P": self.P, "seed": self.seed}
+        return setting | {"settled": settled, "warm_up_steps": warm_up, "at_full_rate": self.at_full_rate}
 
-
-def distances(
-    config: Config, P: int, way: str, seed: int, at_full_rate: int, device: torch.device
-) -> dict[str, Any]:
-    """D at every meeting."""
-    every, steps = config.method.arguments["every"], warm_up(config, P, way)
-    row: dict[str, Any] = {"P": P, "way": way, "seed": seed, "warm_up_steps": steps, "distances": []}
-    began = time.perf_counter()
-
-    def work(world: Transport) -> None:
-        groups = virtual_groups(config, P, 1, world, warm_up_steps=steps, device=device)
+    def measured(self) -> dict[str, Any]:
+        """Its row: D at every meeting."""
+        torch.set_num_threads(1)
+        began = time.perf_counter()
+        row = self.key() | {"distances": []}
         try:
-            for _ in range(-(-steps // every) + at_full_rate):
-                groups.train(every)
-                row["distances"].append(round(groups.meet(), 5))
+            row["distances"] = alone(self._distances)
         except DivergedError as error:
             row["diverged"] = str(error)
+        seconds = round(time.perf_counter() - began, 1)
+        told = " ".join(f"{D:.3f}" for D in row["distances"][-self.at_full_rate :])
+        print(f"P = {self.P}, {self.way}, seed {self.seed}: {seconds:.0f} s, D = {told}", flush=True)
+        return row | {"seconds": seconds}
 
-    alone(work)
-    told = " ".join(f"{D:.3f}" for D in row["distances"][-at_full_rate:])
-    print(f"P = {P}, {way}, seed {seed}: {time.perf_counter() - began:.0f} s, D = {told}", flush=True)
-    return row | {"at_full_rate": at_full_rate, "seconds": round(time.perf_counter() - began, 1)}
+    def _phases(self) -> tuple[int, int]:
+        """Steps of one model alone, and of the warm-up."""
+        plan = plan_of(self.config, Path("job"), None, 1)
+        if self.way == LONG:
+            batches = -(
+                -(len(Store(self.config.data.store, "train")) // self.P) // self.config.data.batch_size
+            )
+            return 0, round(self.config.schedule.warmup_epochs * batches)
+        if self.way == SHORT:
+            return 0, SHORT_RAMP * plan.every
+        return plan.settle, plan.ramp * plan.every
+
+    def _distances(self, world: Transport) -> list[float]:
+        (settled, warm_up), every = self._phases(), self.config.method.arguments["every"]
+
+        def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
+            config = replace(self.config, seed=seed)
+            return virtual_groups(config, P, 1, hosts, warm_up_steps=warm_up, device=self.device)
+
+        groups = start(self.P, self.seed, world)
+        if settled:
+            plan = replace(plan_of(self.config, Path("job"), None, 1), settle=settled)
+            groups.start_from(settle(start, plan, world, self.seed))
+        found = []
+        for _ in range(-(-warm_up // every) + self.at_full_rate):
+            groups.train(every)
+            found.append(round(groups.meet(), 5))
+        return found
 
 
 def by_way(rows: list[dict[str, Any]]) -> dict[str, dict[int, list[list[float]]]]:
@@ -90,44 +122,50 @@ def cells(way: str, series: dict[int, list[list[float]]], paper: bool) -> list[l
     growths = {g.further: g for g in growths_of(series)}
     lines: list[list[object]] = []
     for P, of_seeds in series.items():
-        D = median(d for one in of_seeds for d in one[-WINDOW:])
+        D = median(d for one in of_seeds for d in one[-COMPARED:])
         g = growths.get(P)
         rho = f"{g.rho:.2f} ({g.low:.2f}–{g.high:.2f})" if g else ""
         lines.append([way, P, f"{D:.3f}", rho, PAPER[P] if paper else ""])
     return lines
 
 
-TITLES = {"ramp": "the ramp of the probe", "long": "the whole warm-up"}
-
-
 def draw(path: Path, rows: list[dict[str, Any]], name: str) -> None:
-    """Both ways side by side, against the number of the meeting."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    ways = sorted({row["way"] for row in rows}, reverse=True)
+    """The ways side by side, against the number of the meeting."""
+    ways = [way for way in (PROBE, SHORT, LONG) if way in {row["way"] for row in rows}]
+    figure = Figure(figsize=(4.5 * len(ways), 4), layout="constrained")
     ordered = sorted(rows, key=lambda row: (row["P"], row["seed"]))
     for axes, way in zip(figure.subplots(1, len(ways), sharey=True, squeeze=False)[0], ways, strict=True):
         for row in (row for row in ordered if row["way"] == way):
             label = f"P = {row['P']}" if row["seed"] == ordered[0]["seed"] else None
             meetings = range(1, len(row["distances"]) + 1)
             axes.plot(meetings, row["distances"], ".-", color=f"C{GROUPS.index(row['P'])}", label=label)
-        axes.set(xlabel="meeting", title=f"{name}: {TITLES[way]}")
+        axes.set(xlabel="meeting", title=f"{name}: {way}", yscale="log")
         axes.legend()
     figure.axes[0].set_ylabel("distance D")
     figure.savefig(path, dpi=120)
 
 
 def goals(ways: dict[str, dict[int, list[list[float]]]], paper: bool) -> list[Goal]:
-    answers = {way: verdict(min(series), growths_of(series)).P for way, series in ways.items()}
+    """Against the whole warm-up as far as that was gone."""
+    title = "factors of 2 between the probe's answer and"
     found = []
-    if "long" in answers:
-        found.append(
-            Goal("factors of 2 between the ramp's answer and the long way's", apart(*answers.values()), 0)
-        )
+    if long := ways.get(LONG):
+        as_far = {P: series for P, series in ways[PROBE].items() if P in long}
+        found.append(Goal(f"{title} the {LONG}'s", apart(answer(as_far), answer(long)), 0))
     if paper:
-        found.append(
-            Goal("factors of 2 between the ramp's answer and the paper's", apart(answers["ramp"], 4), 0)
-        )
+        found.append(Goal(f"{title} the paper's", apart(answer(ways[PROBE]), 4), 0))
     return found
+
+
+def answer(series: dict[int, list[list[float]]]) -> int:
+    return verdict(min(series), growths_of(series)).P
+
+
+def kept(file: Path | None, tasks: list[Task]) -> list[dict[str, Any]]:
+    """The rows of an earlier run that belong to these tasks."""
+    keys = [task.key() for task in tasks]
+    rows = json.loads(file.read_text())["rows"] if file else []
+    return [row for row in rows if {name: row.get(name) for name in keys[0]} in keys]
 
 
 def apart(P: int, Q: int) -> float:
@@ -142,7 +180,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Distances by the probe's ramp and by the whole warm-up.")
     parser.add_argument("--data", type=Path, default=Path(), help="the folder with the stores")
     parser.add_argument("--job", default="cifar10_resnet20")
+    parser.add_argument("--groups", type=numbers, default=GROUPS[1:], metavar="P,P,…")
     parser.add_argument("--long", type=numbers, default=[2, 4, 8], metavar="P,P,…")
+    parser.add_argument("--short", type=numbers, default=[2, 4, 8], metavar="P,P,…")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="an earlier --json FILE")
     parser.add_argument("--meetings", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
@@ -154,24 +195,35 @@ def main() -> None:
     here = machine() | where(given.device)
     with tempfile.TemporaryDirectory() as folder:
         if given.quick:
-            given.job, given.data, given.long = "digits_cnn", Path(folder), [2, 4]
+            given.job, given.data, given.long, given.short = "digits_cnn", Path(folder), [2, 4], [2]
             convert("digits", None, given.data / "digits.h5")
+        ways = [(P, PROBE) for P in given.groups]
+        ways += [(P, SHORT) for P in given.short] + [(P, LONG) for P in given.long]
         tasks = [
-            partial(distances, seeded, P, way, seed, given.meetings, given.device)
+            Task(
+                replace(job(given.job, given.data, overrides), seed=seed),
+                P,
+                way,
+                seed,
+                given.meetings,
+                given.device,
+            )
             for seed in range(1, given.seeds + 1)
-            for seeded in [replace(job(given.job, given.data, overrides), seed=seed)]
-            for P, way in [*((P, "ramp") for P in GROUPS if P > 1), *((P, "long") for P in given.long)]
+            for P, way in ways
         ]
-        rows = list(in_processes(given.processes, tasks))
+        rows = kept(given.keep, tasks)
+        done = [{name: row[name] for name in tasks[0].key()} for row in rows]
+        missing = [partial(Task.measured, task) for task in tasks if task.key() not in done]
+        rows += in_processes(given.processes, missing)
     paper = given.job == "cifar10_resnet20"
-    ways = by_way(rows)
+    series = by_way(rows)
     head = ["way", "P", "D", "ρ (quartiles)", "paper's D"]
-    print_table([line for way, series in ways.items() for line in cells(way, series, paper)], head)
-    for way, series in ways.items():
-        print(f"{way}: {verdict(min(series), growths_of(series))}")
-    print_goals(goals(ways, paper))
+    print_table([line for way, found in series.items() for line in cells(way, found, paper)], head)
+    for way, found in series.items():
+        print(f"{way}: {verdict(min(found), growths_of(found))}")
+    print_goals(goals(series, paper))
     if given.json:
-        write_json(given.json, rows, goals(ways, paper), here)
+        write_json(given.json, rows, goals(series, paper), here)
     if given.plot:
         draw(given.plot, rows, given.job)
 

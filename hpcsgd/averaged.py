@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from hpcsgd.averagers import Mean
+from hpcsgd.averagers.distance import distance
 from hpcsgd.step import Step
 from hpcsgd.transport import Transport, phase
 
@@ -33,22 +35,26 @@ def average_buffers(model: nn.Module, world: Transport) -> None:
 
 
 @contextlib.contextmanager
-def averaged(model: nn.Module, s: Step) -> Iterator[None]:
+def averaged(model: nn.Module, s: Step) -> Iterator[float]:
     """Inside the block the model's parameters are the mean over the groups and its float buffers the mean
-    over all ranks; afterwards everything is as before, bit for bit. Collective; takes room for another w."""
+    over all ranks; afterwards everything is as before, bit for bit. Collective; takes room for another w.
+
+    Gives D, how far the groups are from their mean (see `averagers.distance`).
+    """
+    D = 0.0
     parameters: list[tuple[Tensor, Tensor]] = []
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if buffer.is_floating_point()]
     with torch.no_grad(), phase("evaluation"):
         if s.job.P > 1:
             parameters = [(b.w, b.w.clone()) for b in s.buckets]
-            for b in s.buckets:
-                s.job.cross.allreduce(b.own).wait()
-                b.own.div_(s.job.P)
+            mine = [chunk.clone() for chunk in s.owned]
+            Mean()(s)
+            D = distance(s, mine, s.owned, shards=True)
             gather_chunks(s)
         if s.job.size > 1:
             average_buffers(model, s.job.world)
     try:
-        yield
+        yield D
     finally:
         with torch.no_grad():
             for tensor, before in parameters + buffers:

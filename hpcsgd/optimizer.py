@@ -158,8 +158,10 @@ class DistributedOptimizer(optim.Optimizer):
             g.mul_(scale)
         return total
 
-    def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """The mean model of all groups for the length of a block, for evaluating or saving it; collective."""
+    def averaged(self) -> contextlib.AbstractContextManager[float]:
+        """The mean model of all groups for the length of a block, for evaluating or saving it; collective.
+
+        Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are apart."""
         return averaged(self.model, self._step)
 
     def state_dict(self) -> dict[str, Any]:

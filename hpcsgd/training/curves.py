@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from hpcsgd.data.atomic import replacing
 from hpcsgd.training.metrics import Record
-from hpcsgd.training.report import byte_text, of_kind, phase_totals, second_text
+from hpcsgd.training.report import byte_text, note_totals, of_kind, phase_totals, second_text
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 PHASE_COLOURS = (BLUE, ORANGE, GREEN, "#E69F00", "#56B4E9", "#CC79A7", "#8C6D31", "#332288", "#44AA99", GREY)
@@ -41,7 +42,7 @@ def plot_curves(records: Sequence[Record], target: Path) -> None:
 
     Without any record there is nothing to draw and no file is written.
     """
-    curves = [(draw, found) for kind, draw in CURVES.items() if (found := of_kind(records, kind))]
+    curves = [(draw, found) for draw, find in CURVES.items() if (found := find(records))]
     if not curves:
         return
     totals = {quantity: phase_totals(records, quantity) for quantity in ("seconds", "bytes")}
@@ -89,17 +90,42 @@ def _accuracy(axes: Axes, records: Sequence[Record]) -> None:
 def _distance(axes: Axes, records: Sequence[Record]) -> None:
     distances = _column(records, "distance")
     axes.plot(_column(records, "step"), distances, color=ORANGE, marker=".", linewidth=0.8)
-    axes.set(title=f"distance D at meetings: median {np.median(distances):.3g}", xlabel="step")
+    where = f"{records[0]['kind']}s"
+    axes.set(title=f"distance D at {where}: median {np.median(distances):.3g}", xlabel="step")
     axes.xaxis.set_major_locator(_whole_numbers())
     if distances.min() > 0 and distances.max() > LOGARITHMIC_FROM * distances.min():
         axes.set_yscale("log")
 
 
-CURVES: dict[str, Callable[[Axes, Sequence[Record]], None]] = {
-    "step": _loss,
-    "evaluation": _accuracy,
-    "meeting": _distance,
+def _distances(records: Sequence[Record]) -> list[Record]:
+    """Methods whose groups never meet all together have distances at evaluations."""
+    return of_kind(records, "meeting") or [r for r in of_kind(records, "evaluation") if r.get("distance")]
+
+
+def _staleness(axes: Axes, records: Sequence[Record]) -> None:
+    for note, colour, shift in (("staleness", BLUE, -0.2), ("ahead", ORANGE, 0.2)):
+        counts = note_totals(records, note)
+        if not counts:
+            continue
+        shares = np.array(list(counts.values())) / sum(counts.values())
+        axes.bar(np.array(list(counts)) + shift, shares, width=0.4, color=colour, label=NOTES[note])
+    axes.set(title="how late and how far ahead", ylabel="share of steps")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    axes.legend()
+
+
+def _noting(records: Sequence[Record]) -> list[Record]:
+    return [record for record in of_kind(records, "step") if "staleness" in record]
+
+
+NOTES = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
+CURVES: dict[Callable[[Axes, Sequence[Record]], None], Callable[[Sequence[Record]], list[Record]]] = {
+    _loss: partial(of_kind, kind="step"),
+    _accuracy: partial(of_kind, kind="evaluation"),
+    _distance: _distances,
+    _staleness: _noting,
 }
+"""What draws a panel, and what it draws."""
 
 
 def _phases(axes: Axes, bars: dict[str, dict[str, float]]) -> None:

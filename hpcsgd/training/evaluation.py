@@ -16,10 +16,12 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Score:
-    """Mean cross-entropy and the share of right answers, over all test samples."""
+    """Mean cross-entropy and the share of right answers, over all test samples, of the mean model; and the
+    groups' distance D from it."""
 
     loss: float
     accuracy: float
+    distance: float
     seconds: float
 
 
@@ -29,7 +31,7 @@ def evaluate(parts: Assembly) -> Score:
     started = time.perf_counter()
     world = parts.optimizer.job.world
     sums = torch.zeros(3, dtype=torch.float64)
-    with parts.optimizer.averaged():
+    with parts.optimizer.averaged() as D:
         parts.model.eval()
         for rows in torch.arange(len(parts.test))[world.rank :: world.size].split(BATCH):
             x, y = parts.test.collate(parts.test.__getitems__(rows.tolist()))
@@ -41,4 +43,4 @@ def evaluate(parts: Assembly) -> Score:
     with phase("evaluation"):
         world.allreduce(sums).wait()
     loss, right, count = sums.tolist()
-    return Score(loss / count, right / count, time.perf_counter() - started)
+    return Score(loss / count, right / count, D, time.perf_counter() - started)

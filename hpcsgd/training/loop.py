@@ -98,7 +98,7 @@ class Loop:
         if parts.scheduler is not None and self._per_step:
             parts.scheduler.step()
         parts.sampler.advance(len(y))
-        self._meter.step(loss, len(y), data_seconds)
+        self._meter.step(loss, len(y), data_seconds, optimizer.notes)
         if "distance" in optimizer.notes:
             self._compare_distance(optimizer.notes["distance"])
         if optimizer.t % self._config.log_every == 0:
@@ -152,6 +152,7 @@ class Loop:
                 epoch=self._epoch,
                 loss=score.loss,
                 accuracy=score.accuracy,
+                distance=score.distance,
                 seconds=score.seconds,
             )
         self._progress.note(
@@ -176,6 +177,8 @@ class Loop:
                 samples_per_s=reading.samples_per_s,
                 phase_seconds=reading.phase_seconds,
                 phase_bytes=reading.phase_bytes,
+                link_bytes=reading.link_bytes,
+                counts=reading.counts,
             )
         if t % self._config.log_every == 0:
             self._progress.step(**told, samples_per_s=reading.samples_per_s)

@@ -4,9 +4,11 @@
 kind            fields beside ``kind`` and ``step``
 ==============  ==========================================================================================
 ``step``        epoch, loss, lr, samples, samples_per_s, phase_seconds and phase_bytes (dicts by phase).
-                Samples, seconds and bytes are those since the previous ``step`` record: sums are the run's
+                Samples, seconds and bytes are those since the previous ``step`` record: sums are the run's.
+                Where groups send each other messages: link_bytes, of rank 0 to each group. Where they do
+                not wait for each other: staleness and ahead, how often which number of updates or steps
 ``meeting``     distance: D of eq. 9, how far the groups were apart when they met
-``evaluation``  epoch, loss, accuracy, seconds
+``evaluation``  epoch, loss, accuracy, distance (D of the groups from the mean model), seconds
 ``epoch``       epoch, loss, seconds
 ==============  ==========================================================================================
 """
@@ -44,19 +46,26 @@ class Metrics:
         samples_per_s: float,
         phase_seconds: Mapping[str, float],
         phase_bytes: Mapping[str, float],
+        link_bytes: Mapping[int, float],
+        counts: Mapping[str, Mapping[int, int]],
     ) -> None:
-        """Samples, seconds and bytes are those since the last ``step`` record; samples are all ranks'."""
+        """Samples, seconds, bytes and counts are those since the last ``step`` record; samples and counts
+        are all ranks'. Empty links and counts are left out."""
         speed = {"samples": samples, "samples_per_s": samples_per_s}
         phases = {"phase_seconds": dict(phase_seconds), "phase_bytes": dict(phase_bytes)}
-        self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases)
+        links = {"link_bytes": dict(link_bytes)} if link_bytes else {}
+        self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases, **links, **counts)
 
     def meeting(self, *, step: int, distance: float) -> None:
         """The groups met after ``step``; ``distance`` is D of eq. 9."""
         self._append("meeting", step=step, distance=distance)
 
-    def evaluation(self, *, step: int, epoch: int, loss: float, accuracy: float, seconds: float) -> None:
-        """The averaged model on the test data: mean loss, accuracy in 0..1."""
-        self._append("evaluation", step=step, epoch=epoch, loss=loss, accuracy=accuracy, seconds=seconds)
+    def evaluation(
+        self, *, step: int, epoch: int, loss: float, accuracy: float, distance: float, seconds: float
+    ) -> None:
+        """The averaged model on the test data: mean loss, accuracy in 0..1; and the groups' D from it."""
+        score = {"loss": loss, "accuracy": accuracy, "distance": distance, "seconds": seconds}
+        self._append("evaluation", step=step, epoch=epoch, **score)
 
     def epoch(self, *, step: int, epoch: int, loss: float, seconds: float) -> None:
         """An epoch ended after ``step``, with this mean training loss and duration."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from hpcsgd.tuning.growth import WINDOW
+from hpcsgd.tuning.growth import COMPARED
 
 FACTOR = 2.0
 """So many times more or less than the probe saw is told; the fall of the loss alone changes D by less."""
@@ -23,7 +23,7 @@ class Promise:
     P: int
     D: float
     lr: float
-    _recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=COMPARED))
     _state: str = "kept"
 
     @classmethod
@@ -35,7 +35,7 @@ class Promise:
     def hear(self, D: float, lr: float) -> str | None:
         """Of a meeting, at the learning rate `lr`; what there is to say, once for every change."""
         self._recent.append((D, lr))
-        if len(self._recent) < WINDOW:
+        if len(self._recent) < COMPARED:
             return None
         D, lr = median(D for D, _ in self._recent), min(lr for _, lr in self._recent)
         before, self._state = self._state, self._judged(D, lr)

@@ -26,6 +26,24 @@ def phase_totals(records: Iterable[Record], quantity: str) -> dict[str, float]:
     return dict(totals.most_common())
 
 
+def note_totals(records: Iterable[Record], note: str) -> dict[int, int]:
+    """How often a method noted which ``staleness`` or steps ``ahead``, in the whole run, over all ranks."""
+    totals: Counter[int] = Counter()
+    for record in of_kind(records, "step"):
+        for value, count in record.get(note, {}).items():
+            totals[int(value)] += count
+    return dict(sorted(totals.items()))
+
+
+def link_totals(records: Iterable[Record]) -> dict[int, float]:
+    """Bytes of messages from rank 0 to each group in the whole run."""
+    totals: Counter[int] = Counter()
+    for record in of_kind(records, "step"):
+        for group, size in record.get("link_bytes", {}).items():
+            totals[int(group)] += size
+    return dict(sorted(totals.items()))
+
+
 def summary(records: Sequence[Record]) -> Summary:
     """The run in numbers. Seconds are those of training steps; what was never measured is None."""
     steps, evaluations = of_kind(records, "step"), of_kind(records, "evaluation")
@@ -48,9 +66,18 @@ def summary(records: Sequence[Record]) -> Summary:
         "best_epoch": best.get("epoch"),
         "meetings": len(distances),
         "median_distance": median(distances) if distances else None,
+        "distance": tested.get("distance"),
+        "mean_staleness": _mean(note_totals(records, "staleness")),
+        "mean_ahead": _mean(note_totals(records, "ahead")),
         "seconds_per_phase": phase_totals(records, "seconds"),
         "bytes_per_phase": phase_totals(records, "bytes"),
+        "bytes_per_link": {str(group): size for group, size in link_totals(records).items()},
     }
+
+
+def _mean(counts: Mapping[int, int]) -> float | None:
+    total = sum(counts.values())
+    return sum(value * count for value, count in counts.items()) / total if total else None
 
 
 def _last(records: Sequence[Record]) -> Record:
@@ -74,12 +101,27 @@ def summary_text(numbers: Summary) -> str:
         lines.append(
             f"groups    met {numbers['meetings']:,} times, median distance {numbers['median_distance']:.3g}"
         )
+    elif numbers["distance"]:
+        lines.append(f"groups    at distance {numbers['distance']:.3g} from their mean at the last test")
+    if numbers["mean_staleness"] is not None:
+        lines.append(
+            f"stale     by {numbers['mean_staleness']:.2f} updates of others in the mean{_ahead(numbers)}"
+        )
     if numbers["seconds_per_phase"]:
         lines.append(f"time      {_shares(numbers['seconds_per_phase'])}")
     if any(numbers["bytes_per_phase"].values()):
         sizes = (f"{phase} {byte_text(size)}" for phase, size in numbers["bytes_per_phase"].items())
         lines.append(f"sent      {', '.join(sizes)}")
+    if links := numbers["bytes_per_link"]:
+        lines.append(
+            f"links     from rank 0 to {len(links)} groups, {byte_text(max(links.values()))} at most"
+        )
     return "\n".join(lines)
+
+
+def _ahead(numbers: Summary) -> str:
+    ahead = numbers["mean_ahead"]
+    return "" if ahead is None else f", {ahead:.2f} steps ahead of the slowest group"
 
 
 def _shares(amounts: Mapping[str, float]) -> str:

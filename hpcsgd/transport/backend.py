@@ -23,7 +23,8 @@ class PeerLost(RuntimeError):
 
 
 class Backend(ABC):
-    """Blocking operations of one communicator, called by one thread at a time.
+    """Blocking operations of one communicator, called by one thread at a time; one more may receive, or
+    send, messages meanwhile.
 
     Tensors arrive checked: contiguous, without autograd history, on a device the backend `accepts`, with
     sizes that fit. Everything returns once the caller may reuse its tensors.

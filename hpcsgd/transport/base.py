@@ -84,14 +84,13 @@ class Transport:
     def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> Work:
         """Messages to and from the ranks that are the keys, all at once."""
         self._check(*send.values(), *recv.values(), alike=False)
-        sent = sum(_nbytes(x) for to, x in send.items() if to != self.rank)
+        sent = self._posted(send)
         return self._start("exchange", sent, lambda: self.backend.exchange(send, recv))
 
     def send(self, x: Tensor, to: int) -> Work:
         """One message to rank `to`."""
         self._check(x)
-        sent = _nbytes(x) if to != self.rank else 0
-        return self._start("send", sent, lambda: self.backend.send(x, to))
+        return self._start("send", self._posted({to: x}), lambda: self.backend.send(x, to))
 
     def recv(self, out: Tensor, source: int = ANY) -> Work:
         """One message from `source`, or from whoever sends first; `wait()` returns the sender."""
@@ -149,6 +148,12 @@ class Transport:
         if self.size == 1:  # nobody to wait for
             return finished(timed, what, self.ledger)
         return self.lane.submit(timed, what, self.timeout, self.ledger)
+
+    def _posted(self, messages: Mapping[int, Tensor]) -> int:
+        """Bytes of messages; what a rank sends itself does not count."""
+        sizes = {to: _nbytes(x) for to, x in messages.items() if to != self.rank}
+        self.ledger.add_messages(sizes)
+        return sum(sizes.values())
 
     def _share(self, whole: Tensor) -> float:
         return (self.size - 1) * _nbytes(whole) / self.size

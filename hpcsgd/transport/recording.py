@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
@@ -44,6 +45,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._totals: dict[str, Total] = {}
+        self._links: Counter[int] = Counter()
         self._lock = threading.Lock()
 
     def add(self, *, calls: int = 0, sent: float = 0.0, seconds: float = 0.0, waited: float = 0.0) -> None:
@@ -54,6 +56,16 @@ class Ledger:
             total.bytes += sent
             total.seconds += seconds
             total.waited += waited
+
+    def add_messages(self, sizes: Mapping[int, float]) -> None:
+        """Count bytes by the rank they went to, beside `add`."""
+        with self._lock:
+            self._links.update(sizes)
+
+    def links(self) -> Counter[int]:
+        """Bytes sent in messages to each rank, of whatever communicator, since the start; a copy."""
+        with self._lock:
+            return self._links.copy()
 
     def totals(self) -> dict[str, Total]:
         """A copy of the sums since the start."""

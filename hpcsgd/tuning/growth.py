@@ -16,8 +16,10 @@ from statistics import median, quantiles
 from hpcsgd.lr import lr_scale
 
 THRESHOLD = 0.87
-WINDOW = 3
+WINDOW = 2
 """Meetings over which D is averaged."""
+COMPARED = 2 * WINDOW
+"""The last meetings, over which D has to be flat and is compared."""
 FLAT = 0.1
 """D is flat where its mean over a window is that of the window before, give or take this share."""
 
@@ -52,19 +54,21 @@ class Verdict:
 
 def is_flat(distances: Sequence[float]) -> bool:
     """The stated test: two neighbouring windows of `WINDOW` meetings whose means differ by at most `FLAT`."""
-    if len(distances) < 2 * WINDOW:
+    if len(distances) < COMPARED:
         return False
-    before, now = (math.fsum(d) / WINDOW for d in (distances[-2 * WINDOW : -WINDOW], distances[-WINDOW:]))
+    before, now = (math.fsum(d) / WINDOW for d in (distances[-COMPARED:-WINDOW], distances[-WINDOW:]))
     return abs(now - before) <= FLAT * now
 
 
 def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[Sequence[float]]) -> Growth:
     """From P = `smaller` with distances `D` to P' = `larger` with `E`: one series a seed, compared meeting by
-    meeting over the last `WINDOW` that both have."""
+    meeting over their last `COMPARED`."""
     ratios: list[float] = []
     for d, e in zip(D, E, strict=True):
-        end = min(len(d), len(e))
-        ratios += [e[m] / d[m] / (larger / smaller) for m in range(max(end - WINDOW, 0), end)]
+        last = -min(len(d), len(e), COMPARED)
+        ratios += [
+            after / before / (larger / smaller) for before, after in zip(d[last:], e[last:], strict=True)
+        ]
     if len(ratios) == 1:
         return Growth(smaller, larger, ratios[0], ratios[0], ratios[0])
     low, _, high = quantiles(ratios, n=4, method="inclusive")

@@ -3,10 +3,12 @@
 The hierarchical local SGD paper, section III-C. Differences from it:
 
 - virtual groups on few ranks instead of P × K real ones;
-- the warm-up is cut to a ramp of `Plan.ramp` meetings: distances tell something only at the rate of the real
-  run (at a fixed one they saturate at P ≈ 4 for any model), and the paper's figure 4 is of the time after the
-  warm-up, too;
-- the smallest P goes on until its D is flat, the others for as many meetings: like is compared with like;
+- the warm-up is cut short: one model, from which all groups start, trains alone for `Plan.settle` steps at
+  the rate of a single group, and a ramp of `Plan.ramp` meetings follows. Distances tell something only at the
+  rate of the real run (at a fixed one they saturate at P ≈ 4 for any model), and the paper's figure 4 is of
+  the time after the warm-up, too. A ramp from the first step on would not do: it meets the large gradients
+  of the start, and what they leave behind has other distances (benchmarks/probe_distances.py);
+- every P goes on until its D is flat, and for as many meetings as the one before: D drifts slowly for all;
 - the loss of the averaged model stands beside D as second evidence.
 """
 
@@ -20,11 +22,13 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from hpcsgd.errors import UserError
 from hpcsgd.lr import lr_scale
+from hpcsgd.topology import together
 from hpcsgd.transport import Transport
-from hpcsgd.tuning.growth import THRESHOLD, WINDOW, Growth, Verdict, growths_of, is_flat, verdict
+from hpcsgd.tuning.growth import COMPARED, THRESHOLD, Growth, Verdict, growths_of, is_flat, verdict
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
 from hpcsgd.tuning.memory import model_bytes, require_room
 from hpcsgd.tuning.replicas import DivergedError, VirtualGroups
@@ -48,6 +52,8 @@ class Plan:
     rule: str = "linear"
     """How the learning rate grows with P."""
     seeds: Sequence[int] = (1,)
+    settle: int = 400
+    """Steps of the model that all groups start from."""
     ramp: int = 4
     """Meetings over which the rate climbs from that of one group to that of P."""
     cap: int = 20
@@ -60,10 +66,8 @@ class Plan:
             raise UserError(f"groups = {P}: expected growing numbers, as 2, 4, 8")
         if len(P) < 2 or P[0] < 2:
             raise UserError(f"groups = {P}: at least two numbers of groups from 2 on can be compared")
-        if self.cap < self.ramp + 2 * WINDOW:
-            raise UserError(
-                f"cap = {self.cap}: at least ramp + {2 * WINDOW} = {self.ramp + 2 * WINDOW} meetings"
-            )
+        if self.cap < self.ramp + COMPARED:
+            raise UserError(f"cap = {self.cap}: at least ramp + {COMPARED} = {self.ramp + COMPARED} meetings")
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Row:
     @property
     def D(self) -> float:
         """The median over the last meetings of all seeds; NaN where it diverged before the first."""
-        return median([d for series in self.distances for d in series[-WINDOW:]] or [math.nan])
+        return median([d for series in self.distances for d in series[-COMPARED:]] or [math.nan])
 
 
 @dataclass
@@ -92,6 +96,23 @@ class Probe:
 
     plan: Plan
     rows: list[Row] = field(default_factory=list)
+    settled: float = 0.0
+    """Seconds until the groups could start."""
+
+    @property
+    def samples(self) -> int:
+        """All that were trained on."""
+        settling = len(self.plan.seeds) * self.plan.settle * self.plan.batch_size
+        return settling + sum(row.samples for row in self.rows)
+
+    @property
+    def seconds(self) -> float:
+        return self.settled + sum(row.seconds for row in self.rows)
+
+    def meetings(self, seed: int) -> int:
+        """Of the last P that was measured with this seed."""
+        i = list(self.plan.seeds).index(seed)
+        return len(self.rows[-1].distances[i]) if self.rows else 0
 
     @property
     def growths(self) -> list[Growth]:
@@ -145,12 +166,13 @@ def probe(
     """
     result = Probe(plan)
     _require_room(start, plan, world, idle)
-    meetings = None
+    began = time.perf_counter()
+    settled = {seed: settle(start, plan, world, seed) for seed in plan.seeds}
+    result.settled = time.perf_counter() - began
     for P in plan.groups:
         row = Row(P, plan.lr * lr_scale(plan.rule, P))
         for seed in plan.seeds:
-            _measure(row, lambda w, P=P, seed=seed: start(P, seed, w), plan, world, meetings)
-            meetings = meetings or len(row.distances[0])
+            _measure(row, _from(settled[seed], start, P, seed), plan, world, result.meetings(seed))
             if row.diverged is not None:
                 break
         if not result.rows and row.diverged is not None:
@@ -160,6 +182,33 @@ def probe(
         if len(result.rows) > 1 and result.verdict.final:
             break
     return result
+
+
+def settle(
+    start: Callable[[int, int, Transport], VirtualGroups], plan: Plan, world: Transport, seed: int
+) -> dict[str, Tensor]:
+    """What all groups start from: parameters and buffers of a model that trained alone, on rank 0."""
+    alone = world.split(int(world.rank == 0), world.rank)
+    state: dict[str, Tensor] | None = None
+    with together(world, "training one model alone"):
+        if world.rank == 0:
+            groups = start(1, seed, alone)
+            if plan.settle:
+                groups.train(plan.settle)
+            with groups.averaged() as model:
+                state = {name: value.clone() for name, value in model.state_dict().items()}
+    return world.gather_objects(state)[0]
+
+
+def _from(
+    state: dict[str, Tensor], start: Callable[[int, int, Transport], VirtualGroups], P: int, seed: int
+) -> Callable[[Transport], VirtualGroups]:
+    def started(hosts: Transport) -> VirtualGroups:
+        groups = start(P, seed, hosts)
+        groups.start_from(state)
+        return groups
+
+    return started
 
 
 def _require_room(
@@ -184,9 +233,9 @@ def _measure(
     start: Callable[[Transport], VirtualGroups],
     plan: Plan,
     world: Transport,
-    meetings: int | None,
+    at_least: int,
 ) -> None:
-    """One seed of one P, for so many meetings, or until D is flat.
+    """One seed of one P, for so many meetings and until D is flat.
 
     Ranks beyond the P-th have no group to host; they hear of the result.
     """
@@ -195,7 +244,7 @@ def _measure(
     series: list[tuple[float, float]] = []
     if world.rank < row.P:
         try:
-            _meet(start(hosts), plan, meetings, series)
+            _meet(start(hosts), plan, at_least, series)
         except DivergedError as error:
             row.diverged = str(error)
     series, row.diverged = world.gather_objects((series, row.diverged))[0]
@@ -205,10 +254,10 @@ def _measure(
     row.seconds += time.perf_counter() - began
 
 
-def _meet(groups: VirtualGroups, plan: Plan, meetings: int | None, series: list[tuple[float, float]]) -> None:
+def _meet(groups: VirtualGroups, plan: Plan, at_least: int, series: list[tuple[float, float]]) -> None:
     """Add distance and loss of one meeting after the other to `series`."""
-    while len(series) < (meetings or plan.cap):
-        if meetings is None and is_flat([D for D, _ in series[plan.ramp :]]):
+    while len(series) < plan.cap:
+        if len(series) >= at_least and is_flat([D for D, _ in series[plan.ramp :]]):
             return
         groups.train(plan.every)
         D = groups.meet()

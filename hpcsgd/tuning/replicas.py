@@ -6,7 +6,7 @@ models on n ranks, trained in turn, go through the very training that P·K ranks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -84,6 +84,11 @@ class VirtualGroups:
         self._idle = idle
         for i, trainee in enumerate(trainees):
             idle.put(i, trainee.tensors())
+
+    def start_from(self, state: Mapping[str, Tensor]) -> None:
+        """All models have these parameters and buffers."""
+        for trainee in self._each(changed=True):
+            trainee.model.load_state_dict(state)
 
     def train(self, steps: int) -> float:
         """So many steps of every group, one group after the other; the mean loss.
@@ -168,7 +173,8 @@ class VirtualGroups:
 
     def _require_finite(self, value: float, what: str) -> float:
         if not torch.isfinite(torch.tensor(value)):
-            raise DivergedError(f"the {what} with {self.P} groups is {value}: try a lower learning rate")
+            groups = "one group" if self.P == 1 else f"{self.P} groups"
+            raise DivergedError(f"the {what} with {groups} is {value}: try a lower learning rate")
         return value
 
 

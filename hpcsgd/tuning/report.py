@@ -75,7 +75,8 @@ def to_json(probe: Probe, setting: Mapping[str, Any]) -> dict[str, Any]:
         "loss_after_equal_samples": {
             str(row.P): probe.loss_after_equal_samples(row) for row in probe.rows if row.diverged is None
         },
-        "seconds": sum(row.seconds for row in probe.rows),
+        "seconds": probe.seconds,
+        "samples": probe.samples,
     }
 
 

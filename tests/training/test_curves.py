@@ -58,6 +58,8 @@ LOSS, PHASES, ACCURACY = (
     "test accuracy: best 0.9000 at epoch 2",
 )
 DISTANCE = "distance D at meetings: median 0.0055"
+APART: list[Record] = [{**record, "distance": 0.5} for record in EVALUATIONS]
+LATE: list[Record] = [{**record, "staleness": {"0": 3, "2": 1}, "ahead": {"1": 4}} for record in ALONE]
 
 
 @pytest.mark.parametrize(
@@ -66,11 +68,22 @@ DISTANCE = "distance D at meetings: median 0.0055"
         (STEPS + EVALUATIONS + MEETINGS, [LOSS, ACCURACY, DISTANCE, PHASES]),
         (STEPS + EVALUATIONS, [LOSS, ACCURACY, PHASES]),
         (ALONE, [LOSS]),
+        (APART, [ACCURACY, "distance D at evaluations: median 0.5"]),
+        (LATE, [LOSS, "how late and how far ahead"]),
         (MEETINGS, [DISTANCE]),
         (STEPS[:1], ["training loss: 1", PHASES]),
         (EVALUATIONS[:1], ["test accuracy: best 0.8000 at epoch 1"]),
     ],
-    ids=["all", "no meetings", "no phases", "meetings only", "one step", "one evaluation"],
+    ids=[
+        "all",
+        "no meetings",
+        "no phases",
+        "gossip",
+        "waiting for nobody",
+        "meetings only",
+        "one step",
+        "one evaluation",
+    ],
 )
 def test_each_panel_with_data_is_drawn_and_no_other(
     tmp_path: Path, titles: list[str], records: list[Record], panels: list[str]

@@ -20,7 +20,7 @@ from hpcsgd.models import mlp
 from hpcsgd.topology import form
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.config import load
-from hpcsgd.training.meter import Meter
+from hpcsgd.training.meter import LARGEST, Meter
 from hpcsgd.transport import Transport, phase, threads
 from training.launches import JOB, launch, make_store
 
@@ -195,7 +195,7 @@ def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n
             time.sleep(0.1)  # the others wait for this one
         with phase("gradients"):
             world.allreduce(torch.ones(3)).wait()
-        meter.step(torch.tensor(2.0), 8, data_seconds=0.02)
+        meter.step(torch.tensor(2.0), 8, data_seconds=0.02, notes={})
         ended = time.perf_counter()
         reading = meter.read(1)
         after = time.perf_counter()
@@ -213,11 +213,12 @@ def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n
 def test_the_loss_is_the_mean_over_all_samples(run: Callable[..., list[Any]], n: int) -> None:
     def measured(world: Transport) -> tuple[float, int]:
         meter = Meter(form(world))
-        meter.step(torch.tensor(1.0 + world.rank), 2, 0.0)
-        meter.step(torch.tensor(3.0), 1 + world.rank, 0.0)
+        meter.step(torch.tensor(1.0 + world.rank), 2, 0.0, {"ahead": 3, "distance": 1.0})
+        meter.step(torch.tensor(3.0), 1 + world.rank, 0.0, {"ahead": 100})
         reading = meter.read(2)
         again = meter.read(2)
-        assert (again.samples, again.phase_bytes) == (0, {})
+        assert reading.counts == {"ahead": {3: n, LARGEST: n}}
+        assert (again.samples, again.phase_bytes, again.counts) == (0, {}, {})
         return reading.loss, reading.samples
 
     samples = sum(3 + rank for rank in range(n))
@@ -226,10 +227,26 @@ def test_the_loss_is_the_mean_over_all_samples(run: Callable[..., list[Any]], n:
 
 
 @pytest.mark.parametrize("n", [2, 4])
+def test_messages_are_counted_by_where_they_went(run: Callable[..., list[Any]], n: int) -> None:
+    def measured(world: Transport) -> list[dict[int, float]]:
+        job = form(world, groups=n)
+        right, left = (job.g + 1) % n, (job.g - 1) % n
+        meter = Meter(job)
+        found = []
+        for size in (3, 5):
+            sent, received = torch.zeros(size), torch.zeros(size)
+            job.cross.exchange({right: sent, job.g: sent}, {left: received, job.g: received.clone()}).wait()
+            found.append(meter.read(1).link_bytes)
+        return found
+
+    assert run(n, measured) == [[{(g + 1) % n: 12}, {(g + 1) % n: 20}] for g in range(n)]
+
+
+@pytest.mark.parametrize("n", [2, 4])
 def test_all_ranks_hear_of_a_loss_that_is_no_number(run: Callable[..., list[Any]], n: int) -> None:
     def measured(world: Transport) -> str:
         meter = Meter(form(world))
-        meter.step(torch.tensor(math.inf if world.rank == 1 else 1.0), 1, 0.0)
+        meter.step(torch.tensor(math.inf if world.rank == 1 else 1.0), 1, 0.0, {})
         with pytest.raises(JobError, match="the loss is inf at step 7") as caught:
             meter.read(7)
         return str(caught.value)

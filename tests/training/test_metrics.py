@@ -18,6 +18,8 @@ def add_step(metrics: Metrics, step: int) -> None:
         samples_per_s=640.0,
         phase_seconds={"compute": 0.1},
         phase_bytes={"allgather": 8},
+        link_bytes={3: 16.0} if step % 2 else {},
+        counts={"ahead": {0: 2, 4: 1}} if step % 2 else {},
     )
 
 
@@ -25,7 +27,7 @@ def add_all(metrics: Metrics, steps: range) -> None:
     for step in steps:
         metrics.meeting(step=step, distance=0.5)
         add_step(metrics, step)
-        metrics.evaluation(step=step, epoch=step, loss=0.3, accuracy=0.9, seconds=1.0)
+        metrics.evaluation(step=step, epoch=step, loss=0.3, accuracy=0.9, distance=0.2, seconds=1.0)
         metrics.epoch(step=step, epoch=step, loss=0.4, seconds=2.0)
 
 
@@ -44,8 +46,18 @@ def test_records_read_back_as_written_and_at_once(tmp_path: Path) -> None:
             "samples_per_s": 640.0,
             "phase_seconds": {"compute": 0.1},
             "phase_bytes": {"allgather": 8},
+            "link_bytes": {"3": 16.0},
+            "ahead": {"0": 2, "4": 1},
         },
-        {"kind": "evaluation", "step": 1, "epoch": 1, "loss": 0.3, "accuracy": 0.9, "seconds": 1.0},
+        {
+            "kind": "evaluation",
+            "step": 1,
+            "epoch": 1,
+            "loss": 0.3,
+            "accuracy": 0.9,
+            "distance": 0.2,
+            "seconds": 1.0,
+        },
         {"kind": "epoch", "step": 1, "epoch": 1, "loss": 0.4, "seconds": 2.0},
     ]
     metrics.close()

@@ -14,7 +14,7 @@ def promise() -> Promise:
     return Promise(P=4, D=1.0, lr=FULL)
 
 
-def heard(promise: Promise, D: float, lr: float = FULL, meetings: int = 3) -> list[str]:
+def heard(promise: Promise, D: float, lr: float = FULL, meetings: int = 4) -> list[str]:
     told = [promise.hear(D, lr) for _ in range(meetings)]
     return [one for one in told if one is not None]
 

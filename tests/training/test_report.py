@@ -11,7 +11,8 @@ from hpcsgd.training.report import byte_text, summary, summary_text
 def step(number: int, samples: int, samples_per_s: float, **phases: float) -> Record:
     place = {"kind": "step", "step": number, "epoch": 1 + number // 20, "loss": 1 / number, "lr": 0.1}
     speed = {"samples": samples, "samples_per_s": samples_per_s}
-    return {**place, **speed, "phase_seconds": phases, "phase_bytes": {"allgather": 500}}
+    phase_bytes = {"allgather": 500}
+    return {**place, **speed, "phase_seconds": phases, "phase_bytes": phase_bytes}
 
 
 def evaluation(number: int, accuracy: float, loss: float) -> Record:
@@ -47,8 +48,12 @@ def test_the_numbers_add_up() -> None:
         "best_epoch": 2,
         "meetings": 3,
         "median_distance": 0.2,
+        "distance": None,
+        "mean_staleness": None,
+        "mean_ahead": None,
         "seconds_per_phase": {"compute": 4.5, "allgather": 1.0, "data": 0.5},
         "bytes_per_phase": {"allgather": 1500},
+        "bytes_per_link": {},
     }
 
 
@@ -62,6 +67,24 @@ def test_the_last_lines_say_it_all() -> None:
         "time      compute 75%, allgather 17%, data 8%",
         "sent      allgather 1.5 kB",
     ]
+
+
+GOSSIP = [
+    {**step(10, 100, 50.0), "link_bytes": {"1": 2000, "3": 500}, "staleness": {"0": 3, "2": 1}},
+    {**step(20, 100, 50.0), "link_bytes": {"1": 2000}, "staleness": {"1": 4}, "ahead": {"0": 1, "1": 3}},
+    {**evaluation(20, 0.9, 0.2), "distance": 0.125},
+]
+
+
+def test_groups_that_never_meet_all_together() -> None:
+    numbers = summary(GOSSIP)
+    assert (numbers["mean_staleness"], numbers["mean_ahead"], numbers["distance"]) == (0.75, 0.75, 0.125)
+    assert numbers["bytes_per_link"] == {"1": 4000, "3": 500}
+    assert {
+        "groups    at distance 0.125 from their mean at the last test",
+        "stale     by 0.75 updates of others in the mean, 0.75 steps ahead of the slowest group",
+        "links     from rank 0 to 2 groups, 4 kB at most",
+    } <= set(summary_text(numbers).splitlines())
 
 
 @pytest.mark.parametrize("count", range(len(RECORDS) + 1))

@@ -33,9 +33,8 @@ def test_the_ratio_of_growth() -> None:
     assert (step.P, step.further, step.rho) == (2, 4, 0.75)
 
 
-def test_meetings_are_compared_with_the_same_meetings() -> None:
-    """And only those that both have: the first of P = 2 and the fifth of P = 4 say nothing together."""
-    step = growth(2, [[9, 9, 1, 1, 1]], 4, [[7, 7, 2, 2, 2, 50, 60]])
+def test_the_last_meetings_are_compared() -> None:
+    step = growth(2, [[9, 1, 1, 1, 1]], 4, [[7, 30, 50, 2, 2, 2, 2]])
     assert (step.low, step.rho, step.high) == (1, 1, 1)
 
 
@@ -58,10 +57,10 @@ def test_it_stops_at_the_first_that_does_not_grow() -> None:
 @pytest.mark.parametrize(
     ("distances", "flat"),
     [
-        ([1] * 5, False),
-        ([1] * 6, True),
-        ([1, 1, 1, 1.2, 1.2, 1.2], False),
-        ([5, 5, 1, 1, 1, 1.05, 1.05, 1.05], True),
+        ([1] * 3, False),
+        ([1] * 4, True),
+        ([1, 1, 1.2, 1.2], False),
+        ([5, 5, 1, 1, 1.05, 1.05], True),
     ],
 )
 def test_flat(distances: list[float], flat: bool) -> None:

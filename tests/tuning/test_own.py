@@ -27,7 +27,7 @@ def sgd(parameters: Any, lr: float) -> optim.Optimizer:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    make_store(tmp_path / "small.h5", train=97)
+    make_store(tmp_path / "small.h5", train=106)
     job = JOB[: JOB.index("warmup_epochs")] + JOB[JOB.index("[method]") :]
     (tmp_path / "job.toml").write_text(job)
     return tmp_path

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from hpcsgd.errors import UserError
 from hpcsgd.transport import threads
 from hpcsgd.tuning import memory
-from hpcsgd.tuning.growth import WINDOW, Verdict
+from hpcsgd.tuning.growth import COMPARED, Verdict
 from hpcsgd.tuning.probe import Plan, Probe, probe
 from hpcsgd.tuning.replicas import DivergedError
 from hpcsgd.tuning.report import answer, table_row, to_json
@@ -33,10 +35,20 @@ class Scripted:
             yield torch.zeros(1)
 
     def train(self, steps: int) -> float:
-        self._trained += 1
+        self._trained += steps if self.P == 1 else 1
         if math.isnan(self._D) and self._trained == 3:
             raise DivergedError(f"the loss with {self.P} groups is nan")
         return 0.0
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """Its weight tells for how many steps it was trained alone."""
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(model.weight, self._trained)
+        yield model
+
+    def start_from(self, state: Mapping[str, Tensor]) -> None:
+        assert state["weight"].item() == SETTLE
 
     def meet(self) -> float:
         self._unrest -= 1
@@ -46,8 +58,11 @@ class Scripted:
         return self._loss
 
 
+SETTLE = 7
+
+
 def a_plan(**given: Any) -> Plan:
-    return Plan(**{"every": 8, "batch_size": 128, "lr": 0.1, "cap": 30, **given})
+    return Plan(**{"every": 8, "batch_size": 128, "lr": 0.1, "cap": 30, "settle": SETTLE, **given})
 
 
 def probed(
@@ -55,12 +70,13 @@ def probed(
     *,
     ranks: int = 1,
     losses: dict[int, float] | None = None,
-    unrest: int = 0,
+    unrest: Mapping[int, int] | None = None,
     **given: Any,
 ) -> Probe:
     def start(P: int, seed: int, world: Any) -> Any:
         assert world.size == min(P, ranks)
-        return Scripted(P, D[P], (losses or {}).get(P, 1.0), unrest if P == 2 else 0)
+        assert world.rank < P
+        return Scripted(P, {1: 0, **D}[P], (losses or {}).get(P, 1.0), (unrest or {}).get(P, 0))
 
     results = threads.run(ranks, lambda world: probe(start, a_plan(**given), world))
     assert all(result == results[0] or result.verdict == results[0].verdict for result in results)
@@ -78,15 +94,19 @@ def test_it_stops_when_the_answer_cannot_change(ranks: int) -> None:
     assert answer(result) == "P = 4: at 8 the distance falls behind (ρ = 0.82 < 0.87)"
 
 
-def test_all_P_go_on_for_as_long_as_the_smallest_needs() -> None:
-    plan = a_plan()
-    calm, restless = probed(PAPER), probed(PAPER, unrest=12)
-    assert {len(row.distances[0]) for row in calm.rows} == {plan.ramp + 2 * WINDOW}
-    assert {len(row.distances[0]) for row in restless.rows} == {11 + 2 * WINDOW}
+def test_every_P_goes_on_for_as_long_as_it_and_the_one_before_need() -> None:
+    shortest = a_plan().ramp + COMPARED
+
+    def meetings(**given: Any) -> list[int]:
+        return [len(row.distances[0]) for row in probed(PAPER, **given).rows]
+
+    assert meetings() == [shortest] * 3
+    assert meetings(unrest={2: 12}) == [11 + COMPARED] * 3
+    assert meetings(unrest={4: 12}) == [shortest, 11 + COMPARED, 11 + COMPARED]
 
 
 def test_the_cap() -> None:
-    assert {len(row.distances[0]) for row in probed(PAPER, unrest=100, cap=13).rows} == {13}
+    assert {len(row.distances[0]) for row in probed(PAPER, unrest={2: 100}, cap=13).rows} == {13}
 
 
 def test_seeds() -> None:
@@ -97,6 +117,12 @@ def test_the_rate_and_the_samples_of_a_row() -> None:
     row = probed(PAPER, rule="root").rows[1]
     assert row.lr == pytest.approx(0.2)
     assert row.samples == len(row.distances[0]) * 8 * 128 * 4
+
+
+def test_all_samples_count() -> None:
+    result = probed(PAPER, seeds=(1, 2))
+    assert result.samples == 2 * SETTLE * 128 + sum(row.samples for row in result.rows)
+    assert result.seconds >= sum(row.seconds for row in result.rows)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -141,7 +167,7 @@ def test_json_holds_the_numbers() -> None:
         ({"groups": (2, 2)}, "expected growing numbers"),
         ({"groups": (1,)}, "at least two numbers of groups from 2 on"),
         ({"groups": (1, 2)}, "at least two numbers of groups from 2 on"),
-        ({"cap": 9}, "cap = 9: at least ramp"),
+        ({"cap": 7}, "cap = 7: at least ramp"),
     ],
 )
 def test_what_cannot_be_answered(given: dict[str, Any], message: str) -> None:
