@@ -76,7 +76,7 @@ class Network:
         self.name = name
         self.hosts = hosts
 
-    def mpiexec(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    def mpiexec(self, *command: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """One rank on every host."""
         addresses = ",".join(f"10.77.0.{i + 1}" for i in range(self.hosts))
         launcher = [
@@ -85,4 +85,4 @@ class Network:
             *("-iface", "switch", "-hosts", addresses, "-ppn", "1", "-n", str(self.hosts)),
         ]
         env = {"HPCSGD_NET": self.name, "FI_PROVIDER": "tcp", "MPIR_CVAR_CH4_NETMOD": "ofi"}
-        return launch([*launcher, *command], env)
+        return launch([*launcher, *command], env, timeout)

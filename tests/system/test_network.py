@@ -1,9 +1,10 @@
-"""Four hosts with slow links: what hpcsgd says it sent is what left the interface."""
+"""Four hosts with slow links: what hpcsgd says it sent is what left the interface; methods of all kinds."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +45,21 @@ def test_an_allreduce_sends_the_bytes_of_its_formula(network):
         assert right
         assert counted == 2 * (p - 1) / p * nbytes
         assert counted <= wire < 1.15 * counted  # headers, acknowledgements, barriers
+
+
+METHODS = Path(__file__).parents[1] / "methods"
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        pytest.param([METHODS / "test_waiting_for_nobody.py"], id="waiting for nobody"),
+        pytest.param([METHODS], id="all", marks=pytest.mark.long),
+    ],
+)
+def test_methods_do_across_hosts_what_they_do_on_one(network, tests: list[Path]) -> None:
+    """Where no memory is shared and links are slow, requests are answered all the same."""
+    pytest_on_ranks = ("-m", "pytest", "-m", "ranks", "-q", "--color=no", "-p", "no:cacheprovider")
+    done = network.mpiexec(sys.executable, *pytest_on_ranks, *tests, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
