@@ -1,8 +1,8 @@
 """How far may P grow? Until the distance D between the groups' models no longer keeps up with P.
 
 The hierarchical local SGD paper, section III-C: raise P (2, 4, 8, …) while D grows in proportion to P. Its
-figures, read by eye, accept growth ratios of 1.15, 1.10 and 0.91 and reject 0.82 and less; the default
-threshold lies between.
+figures, read by eye, accept growth ratios of 1.15, 1.10 and 0.91 and reject 0.82 and less. The default
+threshold lies between, and what comes near it from either side is called not clear: there is no evidence.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from statistics import median, quantiles
 from hpcsgd.lr import lr_scale
 
 THRESHOLD = 0.87
+MARGIN = 0.03
+"""So near the threshold, on either side, ρ tells nothing."""
 WINDOW = 2
 """Meetings over which D is averaged."""
 COMPARED = 2 * WINDOW
@@ -38,8 +40,8 @@ class Growth:
     """The quartiles around it."""
 
     def clear(self, threshold: float) -> bool:
-        """Whether the quartiles are on one side of `threshold`."""
-        return self.low >= threshold or self.high < threshold
+        """Whether the quartiles are on one side of `threshold`, and not near it."""
+        return self.low >= threshold + MARGIN or self.high < threshold - MARGIN
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,9 @@ class Plan:
     rule: str = "linear"
     """How the learning rate grows with P."""
     seeds: Sequence[int] = (1,)
-    settle: int = 400
+    settle: int = 100
     """Steps of the model that all groups start from."""
-    ramp: int = 4
+    ramp: int = 2
     """Meetings over which the rate climbs from that of one group to that of P."""
     cap: int = 20
     """Meetings after which D counts as it is, flat or not."""

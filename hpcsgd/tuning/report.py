@@ -49,7 +49,11 @@ def _verdict(probe: Probe, found: Verdict) -> str:
     if probe.diverged is not None and found.P == probe.rows[-2].P:
         return f"P = {found.P}: with {probe.diverged.P} groups the training diverged"
     if found.unclear is not None:
-        return f"P = {found.P}; not clear between {found.P} and {found.unclear}: probe with more seeds"
+        near = next(g for g in probe.growths if g.P == found.P)
+        reason = f"ρ = {near.rho:.2f} ({near.low:.2f}–{near.high:.2f}) is too near {threshold} for its spread"
+        return (
+            f"P = {found.P}; not clear between {found.P} and {found.unclear}: {reason}, probe with more seeds"
+        )
     if not found.final:
         return f"P = {found.P} or more: D still grew with P at the largest that was probed"
     failed = next(g for g in probe.growths if g.P == found.P)

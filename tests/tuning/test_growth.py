@@ -74,7 +74,10 @@ def test_independent_walkers() -> None:
     assert ideal(2, 4, "root") == pytest.approx(math.sqrt(1.5) / math.sqrt(2))
 
 
-def test_clear() -> None:
-    assert Growth(2, 4, 0.9, 0.88, 1.0).clear(0.87)
-    assert Growth(2, 4, 0.8, 0.7, 0.86).clear(0.87)
-    assert not Growth(2, 4, 0.9, 0.86, 1.0).clear(0.87)
+@pytest.mark.parametrize(
+    ("low", "high", "clear"),
+    [(0.91, 1.0, True), (0.7, 0.83, True), (0.86, 1.0, False), (0.88, 0.88, False), (0.86, 0.86, False)],
+)
+def test_clear(low: float, high: float, clear: bool) -> None:
+    """On one side, and not near."""
+    assert Growth(2, 4, (low + high) / 2, low, high).clear(0.87) is clear
