@@ -1,0 +1,200 @@
+"""Gossip and its rivals on hosts with slow links: seconds a step, a straggler or none, and accuracy.
+
+    hpcsgd data convert mnist FOLDER DATA/mnist.h5
+    python benchmarks/gossip.py --data DATA [--hosts N] [--rate 10mbit] [--json FILE] [--plot FILE]
+
+One rank a host, each a group; ResNet-20, batch 32 a rank. The hosts are network namespaces (as root). The
+accuracy is that of benchmarks/jobs/mnist_cnn.toml on as many ranks, after equal epochs. --quick: a minute,
+of digits.
+The bound of a method is the larger, where it overlaps, or else the sum of computing alone and its bytes over
+the link's rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from harness import Goal, Spread, machine, mpiexec, print_goals, print_table, write_json
+from hosts import on_hosts, shaped_hosts
+from matplotlib.figure import Figure
+
+from hpcsgd.data import convert
+
+METHODS = {
+    "AR-SGD": 'name = "bsp"',
+    "D-PSGD": 'name = "d_psgd"',
+    "SGP": 'name = "sgp"',
+    "2P-SGP": 'name = "sgp"\npeers = 2',
+    "1-OSGP": 'name = "osgp"\nstaleness = 1',
+    "AD-PSGD": 'name = "ad_psgd"',
+    "async SGD": 'name = "async_sgd"',
+    "AR/1P-SGP": 'name = "switch"\nfirst = { name = "bsp" }\nthen = { name = "sgp" }\nat = { epoch = 1 }',
+}
+OVERLAPS = {"1-OSGP", "AD-PSGD"}
+PAPER = {"AR-SGD": 1.0, "D-PSGD": 8.5 / 4.9, "SGP": 8.5 / 3.2, "1-OSGP": 8.5 / 1.8, "AD-PSGD": 8.5 / 2.9}
+"""Rates over that of AR-SGD: the SGP paper, 16 nodes at 10 Gb/s."""
+HEAD = "who,late,ms/step,bound,sent MB,rate over AR-SGD,paper,waits for"
+
+
+def speed(hosts: int, rate: str, rounds: int, steps: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder, shaped_hosts(hosts, rate) as name:
+        out = Path(folder) / "rows.json"
+        script = Path(__file__).with_name("gossip_rank.py")
+        arguments = ["--out", str(out), "--rounds", str(rounds), "--steps", str(steps)]
+        on_hosts(name, hosts, script, arguments, timeout=3600)
+        return json.loads(out.read_text())
+
+
+def with_bounds(rows: list[dict[str, Any]], bytes_per_s: float) -> list[dict[str, Any]]:
+    for row in rows:
+        alone = next(r for r in rows if r["who"] == "compute only" and r["delay"] == row["delay"])
+        compute = alone["seconds_a_step"]["median"]
+        if "bytes_a_step" in row:
+            link = row["bytes_a_step"] / bytes_per_s
+            row["bound"] = max(compute, link) if row["who"] in OVERLAPS else compute + link
+    return rows
+
+
+def accuracies(
+    methods: Sequence[str], job: Path, store: Path, ranks: int, epochs: int, seeds: int
+) -> list[dict[str, Any]]:
+    """Trained by `hpcsgd train`, as a user would."""
+    head, rest = job.read_text().split("[method]\n")
+    table = tomllib.loads(job.read_text())
+    B, lr = table["data"]["batch_size"], table["optimizer"]["lr"]
+    rows = []
+    for name in methods:
+        for seed in range(1, seeds + 1):
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "job.toml"
+                training = rest[rest.index("[training]") :]
+                file.write_text(f"{head}[method]\n{METHODS[name]}\n{training}")
+                groups, more = (1, ranks) if name == "AR-SGD" else (ranks, 1)
+                words = {
+                    "data.store": store, "data.batch_size": B * more, "optimizer.lr": lr * more,
+                    "job.groups": groups, "seed": seed, "training.epochs": epochs, "training.threads": 1,
+                    "schedule.arguments.T_max": epochs, "run.folder": f"{folder}/run",
+                }  # fmt: skip
+                overrides = [word for key, value in words.items() for word in (f"--{key}", str(value))]
+                command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "hpcsgd", "train", str(file)]
+                subprocess.run(
+                    [*command, *overrides],
+                    env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL, timeout=3600, check=True,
+                )  # fmt: skip
+                found = json.loads((Path(folder) / "run" / "summary.json").read_text())
+            kept = {key: found[key] for key in ("accuracy", "distance", "mean_staleness")}
+            rows.append({"who": name, "seed": seed, "epochs": epochs, **kept})
+            print(f"{name}, seed {seed}: accuracy {found['accuracy']:.4f}", flush=True)
+    return rows
+
+
+def goals(rows: list[dict[str, Any]], trained: list[dict[str, Any]]) -> list[Goal]:
+    """As ratios of seconds: at most one over the paper's ratio of rates."""
+    quiet = {row["who"]: row for row in rows if row["delay"] == 0}
+
+    def over(who: str, other: str) -> float:
+        return 1 / quiet[who][f"rate_over_{other}"]["median"]
+
+    found = [
+        Goal("seconds of SGP over AR-SGD", over("SGP", "AR"), 1 / 2.7),
+        Goal("seconds of 1-OSGP over AR-SGD", over("1-OSGP", "AR"), 1 / 4.7),
+        Goal("seconds of SGP over D-PSGD", over("SGP", "D-PSGD"), 1 / 1.5),
+    ]
+    names = dict.fromkeys(row["who"] for row in trained)
+    score = {name: mean(row["accuracy"] for row in trained if row["who"] == name) for name in names}
+    for name in names:
+        if name != "AR-SGD":
+            behind = 100 * (score["AR-SGD"] - score[name])
+            found.append(Goal(f"points of accuracy of {name} behind AR-SGD", behind, 0.5))
+    return found
+
+
+def cells(row: dict[str, Any]) -> list[object]:
+    waits = row.get("waited_a_step", {})
+    longest = sorted(((s, p) for p, s in waits.items() if s > 1e-4), reverse=True)
+    sent = row.get("bytes_a_step")
+    return [
+        row["who"],
+        f"{1e3 * row['delay']:.0f}",
+        f"{1e3 * row['seconds_a_step']['median']:.1f}",
+        f"{1e3 * row['bound']:.1f}" if "bound" in row else "",
+        f"{sent / 1e6:.2f}" if sent else "",
+        Spread(**row["rate_over_AR"]),
+        f"{PAPER[row['who']]:.2f}" if row["who"] in PAPER and not row["delay"] else "",
+        ", ".join(f"{phase} {1e3 * s:.0f}" for s, phase in longest),
+    ]
+
+
+def draw(path: Path, rows: list[dict[str, Any]]) -> None:
+    """What a step's time goes into, without a straggler and with one."""
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    delays = sorted({row["delay"] for row in rows})
+    for axes, delay in zip(figure.subplots(1, len(delays), sharey=True), delays, strict=True):
+        mine = [row for row in rows if row["delay"] == delay]
+        names = [row["who"] for row in mine]
+        medians = [row["seconds_a_step"]["median"] for row in mine]
+        axes.barh(names, medians, color="C0", label="computing")
+        waited = [sum(row.get("waited_a_step", {}).values()) for row in mine]
+        axes.barh(names, waited, left=[m - w for m, w in zip(medians, waited, strict=True)], color="C1",
+                  label="waiting for others (ours)")  # fmt: skip
+        for place, row in enumerate(mine):
+            if "bound" in row:
+                axes.plot([row["bound"]] * 2, [place - 0.4, place + 0.4], "k-", lw=2)
+        late = f"one rank {1e3 * delay:.0f} ms late in every step" if delay else "no straggler"
+        axes.set(xlabel="seconds a step (bar: bound)", title=late)
+        axes.invert_yaxis()
+    figure.axes[0].legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Gossip and its rivals on hosts with slow links.")
+    parser.add_argument("--data", type=Path, default=Path(), help="the folder with mnist.h5")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rate", type=int, default=10, help="of a link, Mbit/s")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    here = machine()
+    jobs = Path(__file__).with_name("jobs")
+    with tempfile.TemporaryDirectory() as folder:
+        job, store, methods = jobs / "mnist_cnn.toml", given.data / "mnist.h5", list(METHODS)
+        if given.quick:
+            given.rounds, given.steps, given.rate, given.epochs, given.seeds = 2, 1, 100, 1, 1
+            methods = ["AR-SGD", "SGP", "AD-PSGD"]
+            job, store = jobs / "digits_cnn.toml", Path(folder) / "digits.h5"
+            convert("digits", None, store)
+        rows = speed(given.hosts, f"{given.rate}mbit", given.rounds, given.steps)
+        trained = accuracies(methods, job, store, given.hosts, given.epochs, given.seeds)
+    rows = with_bounds(rows, given.rate * 1e6 / 8)
+    print_table(map(cells, rows), HEAD.split(","))
+    quiet = {row["who"]: row["seconds_a_step"]["median"] for row in rows if row["delay"] == 0}
+    ratio = quiet["AR-SGD"] / quiet["compute only"] - 1
+    where = f"{given.hosts} hosts at {given.rate} Mbit/s"
+    print(f"{where}: AR-SGD communicates {ratio:.1f} times as long as it computes")
+    print_goals(goals(rows, trained))
+    if given.json:
+        hosts = {"hosts": given.hosts, "link_mbit_per_s": given.rate, "communication_over_computing": ratio}
+        write_json(given.json, rows + trained, goals(rows, trained), here | hosts)
+    if given.plot:
+        draw(given.plot, rows)
+
+
+if __name__ == "__main__":
+    main()
