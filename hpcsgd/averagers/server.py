@@ -75,8 +75,11 @@ class Server:
 
     def before_update(self, s: Step) -> None:
         """The first time, while all groups have the same parameters, the keepers take their parts."""
-        if self._service is None and s.job.P > 1:
-            self._start(s)
+        if s.job.P > 1:
+            if self._service is None:
+                self._start(s)
+            for part, read in zip(self._parts(s), self._read, strict=True):
+                read.pack(part)
 
     def __call__(self, s: Step) -> None:
         assert self._service is not None
@@ -94,19 +97,19 @@ class Server:
         """The kept part, with all that was pushed in the steps done."""
         if self._service is None or self.keeper is None:
             return {"part": self._saved}
-        self._service.settle()
-        return {"part": self.keeper.part}
+        with self._service.at_rest():
+            return {"part": [x.clone() for x in self.keeper.part]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Before the first step, or on all ranks."""
         self._saved = state["part"]
-        if self.keeper is not None and self._saved is not None:
-            self.keeper.part = [x.clone() for x in self._saved]
+        if self._service is not None and self.keeper is not None and self._saved is not None:
+            with self._service.at_rest():
+                self.keeper.part = [x.clone() for x in self._saved]
 
     def _start(self, s: Step) -> None:
         parts = self._parts(s)
         self._pushed, self._read = ([Parcel.like(part) for part in parts] for _ in range(2))
-        for part, read in zip(parts, self._read, strict=True):
-            read.pack(part)
         mine = parts[s.job.g]
         self.keeper = Keeper(self._saved or mine, s.job.P, self.staleness)
         self._service = Service(s.job.cross, self.keeper, self._pushed[s.job.g].bytes.numel())

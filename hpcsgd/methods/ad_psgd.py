@@ -12,6 +12,7 @@ the end of a step is taken in at the end of the next one, as the change that it 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Iterable
@@ -64,13 +65,17 @@ class Pairwise:
 
     def state_dict(self) -> dict[str, Any]:
         """x, after the averages under way."""
-        if self._service is not None:
-            self._take_in()
-            self._service.settle()
-        return {"x": self.x}
+        with self._at_rest():
+            return {"x": _clones(self.x)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.x = None if state["x"] is None else [x.clone() for x in state["x"]]
+        """Before the first step, or on all ranks."""
+        with self._at_rest():
+            self.x = _clones(state["x"])
+
+    def _at_rest(self) -> contextlib.AbstractContextManager[None]:
+        self._take_in()
+        return contextlib.nullcontext() if self._service is None else self._service.at_rest()
 
     def _start(self, s: Step) -> None:
         self.x = self.x or [chunk.clone() for chunk in s.owned]
@@ -103,6 +108,10 @@ class Pairwise:
             self._average.pack(self.x)
             self._averaged += 1
         return [(active, self._average.bytes)]
+
+
+def _clones(tensors: list[Tensor] | None) -> list[Tensor] | None:
+    return None if tensors is None else [x.clone() for x in tensors]
 
 
 def ad_psgd(seed: int = 0, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen

@@ -8,7 +8,8 @@ posted before the questions leave, so that no thread ever waits for another one 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -58,8 +59,15 @@ class Service:
         answered = self._answers.exchange({}, answers)
         return Asked(self._questions.exchange(questions, {}), answered)
 
-    def settle(self) -> None:
-        """Return once everybody has had all answers; collective."""
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Inside the block nobody has a question under way; collective."""
+        self._meet()
+        yield
+        self._meet()
+
+    def _meet(self) -> None:
+        """Return once everybody has had all answers."""
         self._answers.allreduce(torch.zeros(1)).wait()
 
     def _serve_or_end(self) -> None:
@@ -82,7 +90,7 @@ class Service:
                 self._replies.send(answer, to).wait()
 
     def _farewell(self) -> None:
-        self.settle()
+        self._meet()
         self._over = True
         self._questions.send(self._question.clone(), self._questions.rank).wait()
         self._serving.wait()

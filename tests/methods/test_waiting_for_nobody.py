@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.utils._pytree import tree_map
 
 import hpcsgd
 from hpcsgd.averagers.server import Server
@@ -217,9 +218,10 @@ def test_what_is_noted(run) -> None:
 
 
 @pytest.mark.parametrize("P", [2, 4])
+@pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("method", [lambda: ssp(1), async_sgd, ad_psgd])
-def test_goes_on_from_its_state(run, P: int, method: Callable[[], Method]) -> None:
-    """No update is lost between the two halves, nor counted twice."""
+def test_goes_on_from_its_state(run, P: int, fresh: bool, method: Callable[[], Method]) -> None:
+    """No update is lost between the two halves, nor counted twice; also where some came in between."""
 
     def halves(world: Transport) -> Tensor:
         job = form(world, groups=P)
@@ -228,7 +230,11 @@ def test_goes_on_from_its_state(run, P: int, method: Callable[[], Method]) -> No
             net.mark(job.g, t)
             optimizer.step()
         weights, state = net.cells.detach().clone(), optimizer.state_dict()
-        again, resumed = tallying(job, method(), 6)
+        state = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, state)
+        again, resumed = tallying(job, method(), 6) if fresh else (net, optimizer)
+        if not fresh:
+            net.mark(job.g, 5)
+            optimizer.step()
         with torch.no_grad():
             again.cells.copy_(weights)
         resumed.load_state_dict(state)

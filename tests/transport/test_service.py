@@ -85,6 +85,31 @@ def test_nothing_is_left_running(run, n: int) -> None:
     assert run(n, work) == [[]] * n
 
 
+@pytest.mark.parametrize("n", [2, 4])
+def test_at_rest_nobody_asks(run, n: int) -> None:
+    """Whoever is through with the block first must not disturb those who are still in it."""
+
+    def work(world: Transport) -> list[bool]:
+        asked: list[int] = []
+
+        def answer(source: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
+            asked.append(source)
+            return [(source, question)]
+
+        service = Service(world, answer, 8)
+        calm = []
+        for turn in range(5):
+            room = {rank: filled(0, 8) for rank in range(n)}
+            service.ask({rank: filled(1, 8) for rank in range(n)}, room).wait()
+            with service.at_rest():
+                before = list(asked)
+                time.sleep(0.02 if turn % n == world.rank else 0.0)
+                calm.append(asked == before and len(asked) == n * (turn + 1))
+        return calm
+
+    assert run(n, work) == [[True] * 5] * n
+
+
 @pytest.mark.parametrize("n", [2])
 def test_bytes_to_oneself_do_not_count(run, n: int) -> None:
     def work(world: Transport) -> float:
@@ -92,11 +117,12 @@ def test_bytes_to_oneself_do_not_count(run, n: int) -> None:
         before = world.ledger.totals()
         room = {rank: filled(0, 8) for rank in range(n)}
         service.ask({rank: filled(1, 8) for rank in range(n)}, room).wait()
-        service.settle()
+        with service.at_rest():
+            pass
         return sum(total.bytes for total in world.ledger.since(before).values())
 
-    settled = 4 * 2 * (n - 1) / n  # of the allreduce of one float32
-    assert run(n, work) == [2 * 8 * (n - 1) + settled] * n
+    meetings = 2 * 4 * 2 * (n - 1) / n  # two allreduces of one float32
+    assert run(n, work) == [2 * 8 * (n - 1) + meetings] * n
 
 
 def test_who_does_not_come_to_the_farewell_is_missed() -> None:
