@@ -6,15 +6,18 @@
     python benchmarks/probe_vs_accuracy.py --data DATA [--jobs NAME …] [--json FILE] [--plot FILE]
 
 The jobs are those of benchmarks/jobs. All P·K ranks are virtual, so this takes as many processes as asked for
-(--processes) and no MPI. --quick: a minute, of digits alone.
+(--processes) and no MPI. --keep FILE: jobs that are in an earlier --json FILE are not measured again.
+--quick: a minute, of digits alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import log2
@@ -93,6 +96,14 @@ def probe(name: str, config: Config, seeds: int, device: torch.device) -> dict[s
     }
 
 
+def kept(file: Path | None, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Probes and trainings of these jobs from an earlier run."""
+    if file is None:
+        return [], []
+    first, *rows = json.loads(file.read_text())["rows"]
+    return [p for p in first["probes"] if p["job"] in names], [row for row in rows if row["job"] in names]
+
+
 def largest_as_good(rows: list[dict[str, Any]]) -> int:
     """The largest P whose mean accuracy over the seeds is within `WITHIN` of that of P = 1."""
     accuracies = means(rows)
@@ -152,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The accuracy of P groups beside the probe's verdict.")
     parser.add_argument("--data", type=Path, default=Path(), help="the folder with the stores")
     parser.add_argument("--jobs", nargs="+", default=NAMES, metavar="NAME")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="an earlier --json FILE")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
@@ -165,16 +177,18 @@ def main() -> None:
         if given.quick:
             given.jobs, given.data, overrides = ["digits_cnn"], Path(folder), ["--training.epochs", "3"]
             convert("digits", None, given.data / "digits.h5")
-        configs = {name: prepared(name, given.data, Path(folder), overrides) for name in given.jobs}
+        probes, rows = kept(given.keep, given.jobs)
+        missing = [name for name in given.jobs if name not in {probed["job"] for probed in probes}]
+        configs = {name: prepared(name, given.data, Path(folder), overrides) for name in missing}
         seeds = range(1, given.seeds + 1)
-        probes = [probe(name, config, given.seeds, given.device) for name, config in configs.items()]
+        probes += [probe(name, config, given.seeds, given.device) for name, config in configs.items()]
         tasks = [
             partial(train, name, config, P, seed, given.device)
             for name, config in configs.items()
             for seed in seeds
             for P in GROUPS
         ]
-        rows = list(in_processes(given.processes, tasks))
+        rows += in_processes(given.processes, tasks)
     rows.sort(key=lambda row: (row["job"], row["P"], row["seed"]))
     found = [(probed, [row for row in rows if row["job"] == probed["job"]]) for probed in probes]
     head = ["job", "P", "accuracy", "of the seeds", "D", "ρ", ""]
