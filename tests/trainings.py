@@ -22,6 +22,7 @@ from hpcsgd.methods import (
     osgp,
     sgp,
     ssp,
+    switch,
 )
 from hpcsgd.topology import Job
 
@@ -97,6 +98,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "sgp": sgp,
     "osgp": lambda: osgp(2, graph=Ring()),
     "d_psgd": d_psgd,
+    "post-local SGD": lambda: switch(bsp(), hierarchical(EVERY), at=1),
+    "AR/1P-SGP": lambda: switch(bsp(), sgp(), at=5),
 }
 WAITING_FOR_NOBODY: dict[str, Callable[[], Method]] = {
     "ssp": lambda: ssp(2),

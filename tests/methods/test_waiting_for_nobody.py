@@ -108,15 +108,15 @@ class Clocks:
 
 
 def adversary(world: Transport, clocks: Clocks, method: Method, schedules: int) -> Tensor:
-    """In every schedule of 6 steps another rank is slow, and others now and then. Returns what it has."""
+    """In every schedule of 4 steps another rank is slow, and others now and then. Returns what it has."""
     job = form(world, groups=world.size)
     net, optimizer = tallying(job, method, 1)
     for seed in range(schedules):
         pace = random.Random(f"{seed} {world.rank}")
         slowest = random.Random(seed).randrange(world.size)
-        for _ in range(6):
+        for _ in range(4):
             if world.rank == slowest or pace.random() < 0.2:
-                time.sleep(pace.choice([0, 1e-4, 1e-3]))
+                time.sleep(pace.choice([0, 1e-4, 5e-4]))
             net.mark(job.g, 0)
             optimizer.step()
             clocks.tick(world.rank)
@@ -129,7 +129,7 @@ def test_nobody_runs_further_ahead(s: int) -> None:
     clocks = Clocks(3)
     threads.run(3, lambda world: adversary(world, clocks, ssp(s), 250), timeout=300)
     assert s <= clocks.furthest <= s + 1
-    assert clocks.finished == [1500, 1500, 1500]
+    assert clocks.finished == [1000, 1000, 1000]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
@@ -137,7 +137,7 @@ def test_pairs_in_random_interleavings(n: int) -> None:
     """250 each; nobody waits for ever."""
     ranks = threads.run(n, lambda world: adversary(world, Clocks(n), ad_psgd(), 250), timeout=300)
     total = torch.stack(ranks).sum(0)
-    torch.testing.assert_close(total, torch.full((n,), 1500.0 * n), rtol=1e-5, atol=0)
+    torch.testing.assert_close(total, torch.full((n,), 1000.0 * n), rtol=1e-5, atol=0)
 
 
 def test_a_slow_group_lets_the_others_go_on(run) -> None:

@@ -178,7 +178,8 @@ CASES = {
     ),
     "a server that fails": Case(
         "service = Service(world, lambda source, question: {}[source], 8)\nworld.barrier()\nfault()\n"
-        "if rank == 2:\n    service.ask({1: torch.ones(8, dtype=torch.uint8)}, {})",
+        "x = torch.ones(8, dtype=torch.uint8)\n"
+        "if rank == 2:\n    service.ask({1: x}, {1: x.clone()}).wait()",
         "hpcsgd: rank 1: KeyError", 1, traceback=1,
     ),
     "nobody asks any more, but one rank does not come": Case(
