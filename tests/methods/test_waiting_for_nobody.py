@@ -151,7 +151,7 @@ def test_a_slow_group_lets_the_others_go_on(run) -> None:
             if t == 1:
                 world.barrier()
                 start = time.perf_counter()
-                time.sleep(1.0 if world.rank == world.size - 1 else 0.0)
+                time.sleep(2.0 if world.rank == world.size - 1 else 0.0)
             net.mark(job.g, t)
             optimizer.step()
             if t >= 1:
@@ -160,7 +160,7 @@ def test_a_slow_group_lets_the_others_go_on(run) -> None:
 
     for method, ahead in ((lambda: ssp(0), 0), (lambda: ssp(2), 2), (async_sgd, 4)):
         fast = run(2, lambda world, method=method: timed(world, method))[0]
-        assert sum(t < 0.8 for t in fast) == ahead
+        assert sum(t < 1.8 for t in fast) == ahead
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
@@ -203,10 +203,13 @@ def test_what_is_noted(run) -> None:
         for t in range(3):
             if t == 1:
                 world.barrier()
-                time.sleep(0.5 if world.rank == 1 else 0.0)
+                if world.rank == 1:  # until the other one is through
+                    world.recv(torch.zeros(1), 0).wait()
             net.mark(job.g, t)
             optimizer.step()
             notes.append(dict(optimizer.notes))
+        if world.rank == 0:
+            world.send(torch.zeros(1), 1).wait()
         return notes
 
     fast, slow = run(2, lambda world: noted(world, async_sgd))
