@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.errors import UserError
 from hpcsgd.step import Step
-from hpcsgd.transport import Service
+from hpcsgd.transport import Service, phase
 
 
 class Keeper:
@@ -112,7 +112,8 @@ class Server:
         self._pushed, self._read = ([Parcel.like(part) for part in parts] for _ in range(2))
         mine = parts[s.job.g]
         self.keeper = Keeper(self._saved or mine, s.job.P, self.staleness)
-        self._service = Service(s.job.cross, self.keeper, self._pushed[s.job.g].bytes.numel())
+        with phase("average"):
+            self._service = Service(s.job.cross, self.keeper, self._pushed[s.job.g].bytes.numel())
 
     def _parts(self, s: Step) -> list[list[Tensor]]:
         """Of the own chunks, by the group that keeps them."""

@@ -24,7 +24,7 @@ from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
 from hpcsgd.step import Exchange, Method, Step
-from hpcsgd.transport import Asked, Service
+from hpcsgd.transport import Asked, Service, phase
 
 
 class Pairwise:
@@ -80,7 +80,8 @@ class Pairwise:
     def _start(self, s: Step) -> None:
         self.x = self.x or [chunk.clone() for chunk in s.owned]
         self._model, self._sent, self._answer, self._average = (Parcel.like(s.owned) for _ in range(4))
-        self._service = Service(s.job.cross, self._reply, self._sent.bytes.numel())
+        with phase("average"):
+            self._service = Service(s.job.cross, self._reply, self._sent.bytes.numel())
 
     def _ask(self, s: Step) -> None:
         assert self.x is not None

@@ -251,6 +251,28 @@ def test_goes_on_from_its_state(run, P: int, fresh: bool, method: Callable[[], M
     torch.testing.assert_close(whole, torch.ones(P * 6), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (4, 1), (2, 2)])
+def test_bytes_of_a_step(run, P: int, K: int) -> None:
+    """The own update to all other keepers, and what is kept here to all other groups: in sum over the ranks,
+    since somebody's answers may be still on their way."""
+
+    def recorded(world: Transport) -> dict[str, float]:
+        job = form(world, groups=P)
+        net = nn.Linear(24, 16, bias=False)
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, async_sgd())
+        before = world.ledger.totals()
+        for _ in range(3):
+            net(torch.ones(2, 24)).sum().backward()
+            optimizer.step()
+        world.barrier()
+        return {name: total.bytes for name, total in world.ledger.since(before).items() if total.bytes}
+
+    part = 24 * 16 // (P * K) * 4 + 8
+    ranks = run(P * K, recorded)
+    assert sum(sent["average"] for sent in ranks) == P * K * 3 * 2 * (P - 1) * part
+    assert all(sent.keys() <= {"average", "gradients", "parameters"} for sent in ranks)
+
+
 def test_refusals() -> None:
     with pytest.raises(UserError, match="staleness = -1"):
         ssp(-1)
