@@ -214,7 +214,9 @@ def test_what_is_noted(run) -> None:
 
     fast, slow = run(2, lambda world: noted(world, async_sgd))
     assert [note["ahead"] for note in fast] == [pytest.approx(fast[0]["ahead"]), 1, 2]
-    assert slow[1] == {"staleness": 2, "ahead": 0}
+    assert slow[0]["staleness"] + slow[1]["staleness"] == 3  # all three of the fast one, of which the first
+    assert slow[1]["staleness"] >= 2  # may have come before the slow one's first
+    assert slow[1]["ahead"] == 0
     assert slow[2]["staleness"] == 0
     _, passive = run(2, lambda world: noted(world, ad_psgd))
     assert passive[1]["staleness"] >= 1
