@@ -44,6 +44,8 @@ check: $(ENV)
 
 bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/step_overhead.py --quick
+	"$(BIN)/python" benchmarks/probe_distances.py --quick
+	"$(BIN)/python" benchmarks/probe_vs_accuracy.py --quick
 
 doctor: $(ENV)
 	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor

@@ -95,7 +95,13 @@ def interleaved(
 
 def on_ranks(n: int, script: Path, arguments: Sequence[str], timeout: float) -> None:
     """`python script arguments` on `n` ranks; raises where it fails or outlasts `timeout` seconds."""
-    launch = [] if n == 1 else [mpiexec(), "-n", str(n)]
+    start([] if n == 1 else [mpiexec(), "-n", str(n)], script, arguments, timeout)
+
+
+def start(
+    launcher: Sequence[str], script: Path, arguments: Sequence[str], timeout: float, **variables: str
+) -> None:
+    """The same behind a `launcher` command, with these environment variables."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -103,9 +109,10 @@ def on_ranks(n: int, script: Path, arguments: Sequence[str], timeout: float) -> 
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        **variables,
     }
     subprocess.run(
-        [*launch, sys.executable, str(script), *arguments],
+        [*launcher, sys.executable, str(script), *arguments],
         stdin=subprocess.DEVNULL, env=environment, timeout=timeout, check=True,
     )  # fmt: skip
 

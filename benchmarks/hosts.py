@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness import mpiexec
+from harness import mpiexec, start
 
 SCRIPTS = Path(__file__).parents[1] / "tests" / "system"
 
@@ -35,15 +34,5 @@ def on_hosts(name: str, count: int, script: Path, arguments: Sequence[str], time
         *("-launcher", "ssh", "-launcher-exec", str(SCRIPTS / "net-agent.sh")),
         *("-iface", "switch", "-hosts", addresses, "-ppn", "1", "-n", str(count)),
     ]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "HPCSGD_NET": name,
-        "FI_PROVIDER": "tcp",
-        "MPIR_CVAR_CH4_NETMOD": "ofi",
-        "GLOO_SOCKET_IFNAME": "eth0",
-    }
-    subprocess.run(
-        [*launcher, sys.executable, str(script), *arguments],
-        stdin=subprocess.DEVNULL, env=environment, timeout=timeout, check=True,
-    )  # fmt: skip
+    variables = {"HPCSGD_NET": name, "FI_PROVIDER": "tcp", "MPIR_CVAR_CH4_NETMOD": "ofi"}
+    start(launcher, script, arguments, timeout, GLOO_SOCKET_IFNAME="eth0", **variables)

@@ -36,7 +36,7 @@ from hpcsgd.training.probing import plan_of
 from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.growth import COMPARED, growths_of, verdict
-from hpcsgd.tuning.probe import settle
+from hpcsgd.tuning.probe import Plan, settle
 from hpcsgd.tuning.replicas import DivergedError, VirtualGroups
 
 PROBE, SHORT, LONG = "probe", "short ramp", "whole warm-up"
@@ -66,7 +66,6 @@ class Task:
 
     def measured(self) -> dict[str, Any]:
         """Its row: D at every meeting."""
-        torch.set_num_threads(1)
         began = time.perf_counter()
         row = self.key() | {"distances": []}
         try:
@@ -78,9 +77,12 @@ class Task:
         print(f"P = {self.P}, {self.way}, seed {self.seed}: {seconds:.0f} s, D = {told}", flush=True)
         return row | {"seconds": seconds}
 
+    def _plan(self) -> Plan:
+        return plan_of(self.config, Path("job"), None, 1)
+
     def _phases(self) -> tuple[int, int]:
         """Steps of one model alone, and of the warm-up."""
-        plan = plan_of(self.config, Path("job"), None, 1)
+        plan = self._plan()
         if self.way == LONG:
             batches = -(
                 -(len(Store(self.config.data.store, "train")) // self.P) // self.config.data.batch_size
@@ -99,8 +101,7 @@ class Task:
 
         groups = start(self.P, self.seed, world)
         if settled:
-            plan = replace(plan_of(self.config, Path("job"), None, 1), settle=settled)
-            groups.start_from(settle(start, plan, world, self.seed))
+            groups.start_from(settle(start, self._plan(), world, self.seed))
         found = []
         for _ in range(-(-warm_up // every) + self.at_full_rate):
             groups.train(every)

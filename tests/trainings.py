@@ -106,6 +106,7 @@ WAITING_FOR_NOBODY: dict[str, Callable[[], Method]] = {
     "async_sgd": async_sgd,
     "ad_psgd": ad_psgd,
 }
+"""What they come to depends on who is fast; see methods/test_waiting_for_nobody.py."""
 
 
 class Training:

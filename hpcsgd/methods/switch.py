@@ -33,6 +33,8 @@ class Turn:
 
 
 class TheirExchange:
+    """The exchange of whoever's turn it is."""
+
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self.shards = turn.first.exchange.shards
@@ -45,6 +47,8 @@ class TheirExchange:
 
 
 class TheirSchedule:
+    """Groups meet when the one whose turn it is says so, and in the last step of `first`."""
+
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self.collective = turn.first.when.collective or turn.then.when.collective
@@ -54,6 +58,8 @@ class TheirSchedule:
 
 
 class TheirAverager:
+    """Meets as the one whose turn it is; hands over in the last step of `first`."""
+
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self.shards = turn.first.how.shards

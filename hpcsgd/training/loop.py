@@ -100,13 +100,13 @@ class Loop:
         parts.sampler.advance(len(y))
         self._meter.step(loss, len(y), data_seconds, optimizer.notes)
         if "distance" in optimizer.notes:
-            self._compare_distance(optimizer.notes["distance"])
+            self._note_meeting(optimizer.notes["distance"])
         if optimizer.t % self._config.log_every == 0:
             self._read_meter()
         if self._checkpoint_due() and len(parts.sampler):  # at the end of an epoch its results belong in it
             self._save()
 
-    def _compare_distance(self, D: float) -> None:
+    def _note_meeting(self, D: float) -> None:
         t = self._parts.optimizer.t
         if self.metrics is not None:
             self.metrics.meeting(step=t, distance=D)

@@ -113,20 +113,18 @@ class Transport:
     def split(self, color: int, key: int) -> Transport:
         """Ranks of one `color`, ordered by (`key`, rank), on this communicator's lane."""
         backend = self._start("split", 0, lambda: self.backend.split(color, key)).wait()
-        return self.on(self.lane, backend)
+        return self._relative(backend, self.lane)
 
     def apart(self) -> Transport:
         """The same ranks on a communicator and a lane of their own."""
         backend = self._start("split", 0, lambda: self.backend.split(0, self.rank)).wait()
         lane = Lane(f"lane apart of rank {self.rank}")
         self.lanes_apart.append(lane)
-        return self.on(lane, backend)
+        return self._relative(backend, lane)
 
-    def on(self, lane: Lane, backend: Backend | None = None) -> Transport:
-        """The same ranks by way of another lane: for a thread that sends while another one receives."""
-        made = Transport(backend or self.backend, timeout=self.timeout, lane=lane, ledger=self.ledger)
-        made.lanes_apart = self.lanes_apart
-        return made
+    def on(self, lane: Lane) -> Transport:
+        """The same communicator by way of another lane: one sends there while the other one receives."""
+        return self._relative(self.backend, lane)
 
     def end_apart(self, timeout: float) -> bool:
         """End what was made apart; False if some of it was still busy `timeout` seconds later. Collective."""
@@ -148,6 +146,11 @@ class Transport:
         if self.size == 1:  # nobody to wait for
             return finished(timed, what, self.ledger)
         return self.lane.submit(timed, what, self.timeout, self.ledger)
+
+    def _relative(self, backend: Backend, lane: Lane) -> Transport:
+        made = Transport(backend, timeout=self.timeout, lane=lane, ledger=self.ledger)
+        made.lanes_apart = self.lanes_apart
+        return made
 
     def _posted(self, messages: Mapping[int, Tensor]) -> int:
         """Bytes of messages; what a rank sends itself does not count."""

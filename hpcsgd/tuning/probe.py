@@ -187,16 +187,23 @@ def probe(
 def settle(
     start: Callable[[int, int, Transport], VirtualGroups], plan: Plan, world: Transport, seed: int
 ) -> dict[str, Tensor]:
-    """What all groups start from: parameters and buffers of a model that trained alone, on rank 0."""
-    alone = world.split(int(world.rank == 0), world.rank)
+    """What all groups start from: parameters and buffers of a model that trained alone, on rank 0.
+
+    The others hear of it every so many steps: waiting for all of them might outlast the timeout.
+    """
+    hosts = world.split(int(world.rank == 0), world.rank)
+    alone: VirtualGroups | None = None
     state: dict[str, Tensor] | None = None
-    with together(world, "training one model alone"):
+    with together(world, "starting one model alone"):
         if world.rank == 0:
-            groups = start(1, seed, alone)
-            if plan.settle:
-                groups.train(plan.settle)
-            with groups.averaged() as model:
-                state = {name: value.clone() for name, value in model.state_dict().items()}
+            alone = start(1, seed, hosts)
+    for done in range(0, plan.settle, plan.every):
+        with together(world, "training one model alone"):
+            if alone is not None:
+                alone.train(min(plan.every, plan.settle - done))
+    if alone is not None:
+        with alone.averaged() as model:
+            state = {name: value.clone() for name, value in model.state_dict().items()}
     return world.gather_objects(state)[0]
 
 

@@ -14,9 +14,7 @@ from hpcsgd.exchanges import ReduceScatter
 from hpcsgd.graphs import Exponential, Ring, push_matrix, symmetric_matrix
 from hpcsgd.methods import (
     Method,
-    ad_psgd,
     allreduce_local_sgd,
-    async_sgd,
     bsp,
     d_psgd,
     hierarchical,
@@ -29,6 +27,7 @@ from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from references import MakeOptimizer, big_batch, distributed, gossiped, local_sgd, one_step, pushed
 from references import model as make_model
+from trainings import WAITING_FOR_NOBODY
 
 EVERY = 3
 STEPS = 7
@@ -45,12 +44,6 @@ METHODS: dict[str, Callable[[], Method]] = {
     "SSP without staleness": lambda: ssp(0),
     "post-local SGD": lambda: switch(bsp(), hierarchical(EVERY), at=2),
 }
-WAITING_FOR_NOBODY: dict[str, Callable[[], Method]] = {
-    "SSP": lambda: ssp(2),
-    "asynchronous SGD": async_sgd,
-    "AD-PSGD": ad_psgd,
-}
-"""What they come to depends on who is fast; see test_waiting_for_nobody."""
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD": lambda params: optim.SGD(params, lr=0.1),
     "momentum": lambda params: optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True),

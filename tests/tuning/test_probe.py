@@ -28,6 +28,7 @@ class Scripted:
         self.trainees = [Scripted.trainee]
         self._D, self._loss, self._unrest = D, loss, unrest
         self._trained = 0
+        self._settled = False
 
     class trainee:
         @staticmethod
@@ -49,8 +50,10 @@ class Scripted:
 
     def start_from(self, state: Mapping[str, Tensor]) -> None:
         assert state["weight"].item() == SETTLE
+        self._settled = True
 
     def meet(self) -> float:
+        assert self._settled
         self._unrest -= 1
         return 1.0 if math.isnan(self._D) else self._D * 2 ** max(self._unrest, 0)
 
