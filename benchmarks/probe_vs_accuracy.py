@@ -90,7 +90,9 @@ def probe(name: str, config: Config, seeds: int, device: torch.device) -> dict[s
     found = alone(lambda world: probe_config(config, plan, world, device=device))
     print(f"{name}: {answer(found)}", flush=True)
     samples = len(Store(config.data.store, "train"))
-    return to_json(found, setting(config)) | {
+    probed = setting(config)
+    probed["data"]["store"] = Path(config.data.store).name  # the folder is this run's
+    return to_json(found, probed) | {
         "job": name,
         "share_of_job": found.samples / (LONG * samples),
     }

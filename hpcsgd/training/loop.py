@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,11 +19,12 @@ from hpcsgd.generators import generators_state, load_generators_state
 from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.config import Config
 from hpcsgd.training.evaluation import evaluate
-from hpcsgd.training.meter import Meter
+from hpcsgd.training.meter import Meter, Reading
 from hpcsgd.training.metrics import Metrics
 from hpcsgd.training.progress import Progress
 from hpcsgd.training.promise import Promise
 from hpcsgd.training.stopping import Stopping
+from hpcsgd.transport import Transport, Work
 
 Tree = dict[str, Any]
 
@@ -30,10 +32,17 @@ Tree = dict[str, Any]
 class Loop:
     """Trains from where the assembly stands to the last epoch; every rank runs one.
 
-    `metrics` and `promise`, what a probe saw, are rank 0's.
+    `metrics` and `promise`, what a probe saw, are rank 0's. `aside` has a lane of its own.
     """
 
-    def __init__(self, config: Config, parts: Assembly, checkpoints: Checkpoints, stopping: Stopping) -> None:
+    def __init__(
+        self,
+        config: Config,
+        parts: Assembly,
+        checkpoints: Checkpoints,
+        stopping: Stopping,
+        aside: Transport,
+    ) -> None:
         self._config = config.training
         self._per_step = config.schedule.per == "step"
         self._parts = parts
@@ -43,7 +52,8 @@ class Loop:
         self._lr = 0.0  # of the last update
         self._epoch_sums = torch.zeros(3, dtype=torch.float64)  # loss · samples, samples, seconds
         self._saved_at = (-1, -1)  # step, epoch
-        self._meter = Meter(parts.optimizer.job)
+        self._meter = Meter(parts.optimizer.job, aside)
+        self._readings: deque[tuple[Tree, Work]] = deque()  # under way: when they were taken, what they say
         self.metrics: Metrics | None = None
         self.promise: Promise | None = None
 
@@ -82,7 +92,6 @@ class Loop:
             if (reason := self._stopping.now()) is not None:
                 self._read_meter()
                 return reason
-        self._read_meter()
         self._close_epoch()
         return None
 
@@ -102,7 +111,8 @@ class Loop:
         if "distance" in optimizer.notes:
             self._note_meeting(optimizer.notes["distance"])
         if optimizer.t % self._config.log_every == 0:
-            self._read_meter()
+            self._begin_reading()
+        self._tell_readings()
         if self._checkpoint_due() and len(parts.sampler):  # at the end of an epoch its results belong in it
             self._save()
 
@@ -122,6 +132,7 @@ class Loop:
 
     def _close_epoch(self) -> None:
         parts = self._parts
+        self._read_meter()
         self._epoch += 1
         if parts.scheduler is not None and not self._per_step:
             parts.scheduler.step()
@@ -162,14 +173,26 @@ class Loop:
         self._meter.pause()
 
     def _read_meter(self) -> None:
-        parts = self._parts
-        t = parts.optimizer.t
-        reading = self._meter.read(t)
+        """Everything up to here, told; collective."""
+        self._begin_reading()
+        self._tell_readings(all_of_them=True)
+
+    def _begin_reading(self) -> None:
+        now = {"step": self._parts.optimizer.t, "epoch": self._epoch + 1, "lr": self._lr}
+        self._readings.append((now, self._meter.read()))
+
+    def _tell_readings(self, *, all_of_them: bool = False) -> None:
+        """Those that have arrived, or all: groups that wait for nobody do not wait for each other here."""
+        while self._readings and (all_of_them or self._readings[0][1].done()):
+            taken, reading = self._readings.popleft()
+            self._tell(taken, reading.wait())
+
+    def _tell(self, taken: Tree, reading: Reading) -> None:
         if not reading.samples:
             return
         seconds = reading.samples / reading.samples_per_s
         self._epoch_sums += torch.tensor([reading.loss * reading.samples, reading.samples, seconds])
-        told = {"step": t, "epoch": self._epoch + 1, "loss": reading.loss, "lr": self._lr}
+        told = {**taken, "loss": reading.loss}
         if self.metrics is not None:
             self.metrics.step(
                 **told,
@@ -180,7 +203,7 @@ class Loop:
                 link_bytes=reading.link_bytes,
                 counts=reading.counts,
             )
-        if t % self._config.log_every == 0:
+        if taken["step"] % self._config.log_every == 0:
             self._progress.step(**told, samples_per_s=reading.samples_per_s)
 
     def _save(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpcsgd.errors import JobError
 from hpcsgd.topology import Job
-from hpcsgd.transport import phase
+from hpcsgd.transport import Transport, Work, phase
 
 COUNTED = ("staleness", "ahead")
 """Notes of a method that come in small whole numbers."""
 LARGEST = 63
 """Of them; more counts as so much."""
+_OWN = "metrics"
+"""The phase of the meter's own messages, left out of the bytes: they leave whenever all have read."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,15 @@ class Reading:
 
 
 class Meter:
-    """Adds up steps until it is read."""
+    """Adds up steps until it is read.
 
-    def __init__(self, job: Job) -> None:
+    Sums over all ranks are taken on `aside`, a communicator with a lane of its own: groups that wait for
+    nobody are not to wait here.
+    """
+
+    def __init__(self, job: Job, aside: Transport) -> None:
         self._job = job
+        self._aside = aside
         self._data_seconds = 0.0
         self._sums = torch.zeros(2, dtype=torch.float64)  # loss · samples, samples
         self._counts: dict[str, Tensor] = {}  # the same methods note the same on all ranks
@@ -61,34 +66,36 @@ class Meter:
         self._links = self._job.world.ledger.links()
         self._since = time.perf_counter()
 
-    def read(self, step: int) -> Reading:
-        """What came since the last reading; collective. Raises `JobError` if the loss is not finite."""
+    def read(self) -> Work:
+        """What came since the last reading: a `Reading`, to be had once all ranks have read theirs."""
         grown = self._job.world.ledger.since(self._totals)
         elapsed = time.perf_counter() - self._since
-        joined = torch.cat([self._sums, *self._counts.values()])
-        with phase("metrics"):
-            self._job.world.allreduce(joined).wait()
-        total, samples = joined[:2].tolist()
-        noted = joined[2:].view(-1, LARGEST + 1)
-        if not math.isfinite(total):
-            raise JobError(f"the loss is {total} at step {step}: lower the learning rate or warm up longer")
         seconds = {name: total.waited for name, total in grown.items()} | {"data": self._data_seconds}
         seconds["compute"] = max(elapsed - sum(seconds.values()), 0.0)
-        bytes_sent = {name: total.bytes for name, total in grown.items() if total.bytes}
-        reading = Reading(
-            loss=total / max(samples, 1),
-            samples=int(samples),
-            samples_per_s=samples / elapsed,
-            phase_seconds=seconds,
-            phase_bytes=bytes_sent,
-            link_bytes=dict(self._job.world.ledger.links() - self._links),
-            counts={name: _histogram(counts) for name, counts in zip(self._counts, noted, strict=True)},
-        )
+        sent = {name: total.bytes for name, total in grown.items() if total.bytes and name != _OWN}
+        link_bytes: dict[int, float] = dict(self._job.world.ledger.links() - self._links)
+        joined, counted = torch.cat([self._sums, *self._counts.values()]), list(self._counts)
+
+        def over_all_ranks() -> Reading:
+            self._aside.allreduce(joined).wait()
+            total, samples = joined[:2].tolist()
+            noted = joined[2:].view(-1, LARGEST + 1)
+            return Reading(
+                loss=total / max(samples, 1),
+                samples=int(samples),
+                samples_per_s=samples / elapsed,
+                phase_seconds=seconds,
+                phase_bytes=sent,
+                link_bytes=link_bytes,
+                counts={name: _histogram(counts) for name, counts in zip(counted, noted, strict=True)},
+            )
+
         self._sums.zero_()
         self._counts.clear()
         self._data_seconds = 0.0
         self.pause()
-        return reading
+        with phase(_OWN):
+            return self._aside.run(over_all_ranks, "metrics")
 
 
 def _histogram(counts: Tensor) -> dict[int, int]:

@@ -6,7 +6,8 @@ kind            fields beside ``kind`` and ``step``
 ``step``        epoch, loss, lr, samples, samples_per_s, phase_seconds and phase_bytes (dicts by phase).
                 Samples, seconds and bytes are those since the previous ``step`` record: sums are the run's.
                 Where groups send each other messages: link_bytes, of rank 0 to each group. Where they do
-                not wait for each other: staleness and ahead, how often which number of updates or steps
+                not wait for each other: staleness and ahead, how often which number of updates or steps.
+                Written once all ranks have made the step, so it may follow records of later ones
 ``meeting``     distance: D of eq. 9, how far the groups were apart when they met
 ``evaluation``  epoch, loss, accuracy, distance (D of the groups from the mean model), seconds
 ``epoch``       epoch, loss, seconds

@@ -24,7 +24,7 @@ from hpcsgd.training.process import keep_freed_memory, use_threads
 from hpcsgd.training.promise import Promise
 from hpcsgd.training.report import summary, summary_text
 from hpcsgd.training.stopping import STOPPED, Stopping
-from hpcsgd.transport import leave_together
+from hpcsgd.transport import Transport, leave_together
 
 log = logging.getLogger(__name__)
 
@@ -58,17 +58,19 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     keep_freed_memory()
     with located(f"{path}: [job]"):
         job = form_as_launched(world, config.job.groups, config.job.group_size)
-    stopping = Stopping(job, config.training.time_limit, config.training.stop_ahead)
+    aside = job.world.apart()
+    stopping = Stopping(job, aside, config.training.time_limit, config.training.stop_ahead)
     parts = assemble(config, job, str(path))
     with ExitStack() as open_files:
         _open_folder(config, job, resume, open_files)
-        return _train(config, parts, stopping, resume, open_files, promise)
+        return _train(config, parts, stopping, aside, resume, open_files, promise)
 
 
 def _train(
     config: Config,
     parts: Assembly,
     stopping: Stopping,
+    aside: Transport,
     resume: bool,
     open_files: ExitStack,
     promise: Promise | None = None,
@@ -76,7 +78,7 @@ def _train(
     job = parts.optimizer.job
     log.info("%d groups of %d ranks, %d steps an epoch", job.P, job.K, parts.steps_per_epoch)
     checkpoints = Checkpoints(config.run.folder / "checkpoints", job)
-    loop = Loop(config, parts, checkpoints, stopping)
+    loop = Loop(config, parts, checkpoints, stopping, aside)
     if resume:
         _go_on(parts, checkpoints, loop)
     if job.rank == 0:

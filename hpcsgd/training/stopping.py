@@ -9,10 +9,11 @@ import time
 from types import FrameType
 
 import torch
+from torch import Tensor
 
 from hpcsgd.topology import Job
 from hpcsgd.training.slurm import seconds_left
-from hpcsgd.transport import phase
+from hpcsgd.transport import Transport, Work, phase
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,13 @@ class Stopping:
     """Whether the ranks should stop now; all get the same answer at the same step.
 
     A signal may reach some ranks only, and any rank's clock may be ahead: from time to time one small
-    allreduce settles it. How many steps lie between is agreed on in the same message.
+    allreduce settles it. How many steps lie between is agreed on in the same message. Each answer is read
+    when the next question is asked, so that nobody waits for it; `aside` has a lane of its own.
     """
 
-    def __init__(self, job: Job, time_limit: float | None, stop_ahead: float) -> None:
-        self._job = job
+    def __init__(self, job: Job, aside: Transport, time_limit: float | None, stop_ahead: float) -> None:
+        self._aside = aside
+        self._asked: tuple[Tensor, Work] | None = None
         self._started = time.monotonic()
         self._deadlines: list[tuple[float, int]] = []
         if time_limit is not None:
@@ -55,15 +58,28 @@ class Stopping:
         self._steps += 1
         if self._steps < self._next:
             return None
-        since = time.monotonic()
-        per_step = max((since - self._last_check) / self._steps, 1e-6)
-        over = [reason for deadline, reason in self._deadlines if since > deadline]
+        with phase("stopping"):
+            if (reason := self._answer()) is None:
+                self._ask()
+        return reason
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        per_step = max((now - self._last_check) / self._steps, 1e-6)
+        over = [reason for deadline, reason in self._deadlines if now > deadline]
         pause = min(int(CHECK_EVERY / per_step), 10_000)
         mine = torch.tensor([max([self._reason, *over]), -max(pause, 1)])  # any reason, shortest pause
-        with phase("stopping"):
-            self._job.world.allreduce(mine, "max").wait()
-        self._steps, self._next, self._last_check = 0, -int(mine[1]), since
-        return _told(int(mine[0]))
+        self._asked = mine, self._aside.allreduce(mine, "max")
+        self._steps, self._last_check = 0, now
+
+    def _answer(self) -> str | None:
+        """To the last question."""
+        if self._asked is None:
+            return None
+        told, asked = self._asked
+        asked.wait()
+        self._next = -int(told[1])
+        return _told(int(told[0]))
 
     def _caught(self, number: int, _: FrameType | None) -> None:
         self._reason = number

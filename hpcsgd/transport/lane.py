@@ -33,6 +33,10 @@ class Work:
         self._timeout = timeout
         self._ledger = ledger
 
+    def done(self) -> bool:
+        """Whether `wait()` would return at once."""
+        return self._future.done()
+
     def wait(self) -> Any:
         """Block until it is done and return its result.
 

@@ -90,7 +90,7 @@ def train(
         parts = assemble(config, form(world, config.job.groups), job_file.name)
         interruption: Any = Interruption(parts, at, what)
         with ExitStack() as files:
-            return a_run._train(config, parts, interruption, resume, files)
+            return a_run._train(config, parts, interruption, world.apart(), resume, files)
 
     folder.mkdir(exist_ok=True)
     return threads.run(n, one)
@@ -98,6 +98,7 @@ def train(
 
 def outcome(folder: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines.sort(key=lambda r: (r["step"], r["kind"]))  # a step's record comes once all ranks have made it
     timed = {"seconds", "samples_per_s", "phase_seconds"}
     return torch.load(folder / "model.pt"), [{k: v for k, v in r.items() if k not in timed} for r in lines]
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -45,20 +46,21 @@ class NoStop:
 
 
 def train(job_file: Path, folder: Path, words: str, *, n: int = 1) -> list[dict[str, Any]]:
-    """The metrics of a run on `n` threads."""
+    """The metrics of a run on `n` threads, by step."""
 
     def one(world: Transport) -> None:
         config = load(job_file, [*words.split(), "--run.folder", str(folder)])
         parts = assemble(config, form(world, config.job.groups), "job.toml")
         stopping: Any = NoStop()
         with ExitStack() as files:
-            a_run._train(config, parts, stopping, False, files)
+            a_run._train(config, parts, stopping, world.apart(), False, files)
 
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(a_run, "_report", lambda _: None)
         threads.run(n, one)
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return sorted(records, key=lambda record: record["step"])  # readings come when all ranks have made them
 
 
 def kind(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
@@ -188,7 +190,7 @@ def test_a_last_update_that_breaks_the_model(job_file: Path, tmp_path: Path) -> 
 def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n: int) -> None:
     def measured(world: Transport) -> None:
         before = time.perf_counter()
-        meter = Meter(form(world))
+        meter = Meter(form(world), world.apart())
         began = time.perf_counter()
         time.sleep(0.05)
         if world.rank == 0:
@@ -197,7 +199,7 @@ def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n
             world.allreduce(torch.ones(3)).wait()
         meter.step(torch.tensor(2.0), 8, data_seconds=0.02, notes={})
         ended = time.perf_counter()
-        reading = meter.read(1)
+        reading = meter.read().wait()
         after = time.perf_counter()
         seconds = reading.phase_seconds
         assert ended - began <= sum(seconds.values()) <= after - before
@@ -212,11 +214,11 @@ def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_the_loss_is_the_mean_over_all_samples(run: Callable[..., list[Any]], n: int) -> None:
     def measured(world: Transport) -> tuple[float, int]:
-        meter = Meter(form(world))
+        meter = Meter(form(world), world.apart())
         meter.step(torch.tensor(1.0 + world.rank), 2, 0.0, {"ahead": 3, "distance": 1.0})
         meter.step(torch.tensor(3.0), 1 + world.rank, 0.0, {"ahead": 100})
-        reading = meter.read(2)
-        again = meter.read(2)
+        reading = meter.read().wait()
+        again = meter.read().wait()
         assert reading.counts == {"ahead": {3: n, LARGEST: n}}
         assert (again.samples, again.phase_bytes, again.counts) == (0, {}, {})
         return reading.loss, reading.samples
@@ -231,27 +233,41 @@ def test_messages_are_counted_by_where_they_went(run: Callable[..., list[Any]], 
     def measured(world: Transport) -> list[dict[int, float]]:
         job = form(world, groups=n)
         right, left = (job.g + 1) % n, (job.g - 1) % n
-        meter = Meter(job)
+        meter = Meter(job, world.apart())
         found = []
         for size in (3, 5):
             sent, received = torch.zeros(size), torch.zeros(size)
             job.cross.exchange({right: sent, job.g: sent}, {left: received, job.g: received.clone()}).wait()
-            found.append(meter.read(1).link_bytes)
+            found.append(meter.read().wait().link_bytes)
         return found
 
     assert run(n, measured) == [[{(g + 1) % n: 12}, {(g + 1) % n: 20}] for g in range(n)]
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_all_ranks_hear_of_a_loss_that_is_no_number(run: Callable[..., list[Any]], n: int) -> None:
-    def measured(world: Transport) -> str:
-        meter = Meter(form(world))
-        meter.step(torch.tensor(math.inf if world.rank == 1 else 1.0), 1, 0.0, {})
-        with pytest.raises(JobError, match="the loss is inf at step 7") as caught:
-            meter.read(7)
-        return str(caught.value)
+def hold_the_second_group(x: Tensor, generator: Generator) -> Tensor:
+    """Its second batch comes after the first group's last one: servers are set up together in step 1."""
+    batches.append(rank := generator.initial_seed())
+    if batches.count(rank) == TRAIN // 2 // 4:
+        a_group_is_done.set()
+    if rank == 3 and batches.count(rank) == 2:
+        assert a_group_is_done.wait(60)
+    return x
 
-    assert len(set(run(n, measured))) == 1
+
+a_group_is_done = threading.Event()
+batches: list[int] = []
+
+
+def test_groups_that_wait_for_nobody_do_not_wait_for_metrics(job_file: Path, tmp_path: Path) -> None:
+    a_group_is_done.clear()
+    batches.clear()
+    asynchronous = job_file.parent / "asynchronous.toml"
+    asynchronous.write_text(JOB.replace('"hierarchical"\nevery = 2', '"async_sgd"'))
+    words = "--job.groups 2 --data.batch_size 4 --data.transform training.test_loop:hold_the_second_group"
+    records = train(asynchronous, tmp_path, words, n=2)
+    steps = kind(records, "step")
+    assert [record["step"] for record in steps] == list(range(1, TRAIN // 2 // 4 + 1))
+    assert sum(record["samples"] for record in steps) == TRAIN
 
 
 @pytest.mark.slow

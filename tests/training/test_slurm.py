@@ -71,8 +71,9 @@ def test_a_run_stops_ahead_of_the_end(
     began = time.monotonic()
 
     def rank(world):
-        stopping = Stopping(form(world), None, stop_ahead=60)
+        stopping = Stopping(form(world), world.apart(), None, stop_ahead=60)
         monkeypatch.setattr("time.monotonic", lambda: began + elapsed)
+        assert stopping.now() is None  # it has only asked
         return stopping.now()
 
     assert threads.run(1, rank) == ["the Slurm job ends soon" if stops else None]
