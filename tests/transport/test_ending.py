@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from hpcsgd.transport import ending
+
 PREAMBLE = """
 import os, signal, sys, time
 from pathlib import Path
@@ -265,3 +267,16 @@ def test_nobody_leaves_while_others_may_ask(tmp_path: Path) -> None:
     )
     assert (job.code, job.stderr) == (0, "")
     assert "answered" in job.stdout
+
+
+def test_the_first_failure_is_the_one_that_a_batch_script_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HPCSGD_FAILURE", str(tmp_path / "failure"))
+    ending._tell("hpcsgd: the cause")
+    ending._tell("hpcsgd: what followed from it")
+    assert (tmp_path / "failure").read_text() == "hpcsgd: the cause\n"
+    assert capsys.readouterr().err == "hpcsgd: the cause\n"
+    monkeypatch.setenv("HPCSGD_FAILURE", str(tmp_path / "no" / "folder"))
+    ending._tell("hpcsgd: the cause")
+    assert capsys.readouterr().err.splitlines()[1:] == ["hpcsgd: the cause"]
