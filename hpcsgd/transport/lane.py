@@ -21,6 +21,7 @@ from hpcsgd.transport.backend import PeerLost
 from hpcsgd.transport.recording import Ledger
 
 _lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+_here = threading.local()  # .on_a_lane: the thread is a lane's
 _numbers = itertools.count()
 
 
@@ -40,7 +41,8 @@ class Work:
     def wait(self) -> Any:
         """Block until it is done and return its result.
 
-        Raises `PeerLost` after the transport's timeout, and whatever the operation itself raised.
+        Raises `PeerLost` after the transport's timeout, and whatever the operation itself raised. Time
+        that a lane waits for another one is not noted: its owner computes meanwhile.
         """
         start = time.perf_counter()
         try:
@@ -50,7 +52,8 @@ class Work:
                 raise
             raise PeerLost(f"{self._what}: no answer within {self._timeout:g} s") from None
         finally:
-            self._ledger.add(waited=time.perf_counter() - start)
+            if not getattr(_here, "on_a_lane", False):
+                self._ledger.add(waited=time.perf_counter() - start)
 
 
 def finished(call: Callable[[], Any], what: str, ledger: Ledger) -> Work:
@@ -98,6 +101,7 @@ class Lane:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        _here.on_a_lane = True
         while (entry := self._calls.get()) is not None:
             _carry_out(*entry)
             del entry  # or the last operation's tensors live on until the next

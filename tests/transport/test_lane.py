@@ -47,6 +47,17 @@ def test_wait_gives_up_after_the_timeout_and_says_on_what() -> None:
     assert lane.close(1.0)
 
 
+def test_what_a_lane_waits_for_is_not_its_owners_waiting() -> None:
+    here, there, ledger = Lane("here"), Lane("there"), Ledger()
+    inner = submit(there, lambda: time.sleep(0.2), ledger=ledger)
+    outer = submit(here, inner.wait, ledger=ledger)
+    time.sleep(0.25)
+    outer.wait()
+    assert ledger.totals()["other"].waited < 0.1
+    assert here.close(1.0)
+    assert there.close(1.0)
+
+
 def test_a_timeout_of_the_operation_itself_comes_through() -> None:
     lane = Lane("test")
 
