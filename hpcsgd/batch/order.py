@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcsgd.atomic import replacing
 from hpcsgd.batch.allocation import Allocation
 from hpcsgd.batch.precheck import Checked
 from hpcsgd.batch.script import fill, template
 from hpcsgd.batch.site import Site
-from hpcsgd.data.atomic import replacing
 from hpcsgd.errors import UserError
 
 TIMEOUT = 60  # seconds for an answer of sbatch

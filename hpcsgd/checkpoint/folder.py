@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.atomic import reach_disk, replacing
 from hpcsgd.checkpoint import tree
-from hpcsgd.data.atomic import reach_disk, replacing
 from hpcsgd.data.hdf5 import new_file
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.topology import Job

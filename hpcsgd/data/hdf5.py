@@ -15,7 +15,7 @@ from typing import Any
 
 import h5py
 
-from hpcsgd.data.atomic import replacing
+from hpcsgd.atomic import replacing
 
 VERSIONS = ("v110", "v110")  # any HDF5 since 1.10 reads it; chunks are found by a flat index
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from hpcsgd.data.atomic import replacing
+from hpcsgd.atomic import replacing
 from hpcsgd.training.metrics import Record
 from hpcsgd.training.report import byte_text, note_totals, of_kind, phase_totals, second_text
 

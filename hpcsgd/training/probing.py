@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from hpcsgd.atomic import replacing
 from hpcsgd.averagers import Mean, MeanOfAll, Measured
-from hpcsgd.data.atomic import replacing
 from hpcsgd.errors import UserError, located
 from hpcsgd.schedules import Every
 from hpcsgd.topology import together

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
+from hpcsgd.atomic import replacing
 from hpcsgd.checkpoint import Checkpoints, restore
-from hpcsgd.data.atomic import replacing
 from hpcsgd.errors import located
 from hpcsgd.topology import Job, form_as_launched, together
 from hpcsgd.training import run_folder

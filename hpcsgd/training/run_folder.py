@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.data.atomic import replacing
+from hpcsgd.atomic import replacing
 from hpcsgd.errors import UserError
 from hpcsgd.training.config import Config, dump
 from hpcsgd.training.reader import read_toml

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.data.atomic import replacing
+from hpcsgd.atomic import replacing
 
 
 def test_the_target_changes_at_the_end(tmp_path: Path) -> None:

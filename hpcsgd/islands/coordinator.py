@@ -1,0 +1,210 @@
+"""The coordinator: one small server that keeps the register, hears every rank and tells all of them.
+
+It runs where the islands were started: in the batch step or beside the launcher. What is said is one JSON
+object a line. A rank says hello and then comes, arrives, votes, objects or finishes, and beats once a second;
+the coordinator says what the register is, whenever it changes, and beats too. A connection that breaks or
+falls silent is a lost island; processes that die are so noticed at once. The register is written down before
+anybody hears of it, so a coordinator that is started again goes on where the last one was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.atomic import replacing
+from hpcsgd.islands.handshake import CHALLENGE, PROOF, challenge, proof, require
+from hpcsgd.islands.register import Membership, Phase, Register
+
+log = logging.getLogger(__name__)
+
+BEAT = 1.0
+"""Seconds between two signs of life."""
+GREETING = 10.0
+"""Seconds that a guest may take to introduce itself."""
+
+
+@dataclass(eq=False)
+class Guest:
+    """A rank's connection. A `life` is one run of an island: all its ranks have the same."""
+
+    island: int
+    rank: int
+    ranks: int
+    life: str
+    writer: asyncio.StreamWriter
+    heard: float
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Queued: a guest that does not listen holds up nobody."""
+        self.writer.write(json.dumps(message).encode() + b"\n")
+
+
+class Coordinator:
+    """Serves until the register is finished and all guests have left.
+
+    `silence`: seconds without a sign of life after which an island is lost. `timeout`: seconds that an open
+    register, or a round that the first rank has arrived in, waits for islands that are alive; it must
+    exceed what honest islands differ by. `journal`: where the register is written down.
+    """
+
+    def __init__(
+        self,
+        islands: int,
+        token: str,
+        *,
+        silence: float = 10.0,
+        timeout: float = 300.0,
+        journal: Path | None = None,
+    ) -> None:
+        saved = Register()
+        if journal is not None and journal.exists():
+            saved = Register.from_json(json.loads(journal.read_text()))
+        self.membership = Membership(frozenset(saved.islands or range(islands)), saved)
+        self.address = ""
+        self._token = token
+        self._silence, self._timeout = silence, timeout
+        self._journal = journal
+        self._guests: set[Guest] = set()
+        self._told = saved
+        self._since = time.monotonic()
+        """When this phase, or the waiting for those that have not arrived, began."""
+        self._arrived: set[tuple[int, int]] = set()
+
+    @property
+    def register(self) -> Register:
+        return self.membership.register
+
+    async def serve(self, host: str, port: int = 0) -> None:
+        """Listen at `host`, an address of the job's own network; `address` is known once this has begun."""
+        server = await asyncio.start_server(self._converse, host, port)
+        self.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
+        async with server:
+            while self.register.phase is not Phase.FINISHED or self._guests:
+                await asyncio.sleep(BEAT / 4)
+                self._look_around()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        guest = None
+        try:
+            guest = await asyncio.wait_for(self._greet(reader, writer), GREETING)
+            self._seat(guest)
+            while line := await reader.readline():
+                guest.heard = time.monotonic()
+                self._hear(guest, json.loads(line))
+        except (OSError, EOFError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            log.debug("a connection ended: %r", error)
+        finally:
+            if guest is not None:
+                self._unseat(guest, "its connection broke")
+            writer.close()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Guest:
+        host = challenge()
+        writer.write(host)
+        guest, given = await reader.readexactly(CHALLENGE), await reader.readexactly(PROOF)
+        require(self._token, "guest", host, guest, given)
+        writer.write(proof(self._token, "host", host, guest))
+        hello = json.loads(await reader.readline())
+        return Guest(
+            hello["island"], hello["rank"], hello["ranks"], hello["life"], writer, heard=time.monotonic()
+        )
+
+    def _seat(self, guest: Guest) -> None:
+        others = [other for other in self._guests if other.island == guest.island]
+        if any(other.life != guest.life for other in others):
+            self._lose(guest.island, "it was started again")
+        self._guests.add(guest)
+        guest.tell({"register": self.register.to_json()})
+
+    def _unseat(self, guest: Guest, why: str) -> None:
+        if guest in self._guests:
+            self._guests.remove(guest)
+            if self.register.phase is not Phase.FINISHED:
+                self._lose(guest.island, why)
+
+    def _hear(self, guest: Guest, said: Mapping[str, Any]) -> None:
+        if guest not in self._guests:
+            return
+        membership, island = self.membership, guest.island
+        match said["do"]:
+            case "beat":
+                guest.tell({"beat": True})
+            case "come":
+                membership.come(island, guest.rank, guest.ranks, said["address"], said["rounds"])
+            case "arrive":
+                self._arrive(guest, said["generation"], said["rounds"])
+            case "vote":
+                membership.vote(island, guest.rank, said["generation"], said["rounds"])
+            case "object":
+                log.info("island %d objects to round %d: %s", island, said["rounds"], said["why"])
+                membership.object(island, said["generation"], said["rounds"])
+            case "finish":
+                membership.finish(island, said["generation"])
+            case unknown:
+                raise ValueError(f"{unknown!r} is nothing that a guest says")
+        self._publish()
+
+    def _arrive(self, guest: Guest, generation: int, rounds: int) -> None:
+        now = self.register
+        if (now.phase, now.generation, now.rounds) == (Phase.RUN, generation, rounds):
+            if not self._arrived:
+                self._since = time.monotonic()
+            self._arrived.add((guest.island, guest.rank))
+
+    def lose(self, island: int) -> None:
+        """Somebody who knows says that `island` has ended."""
+        self._lose(island, "it ended")
+
+    def _lose(self, island: int, why: str) -> None:
+        theirs = {guest for guest in self._guests if guest.island == island}
+        self._guests -= theirs
+        for guest in theirs:
+            guest.tell({"expelled": why})
+            guest.writer.close()
+        log.info("island %d is lost: %s", island, why)
+        self.membership.lose(island)
+        self._publish()
+
+    def _publish(self) -> None:
+        now = self.register
+        if now == self._told:
+            return
+        if self._journal is not None:
+            with replacing(self._journal) as part:
+                part.write_text(json.dumps(now.to_json()))
+        self._told = now
+        self._since = time.monotonic()
+        self._arrived.clear()
+        for guest in self._guests:
+            guest.tell({"register": now.to_json()})
+
+    def _look_around(self) -> None:
+        """What nobody says: silence, and waiting that has lasted too long."""
+        clock = time.monotonic()
+        for guest in [guest for guest in self._guests if clock - guest.heard > self._silence]:
+            if guest in self._guests:
+                self._lose(guest.island, f"nothing was heard of rank {guest.rank} for {self._silence:g} s")
+        now = self.register
+        here = {guest.island for guest in self._guests}
+        waited = clock - self._since
+        if waited > self._silence and now.phase is not Phase.FINISHED:
+            for island in (set(now.islands) & self.membership.expected) - here:
+                self._lose(island, "it did not come back")  # to this coordinator, a new one
+        if waited > self._timeout:
+            self._end_waiting(now)
+        self._publish()
+
+    def _end_waiting(self, now: Register) -> None:
+        if now.phase is Phase.OPEN:
+            self.membership.wait_no_longer()
+        elif now.phase is Phase.RUN and self._arrived:
+            seats = {(m.island, rank) for m in now.members for rank in range(m.ranks)}
+            for island in {island for island, _ in seats - self._arrived}:
+                self._lose(island, f"it did not arrive within {self._timeout:g} s")

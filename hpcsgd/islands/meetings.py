@@ -1,0 +1,236 @@
+"""Meetings of islands: the mean over those that are alive, taken by all of them or by none.
+
+EnsembleSync, section 3: after T local steps the parameters are averaged over the workers that answer. Here a
+worker is an island of K_i ranks, and what it computes meanwhile stays untouched until the register says that
+the round is committed:
+
+    arrive → sum of each chunk over its owners, aside → all ranks of the island get the whole
+           → vote → committed: take it; otherwise: again, with those who are left
+
+The model is cut in C chunks, the same for all islands: C is the largest K_i, and rank j of an island owns the
+chunks c with c mod K_i = j. Who comes from further back than others adds nothing and takes the mean.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import IntEnum
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from hpcsgd.islands.register import Phase, Register
+from hpcsgd.islands.ring import Door, Ring, connect
+from hpcsgd.islands.seat import Expelled, Seat
+from hpcsgd.transport import Transport
+
+log = logging.getLogger(__name__)
+
+
+class Over(Exception):
+    """The other islands have finished the training, and saved it."""
+
+
+class State(IntEnum):
+    """Of an attempt on one rank; that of the island is its worst."""
+
+    FINE = 0
+    OUTSIDE = 1
+    """Of a running generation, or in trouble with it."""
+    EXPELLED = 2
+    OVER = 3
+
+
+class Meetings:
+    """One on every rank of an island, made by all at once.
+
+    `host`: the address of this node in the job's own network. `silence`: seconds after which those that say
+    nothing are left behind. `timeout`: seconds to wait for islands that are alive but do not arrive.
+    """
+
+    def __init__(
+        self,
+        island: int,
+        group: Transport,
+        coordinator: str,
+        token: str,
+        host: str,
+        *,
+        silence: float = 10.0,
+        timeout: float = 300.0,
+    ) -> None:
+        self.rounds = 0
+        """Of which this island holds the mean."""
+        self._island, self._group = island, group
+        self._coordinator, self._token = coordinator, token
+        self._silence, self._timeout = silence, timeout
+        self._door = Door(host, token)
+        self._rings: dict[int, Ring] = {}
+        self._generation = Register()
+        """As it closed: who the members are, and where they came from."""
+        self._due = 0
+        """Rounds there are before the one that is due."""
+        self._why = "another rank of the island is in trouble"
+        self._seat = self._sit_down()
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The islands that averaged last."""
+        return self._generation.islands
+
+    def mean(self, w: Sequence[Tensor]) -> None:
+        """Replace `w`, alike on all ranks of the island, by its mean over the living islands; collective.
+
+        Raises `Over` where the others have finished, and `PeerLost` where the coordinator is gone.
+        """
+        aside = [torch.empty_like(x, device="cpu") for x in w]
+        while not self._attempt(w, aside):
+            pass
+        for x, mean in zip(w, aside, strict=True):
+            x.copy_(mean)
+
+    def finish(self) -> None:
+        """All is done and saved: nobody has to come any more."""
+        self._seat.finish(self._generation.generation)
+
+    def close(self) -> None:
+        """Leave; the others are told at once."""
+        self._seat.close()
+        self._drop_rings()
+        self._door.close()
+
+    def _attempt(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> bool:
+        """Whether the round was committed, the same on all ranks of the island."""
+        state = self._agree(self._look_around)
+        if state is State.OUTSIDE:
+            state = self._agree(self._enter)
+        if state is State.FINE:
+            state = self._agree(lambda: self._sum(w, aside))
+        if state is State.EXPELLED:
+            self._come_back()
+            return False
+        if state is State.FINE:
+            self._spread(aside)
+        # What one rank has seen committed is, whatever the others heard before they were expelled.
+        committed = torch.tensor([self._is_committed(state)], dtype=torch.int32)
+        self._group.allreduce(committed, "max").wait()
+        if committed.item():
+            self._due += 1
+            self.rounds = self._due
+        return bool(committed.item())
+
+    def _agree(self, stage: Callable[[], None]) -> State:
+        """Do it on every rank of the island; the worst that came of it."""
+        state = State.FINE
+        try:
+            stage()
+        except Expelled:
+            state = State.EXPELLED
+        except Over:
+            state = State.OVER
+        except OSError as error:
+            state, self._why = State.OUTSIDE, str(error)
+        worst = torch.tensor([state], dtype=torch.int32)
+        self._group.allreduce(worst, "max").wait()
+        if worst.item() == State.OVER:
+            raise Over
+        return State(int(worst.item()))
+
+    def _look_around(self) -> None:
+        """Raises `OSError` where the register is not that of a generation that this island is in."""
+        now = self._seat.register
+        if now.phase is not Phase.RUN or now.generation != self._generation.generation:
+            raise ConnectionError("the generation has ended")
+
+    def _enter(self) -> None:
+        """Wait for a generation that this island is in."""
+        self._drop_rings()
+        now = self._seat.come(self._door.address, self.rounds)
+        if now.phase is Phase.FINISHED:
+            raise Over
+        self._generation, self._due = now, now.rounds
+        if self._group.rank == 0:
+            log.info("generation %d: islands %s average", now.generation, ", ".join(map(str, now.islands)))
+
+    def _sum(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> None:
+        """The mean of the chunks that this rank owns, in `aside`. Raises `OSError`."""
+        self._seat.arrive(self._generation.generation, self._due)
+        members, first = self._generation.members, self._due == self._generation.rounds
+        newest = max(member.rounds for member in members)
+        counting = [m.island for m in members if m.rounds == newest or not first]
+        C = max(member.ranks for member in members)
+        for c in range(self._group.rank, C, self._group.size):
+            ring = self._ring(c)
+            for x, mean in zip(w, aside, strict=True):
+                mine, piece = _chunk(x, c, C), _chunk(mean, c, C)
+                if self._island in counting:
+                    piece.copy_(mine)
+                else:
+                    piece.zero_()
+                ring.sum(piece)
+                piece.div_(len(counting))
+
+    def _ring(self, c: int) -> Ring:
+        """Of the owners of chunk `c`."""
+        if c not in self._rings:
+            now = self._generation
+            place = now.islands.index(self._island)
+            owners = [member.addresses[c % member.ranks] for member in now.members]
+            self._rings[c] = connect(
+                self._door, now.generation, c, place, owners,
+                token=self._token, timeout=self._timeout, given_up=lambda: self._is_past(now),
+            )  # fmt: skip
+        if self._is_past(self._generation):  # what came before the ring was there did not cut it
+            raise ConnectionError("the generation has ended")
+        return self._rings[c]
+
+    def _spread(self, aside: Sequence[Tensor]) -> None:
+        """Every rank of the island gets the chunks of the others."""
+        C = max(member.ranks for member in self._generation.members)
+        for c in range(C):
+            for mean in aside:
+                self._group.bcast(_chunk(mean, c, C), root=c % self._group.size).wait()
+
+    def _is_committed(self, state: State) -> bool:
+        g, r = self._generation.generation, self._due
+        with suppress(Expelled):  # of which the next attempt hears
+            after = self._seat.vote(g, r) if state is State.FINE else self._seat.object(g, r, self._why)
+            return (after.generation, after.rounds) == (g, r + 1)
+        return False
+
+    def _come_back(self) -> None:
+        """As a new life, all ranks of the island together."""
+        self._seat.close()
+        self._drop_rings()
+        self._generation = Register()
+        self._seat = self._sit_down()
+
+    def _sit_down(self) -> Seat:
+        life = self._group.gather_objects(uuid4().hex)[0]
+        hello = {"island": self._island, "rank": self._group.rank, "ranks": self._group.size, "life": life}
+        return Seat(
+            self._coordinator, self._token, hello,
+            silence=self._silence, patience=self._timeout, on_change=self._cut_what_is_past,
+        )  # fmt: skip
+
+    def _cut_what_is_past(self, now: Register | None) -> None:
+        """Called by the seat's thread: whoever waits in a ring is to look up."""
+        if now is None or now.phase is not Phase.RUN or now.generation != self._generation.generation:
+            for ring in list(self._rings.values()):
+                ring.cut()
+
+    def _is_past(self, generation: Register) -> bool:
+        last = self._seat.last
+        return last.phase is not Phase.RUN or last.generation != generation.generation or self._seat.ended
+
+    def _drop_rings(self) -> None:
+        for ring in self._rings.values():
+            ring.close()
+        self._rings.clear()
+
+
+def _chunk(x: Tensor, c: int, C: int) -> Tensor:
+    return x.view(-1)[x.numel() * c // C : x.numel() * (c + 1) // C]

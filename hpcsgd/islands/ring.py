@@ -1,0 +1,196 @@
+"""Sums over the islands that share a generation: TCP connections in a ring, which can be cut at any moment.
+
+A chunk of the model has an owner in every island, and its owners are one ring. A rank that owns several
+chunks is in several rings. Nothing here decides who is in: the register does.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from hpcsgd.islands.handshake import introduce, read, welcome
+
+GREETING = 10.0
+"""Seconds that a guest may take to introduce itself."""
+_LINE = 256
+
+
+class Door:
+    """Where this rank listens for its left neighbours, for as long as it lives."""
+
+    def __init__(self, host: str, token: str) -> None:
+        """`host`: the address of this node in the job's own network; anybody else does not get past the
+        handshake."""
+        self._token = token
+        self._listener = socket.create_server((host, 0))
+        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        self._came: dict[tuple[int, int], socket.socket] = {}
+        self._news = threading.Condition()
+        threading.Thread(target=self._open, name="door", daemon=True).start()
+
+    def wait_for(
+        self, generation: int, chunk: int, timeout: float, given_up: Callable[[], bool]
+    ) -> socket.socket:
+        """The left neighbour in this ring. Raises `ConnectionError` where it does not come."""
+        until = time.monotonic() + timeout
+        with self._news:
+            while (generation, chunk) not in self._came:
+                self._news.wait(0.1)
+                if given_up() or time.monotonic() > until:
+                    raise ConnectionError("the left neighbour did not connect")
+            self._forget(lambda known: known < generation)
+            return self._came.pop((generation, chunk))
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._news:
+            self._forget(lambda _: True)
+
+    def _forget(self, which: Callable[[int], bool]) -> None:
+        for key in [key for key in self._came if which(key[0])]:
+            self._came.pop(key).close()
+
+    def _open(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(GREETING)
+            welcome(connection, self._token)
+            said = json.loads(read(connection, _LINE))
+        except (OSError, ValueError):
+            connection.close()
+            return
+        with self._news:
+            self._came[said["generation"], said["chunk"]] = connection
+            self._news.notify_all()
+
+
+class Ring:
+    """The owners of one chunk, this rank at `place` of `size`."""
+
+    def __init__(
+        self,
+        place: int,
+        size: int,
+        left: socket.socket | None = None,
+        right: socket.socket | None = None,
+        timeout: float = 0.0,
+    ) -> None:
+        self.place, self.size = place, size
+        self._left, self._right, self._timeout = left, right, timeout
+        for connection in (left, right):
+            if connection is not None:
+                connection.setblocking(False)
+
+    def sum(self, x: Tensor) -> None:
+        """Σ of the `x` of all, in place, the same bits everywhere. Contiguous, on the CPU.
+
+        Reduce-scatter and allgather around the ring: 2·(size−1)/size of x each way. Raises `OSError` where a
+        connection breaks or is cut; x is then of no use.
+        """
+        if self.size == 1:
+            return
+        cuts = [x.numel() * i // self.size for i in range(self.size + 1)]
+        pieces = [x[a:b] for a, b in pairwise(cuts)]
+        room = torch.empty(max(piece.numel() for piece in pieces), dtype=x.dtype)
+        for step in range(self.size - 1):
+            out = pieces[(self.place - step) % self.size]
+            into = pieces[(self.place - step - 1) % self.size]
+            received = room[: into.numel()]
+            self._pass_on(out, received)
+            into.add_(received)
+        for step in range(self.size - 1):
+            out = pieces[(self.place - step + 1) % self.size]
+            self._pass_on(out, pieces[(self.place - step) % self.size])
+
+    def cut(self) -> None:
+        """End what is under way, here and at the neighbours; from any thread."""
+        for connection in (self._left, self._right):
+            if connection is not None:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.cut()
+        for connection in (self._left, self._right):
+            if connection is not None:
+                connection.close()
+
+    def _pass_on(self, out: Tensor, into: Tensor) -> None:
+        """Both at once: with large messages everybody would wait to be rid of one."""
+        assert self._left is not None
+        assert self._right is not None
+        left, right, sent, room = self._left, self._right, _bytes(out), _bytes(into)
+        while len(sent) or len(room):
+            waiting = left if len(room) else None, right if len(sent) else None
+            readable, writable = _ready(*waiting, self._timeout)
+            if writable:
+                sent = sent[right.send(sent) :]
+            if readable:
+                count = left.recv_into(room)
+                if count == 0:
+                    raise ConnectionError("the left neighbour has closed the connection")
+                room = room[count:]
+
+
+def connect(
+    door: Door,
+    generation: int,
+    chunk: int,
+    place: int,
+    addresses: list[str],
+    *,
+    token: str,
+    timeout: float,
+    given_up: Callable[[], bool],
+) -> Ring:
+    """The ring of `addresses`, all of which call this. Raises `OSError` where a neighbour is not there."""
+    size = len(addresses)
+    if size == 1:
+        return Ring(0, 1)
+    host, port = addresses[(place + 1) % size].rsplit(":", 1)
+    right = socket.create_connection((host, int(port)), timeout=timeout)
+    try:
+        right.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        introduce(right, token)
+        right.sendall(json.dumps({"generation": generation, "chunk": chunk}).encode().ljust(_LINE))
+        left = door.wait_for(generation, chunk, timeout, given_up)
+    except OSError:
+        right.close()
+        raise
+    return Ring(place, size, left, right, timeout)
+
+
+def _bytes(x: Tensor) -> memoryview:
+    return x.view(torch.uint8).numpy().data
+
+
+def _ready(left: socket.socket | None, right: socket.socket | None, timeout: float) -> tuple[bool, bool]:
+    """Whether there is something to read, and room to write."""
+    poll = select.poll()
+    if left is not None:
+        poll.register(left, select.POLLIN)
+    if right is not None:
+        poll.register(right, select.POLLOUT)
+    events = dict(poll.poll(1000 * timeout))
+    if not events:
+        raise ConnectionError(f"no neighbour did anything for {timeout:g} s")
+    return left is not None and left.fileno() in events, right is not None and right.fileno() in events

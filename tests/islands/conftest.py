@@ -1,0 +1,106 @@
+"""A coordinator at work, and seats at it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.register import Phase, Register
+from hpcsgd.islands.seat import Seat
+
+SILENCE = 2.0
+TOKEN = "of these tests"
+PROGRAM = f"""
+import asyncio, sys
+from pathlib import Path
+from hpcsgd.islands.coordinator import Coordinator
+
+async def main(islands, journal, port):
+    at = Coordinator(int(islands), input(), silence={SILENCE}, timeout=60, journal=Path(journal))
+    serving = asyncio.create_task(at.serve("127.0.0.1", int(port)))
+    while not at.address:
+        await asyncio.sleep(0.01)
+    print(at.address, flush=True)
+    await serving
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+class Desk:
+    """Coordinators, and seats that are left when the test ends."""
+
+    def __init__(self) -> None:
+        self.seats: list[Seat] = []
+
+    @contextmanager
+    def coordinator(self, islands: int, *, timeout: float = 60) -> Iterator[Coordinator]:
+        """In a thread of its own; ends when the seats have left."""
+        served = Coordinator(islands, TOKEN, silence=SILENCE, timeout=timeout)
+        thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))
+        thread.start()
+        wait_for(lambda: served.address)
+        try:
+            yield served
+        finally:
+            served.membership.register = replace(served.register, phase=Phase.FINISHED)
+            self.leave()
+            thread.join(10)
+            assert not thread.is_alive()
+
+    @contextmanager
+    def killable(self, islands: int, journal: Path, port: int = 0) -> Iterator[str]:
+        """The address of one that is a process of its own, killed at the end of the block."""
+        words = [sys.executable, "-c", PROGRAM, str(islands), str(journal), str(port)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{TOKEN}\n")
+            process.stdin.flush()
+            try:
+                yield process.stdout.readline().strip()
+            finally:
+                process.kill()
+
+    def leave(self) -> None:
+        for seat in self.seats:
+            seat.close()
+        self.seats.clear()
+
+    def seat(
+        self,
+        at: str,
+        island: int,
+        rank: int = 0,
+        ranks: int = 1,
+        life: str = "first",
+        on_change: Callable[[Register | None], None] = lambda _: None,
+    ) -> Seat:
+        hello = {"island": island, "rank": rank, "ranks": ranks, "life": life}
+        seat = Seat(at, TOKEN, hello, silence=SILENCE, patience=5, on_change=on_change)
+        self.seats.append(seat)
+        return seat
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.leave()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 10) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)

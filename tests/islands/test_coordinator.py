@@ -1,0 +1,187 @@
+"""Seats at a coordinator, over real connections."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.islands.handshake import CHALLENGE, PROOF, Unwelcome
+from hpcsgd.islands.register import Phase, Register
+from hpcsgd.islands.seat import Expelled, Seat
+from hpcsgd.transport import PeerLost
+from islands.conftest import SILENCE, TOKEN, Desk, wait_for
+
+
+def at_once(*calls) -> list[Register]:
+    """As ranks do it, each waiting for the others."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(20) for future in [pool.submit(call) for call in calls]]
+
+
+def come(*seats: Seat, rounds: int = 0) -> Register:
+    registers = at_once(*(lambda seat=seat: seat.come("nowhere:1", rounds) for seat in seats))
+    assert len(set(registers)) == 1
+    return registers[0]
+
+
+def assert_left_behind(seat: Seat, before: Register, why: str) -> None:
+    """It is told why, or finds its connection broken and, on a new one, that the others have gone on."""
+    try:
+        after = seat.vote(before.generation, before.rounds)
+        assert after.phase is Phase.OPEN or seat._hello["island"] not in after.islands
+    except Expelled as told:
+        assert str(told) == why  # noqa: PT017 - it need not be raised
+
+
+def later(call) -> Future:
+    future: Future = Future()
+    threading.Thread(target=lambda: future.set_result(call()), daemon=True).start()
+    return future
+
+
+def test_rounds_go_by(desk: Desk) -> None:
+    with desk.coordinator(2) as at:
+        seats = [desk.seat(at.address, 0, 0, 2), desk.seat(at.address, 0, 1, 2), desk.seat(at.address, 1)]
+        now = come(*seats)
+        assert now.islands == (0, 1)
+        for rounds in (1, 2, 3):
+            (now,) = set(
+                at_once(*(lambda seat=seat, now=now: seat.vote(now.generation, now.rounds) for seat in seats))
+            )
+            assert (now.generation, now.rounds, now.phase) == (1, rounds, Phase.RUN)
+        seats[0].finish(now.generation)
+        wait_for(lambda: seats[2].register.phase is Phase.FINISHED)
+
+
+def test_a_broken_connection_is_noticed_at_once(desk: Desk) -> None:
+    with desk.coordinator(2) as at:
+        staying, leaving = desk.seat(at.address, 0), desk.seat(at.address, 1)
+        now = come(staying, leaving)
+        outcome = later(lambda: staying.vote(now.generation, now.rounds))
+        leaving.close()
+        assert outcome.result(1).phase is Phase.OPEN
+        assert come(staying).islands == (0,)
+
+
+def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk, monkeypatch) -> None:
+    with desk.coordinator(2) as at:
+        staying, frozen = desk.seat(at.address, 0), desk.seat(at.address, 1)
+        now = come(staying, frozen)
+        frozen._sending.acquire()  # no beat gets out
+        outcome = staying.vote(now.generation, now.rounds)
+        assert outcome.phase is Phase.OPEN
+        alone = come(staying)
+        assert alone.islands == (0,)
+        frozen._sending.release()
+        assert_left_behind(frozen, now, "nothing was heard of rank 0 for 2 s")
+        back = desk.seat(at.address, 1, life="second")
+        arriving = later(lambda: back.come("nowhere:1", 0))
+        wait_for(lambda: 1 in at.membership.expected)
+        assert staying.vote(alone.generation, alone.rounds).phase is Phase.OPEN
+        assert staying.come("nowhere:1", 1) == arriving.result(5)
+        assert [member.rounds for member in staying.register.members] == [1, 0]
+
+
+def test_who_does_not_arrive_is_left_behind_though_alive(desk: Desk) -> None:
+    with desk.coordinator(2, timeout=1) as at:
+        staying, slow = desk.seat(at.address, 0), desk.seat(at.address, 1)
+        now = come(staying, slow)
+        staying.arrive(now.generation, now.rounds)
+        assert staying.vote(now.generation, now.rounds).phase is Phase.OPEN
+        assert_left_behind(slow, now, "it did not arrive within 1 s")
+
+
+def test_a_new_life_ends_the_old_one(desk: Desk) -> None:
+    with desk.coordinator(1) as at:
+        old = desk.seat(at.address, 0)
+        come(old)
+        new = desk.seat(at.address, 0, life="second")
+        wait_for(lambda: not old._thread.is_alive())
+        with pytest.raises(Expelled, match="it was started again"):
+            _ = old.register
+        assert come(new).generation == 2
+
+
+def test_a_coordinator_that_is_started_again(desk: Desk, tmp_path: Path) -> None:
+    journal = tmp_path / "register.json"
+    with desk.killable(2, journal) as at:
+        seats = [desk.seat(at, 0), desk.seat(at, 1)]
+        now = come(*seats)
+        (now,) = set(at_once(*(lambda seat=seat: seat.vote(now.generation, now.rounds) for seat in seats)))
+        half = later(lambda: seats[0].vote(now.generation, now.rounds))
+        time.sleep(0.2)
+    assert json.loads(journal.read_text())["rounds"] == 1
+    with desk.killable(2, journal, port_of(at)):
+        after = seats[1].vote(now.generation, now.rounds)
+        assert half.result(10) == after
+        assert (after.rounds, after.generation) == (2, 1), "a vote of before is said once more"
+
+
+def test_members_that_a_new_coordinator_never_sees_are_lost(desk: Desk, tmp_path: Path) -> None:
+    journal = tmp_path / "register.json"
+    with desk.killable(2, journal) as at:
+        seats = [desk.seat(at, 0), desk.seat(at, 1)]
+        now = come(*seats)
+    seats[1].close()
+    with desk.killable(2, journal, port_of(at)):
+        assert seats[0].vote(now.generation, now.rounds).phase is Phase.OPEN
+        assert come(seats[0]).islands == (0,)
+
+
+def port_of(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
+
+
+def test_without_a_coordinator_nobody_waits_for_ever(desk: Desk, tmp_path: Path) -> None:
+    with desk.killable(1, tmp_path / "register.json") as at:
+        seat = desk.seat(at, 0)
+        now = come(seat)
+    seat._patience = 0.5
+    with pytest.raises(PeerLost, match=r"no coordinator at 127.0.0.1:\d+"):
+        while True:
+            now = seat.vote(now.generation, now.rounds)
+
+
+def test_nobody_gets_in_without_the_token(desk: Desk) -> None:
+    with desk.coordinator(1) as at:
+        hello = {"island": 0, "rank": 0, "ranks": 1, "life": "x"}
+        with pytest.raises((Unwelcome, PeerLost)):
+            Seat(at.address, "guess", hello, silence=1, patience=0, on_change=lambda _: None)
+        host, port = at.address.rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.recv(CHALLENGE)
+            stranger.sendall(bytes(CHALLENGE + PROOF) + json.dumps(hello).encode() + b"\n")
+            assert stranger.recv(1) == b"", "the door is closed without a word"
+        assert not at._guests
+
+
+def test_a_host_without_the_token_is_not_believed(desk: Desk) -> None:
+    """A stranger that took over the coordinator's port learns nothing and is not obeyed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pose() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(bytes(CHALLENGE))
+            connection.recv(CHALLENGE + PROOF)
+            connection.sendall(bytes(PROOF))
+            connection.close()
+
+        threading.Thread(target=pose, daemon=True).start()
+        address = "{}:{}".format(*listener.getsockname())
+        hello = {"island": 0, "rank": 0, "ranks": 1, "life": "x"}
+        with pytest.raises(Unwelcome, match="the host of a connection does not know this job's token"):
+            Seat(address, TOKEN, hello, silence=SILENCE, patience=0, on_change=lambda _: None)
+
+
+def test_nonsense_ends_only_the_conversation(desk: Desk) -> None:
+    with desk.coordinator(1) as at:
+        good, bad = desk.seat(at.address, 0), desk.seat(at.address, 1)
+        now = come(good)
+        bad._connection.sendall(b"{nonsense\n")
+        assert good.vote(now.generation, now.rounds).rounds == 1
