@@ -11,7 +11,7 @@ COMMA := ,
 
 export OMP_NUM_THREADS := 1
 
-.PHONY: env demo test test-slurm test-openmpi check bench-quick doctor clean
+.PHONY: env demo test test-long test-openmpi check bench-quick doctor clean
 
 env: $(ENV)
 
@@ -31,9 +31,9 @@ test: $(ENV)
 	"$(BIN)/python" -m pytest -m "not long" --numprocesses auto --dist loadfile --no-loadscope-reorder
 	tests/mpi.sh "$(MPIEXEC)" "$(BIN)/python" 2 4 8
 
-# Batch jobs and slow links, what takes minutes included; needs root, Slurm's daemons and iproute2.
-test-slurm: $(ENV)
-	"$(BIN)/python" -m pytest tests/system
+# What `make test` leaves out; batch jobs and slow links need root, Slurm's daemons and iproute2.
+test-long: $(ENV)
+	"$(BIN)/python" -m pytest -m long
 
 # The second MPI, in an environment of its own: every multi-rank test once, on two ranks.
 test-openmpi: $(OPENMPI_ENV)

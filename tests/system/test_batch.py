@@ -120,7 +120,8 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 
 
 @pytest.mark.parametrize(
-    ("groups", "nodes", "said"), [(4, 4, "4 groups of 2 ranks"), (2, 2, "2 groups of 4 ranks")]
+    ("groups", "nodes", "said"),
+    [(4, 4, "4 groups of 2 ranks"), pytest.param(2, 2, "2 groups of 4 ranks", marks=pytest.mark.long)],
 )
 def test_eight_ranks(groups: int, nodes: int, said: str, cluster: Cluster) -> None:
     run, each = f"eight-{groups}", str(8 // nodes)
@@ -187,6 +188,7 @@ def test_a_time_limit_that_is_too_short(cluster: Cluster, whole: dict[str, torch
     assert_same(cluster.runs.model("runs/short"), whole)
 
 
+@pytest.mark.long
 def test_a_cancelled_job_does_not_come_back(cluster: Cluster) -> None:
     job = cluster.job_train("cancelled", *FOUR, **SLOWLY)
     cluster.goes_on("cancelled", job, 2)
@@ -228,6 +230,7 @@ def test_a_mistake_forced_past_the_check_fails_once(cluster: Cluster) -> None:
     assert (cluster.state(job), cluster.restarts(job)) == ("FAILED", 0)
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_fails_once(cluster: Cluster) -> None:
     """On all ranks, soon and with one message, though there are checkpoints to go back to."""
     options = ("--optimizer.lr", "1e30", "--training.checkpoint_every", "1", "--schedule.warmup_epochs", "0")

@@ -39,15 +39,11 @@ def test_the_command_on_two_ranks(folder: Path) -> None:
     probe = ("--probe", "runs/job-probe/probe.json")
     found["rows"][-1]["D"] = found["rows"][0]["D"] = 1e-3
     (folder / "runs" / "job-probe" / "probe.json").write_text(json.dumps(found))
-    trained = launch(folder, "train", "job.toml", *probe, "--training.epochs", "2", n=4)
+    trained = launch(folder, "train", "job.toml", *probe, "--training.epochs", "2", n=2)
     assert trained.code == 0, trained.err
-    assert f"{found['P']} groups of {4 // found['P']} ranks" in trained.out
+    assert "2 groups of 1 ranks" in trained.out
     assert "was of another training" not in trained.out
     assert "step 8: the groups are further apart than probed (D = " in trained.out
-    other = launch(
-        folder, "train", "job.toml", *probe, "--data.batch_size", "8", "--run.folder", "other", n=4
-    )
-    assert "was of another training: data.batch_size 16 → 8" in other.out
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +100,14 @@ def test_the_answer_is_taken(config: Config, folder: Path, caplog: pytest.LogCap
 
 def test_the_answer_is_cut_to_the_ranks() -> None:
     assert [fitting(8, ranks) for ranks in (4, 8, 12, 20, 7)] == [4, 8, 6, 5, 7]
+
+
+def test_a_probe_of_another_training_warns(
+    config: Config, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe = answered(config, folder, 4)
+    take_answer(load(folder / "job.toml", ["--data.batch_size", "8"]), probe, 8)
+    assert "was of another training: data.batch_size 16 → 8" in caplog.text
 
 
 def test_what_is_not_clear_is_said(config: Config, folder: Path, caplog: pytest.LogCaptureFixture) -> None:

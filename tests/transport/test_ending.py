@@ -1,4 +1,4 @@
-"""Real jobs of four processes that end badly: everywhere, soon, with one message and the right exit code."""
+"""Real jobs of several processes that end badly: everywhere, soon, with one message and the right code."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -37,9 +38,24 @@ def work_until_lost():
 
 """
 SERVICE = "service = Service(world, lambda source, question: [(source, question)], 8)\n"
+LONG = {
+    "the same exception on all ranks",
+    "an exception that came over the lane",
+    "a UserError on one rank",
+    "a fault on one rank, told together",
+    "sys.exit with a message on one rank",
+    "leave_together, but one rank does not come",
+    "a rank stopped",
+    "an exception with work in flight",
+    "nobody asks any more, but one rank does not come",
+    "sys.exit(3)",
+    "leave_together",
+    "a UserError",
+}
+"""Left to `make test-long`: every process takes seconds to start."""
 LIMIT = 10.0  # seconds from the fault to the end of the launcher
 KILLED = {9, 137}
-ALL = (0, 1, 2, 3)
+BOTH, ALL = (0, 1), (0, 1, 2, 3)
 
 
 class Job(NamedTuple):
@@ -110,12 +126,13 @@ class Case(NamedTuple):
     """Ranks of which nothing is lost that they printed before."""
     exact: bool = False
     """Nobody is killed, so the code is certain: the launcher may report that of a rank it killed."""
+    n: int = 2
 
 
 CASES = {
     "an exception on one rank": Case(
         "fault()\nif rank == 2:\n    raise KeyError('which key')\nwork_until_lost()",
-        "hpcsgd: rank 2: KeyError", 1, traceback=1, lines=(2,),
+        "hpcsgd: rank 2: KeyError", 1, traceback=1, lines=(2,), n=4,
     ),
     "the same exception on all ranks": Case(
         "fault()\nraise FloatingPointError('the loss is nan')",
@@ -126,22 +143,22 @@ CASES = {
         "hpcsgd: rank 1: KeyError", 1, traceback=1,
     ),
     "a UserError on one rank": Case(
-        "fault()\nif rank == 3:\n    raise UserError('no such file: x')\nwork_until_lost()",
-        "hpcsgd: rank 3: no such file: x", 1,
+        "fault()\nif rank == 1:\n    raise UserError('no such file: x')\nwork_until_lost()",
+        "hpcsgd: rank 1: no such file: x", 1,
     ),
     "a JobError on all ranks": Case(
         "fault()\nraise JobError(f'groups = 3 does not divide 4')",
-        "hpcsgd: groups = 3 does not divide 4", 1, lines=ALL, exact=True,
+        "hpcsgd: groups = 3 does not divide 4", 1, lines=ALL, exact=True, n=4,
     ),
     "a UserError on one rank, told together": Case(
         "fault()\nwith together(world, 'reading the data'):\n"
-        "    if rank == 3:\n        raise UserError('no such file: x')\nwork_until_lost()",
-        "hpcsgd: rank 3 of 4, reading the data: no such file: x", 1, lines=ALL, exact=True,
+        "    if rank == 1:\n        raise UserError('no such file: x')\nwork_until_lost()",
+        "hpcsgd: rank 1 of 2, reading the data: no such file: x", 1, lines=BOTH, exact=True,
     ),
     "a fault on one rank, told together": Case(
         "fault()\nwith together(world, 'reading the data'):\n"
-        "    if rank == 3:\n        raise KeyError('x')\nwork_until_lost()",
-        "rank 3 of 4, reading the data: KeyError: 'x'", 1, traceback=1, lines=ALL, exact=True,
+        "    if rank == 1:\n        raise KeyError('x')\nwork_until_lost()",
+        "rank 1 of 2, reading the data: KeyError: 'x'", 1, traceback=1, lines=BOTH, exact=True,
     ),
     "sys.exit(3) on one rank": Case(
         "fault()\nif rank == 1:\n    sys.exit(3)\nwork_until_lost()", "", 3, lines=(1,)
@@ -149,19 +166,19 @@ CASES = {
     "sys.exit with a message on one rank": Case(
         "fault()\nif rank == 1:\n    sys.exit('enough of this')\nwork_until_lost()", "enough of this", 1
     ),
-    "leave_together": Case("fault()\nleave_together(75)", "", 75, lines=ALL, exact=True),
+    "leaving together": Case("fault()\nleave_together(75)", "", 75, lines=ALL, exact=True, n=4),
     "leave_together, but one rank does not come": Case(
-        "fault()\nif rank == 2:\n    time.sleep(600)\nleave_together(75)", "", 75, lines=(0, 1, 3)
+        "fault()\nif rank == 2:\n    time.sleep(600)\nleave_together(75)", "", 75, lines=(0, 1, 3), n=4
     ),
     "a rank killed": Case(
-        "fault()\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nwork_until_lost()"
+        "fault()\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nwork_until_lost()", n=4
     ),
     "a rank frozen": Case(
         "fault()\nif rank == 0:\n    time.sleep(600)\nwork_until_lost()",
         "no answer within 2 s", 69, timeout=2,
     ),
     "a rank stopped": Case(
-        "fault()\nif rank == 3:\n    os.kill(os.getpid(), signal.SIGSTOP)\nwork_until_lost()",
+        "fault()\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\nwork_until_lost()",
         "no answer within 2 s", 69, timeout=2,
     ),
     "leaving with work in flight": Case(
@@ -176,27 +193,31 @@ CASES = {
     "an exception while the others answer": Case(
         f"{SERVICE}world.barrier()\nfault()\n"
         "if rank == 2:\n    raise KeyError('x')",
-        "hpcsgd: rank 2: KeyError", 1, traceback=1,
+        "hpcsgd: rank 2: KeyError", 1, traceback=1, n=4,
     ),
     "a server that fails": Case(
         "service = Service(world, lambda source, question: {}[source], 8)\nworld.barrier()\nfault()\n"
         "x = torch.ones(8, dtype=torch.uint8)\n"
-        "if rank == 2:\n    service.ask({1: x}, {1: x.clone()}).wait()",
+        "if rank == 0:\n    service.ask({1: x}, {1: x.clone()}).wait()",
         "hpcsgd: rank 1: KeyError", 1, traceback=1,
     ),
     "nobody asks any more, but one rank does not come": Case(
         f"{SERVICE}world.barrier()\nfault()\n"
-        "if rank == 2:\n    time.sleep(600)",
+        "if rank == 1:\n    time.sleep(600)",
         "no answer within 2 s", 69, timeout=2,
     ),
 }  # fmt: skip
 
 
+def some(cases: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in cases]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some(CASES))
 def test_all_ranks_end(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    job = launch(tmp_path, case.body, timeout=case.timeout)
+    job = launch(tmp_path, case.body, timeout=case.timeout, n=case.n)
     everything = job.stdout + job.stderr
     if case.exact:
         assert job.code == case.code, everything
@@ -214,7 +235,7 @@ def test_all_ranks_end(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c(tmp_path: Path) -> None:
-    job = launch(tmp_path, "fault()\nwork_until_lost()", interrupt=True)
+    job = launch(tmp_path, "fault()\nwork_until_lost()", interrupt=True, n=2)
     assert job.code != 0
     assert job.seconds < LIMIT
     assert job.stderr.count("interrupted") == 1, job.stderr
@@ -236,7 +257,7 @@ ALONE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", some(ALONE))
 def test_a_rank_alone_ends_like_any_python(name: str, tmp_path: Path) -> None:
     case = ALONE[name]
     job = launch(tmp_path, case.body, n=1)
@@ -248,22 +269,23 @@ def test_a_rank_alone_ends_like_any_python(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_leaving_in_good_order_is_no_error(tmp_path: Path) -> None:
-    job = launch(tmp_path, "fault()\nx = torch.ones(2)\nworld.allreduce(x).wait()\nassert x[0] == 4")
+    job = launch(tmp_path, "fault()\nx = torch.ones(2)\nworld.allreduce(x).wait()\nassert x[0] == 2", n=2)
     assert (job.code, job.stderr) == (0, "")
 
 
 @pytest.mark.slow
 def test_nobody_leaves_while_others_may_ask(tmp_path: Path) -> None:
-    """Rank 3 asks when the others have long been through, for longer than leaving together may take."""
+    """Rank 1 asks when the others have long been through, for longer than leaving together may take."""
     job = launch(
         tmp_path,
         f"{SERVICE}world.barrier()\nfault()\n"
-        "if rank == 3:\n"
+        "if rank == 1:\n"
         "    time.sleep(6)\n"
-        "    room = {i: torch.zeros(8, dtype=torch.uint8) for i in range(4)}\n"
-        "    service.ask({i: torch.ones(8, dtype=torch.uint8) for i in range(4)}, room).wait()\n"
+        "    room = {i: torch.zeros(8, dtype=torch.uint8) for i in range(2)}\n"
+        "    service.ask({i: torch.ones(8, dtype=torch.uint8) for i in range(2)}, room).wait()\n"
         "    assert all(x.all() for x in room.values())\n"
         "    print('answered')",
+        n=2,
     )
     assert (job.code, job.stderr) == (0, "")
     assert "answered" in job.stdout
