@@ -24,7 +24,7 @@ from hpcsgd.methods import Method, bsp, d_psgd, osgp, sgp
 from hpcsgd.methods.sgp import PushSum
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
-from methods.test_battery import OPTIMIZERS
+from methods.test_battery import OPTIMIZERS, with_optimizers
 from references import distributed, gathered_step, gossiped, model, one_step, vector
 from trainings import Rows
 
@@ -43,8 +43,7 @@ METHODS: dict[str, tuple[Callable[[], Method], Graph, Callable[[Graph, int, int]
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("P", "K"), SHAPES)
+@pytest.mark.parametrize(("P", "K", "optimizer"), with_optimizers(SHAPES))
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_the_mixing_matrix(run, method: str, P: int, K: int, optimizer: str) -> None:
     make = OPTIMIZERS[optimizer]
@@ -55,8 +54,9 @@ def test_equals_the_mixing_matrix(run, method: str, P: int, K: int, optimizer: s
             torch.testing.assert_close(history[t], groups[rank // K], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "momentum"])
-@pytest.mark.parametrize(("P", "K"), [(2, 1), (4, 1), (2, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("P", "K", "optimizer"), with_optimizers([(2, 1), (4, 1), (2, 2), (4, 2)], ["SGD", "momentum"])
+)
 def test_on_the_complete_graph_it_is_bsp(run, P: int, K: int, optimizer: str) -> None:
     """By linearity, for any update that is linear in the gradients."""
     make = OPTIMIZERS[optimizer]

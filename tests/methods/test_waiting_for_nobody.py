@@ -18,15 +18,14 @@ from hpcsgd.methods import Method, ad_psgd, async_sgd, bsp, ssp
 from hpcsgd.optimizer import DistributedOptimizer
 from hpcsgd.topology import Job, form
 from hpcsgd.transport import Transport, threads
-from methods.test_battery import OPTIMIZERS
+from methods.test_battery import OPTIMIZERS, with_optimizers
 from references import distributed, vector
 
 SHAPES = [(2, 1), (3, 1), (4, 1), (2, 2), (4, 2), (8, 1)]
 STEPS = 6
 
 
-@pytest.mark.parametrize("optimizer", ["SGD", "momentum"])
-@pytest.mark.parametrize(("P", "K"), SHAPES)
+@pytest.mark.parametrize(("P", "K", "optimizer"), with_optimizers(SHAPES, ["SGD", "momentum"]))
 def test_ssp_that_may_not_be_stale_is_bsp(run, P: int, K: int, optimizer: str) -> None:
     make = OPTIMIZERS[optimizer]
     ours = run(P * K, lambda world: distributed(world, P, ssp(0), make, STEPS))
