@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.atomic import replacing
-from hpcsgd.islands.handshake import CHALLENGE, PROOF, challenge, proof, require
+from hpcsgd.islands.handshake import CHALLENGE, GREETING, PROOF, challenge, proof, require
 from hpcsgd.islands.register import Membership, Phase, Register
 
 log = logging.getLogger(__name__)
 
 BEAT = 1.0
 """Seconds between two signs of life."""
-GREETING = 10.0
-"""Seconds that a guest may take to introduce itself."""
 
 
 @dataclass(eq=False)
@@ -102,7 +100,7 @@ class Coordinator:
             log.debug("a connection ended: %r", error)
         finally:
             if guest is not None:
-                self._unseat(guest, "its connection broke")
+                self._unseat(guest)
             writer.close()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Guest:
@@ -123,11 +121,11 @@ class Coordinator:
         self._guests.add(guest)
         guest.tell({"register": self.register.to_json()})
 
-    def _unseat(self, guest: Guest, why: str) -> None:
+    def _unseat(self, guest: Guest) -> None:
         if guest in self._guests:
             self._guests.remove(guest)
             if self.register.phase is not Phase.FINISHED:
-                self._lose(guest.island, why)
+                self._lose(guest.island, "its connection broke")
 
     def _hear(self, guest: Guest, said: Mapping[str, Any]) -> None:
         if guest not in self._guests:
@@ -157,10 +155,6 @@ class Coordinator:
             if not self._arrived:
                 self._since = time.monotonic()
             self._arrived.add((guest.island, guest.rank))
-
-    def lose(self, island: int) -> None:
-        """Somebody who knows says that `island` has ended."""
-        self._lose(island, "it ended")
 
     def _lose(self, island: int, why: str) -> None:
         theirs = {guest for guest in self._guests if guest.island == island}

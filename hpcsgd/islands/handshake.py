@@ -11,15 +11,12 @@ import socket
 
 CHALLENGE = 32
 PROOF = 32
+GREETING = 10.0
+"""Seconds that a guest may take to introduce itself."""
 
 
 class Unwelcome(ConnectionError):
     """Whoever is at the other end does not know the token."""
-
-
-def new_token() -> str:
-    """For one job, to be kept from everybody else."""
-    return secrets.token_hex(32)
 
 
 def challenge() -> bytes:

@@ -73,7 +73,7 @@ class Meetings:
         """As it closed: who the members are, and where they came from."""
         self._due = 0
         """Rounds there are before the one that is due."""
-        self._why = "another rank of the island is in trouble"
+        self._why = ""
         self._seat = self._sit_down()
 
     @property
@@ -104,6 +104,7 @@ class Meetings:
 
     def _attempt(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> bool:
         """Whether the round was committed, the same on all ranks of the island."""
+        self._why = "another rank of the island is in trouble"
         state = self._agree(self._look_around)
         if state is State.OUTSIDE:
             state = self._agree(self._enter)

@@ -7,7 +7,7 @@ has a seat. A round ends in one of two ways, for all alike:
     commit   every seat of every member has voted: all of them hold the whole mean       (g, r) → (g, r+1)
     abort    a member was lost or a seat could not finish: nobody applies anything       (g, r) → open
 
-An open register waits until every island that is neither lost nor under suspicion has come, then closes on
+An open register waits until every island that is not lost has come, then closes on
 those that are there: generation g+1, at the largest round among them. Islands that come from further back, or
 for the first time, are members whose parameters do not count in the first round.
 

@@ -18,10 +18,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from hpcsgd.islands.handshake import introduce, read, welcome
+from hpcsgd.islands.handshake import GREETING, introduce, read, welcome
 
-GREETING = 10.0
-"""Seconds that a guest may take to introduce itself."""
 _LINE = 256
 
 

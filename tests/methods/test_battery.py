@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -52,12 +53,14 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 SHAPES = [(P, K) for P in (1, 2, 4) for K in (1, 2, 4)]
 
 
-def with_optimizers(
-    shapes: Sequence[tuple[int, int]], optimizers: Iterable[str] = OPTIMIZERS
-) -> list[tuple[int, int, str]]:
-    """Every optimizer on up to four ranks, and the last of them on more, which start slowly."""
+def with_optimizers(shapes: Sequence[tuple[int, int]], optimizers: Iterable[str] = OPTIMIZERS) -> list[Any]:
+    """Every shape with every optimizer; on more than four ranks `make test-long` has all but the last."""
     *_, last = optimizers
-    return [(P, K, name) for P, K in shapes for name in optimizers if P * K <= 4 or name == last]
+    return [
+        pytest.param(P, K, name, marks=[pytest.mark.long] if P * K > 4 and name != last else [])
+        for P, K in shapes
+        for name in optimizers
+    ]
 
 
 def expected(name: str, P: int, K: int, make: MakeOptimizer) -> list[list[Tensor]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,6 +66,16 @@ def test_killed_in_mid_epoch(runs: Runs, killed: str) -> None:
 
 
 @pytest.mark.long
+def test_the_newest_checkpoint_is_truncated(runs: Runs, killed: str) -> None:
+    run = runs.copy(killed, "truncated")
+    file = runs.folder / run / "checkpoints" / "step-00000015" / "rank-00001.h5"
+    file.write_bytes(file.read_bytes()[:-1])
+    output = runs.train(run, *MID_EPOCH, "--resume", expect="resuming at step 10 from")
+    assert output.count("checkpoint step-00000015 is damaged (rank-00001.h5 has ") == 1
+    assert_as_if_never_interrupted(runs, run)
+
+
+@pytest.mark.long
 def test_killed_before_the_first_checkpoint(runs: Runs) -> None:
     """And so: the same job twice gives the same bits."""
     runs.interrupted("early", after=3, by=kill_rank_2)
@@ -106,7 +117,7 @@ def test_stopped_again_and_again(runs: Runs, stopped: str) -> None:
     assert_as_if_never_interrupted(runs, run)
 
 
-@pytest.mark.parametrize(("P", "K"), [(1, 4), pytest.param(1, 1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("P", "K"), [(1, 4), *(pytest.param(P, 1, marks=pytest.mark.long) for P in (4, 1))])
 def test_goes_on_with_other_ranks(runs: Runs, stopped: str, P: int, K: int) -> None:
     """To the end, and no sample of the epoch that was under way comes twice or is forgotten."""
     run = runs.copy(stopped, f"{P} × {K}")
@@ -124,6 +135,18 @@ def test_goes_on_with_other_ranks(runs: Runs, stopped: str, P: int, K: int) -> N
     records = runs.records(run)
     assert sum(record["samples"] for record in records if record["kind"] == "step") == both.total()
     assert [record["epoch"] for record in records if record["kind"] == "evaluation"] == [1]
+
+
+@pytest.mark.long
+def test_a_used_run_folder_is_left_alone(runs: Runs) -> None:
+    def content() -> dict[Path, tuple[bytes, int]]:
+        files = [path for path in (runs.folder / "whole").rglob("*") if path.is_file()]
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+    before = content()
+    output = runs.train("whole", code=1)
+    assert output.count("whole: holds a run: pass --resume to go on with it") == 1
+    assert content() == before
 
 
 @pytest.mark.long
