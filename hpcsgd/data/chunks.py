@@ -45,7 +45,7 @@ def read_rows(dataset: h5py.Dataset, rows: Sequence[int]) -> NDArray[np.uint8]:
 def _chunk(source: h5py.h5d.DatasetID, place: tuple[int, ...], width: int) -> bytes:
     try:
         skipped_filters, stored = source.read_direct_chunk(place)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, MemoryError) as error:  # of a chunk never written the size is anything
         raise DamagedRowsError(place[:1]) from error
     if skipped_filters or len(stored) != width:
         raise DamagedRowsError(place[:1])
