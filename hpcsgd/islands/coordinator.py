@@ -13,14 +13,15 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.atomic import replacing
 from hpcsgd.islands.handshake import CHALLENGE, GREETING, PROOF, challenge, proof, require
-from hpcsgd.islands.register import Membership, Phase, Register
+from hpcsgd.islands.register import Ballot, Membership, Phase, Place, Register
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +49,9 @@ class Coordinator:
     """Serves until the register is finished and all guests have left.
 
     `silence`: seconds without a sign of life after which an island is lost. `timeout`: seconds that an open
-    register, or a round that the first rank has arrived in, waits for islands that are alive; it must
-    exceed what honest islands differ by. `journal`: where the register is written down.
+    register, or a round that the first island has arrived in, waits for islands that are alive; it must
+    exceed what honest islands differ by. `journal`: where the register is written down. `chronicle` is told
+    what happens, as `hpcsgd.islands.chronicle` has it.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Coordinator:
         silence: float = 10.0,
         timeout: float = 300.0,
         journal: Path | None = None,
+        chronicle: Callable[..., None] = lambda event, **fields: None,
     ) -> None:
         saved = Register()
         if journal is not None and journal.exists():
@@ -68,12 +71,16 @@ class Coordinator:
         self.address = ""
         self._token = token
         self._silence, self._timeout = silence, timeout
-        self._journal = journal
+        self._journal, self._chronicle = journal, chronicle
         self._guests: set[Guest] = set()
         self._told = saved
         self._since = time.monotonic()
-        """When this phase, or the waiting for those that have not arrived, began."""
+        """When this phase began, or a member that counts arrived."""
         self._arrived: set[tuple[int, int]] = set()
+        self._quarrels: Counter[frozenset[int]] = Counter()
+        """How often a round was given up because two islands did not reach each other."""
+        self._progress = 0.0
+        """In epochs, as said with the votes for the round that is due."""
 
     @property
     def register(self) -> Register:
@@ -117,7 +124,7 @@ class Coordinator:
     def _seat(self, guest: Guest) -> None:
         others = [other for other in self._guests if other.island == guest.island]
         if any(other.life != guest.life for other in others):
-            self._lose(guest.island, "it was started again")
+            self._lose(guest.island, "died", "it was started again")
         self._guests.add(guest)
         guest.tell({"register": self.register.to_json()})
 
@@ -125,7 +132,7 @@ class Coordinator:
         if guest in self._guests:
             self._guests.remove(guest)
             if self.register.phase is not Phase.FINISHED:
-                self._lose(guest.island, "its connection broke")
+                self._lose(guest.island, "died", "its connection broke")
 
     def _hear(self, guest: Guest, said: Mapping[str, Any]) -> None:
         if guest not in self._guests:
@@ -136,39 +143,62 @@ class Coordinator:
                 guest.tell({"beat": True})
             case "come":
                 membership.come(island, guest.rank, guest.ranks, said["address"], said["rounds"])
-            case "arrive":
-                self._arrive(guest, said["generation"], said["rounds"])
-            case "vote":
-                membership.vote(island, guest.rank, said["generation"], said["rounds"])
-            case "object":
-                log.info("island %d objects to round %d: %s", island, said["rounds"], said["why"])
-                membership.object(island, said["generation"], said["rounds"])
+            case "arrive" if self._is_due(said):
+                self._arrive(guest)
+            case "vote" if self._is_due(said):
+                if island in self.register.counting:
+                    self._progress = max(self._progress, said["progress"])
+                ballot = Ballot(Place(**said["place"]), said["leaving"])
+                membership.vote(island, guest.rank, said["generation"], said["rounds"], ballot)
+            case "object" if self._is_due(said):
+                self._object(island, said)
             case "finish":
                 membership.finish(island, said["generation"])
+            case "arrive" | "vote" | "object":
+                pass  # of the past
             case unknown:
                 raise ValueError(f"{unknown!r} is nothing that a guest says")
         self._publish()
 
-    def _arrive(self, guest: Guest, generation: int, rounds: int) -> None:
+    def _is_due(self, said: Mapping[str, Any]) -> bool:
         now = self.register
-        if (now.phase, now.generation, now.rounds) == (Phase.RUN, generation, rounds):
-            if not self._arrived:
-                self._since = time.monotonic()
-            self._arrived.add((guest.island, guest.rank))
+        return (now.phase, now.generation, now.rounds) == (Phase.RUN, said["generation"], said["rounds"])
 
-    def _lose(self, island: int, why: str) -> None:
+    def _arrive(self, guest: Guest) -> None:
+        """The waiting begins with the first that has trained; who looks on is always early."""
+        now = self.register
+        if guest.island in now.counting and not any(i in now.counting for i, _ in self._arrived):
+            self._since = time.monotonic()
+        self._arrived.add((guest.island, guest.rank))
+        if self._arrived == now.seats:
+            self._tell_all({"all_arrived": [now.generation, now.rounds]})
+
+    def _object(self, island: int, said: Mapping[str, Any]) -> None:
+        """Two that do not reach each other, though both reach this, would give up the same round for ever:
+        after the second time the later island is left out."""
+        log.info("island %d objects to round %d: %s", island, said["rounds"], said["why"])
+        pair = frozenset({island, said["blamed"]})
+        self.membership.object(island, said["generation"], said["rounds"])
+        if said["blamed"] is not None:
+            self._quarrels[pair] += 1
+            if self._quarrels[pair] > 1:
+                del self._quarrels[pair]
+                self._lose(max(pair), "cut", f"islands {min(pair)} and {max(pair)} do not reach each other")
+
+    def _lose(self, island: int, kind: str, why: str) -> None:
         theirs = {guest for guest in self._guests if guest.island == island}
         self._guests -= theirs
         for guest in theirs:
             guest.tell({"expelled": why})
             guest.writer.close()
         log.info("island %d is lost: %s", island, why)
+        self._chronicle("lost", island=island, kind=kind, why=why)
         self.membership.lose(island)
         self._publish()
 
     def _publish(self) -> None:
-        now = self.register
-        if now == self._told:
+        now, before = self.register, self._told
+        if now == before:
             return
         if self._journal is not None:
             with replacing(self._journal) as part:
@@ -176,21 +206,45 @@ class Coordinator:
         self._told = now
         self._since = time.monotonic()
         self._arrived.clear()
+        self._tell_all({"register": now.to_json()})
+        self._tell_chronicle(before, now)
+
+    def _tell_all(self, message: Mapping[str, Any]) -> None:
         for guest in self._guests:
-            guest.tell({"register": now.to_json()})
+            guest.tell(message)
+
+    def _tell_chronicle(self, before: Register, now: Register) -> None:
+        if now.rounds > before.rounds and now.generation == before.generation:
+            self._quarrels.clear()
+            self._chronicle(
+                "commit", generation=now.generation, rounds=now.rounds, members=now.islands,
+                counting=before.counting, t=now.place.t, epoch=now.place.epoch, progress=self._progress,
+            )  # fmt: skip
+            self._progress = 0.0
+        if now.generation > before.generation:
+            newcomers = [m.island for m in now.members if m.rounds < now.rounds]
+            self._chronicle(
+                "generation", generation=now.generation, rounds=now.rounds, members=now.islands,
+                newcomers=newcomers,
+            )  # fmt: skip
+        if now.phase is Phase.FINISHED:
+            self._chronicle("finished")
+        elif now.leaving and not before.leaving:
+            self._chronicle("stopped")
 
     def _look_around(self) -> None:
         """What nobody says: silence, and waiting that has lasted too long."""
         clock = time.monotonic()
         for guest in [guest for guest in self._guests if clock - guest.heard > self._silence]:
             if guest in self._guests:
-                self._lose(guest.island, f"nothing was heard of rank {guest.rank} for {self._silence:g} s")
+                why = f"nothing was heard of rank {guest.rank} for {self._silence:g} s"
+                self._lose(guest.island, "silent", why)
         now = self.register
         here = {guest.island for guest in self._guests}
         waited = clock - self._since
         if waited > self._silence and now.phase is not Phase.FINISHED:
             for island in (set(now.islands) & self.membership.expected) - here:
-                self._lose(island, "it did not come back")  # to this coordinator, a new one
+                self._lose(island, "died", "it did not come back")  # to this coordinator, a new one
         if waited > self._timeout:
             self._end_waiting(now)
         self._publish()
@@ -198,7 +252,6 @@ class Coordinator:
     def _end_waiting(self, now: Register) -> None:
         if now.phase is Phase.OPEN:
             self.membership.wait_no_longer()
-        elif now.phase is Phase.RUN and self._arrived:
-            seats = {(m.island, rank) for m in now.members for rank in range(m.ranks)}
-            for island in {island for island, _ in seats - self._arrived}:
-                self._lose(island, f"it did not arrive within {self._timeout:g} s")
+        elif now.phase is Phase.RUN and any(island in now.counting for island, _ in self._arrived):
+            for island in {island for island, _ in now.seats - self._arrived}:
+                self._lose(island, "late", f"it did not arrive within {self._timeout:g} s")

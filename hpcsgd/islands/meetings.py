@@ -14,6 +14,7 @@ chunks c with c mod K_i = j. Who comes from further back than others adds nothin
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
@@ -22,8 +23,8 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from hpcsgd.islands.register import Phase, Register
-from hpcsgd.islands.ring import Door, Ring, connect
+from hpcsgd.islands.register import Ballot, Phase, Place, Register
+from hpcsgd.islands.ring import Broken, Door, Ring, connect
 from hpcsgd.islands.seat import Expelled, Seat
 from hpcsgd.transport import Transport
 
@@ -71,9 +72,11 @@ class Meetings:
         self._rings: dict[int, Ring] = {}
         self._generation = Register()
         """As it closed: who the members are, and where they came from."""
+        self._after = Register()
+        """What the last committed round left behind."""
         self._due = 0
         """Rounds there are before the one that is due."""
-        self._why = ""
+        self._why, self._blamed = "", None
         self._seat = self._sit_down()
 
     @property
@@ -81,12 +84,39 @@ class Meetings:
         """The islands that averaged last."""
         return self._generation.islands
 
-    def mean(self, w: Sequence[Tensor]) -> None:
+    @property
+    def island(self) -> int:
+        """The number of this one."""
+        return self._island
+
+    @property
+    def place(self) -> Place:
+        """Where the training is, as the islands that counted in the last round said."""
+        return self._after.place
+
+    @property
+    def dealt(self) -> Place:
+        """Where this epoch's samples were dealt."""
+        return self._after.dealt
+
+    @property
+    def sharing(self) -> tuple[int, ...]:
+        """The islands that they were dealt to."""
+        return self._after.sharing
+
+    @property
+    def leaving(self) -> bool:
+        """Whether all are to save and stop."""
+        return self._after.leaving
+
+    def mean(self, w: Sequence[Tensor], ballot: Ballot = Ballot(), progress: float = 0.0) -> None:  # noqa: B008
         """Replace `w`, alike on all ranks of the island, by its mean over the living islands; collective.
 
-        Raises `Over` where the others have finished, and `PeerLost` where the coordinator is gone.
+        `ballot` says where this island is, `progress` the same in epochs. Raises `Over` where the others have
+        finished, and `PeerLost` where the coordinator is gone.
         """
         aside = [torch.empty_like(x, device="cpu") for x in w]
+        self._ballot, self._progress = ballot, progress
         while not self._attempt(w, aside):
             pass
         for x, mean in zip(w, aside, strict=True):
@@ -104,7 +134,7 @@ class Meetings:
 
     def _attempt(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> bool:
         """Whether the round was committed, the same on all ranks of the island."""
-        self._why = "another rank of the island is in trouble"
+        self._why, self._blamed = "another rank of the island is in trouble", None
         state = self._agree(self._look_around)
         if state is State.OUTSIDE:
             state = self._agree(self._enter)
@@ -116,12 +146,12 @@ class Meetings:
         if state is State.FINE:
             self._spread(aside)
         # What one rank has seen committed is, whatever the others heard before they were expelled.
-        committed = torch.tensor([self._is_committed(state)], dtype=torch.int32)
-        self._group.allreduce(committed, "max").wait()
-        if committed.item():
-            self._due += 1
-            self.rounds = self._due
-        return bool(committed.item())
+        seen = [after for after in self._group.gather_objects(self._outcome(state)) if after is not None]
+        if not seen:
+            return False
+        self._after = seen[0]
+        self.rounds = self._due = self._after.rounds
+        return True
 
     def _agree(self, stage: Callable[[], None]) -> State:
         """Do it on every rank of the island; the worst that came of it."""
@@ -134,6 +164,8 @@ class Meetings:
             state = State.OVER
         except OSError as error:
             state, self._why = State.OUTSIDE, str(error)
+            if isinstance(error, Broken):
+                self._blamed = self._neighbour(error.side)
         worst = torch.tensor([state], dtype=torch.int32)
         self._group.allreduce(worst, "max").wait()
         if worst.item() == State.OVER:
@@ -159,10 +191,8 @@ class Meetings:
     def _sum(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> None:
         """The mean of the chunks that this rank owns, in `aside`. Raises `OSError`."""
         self._seat.arrive(self._generation.generation, self._due)
-        members, first = self._generation.members, self._due == self._generation.rounds
-        newest = max(member.rounds for member in members)
-        counting = [m.island for m in members if m.rounds == newest or not first]
-        C = max(member.ranks for member in members)
+        counting = self._seat.register.counting
+        C = max(member.ranks for member in self._generation.members)
         for c in range(self._group.rank, C, self._group.size):
             ring = self._ring(c)
             for x, mean in zip(w, aside, strict=True):
@@ -182,11 +212,23 @@ class Meetings:
             owners = [member.addresses[c % member.ranks] for member in now.members]
             self._rings[c] = connect(
                 self._door, now.generation, c, place, owners,
-                token=self._token, timeout=self._timeout, given_up=lambda: self._is_past(now),
+                token=self._token, silence=self._silence, overdue=self._is_overdue,
+                given_up=lambda: self._is_past(now),
             )  # fmt: skip
         if self._is_past(self._generation):  # what came before the ring was there did not cut it
             raise ConnectionError("the generation has ended")
         return self._rings[c]
+
+    def _is_overdue(self, since: float) -> bool:
+        """Islands may train for long; once all are there a neighbour has no excuse."""
+        complete = self._seat.complete_since(self._generation.generation, self._due)
+        if complete is None:
+            return time.monotonic() - since > self._timeout
+        return time.monotonic() - max(since, complete) > self._silence
+
+    def _neighbour(self, side: int) -> int:
+        members = self._generation.islands
+        return members[(members.index(self._island) + side) % len(members)]
 
     def _spread(self, aside: Sequence[Tensor]) -> None:
         """Every rank of the island gets the chunks of the others."""
@@ -195,12 +237,17 @@ class Meetings:
             for mean in aside:
                 self._group.bcast(_chunk(mean, c, C), root=c % self._group.size).wait()
 
-    def _is_committed(self, state: State) -> bool:
+    def _outcome(self, state: State) -> Register | None:
+        """The register that commits the round, or nothing."""
         g, r = self._generation.generation, self._due
         with suppress(Expelled):  # of which the next attempt hears
-            after = self._seat.vote(g, r) if state is State.FINE else self._seat.object(g, r, self._why)
-            return (after.generation, after.rounds) == (g, r + 1)
-        return False
+            if state is State.FINE:
+                after = self._seat.vote(g, r, self._ballot, self._progress)
+            else:
+                after = self._seat.object(g, r, self._why, self._blamed)
+            if (after.generation, after.rounds) == (g, r + 1):
+                return after
+        return None
 
     def _come_back(self) -> None:
         """As a new life, all ranks of the island together."""

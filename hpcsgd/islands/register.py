@@ -11,6 +11,10 @@ An open register waits until every island that is not lost has come, then closes
 those that are there: generation g+1, at the largest round among them. Islands that come from further back, or
 for the first time, are members whose parameters do not count in the first round.
 
+The register also says where the training is, so that whoever returns finds its place. An epoch's samples are
+dealt to the members of the round that began it; who joins later looks on, and does not count, until they are
+dealt again.
+
 Nothing here waits or talks: `coordinator` carries the events in and the register out.
 """
 
@@ -26,6 +30,23 @@ class Phase(StrEnum):
     OPEN = "open"
     RUN = "run"
     FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a training is: `t` updates done, in `epoch`, whose samples were dealt when `seen` of them, over
+    all islands, were used up."""
+
+    t: int = 0
+    epoch: int = 0
+    seen: int = 0
+
+    @property
+    def deal(self) -> tuple[int, int]:
+        return self.epoch, self.seen
+
+
+NOWHERE = Place(epoch=-1)
 
 
 @dataclass(frozen=True)
@@ -48,13 +69,37 @@ class Register:
     generation: int = 0
     rounds: int = 0
     """Rounds committed."""
+    began: int = 0
+    """Of them, before this generation."""
     phase: Phase = Phase.OPEN
     members: tuple[Member, ...] = ()
     """Of this generation, or of the last one while the register is open; by island."""
+    place: Place = NOWHERE
+    """As of the last commit."""
+    dealt: Place = NOWHERE
+    """Where the samples were dealt."""
+    sharing: tuple[int, ...] = ()
+    """The islands that they were dealt to."""
+    leaving: bool = False
+    """All are to save and stop here: one of them has to, as its signals or its time limit say."""
 
     @property
     def islands(self) -> tuple[int, ...]:
         return tuple(member.island for member in self.members)
+
+    @property
+    def seats(self) -> set[tuple[int, int]]:
+        """Of all members: (island, rank)."""
+        return {(member.island, rank) for member in self.members for rank in range(member.ranks)}
+
+    @property
+    def counting(self) -> tuple[int, ...]:
+        """The members whose parameters make the mean of the round that is due."""
+        newest = max((member.rounds for member in self.members), default=0)
+        first = self.rounds == self.began
+        counting = [m.island for m in self.members if m.rounds == newest or not first]
+        trained = [island for island in counting if island in self.sharing]
+        return tuple(trained or counting)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,7 +107,22 @@ class Register:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Register:
         members = tuple(Member(m["island"], tuple(m["addresses"]), m["rounds"]) for m in saved["members"])
-        return cls(saved["generation"], saved["rounds"], Phase(saved["phase"]), members)
+        places = {name: Place(**saved[name]) for name in ("place", "dealt")}
+        rest = {
+            **saved,
+            "phase": Phase(saved["phase"]),
+            "members": members,
+            "sharing": tuple(saved["sharing"]),
+        }
+        return cls(**{**rest, **places})
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """What a rank says with its vote: where it is if the round is committed, and whether it has to leave."""
+
+    place: Place = Place()
+    leaving: bool = False
 
 
 @dataclass
@@ -88,7 +148,7 @@ class Membership:
         self.register = register or Register()
         self.expected = expected
         self._candidates: dict[int, Candidate] = {}
-        self._votes: set[tuple[int, int]] = set()
+        self._votes: dict[tuple[int, int], Ballot] = {}
 
     def come(self, island: int, rank: int, ranks: int, address: str, rounds: int) -> None:
         """A rank of `ranks` listens at `address`, holds the mean of `rounds`, and wants to average."""
@@ -104,15 +164,14 @@ class Membership:
             self._open()  # it was lost and is back before anybody noticed
         self._close_if_all_came()
 
-    def vote(self, island: int, rank: int, generation: int, rounds: int) -> None:
+    def vote(self, island: int, rank: int, generation: int, rounds: int, ballot: Ballot) -> None:
         """A rank of a member holds the whole mean of the round after `rounds`."""
         if not self._running(island, generation, rounds):
             return
-        self._votes.add((island, rank))
-        if len(self._votes) < sum(member.ranks for member in self.register.members):
+        self._votes[island, rank] = ballot
+        if self._votes.keys() != self.register.seats:
             return
-        self._votes.clear()
-        self.register = replace(self.register, rounds=rounds + 1)
+        self._commit(rounds + 1)
         if any(candidate.complete for candidate in self._candidates.values()):
             self._open()
 
@@ -141,6 +200,16 @@ class Membership:
         if generation == self.register.generation and island in self.register.islands:
             self.register = replace(self.register, phase=Phase.FINISHED)
 
+    def _commit(self, rounds: int) -> None:
+        now = self.register
+        places = {ballot.place for (island, _), ballot in self._votes.items() if island in now.counting}
+        place = max(places, key=lambda place: (place.epoch, place.t))
+        leaving = any(ballot.leaving for ballot in self._votes.values())
+        self._votes.clear()
+        self.register = replace(now, rounds=rounds, place=place, leaving=leaving)
+        if place.deal != now.dealt.deal:
+            self.register = replace(self.register, dealt=place, sharing=now.islands)
+
     def _running(self, island: int, generation: int, rounds: int) -> bool:
         now = self.register
         current = (now.phase, now.generation, now.rounds) == (Phase.RUN, generation, rounds)
@@ -157,9 +226,12 @@ class Membership:
             return
         members = tuple(self._member(island) for island in sorted(self.expected))
         self._candidates.clear()
-        self.register = Register(
+        rounds = max(self.register.rounds, *(member.rounds for member in members))
+        self.register = replace(
+            self.register,
             generation=self.register.generation + 1,
-            rounds=max(self.register.rounds, *(member.rounds for member in members)),
+            rounds=rounds,
+            began=rounds,
             phase=Phase.RUN,
             members=members,
         )

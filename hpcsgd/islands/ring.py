@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,19 @@ from torch import Tensor
 from hpcsgd.islands.handshake import GREETING, introduce, read, welcome
 
 _LINE = 256
+_GLANCE = 0.1
+"""Seconds between two looks at whether waiting still makes sense."""
+
+Overdue = Callable[[float], bool]
+"""Whether what was waited for since that moment should have come."""
+
+
+class Broken(ConnectionError):
+    """A ring cannot go on, for reasons that lie with the neighbour on one side: -1 left, 1 right."""
+
+    def __init__(self, side: int, why: str) -> None:
+        super().__init__(why)
+        self.side = side
 
 
 class Door:
@@ -37,15 +51,17 @@ class Door:
         threading.Thread(target=self._open, name="door", daemon=True).start()
 
     def wait_for(
-        self, generation: int, chunk: int, timeout: float, given_up: Callable[[], bool]
+        self, generation: int, chunk: int, overdue: Overdue, given_up: Callable[[], bool]
     ) -> socket.socket:
         """The left neighbour in this ring. Raises `ConnectionError` where it does not come."""
-        until = time.monotonic() + timeout
+        since = time.monotonic()
         with self._news:
             while (generation, chunk) not in self._came:
-                self._news.wait(0.1)
-                if given_up() or time.monotonic() > until:
-                    raise ConnectionError("the left neighbour did not connect")
+                self._news.wait(_GLANCE)
+                if given_up():
+                    raise ConnectionError("the generation has ended")
+                if overdue(since):
+                    raise Broken(-1, "the left neighbour did not connect")
             self._forget(lambda known: known < generation)
             return self._came.pop((generation, chunk))
 
@@ -90,10 +106,10 @@ class Ring:
         size: int,
         left: socket.socket | None = None,
         right: socket.socket | None = None,
-        timeout: float = 0.0,
+        overdue: Overdue = lambda _: False,
     ) -> None:
         self.place, self.size = place, size
-        self._left, self._right, self._timeout = left, right, timeout
+        self._left, self._right, self._overdue = left, right, overdue
         for connection in (left, right):
             if connection is not None:
                 connection.setblocking(False)
@@ -137,15 +153,19 @@ class Ring:
         assert self._left is not None
         assert self._right is not None
         left, right, sent, room = self._left, self._right, _bytes(out), _bytes(into)
+        since = time.monotonic()
         while len(sent) or len(room):
-            waiting = left if len(room) else None, right if len(sent) else None
-            readable, writable = _ready(*waiting, self._timeout)
+            readable, writable = _ready(left if len(room) else None, right if len(sent) else None)
+            if readable or writable:
+                since = time.monotonic()
+            elif self._overdue(since):
+                raise Broken(-1 if len(room) else 1, "a neighbour does nothing")
             if writable:
-                sent = sent[right.send(sent) :]
+                sent = sent[_done(1, lambda sent=sent: right.send(sent)) :]
             if readable:
-                count = left.recv_into(room)
+                count = _done(-1, lambda room=room: left.recv_into(room))
                 if count == 0:
-                    raise ConnectionError("the left neighbour has closed the connection")
+                    raise Broken(-1, "the left neighbour has closed the connection")
                 room = room[count:]
 
 
@@ -157,38 +177,51 @@ def connect(
     addresses: list[str],
     *,
     token: str,
-    timeout: float,
+    silence: float,
+    overdue: Overdue,
     given_up: Callable[[], bool],
 ) -> Ring:
-    """The ring of `addresses`, all of which call this. Raises `OSError` where a neighbour is not there."""
+    """The ring of `addresses`, all of which call this. Raises `OSError` where a neighbour is not there.
+
+    Doors are always open, so the right neighbour has `silence` seconds to answer; the left one comes when it
+    has trained."""
     size = len(addresses)
     if size == 1:
         return Ring(0, 1)
     host, port = addresses[(place + 1) % size].rsplit(":", 1)
-    right = socket.create_connection((host, int(port)), timeout=timeout)
+    try:
+        right = socket.create_connection((host, int(port)), timeout=silence)
+    except OSError as error:
+        raise Broken(1, f"the right neighbour does not answer: {error}") from error
     try:
         right.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        introduce(right, token)
+        _done(1, lambda: introduce(right, token))
         right.sendall(json.dumps({"generation": generation, "chunk": chunk}).encode().ljust(_LINE))
-        left = door.wait_for(generation, chunk, timeout, given_up)
+        left = door.wait_for(generation, chunk, overdue, given_up)
     except OSError:
         right.close()
         raise
-    return Ring(place, size, left, right, timeout)
+    return Ring(place, size, left, right, overdue)
+
+
+def _done(side: int, call: Callable[[], Any]) -> Any:
+    """What `call` gives; if that fails it is the neighbour's fault."""
+    try:
+        return call()
+    except OSError as error:
+        raise Broken(side, str(error)) from error
 
 
 def _bytes(x: Tensor) -> memoryview:
     return x.view(torch.uint8).numpy().data
 
 
-def _ready(left: socket.socket | None, right: socket.socket | None, timeout: float) -> tuple[bool, bool]:
-    """Whether there is something to read, and room to write."""
+def _ready(left: socket.socket | None, right: socket.socket | None) -> tuple[bool, bool]:
+    """Whether there is something to read, and room to write; looks for a moment only."""
     poll = select.poll()
     if left is not None:
         poll.register(left, select.POLLIN)
     if right is not None:
         poll.register(right, select.POLLOUT)
-    events = dict(poll.poll(1000 * timeout))
-    if not events:
-        raise ConnectionError(f"no neighbour did anything for {timeout:g} s")
+    events = dict(poll.poll(1000 * _GLANCE))
     return left is not None and left.fileno() in events, right is not None and right.fileno() in events

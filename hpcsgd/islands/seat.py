@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from hpcsgd.islands.coordinator import BEAT
 from hpcsgd.islands.handshake import Unwelcome, introduce
-from hpcsgd.islands.register import Phase, Register
+from hpcsgd.islands.register import Ballot, Phase, Register
 from hpcsgd.transport import PeerLost
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Seat:
         self._on_change = on_change
         self._standing: Mapping[str, Any] | None = None
         self._register = Register()
+        self._complete = (0, 0, 0.0)
         self._ended: Exception | None = None
         self._news = threading.Condition()
         self._sending = threading.Lock()
@@ -75,6 +77,11 @@ class Seat:
         """Whether nothing more will be heard."""
         return self._ended is not None
 
+    def complete_since(self, generation: int, rounds: int) -> float | None:
+        """When, on the clock `time.monotonic`, all ranks of all members were at that meeting."""
+        *meeting, moment = self._complete
+        return moment if meeting == [generation, rounds] else None
+
     def come(self, address: str, rounds: int) -> Register:
         """Ask to average, listening at `address` and holding the mean of `rounds`; the generation that this
         rank's island is in."""
@@ -92,14 +99,18 @@ class Seat:
         """This rank is at the meeting; from here on the coordinator counts the seconds for the others."""
         self._say({"do": "arrive", "generation": generation, "rounds": rounds})
 
-    def vote(self, generation: int, rounds: int) -> Register:
-        """This rank holds the whole mean; what the register says once the round has ended, well or not."""
-        self._say({"do": "vote", "generation": generation, "rounds": rounds})
+    def vote(self, generation: int, rounds: int, ballot: Ballot, progress: float) -> Register:
+        """This rank holds the whole mean, and has come so far, in epochs; what the register says once the
+        round has ended, well or not."""
+        said = {"place": asdict(ballot.place), "leaving": ballot.leaving, "progress": progress}
+        self._say({"do": "vote", "generation": generation, "rounds": rounds, **said})
         return self._outcome(generation, rounds)
 
-    def object(self, generation: int, rounds: int, why: str) -> Register:
-        """This rank cannot finish the round; what the register says once it has ended."""
-        self._say({"do": "object", "generation": generation, "rounds": rounds, "why": why})
+    def object(self, generation: int, rounds: int, why: str, blamed: int | None) -> Register:
+        """This rank cannot finish the round, perhaps for another island's fault; what the register says once
+        it has ended."""
+        said = {"why": why, "blamed": blamed}
+        self._say({"do": "object", "generation": generation, "rounds": rounds, **said})
         return self._outcome(generation, rounds)
 
     def finish(self, generation: int) -> None:
@@ -205,6 +216,8 @@ class Seat:
     def _understand(self, said: Mapping[str, Any]) -> None:
         if "expelled" in said:
             raise Expelled(said["expelled"])
+        if "all_arrived" in said:
+            self._complete = *said["all_arrived"], time.monotonic()
         if "register" in said:
             now = Register.from_json(said["register"])
             with self._news:

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.islands.handshake import CHALLENGE, PROOF, Unwelcome
-from hpcsgd.islands.register import Phase, Register
+from hpcsgd.islands.register import Ballot, Phase, Register
 from hpcsgd.islands.seat import Expelled, Seat
 from hpcsgd.transport import PeerLost
 from islands.conftest import SILENCE, TOKEN, Desk, wait_for
+
+NOTHING = Ballot()
 
 
 def at_once(*calls) -> list[Register]:
@@ -30,10 +32,14 @@ def come(*seats: Seat, rounds: int = 0) -> Register:
     return registers[0]
 
 
+def vote(seat: Seat, now: Register, ballot: Ballot = NOTHING) -> Register:
+    return seat.vote(now.generation, now.rounds, ballot, progress=0.0)
+
+
 def assert_left_behind(seat: Seat, before: Register, why: str) -> None:
     """It is told why, or finds its connection broken and, on a new one, that the others have gone on."""
     try:
-        after = seat.vote(before.generation, before.rounds)
+        after = vote(seat, before)
         assert after.phase is Phase.OPEN or seat._hello["island"] not in after.islands
     except Expelled as told:
         assert str(told) == why  # noqa: PT017 - it need not be raised
@@ -51,9 +57,7 @@ def test_rounds_go_by(desk: Desk) -> None:
         now = come(*seats)
         assert now.islands == (0, 1)
         for rounds in (1, 2, 3):
-            (now,) = set(
-                at_once(*(lambda seat=seat, now=now: seat.vote(now.generation, now.rounds) for seat in seats))
-            )
+            (now,) = set(at_once(*(lambda seat=seat, now=now: vote(seat, now) for seat in seats)))
             assert (now.generation, now.rounds, now.phase) == (1, rounds, Phase.RUN)
         seats[0].finish(now.generation)
         wait_for(lambda: seats[2].register.phase is Phase.FINISHED)
@@ -63,7 +67,7 @@ def test_a_broken_connection_is_noticed_at_once(desk: Desk) -> None:
     with desk.coordinator(2) as at:
         staying, leaving = desk.seat(at.address, 0), desk.seat(at.address, 1)
         now = come(staying, leaving)
-        outcome = later(lambda: staying.vote(now.generation, now.rounds))
+        outcome = later(lambda: vote(staying, now))
         leaving.close()
         assert outcome.result(1).phase is Phase.OPEN
         assert come(staying).islands == (0,)
@@ -74,7 +78,7 @@ def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk, monkeypa
         staying, frozen = desk.seat(at.address, 0), desk.seat(at.address, 1)
         now = come(staying, frozen)
         frozen._sending.acquire()  # no beat gets out
-        outcome = staying.vote(now.generation, now.rounds)
+        outcome = vote(staying, now)
         assert outcome.phase is Phase.OPEN
         alone = come(staying)
         assert alone.islands == (0,)
@@ -83,7 +87,7 @@ def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk, monkeypa
         back = desk.seat(at.address, 1, life="second")
         arriving = later(lambda: back.come("nowhere:1", 0))
         wait_for(lambda: 1 in at.membership.expected)
-        assert staying.vote(alone.generation, alone.rounds).phase is Phase.OPEN
+        assert vote(staying, alone).phase is Phase.OPEN
         assert staying.come("nowhere:1", 1) == arriving.result(5)
         assert [member.rounds for member in staying.register.members] == [1, 0]
 
@@ -93,7 +97,7 @@ def test_who_does_not_arrive_is_left_behind_though_alive(desk: Desk) -> None:
         staying, slow = desk.seat(at.address, 0), desk.seat(at.address, 1)
         now = come(staying, slow)
         staying.arrive(now.generation, now.rounds)
-        assert staying.vote(now.generation, now.rounds).phase is Phase.OPEN
+        assert vote(staying, now).phase is Phase.OPEN
         assert_left_behind(slow, now, "it did not arrive within 1 s")
 
 
@@ -113,12 +117,12 @@ def test_a_coordinator_that_is_started_again(desk: Desk, tmp_path: Path) -> None
     with desk.killable(2, journal) as at:
         seats = [desk.seat(at, 0), desk.seat(at, 1)]
         now = come(*seats)
-        (now,) = set(at_once(*(lambda seat=seat: seat.vote(now.generation, now.rounds) for seat in seats)))
-        half = later(lambda: seats[0].vote(now.generation, now.rounds))
+        (now,) = set(at_once(*(lambda seat=seat: vote(seat, now) for seat in seats)))
+        half = later(lambda: vote(seats[0], now))
         time.sleep(0.2)
     assert json.loads(journal.read_text())["rounds"] == 1
     with desk.killable(2, journal, port_of(at)):
-        after = seats[1].vote(now.generation, now.rounds)
+        after = vote(seats[1], now)
         assert half.result(10) == after
         assert (after.rounds, after.generation) == (2, 1), "a vote of before is said once more"
 
@@ -130,7 +134,7 @@ def test_members_that_a_new_coordinator_never_sees_are_lost(desk: Desk, tmp_path
         now = come(*seats)
     seats[1].close()
     with desk.killable(2, journal, port_of(at)):
-        assert seats[0].vote(now.generation, now.rounds).phase is Phase.OPEN
+        assert vote(seats[0], now).phase is Phase.OPEN
         assert come(seats[0]).islands == (0,)
 
 
@@ -145,7 +149,7 @@ def test_without_a_coordinator_nobody_waits_for_ever(desk: Desk, tmp_path: Path)
     seat._patience = 0.5
     with pytest.raises(PeerLost, match=r"no coordinator at 127.0.0.1:\d+"):
         while True:
-            now = seat.vote(now.generation, now.rounds)
+            now = vote(seat, now)
 
 
 def test_nobody_gets_in_without_the_token(desk: Desk) -> None:
@@ -184,4 +188,4 @@ def test_nonsense_ends_only_the_conversation(desk: Desk) -> None:
         good, bad = desk.seat(at.address, 0), desk.seat(at.address, 1)
         now = come(good)
         bad._connection.sendall(b"{nonsense\n")
-        assert good.vote(now.generation, now.rounds).rounds == 1
+        assert vote(good, now).rounds == 1

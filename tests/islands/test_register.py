@@ -8,10 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcsgd.islands.register import Membership, Phase, Register
+from hpcsgd.islands.register import Ballot, Membership, Phase, Register
 
 RANKS = (2, 1, 3)
 """Of each island."""
+NOTHING = Ballot()
 SEATS = [(island, rank) for island, ranks in enumerate(RANKS) for rank in range(ranks)]
 seats = st.sampled_from(SEATS)
 islands = st.sampled_from(range(len(RANKS)))
@@ -22,10 +23,10 @@ def come(membership: Membership, island: int, rounds: int = 0) -> None:
         membership.come(island, rank, RANKS[island], f"{island}.{rank}", rounds)
 
 
-def vote(membership: Membership, island: int) -> None:
+def vote(membership: Membership, island: int, ballot: Ballot = NOTHING) -> None:
     now = membership.register
     for rank in range(RANKS[island]):
-        membership.vote(island, rank, now.generation, now.rounds)
+        membership.vote(island, rank, now.generation, now.rounds, ballot)
 
 
 def running(*which: int) -> Membership:
@@ -65,7 +66,7 @@ def test_votes_of_the_past_do_not_count() -> None:
     come(membership, 1)
     assert membership.register.generation == 2
     for island, rank in ((0, 0), (0, 1), (1, 0)):
-        membership.vote(island, rank, before.generation, before.rounds)
+        membership.vote(island, rank, before.generation, before.rounds, NOTHING)
     assert membership.register.rounds == 0
     vote(membership, 1)
     assert membership.register.rounds == 0, "the votes of before the objection are void"
@@ -106,7 +107,7 @@ def test_the_frozen_are_not_waited_for() -> None:
     assert membership.register.phase is Phase.OPEN
     membership.wait_no_longer()
     assert membership.register.islands == (0,)
-    membership.vote(1, 0, 1, 0)
+    membership.vote(1, 0, 1, 0, NOTHING)
     assert membership.register.rounds == 0
 
 
@@ -162,7 +163,7 @@ class Islands(RuleBasedStateMachine):
     def votes(self, seat: tuple[int, int]) -> None:
         now = self.membership.register
         self.voted.setdefault((now.generation, now.rounds), set()).add(seat)
-        self.membership.vote(*seat, now.generation, now.rounds)
+        self.membership.vote(*seat, now.generation, now.rounds, NOTHING)
         self.after()
         if self.membership.register.rounds > now.rounds:
             self.held |= {s: now.rounds + 1 for s in SEATS if s[0] in now.islands}
