@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.averagers import Mean
+from hpcsgd.averagers import Mean, average_buffers
 from hpcsgd.averagers.distance import distance
 from hpcsgd.step import Step
-from hpcsgd.transport import Transport, phase
+from hpcsgd.transport import phase
 
 
 def gather_chunks(s: Step) -> None:
@@ -22,20 +22,12 @@ def gather_chunks(s: Step) -> None:
             work.wait()
 
 
-def average_buffers(model: nn.Module, world: Transport) -> None:
-    """Float buffers (batch-norm statistics) become their mean over all ranks; collective. Others stay."""
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
-        alike = [buffer for buffer in buffers if buffer.dtype == dtype]
-        joined = torch.cat([buffer.reshape(-1) for buffer in alike])
-        world.allreduce(joined).wait()
-        joined.div_(world.size)
-        for buffer, mean in zip(alike, joined.split([b.numel() for b in alike]), strict=True):
-            buffer.copy_(mean.view_as(buffer))
+def float_buffers(model: nn.Module) -> list[Tensor]:
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
 
 @contextlib.contextmanager
-def averaged(model: nn.Module, s: Step) -> Iterator[float]:
+def averaged(s: Step) -> Iterator[float]:
     """Inside the block the model's parameters are the mean over the groups and its float buffers the mean
     over all ranks; afterwards everything is as before, bit for bit. Collective; takes room for another w.
 
@@ -43,7 +35,7 @@ def averaged(model: nn.Module, s: Step) -> Iterator[float]:
     """
     D = 0.0
     parameters: list[tuple[Tensor, Tensor]] = []
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if buffer.is_floating_point()]
+    buffers = [(buffer, buffer.clone()) for buffer in s.buffers]
     with torch.no_grad(), phase("evaluation"):
         if s.job.P > 1:
             parameters = [(b.w, b.w.clone()) for b in s.buckets]
@@ -52,7 +44,7 @@ def averaged(model: nn.Module, s: Step) -> Iterator[float]:
             D = distance(s, mine, s.owned, shards=True)
             gather_chunks(s)
         if s.job.size > 1:
-            average_buffers(model, s.job.world)
+            average_buffers(s.buffers, s.job.world)
     try:
         yield D
     finally:

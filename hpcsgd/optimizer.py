@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd.averaged import averaged, gather_chunks
+from hpcsgd.averaged import averaged, float_buffers, gather_chunks
+from hpcsgd.averagers import Ensemble
 from hpcsgd.courier import Courier
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.exchanges import Gathered
@@ -56,6 +57,7 @@ class DistributedOptimizer(optim.Optimizer):
         overlap: bool = True,
     ) -> None:
         with job.together("wrapping the optimizer"):
+            _require_fitting(job, method)
             self.trained = _trained(optimizer, model)
         _require_alike(job, optimizer, self.trained, model)
         self.model = model
@@ -67,7 +69,7 @@ class DistributedOptimizer(optim.Optimizer):
         with torch.no_grad():
             buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6)
         self.local = ShardedOptimizer(optimizer, buckets, cut=self._exchange.shards and job.K > 1)
-        self._step = Step(job=job, buckets=buckets, moments=self.local)
+        self._step = Step(job=job, buckets=buckets, moments=self.local, buffers=float_buffers(model))
         self._share_start()
         self._courier = None
         if not self._exchange.idle(job):
@@ -113,7 +115,7 @@ class DistributedOptimizer(optim.Optimizer):
         self._stepping = True
         self.local.step()
         self._stepping = False
-        met = s.job.P > 1 and self._vote(self.method.when(s))
+        met = (s.job.P > 1 or s.job.meetings is not None) and self._vote(self.method.when(s))
         if met:
             self._meet()
         if self._exchange.shards:
@@ -122,6 +124,14 @@ class DistributedOptimizer(optim.Optimizer):
         if self._courier is not None:
             self._courier.start_over()
         return loss
+
+    @torch.no_grad()
+    def meet(self) -> None:
+        """The groups meet now, whatever the schedule says; collective, between two steps."""
+        with phase("average"):
+            self.method.how(self._step)
+        if self.method.how.shards:
+            self.gather_parameters()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model's parameters."""
@@ -162,7 +172,7 @@ class DistributedOptimizer(optim.Optimizer):
         """The mean model of all groups for the length of a block, for evaluating or saving it; collective.
 
         Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are apart."""
-        return averaged(self.model, self._step)
+        return averaged(self._step)
 
     def state_dict(self) -> dict[str, Any]:
         """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
@@ -245,6 +255,16 @@ class DistributedOptimizer(optim.Optimizer):
             raise UserError(
                 "step() of the wrapped optimizer was called: call step() of the DistributedOptimizer"
             )
+
+
+def _require_fitting(job: Job, method: Method) -> None:
+    """An island has nobody to meet but by its `meetings`."""
+    if (job.meetings is not None) != isinstance(method.how, Ensemble):
+        raise UserError(
+            "method ensemble is for groups that are jobs of their own: start it with `hpcsgd launch`"
+            if job.meetings is None
+            else "`hpcsgd launch` starts groups that may die, and those meet by method ensemble alone"
+        )
 
 
 def _trained(optimizer: optim.Optimizer, model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -37,6 +37,8 @@ class Step:
     buckets: Sequence[Bucket]
     """The model as vectors `w` and `g`, with this position's chunks `own` and `g_own`, in backward order."""
     moments: Moments
+    buffers: Sequence[Tensor] = ()
+    """The model's float buffers, such as batch-norm statistics."""
     t: int = 0
     lr: float = 0.0
     """Learning rate of the first param group in this step."""

@@ -5,6 +5,8 @@ rank r = group g · K + position j
 group  the K ranks that share one local model by data parallelism      (j = 0 … K−1)
 cross  the P ranks of one position, each holding that chunk of its model (g = 0 … P−1)
 world  all N = P·K ranks, counted node by node so that a group stays on one node where it fits
+
+A group that may die is an island, a job of its own with P = 1: it knows the others by its `meetings` alone.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcsgd.errors import JobError, UserError
+from hpcsgd.islands.invitation import invitation
+from hpcsgd.islands.meetings import Meetings
 from hpcsgd.transport import PeerLost, Transport
 from hpcsgd.transport.launcher import intended_size
 
@@ -32,6 +36,13 @@ class Job:
     cross: Transport
     P: int
     K: int
+    meetings: Meetings | None = None
+    """Of this island with others."""
+
+    @property
+    def groups(self) -> int:
+        """How many train together: P, or the islands that were started."""
+        return self.P if self.meetings is None else self.meetings.islands
 
     @property
     def rank(self) -> int:
@@ -68,7 +79,11 @@ def init(groups: int | None = None, group_size: int | None = None, *, timeout: f
 
 
 def form_as_launched(world: Transport, groups: int | None, group_size: int | None) -> Job:
-    """`form`, but a script tried out without any launcher is one rank, whatever groups it asks for."""
+    """`form`, but an island is one group, and a script tried out without any launcher is one rank, whatever
+    groups it asks for."""
+    if (invited := invitation()) is not None:
+        job = form(world)
+        return replace(job, meetings=invited.accept(job.world))
     if world.size == 1 and intended_size(os.environ) is None and (groups or 1, group_size or 1) != (1, 1):
         log.warning("started without a launcher: one rank, one group")
         return form(world)

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from hpcsgd.data.augment import crop_and_flip
+from hpcsgd.data.batches import Batches
 from hpcsgd.data.convert import Summary, convert
 from hpcsgd.data.formats import READERS
 from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.store import Batch, Store, collate
 
-__all__ = ["READERS", "Batch", "Sampler", "Store", "Summary", "collate", "convert", "crop_and_flip"]
+__all__ = [
+    "READERS",
+    "Batch",
+    "Batches",
+    "Sampler",
+    "Store",
+    "Summary",
+    "collate",
+    "convert",
+    "crop_and_flip",
+]

@@ -51,11 +51,19 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._shuffle = shuffle
         self._seed, self._epoch, self._consumed = seed, 0, 0
 
+    def deal(self, rank: int, ranks: int) -> None:
+        """From here on the samples are for so many ranks, of which this is one."""
+        self._rank, self._ranks = rank, ranks
+
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Go to an epoch, counted from 0, of which this rank has consumed `start` samples already."""
         if epoch < 0:
             raise UserError(f"epoch {epoch}: must not be negative")
         self._epoch, self._consumed = epoch, self._checked(start * self._ranks)
+
+    def resume(self, consumed: int) -> None:
+        """Go to where all ranks together have consumed so many samples of the epoch."""
+        self._consumed = self._checked(consumed)
 
     def advance(self, samples: int) -> None:
         """Note that training has consumed `samples` more on this rank, and as many on every other one."""

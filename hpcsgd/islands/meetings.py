@@ -48,8 +48,8 @@ class State(IntEnum):
 class Meetings:
     """One on every rank of an island, made by all at once.
 
-    `host`: the address of this node in the job's own network. `silence`: seconds after which those that say
-    nothing are left behind. `timeout`: seconds to wait for islands that are alive but do not arrive.
+    `islands`: how many were started. `host`: the address of this node in the job's own network. `silence`:
+    seconds after which those that say nothing are left behind. `timeout`: seconds to wait for islands that are alive but do not arrive.
     """
 
     def __init__(
@@ -60,12 +60,24 @@ class Meetings:
         token: str,
         host: str,
         *,
+        islands: int = 1,
         silence: float = 10.0,
         timeout: float = 300.0,
     ) -> None:
         self.rounds = 0
         """Of which this island holds the mean."""
-        self._island, self._group = island, group
+        self.deal: tuple[int, int] = 0, 0
+        """The epoch that begins or goes on with the next round, and how many of its samples had been seen by
+        all islands when they were dealt. To be set by whoever trains, like the next two."""
+        self.progress = 0.0
+        """In epochs, for the picture."""
+        self.must_leave = False
+        """All are to stop after the next round."""
+        self.counted: tuple[int, ...] = ()
+        """The islands whose models made the last mean."""
+        self.island, self.islands = island, islands
+        """The number of this one, and how many were started."""
+        self._group = group
         self._coordinator, self._token = coordinator, token
         self._silence, self._timeout = silence, timeout
         self._door = Door(host, token)
@@ -74,6 +86,7 @@ class Meetings:
         """As it closed: who the members are, and where they came from."""
         self._after = Register()
         """What the last committed round left behind."""
+        self._ballot = Ballot()
         self._due = 0
         """Rounds there are before the one that is due."""
         self._why, self._blamed = "", None
@@ -83,11 +96,6 @@ class Meetings:
     def members(self) -> tuple[int, ...]:
         """The islands that averaged last."""
         return self._generation.islands
-
-    @property
-    def island(self) -> int:
-        """The number of this one."""
-        return self._island
 
     @property
     def place(self) -> Place:
@@ -109,14 +117,14 @@ class Meetings:
         """Whether all are to save and stop."""
         return self._after.leaving
 
-    def mean(self, w: Sequence[Tensor], ballot: Ballot = Ballot(), progress: float = 0.0) -> None:  # noqa: B008
-        """Replace `w`, alike on all ranks of the island, by its mean over the living islands; collective.
+    def mean(self, w: Sequence[Tensor], t: int = 0) -> None:
+        """Replace `w`, alike on all ranks of the island after `t` updates, by its mean over the living
+        islands; collective.
 
-        `ballot` says where this island is, `progress` the same in epochs. Raises `Over` where the others have
-        finished, and `PeerLost` where the coordinator is gone.
+        Raises `Over` where the others have finished, and `PeerLost` where the coordinator is gone.
         """
         aside = [torch.empty_like(x, device="cpu") for x in w]
-        self._ballot, self._progress = ballot, progress
+        self._ballot = Ballot(Place(t, *self.deal), self.must_leave)
         while not self._attempt(w, aside):
             pass
         for x, mean in zip(w, aside, strict=True):
@@ -124,7 +132,8 @@ class Meetings:
 
     def finish(self) -> None:
         """All is done and saved: nobody has to come any more."""
-        self._seat.finish(self._generation.generation)
+        with suppress(Expelled):  # then the others save it once more
+            self._seat.finish(self._generation.generation)
 
     def close(self) -> None:
         """Leave; the others are told at once."""
@@ -149,7 +158,7 @@ class Meetings:
         seen = [after for after in self._group.gather_objects(self._outcome(state)) if after is not None]
         if not seen:
             return False
-        self._after = seen[0]
+        self._after, self.counted = seen[0]
         self.rounds = self._due = self._after.rounds
         return True
 
@@ -197,7 +206,7 @@ class Meetings:
             ring = self._ring(c)
             for x, mean in zip(w, aside, strict=True):
                 mine, piece = _chunk(x, c, C), _chunk(mean, c, C)
-                if self._island in counting:
+                if self.island in counting:
                     piece.copy_(mine)
                 else:
                     piece.zero_()
@@ -208,7 +217,7 @@ class Meetings:
         """Of the owners of chunk `c`."""
         if c not in self._rings:
             now = self._generation
-            place = now.islands.index(self._island)
+            place = now.islands.index(self.island)
             owners = [member.addresses[c % member.ranks] for member in now.members]
             self._rings[c] = connect(
                 self._door, now.generation, c, place, owners,
@@ -228,7 +237,7 @@ class Meetings:
 
     def _neighbour(self, side: int) -> int:
         members = self._generation.islands
-        return members[(members.index(self._island) + side) % len(members)]
+        return members[(members.index(self.island) + side) % len(members)]
 
     def _spread(self, aside: Sequence[Tensor]) -> None:
         """Every rank of the island gets the chunks of the others."""
@@ -237,16 +246,17 @@ class Meetings:
             for mean in aside:
                 self._group.bcast(_chunk(mean, c, C), root=c % self._group.size).wait()
 
-    def _outcome(self, state: State) -> Register | None:
-        """The register that commits the round, or nothing."""
+    def _outcome(self, state: State) -> tuple[Register, tuple[int, ...]] | None:
+        """The register that commits the round, and who counted in it; or nothing."""
         g, r = self._generation.generation, self._due
         with suppress(Expelled):  # of which the next attempt hears
+            counting = self._seat.register.counting
             if state is State.FINE:
-                after = self._seat.vote(g, r, self._ballot, self._progress)
+                after = self._seat.vote(g, r, self._ballot, self.progress)
             else:
                 after = self._seat.object(g, r, self._why, self._blamed)
             if (after.generation, after.rounds) == (g, r + 1):
-                return after
+                return after, counting
         return None
 
     def _come_back(self) -> None:
@@ -258,7 +268,7 @@ class Meetings:
 
     def _sit_down(self) -> Seat:
         life = self._group.gather_objects(uuid4().hex)[0]
-        hello = {"island": self._island, "rank": self._group.rank, "ranks": self._group.size, "life": life}
+        hello = {"island": self.island, "rank": self._group.rank, "ranks": self._group.size, "life": life}
         return Seat(
             self._coordinator, self._token, hello,
             silence=self._silence, patience=self._timeout, on_change=self._cut_what_is_past,

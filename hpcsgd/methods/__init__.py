@@ -12,6 +12,7 @@ from hpcsgd.methods.ad_psgd import ad_psgd
 from hpcsgd.methods.async_sgd import async_sgd
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.d_psgd import d_psgd
+from hpcsgd.methods.ensemble import ensemble
 from hpcsgd.methods.hierarchical import allreduce_local_sgd, hierarchical
 from hpcsgd.methods.sgp import osgp, sgp
 from hpcsgd.methods.ssp import ssp
@@ -24,6 +25,7 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "async_sgd": async_sgd,
     "bsp": bsp,
     "d_psgd": d_psgd,
+    "ensemble": ensemble,
     "hierarchical": hierarchical,
     "osgp": osgp,
     "sgp": sgp,
@@ -53,6 +55,7 @@ __all__ = [
     "async_sgd",
     "bsp",
     "d_psgd",
+    "ensemble",
     "hierarchical",
     "osgp",
     "sgp",

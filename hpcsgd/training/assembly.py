@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcsgd import models
-from hpcsgd.data import Sampler, Store, crop_and_flip
+from hpcsgd.data import Batches, Sampler, Store, crop_and_flip
 from hpcsgd.errors import UserError, located, near_miss
 from hpcsgd.generators import seed_generators
 from hpcsgd.lr import WarmUp, lr_scale
@@ -35,6 +35,8 @@ class Assembly:
     warm_up: WarmUp
     scheduler: LRScheduler | None
     sampler: Sampler
+    batches: Batches
+    """What is left of the epoch of `sampler`."""
     loader: DataLoader[Any]
     transform: Transform
     generator: Generator
@@ -51,19 +53,19 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     with job.together("preparing the run"), located(source):
         with located("[data] store"):
             train, test = Store(config.data.store, "train"), Store(config.data.store, "test")
-            sampler = Sampler(train, job, seed=config.seed)
-        batch = batch_of_rank(config.data.batch_size, job.K)
+            sampler, batches = deal(train, job, config)
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = models.build(config.model.build, config.model.arguments)
         require_fitting(model, train, config.model.build)
-        inner = make_optimizer(config, model, job.P)
-        steps_per_epoch = -(-len(sampler) // batch)
+        inner = make_optimizer(config, model, job.groups)
+        steps_per_epoch = len(batches)
         method = make_method(config, steps_per_epoch)
-    seed_generators(config.seed + 1 + job.rank)  # from here on chance (dropout) differs between ranks
+    own = config.seed + 1 + number_of(job)
+    seed_generators(own)  # from here on chance (dropout) differs between ranks
     optimizer = DistributedOptimizer(inner, model, job, method)
     with job.together("preparing the run"), located(source):
-        start = 1 / lr_scale(config.schedule.scaling, job.P)
+        start = 1 / lr_scale(config.schedule.scaling, job.groups)
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
         scheduler = make_scheduler(config, optimizer)
     return Assembly(
@@ -72,12 +74,42 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         warm_up=warm_up,
         scheduler=scheduler,
         sampler=sampler,
-        loader=_loader(train, sampler, batch, config.data.workers),
+        batches=batches,
+        loader=_loader(train, batches, config.data.workers),
         transform=transform,
-        generator=Generator().manual_seed(config.seed + 1 + job.rank),
+        generator=Generator().manual_seed(own),
         test=test,
         steps_per_epoch=steps_per_epoch,
     )
+
+
+def number_of(job: Job) -> int:
+    """This rank's among all that train together; with islands of unlike sizes some share one."""
+    return job.rank if job.meetings is None else job.meetings.island * job.size + job.rank
+
+
+@dataclass(frozen=True)
+class _Islands:
+    """As the sampler wants to see them: samples are dealt to islands, and each deals its batches further."""
+
+    rank: int
+    size: int
+
+    @property
+    def world(self) -> _Islands:
+        return self
+
+
+def deal(train: Store, job: Job, config: Config) -> tuple[Sampler, Batches]:
+    """The samples of this rank, or of its island, and its batches of them."""
+    B, seed = config.data.batch_size, config.seed
+    if job.meetings is None:
+        sampler = Sampler(train, job, seed=seed)
+        return sampler, Batches(sampler, batch_of_rank(B, job.K))
+    if B < job.K:
+        raise UserError(f"[data] batch_size = {B} is the batch of a group of {job.K} ranks: too few samples")
+    sampler = Sampler(train, _Islands(job.meetings.island, job.meetings.islands), seed=seed)
+    return sampler, Batches(sampler, B, job.K, job.j)
 
 
 def batch_of_rank(B: int, K: int) -> int:
@@ -138,11 +170,10 @@ def _part(key: str, value: Any) -> Any:
     return PARTS[key][value]
 
 
-def _loader(train: Store, sampler: Sampler, batch: int, workers: int) -> DataLoader[Any]:
+def _loader(train: Store, batches: Batches, workers: int) -> DataLoader[Any]:
     return DataLoader(
         train,
-        batch_size=batch,
-        sampler=sampler,
+        batch_sampler=batches,
         collate_fn=train.collate,
         num_workers=workers,
         persistent_workers=workers > 0,

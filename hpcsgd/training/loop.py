@@ -76,14 +76,16 @@ class Loop:
         done = self._parts.optimizer.t
         self._meter.pause()
         with Progress(total, self._config.epochs, first_step=done) as self._progress:
-            while self._epoch < self._config.epochs:
-                reason = self._finish_epoch()
-                if reason is not None:
-                    self._save()
-                    self._progress.note(
-                        f"{reason}: saved step {self._parts.optimizer.t}, go on with --resume"
-                    )
-                    return reason
+            reason = self._train_epochs()
+            if reason is not None:
+                self._save()
+                self._progress.note(f"{reason}: saved step {self._parts.optimizer.t}, go on with --resume")
+        return reason
+
+    def _train_epochs(self) -> str | None:
+        while self._epoch < self._config.epochs:
+            if (reason := self._finish_epoch()) is not None:
+                return reason
         return None
 
     def _finish_epoch(self) -> str | None:
@@ -101,19 +103,20 @@ class Loop:
         loss = cross_entropy(parts.model(parts.transform(x, parts.generator)), y)
         _require_finite(loss, optimizer.t + 1)
         optimizer.zero_grad()
-        loss.backward()
+        weight = parts.batches.weight(len(y))
+        (loss if weight == 1 else loss * weight).backward()
         self._lr = float(optimizer.param_groups[0]["lr"]) * parts.warm_up.factor()
         optimizer.step()
         if parts.scheduler is not None and self._per_step:
             parts.scheduler.step()
-        parts.sampler.advance(len(y))
+        parts.batches.advance()
         self._meter.step(loss, len(y), data_seconds, optimizer.notes)
         if "distance" in optimizer.notes:
             self._note_meeting(optimizer.notes["distance"])
         if optimizer.t % self._config.log_every == 0:
             self._begin_reading()
         self._tell_readings()
-        if self._checkpoint_due() and len(parts.sampler):  # at the end of an epoch its results belong in it
+        if self._checkpoint_due() and len(parts.batches):  # at the end of an epoch its results belong in it
             self._save()
 
     def _note_meeting(self, D: float) -> None:

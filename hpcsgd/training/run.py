@@ -13,10 +13,12 @@ import torch
 from hpcsgd.atomic import replacing
 from hpcsgd.checkpoint import Checkpoints, restore
 from hpcsgd.errors import located
+from hpcsgd.islands.meetings import Over
 from hpcsgd.topology import Job, form_as_launched, together
 from hpcsgd.training import run_folder
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import Config, load
+from hpcsgd.training.ensemble import EnsembleLoop
 from hpcsgd.training.loop import Loop
 from hpcsgd.training.metrics import Metrics, read
 from hpcsgd.training.probing import take_answer
@@ -62,7 +64,11 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     stopping = Stopping(job, aside, config.training.time_limit, config.training.stop_ahead)
     parts = assemble(config, job, str(path))
     with ExitStack() as open_files:
-        _open_folder(config, job, resume, open_files)
+        if job.meetings is None:
+            _open_folder(config, job, resume, open_files)
+        else:
+            open_files.callback(job.meetings.close)
+            _open_island(config, job, open_files)
         return _train(config, parts, stopping, aside, resume, open_files, promise)
 
 
@@ -76,23 +82,44 @@ def _train(
     promise: Promise | None = None,
 ) -> str | None:
     job = parts.optimizer.job
-    log.info("%d groups of %d ranks, %d steps an epoch", job.P, job.K, parts.steps_per_epoch)
+    log.info("%d groups of %d ranks, %d steps an epoch", job.groups, job.K, parts.steps_per_epoch)
     checkpoints = Checkpoints(config.run.folder / "checkpoints", job)
-    loop = Loop(config, parts, checkpoints, stopping, aside)
-    if resume:
+    loop = (Loop if job.meetings is None else EnsembleLoop)(config, parts, checkpoints, stopping, aside)
+    if resume or job.meetings is not None:
         _go_on(parts, checkpoints, loop)
     if job.rank == 0:
         loop.promise = promise
         loop.metrics = open_files.enter_context(
-            Metrics(config.run.folder / "metrics.jsonl", resumed_step=parts.optimizer.t)
+            Metrics(own_folder(config, job) / "metrics.jsonl", resumed_step=parts.optimizer.t)
         )
-    reason = loop.train()
+    try:
+        reason = loop.train()
+    except Over:
+        return None
     if reason is None:
         _save_model(config.run.folder, parts)
-    with job.together("reporting"):
-        if job.rank == 0:
-            _report(config.run.folder)
+    if job.meetings is None:
+        with job.together("reporting"):
+            if job.rank == 0:
+                _report(config.run.folder)
+    elif reason is None:
+        job.meetings.finish()
     return reason
+
+
+def own_folder(config: Config, job: Job) -> Path:
+    """Where the log and the metrics of this job are, or of this island."""
+    folder = config.run.folder
+    return folder if job.meetings is None else run_folder.island_folder(folder, job.meetings.island)
+
+
+def _open_island(config: Config, job: Job, open_files: ExitStack) -> None:
+    """Whoever started it has written down the configuration."""
+    folder = own_folder(config, job)
+    with job.together("opening the folder of the island"):
+        if job.rank == 0:
+            run_folder.open_run_folder(folder, resume=True)
+            open_files.enter_context(run_folder.log_into(folder))
 
 
 def _open_folder(config: Config, job: Job, resume: bool, open_files: ExitStack) -> None:
@@ -112,7 +139,7 @@ def _go_on(parts: Assembly, checkpoints: Checkpoints, loop: Loop) -> None:
         return
     job = parts.optimizer.job
     shared, own = restore(saved, parts.optimizer)
-    loop.take_up(shared, own)
+    loop.take_up(shared, own if job.meetings is None else None)  # another island's chance is not this one's
     cut = "" if own is not None else f", cut anew for {job.P} × {job.K}"
     if saved.P != job.P:
         cut += f"; the learning rate stays that of {saved.P} groups"

@@ -41,6 +41,11 @@ def open_run_folder(folder: Path, *, resume: bool) -> None:
         raise UserError(f"{folder}: cannot be used as [run] folder: {error.strerror}") from error
 
 
+def island_folder(folder: Path, island: int) -> Path:
+    """Of a run of islands: the log and the metrics of one."""
+    return folder / "islands" / str(island)
+
+
 def require_unused(folder: Path) -> None:
     """Raise `UserError` where the folder already holds something."""
     if folder.is_dir() and any(folder.iterdir()):

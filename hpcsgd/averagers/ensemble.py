@@ -1,0 +1,36 @@
+"""The mean of the models of the islands that are alive (EnsembleSync, section 3.1, step 4).
+
+    W ← (1/M) Σ_i W_i   over the M islands that the register counts in this round
+
+Float buffers are averaged with the parameters, over all ranks: who returns has none of its own. See
+`hpcsgd.islands.meetings` for how all or none take the mean, whatever dies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hpcsgd.averagers.buffers import average_buffers
+from hpcsgd.step import Step
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Meets by `job.meetings`. Notes ‖W_i − W̄‖₂ of this island as the `distance`."""
+
+    shards = False
+
+    def before_update(self, s: Step) -> None:
+        pass
+
+    def __call__(self, s: Step) -> None:
+        assert s.job.meetings is not None
+        brought = [b.w.clone() for b in s.buckets]
+        average_buffers(s.buffers, s.job.group)
+        s.job.meetings.mean([*(b.w for b in s.buckets), *s.buffers], s.t)
+        squared = torch.zeros((), dtype=torch.float64)
+        for b, w in zip(s.buckets, brought, strict=True):
+            squared += torch.linalg.vector_norm(w.sub_(b.w), dtype=torch.float64).square().cpu()
+        s.notes["distance"] = squared.sqrt().item()

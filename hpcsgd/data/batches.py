@@ -1,0 +1,53 @@
+"""A group's samples in batches of B, and of each batch the part of one of its K ranks.
+
+K need not divide B: ranks have a sample more or less, and `weight` makes the mean of their gradients that of
+the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch.utils.data
+
+from hpcsgd.data.sampler import Sampler
+
+
+class Batches(torch.utils.data.Sampler[list[int]]):
+    """For `DataLoader(batch_sampler=...)`: what is left of the epoch of `sampler`, which deals to groups.
+
+    Position j takes the samples j, j + K, j + 2K, … of each batch. A last batch of less than K samples is
+    left out.
+    """
+
+    def __init__(self, sampler: Sampler, B: int, K: int = 1, j: int = 0) -> None:
+        assert B >= K
+        self.sampler = sampler
+        self._B, self._K, self._j = B, K, j
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.sampler), self._B)
+        return whole + (rest >= self._K)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rows = list(self.sampler)
+        for start in range(0, len(self) * self._B, self._B):
+            yield rows[start : start + self._B][self._j :: self._K]
+
+    def weight(self, samples: int) -> float:
+        """What multiplies the mean loss of this rank's `samples` in the batch that training has come to."""
+        return samples * self._K / self._due
+
+    def advance(self) -> None:
+        """Training is past this batch, on all ranks of all groups."""
+        self.sampler.advance(self._due)
+
+    def start_after(self, seen: int, steps: int) -> None:
+        """Go to where all groups together have used `seen` samples, and as many more as in `steps` batches."""
+        self.sampler.resume(seen)
+        for _ in range(steps):
+            self.advance()
+
+    @property
+    def _due(self) -> int:
+        return min(self._B, len(self.sampler))

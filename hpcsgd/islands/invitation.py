@@ -1,0 +1,51 @@
+"""What whoever starts an island tells it, by way of one environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from hpcsgd.islands.meetings import Meetings
+from hpcsgd.transport import Transport
+
+VARIABLE = "HPCSGD_ISLAND"
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """To the meetings of `islands` islands, for the one with this number."""
+
+    island: int
+    islands: int
+    coordinator: str
+    """host:port"""
+    token: str
+    silence: float
+    timeout: float
+
+    def to_environment(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    def accept(self, group: Transport) -> Meetings:
+        """Collective over the ranks of the island, which are `group`."""
+        return Meetings(
+            self.island, group, self.coordinator, self.token, _address_towards(self.coordinator),
+            islands=self.islands, silence=self.silence, timeout=self.timeout,
+        )  # fmt: skip
+
+
+def invitation(environ: Mapping[str, str] = os.environ) -> Invitation | None:
+    """The one that this process was started with, if any."""
+    text = environ.get(VARIABLE)
+    return None if text is None else Invitation(**json.loads(text))
+
+
+def _address_towards(coordinator: str) -> str:
+    """Of this node, on the network where the coordinator is."""
+    host, port = coordinator.rsplit(":", 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # sends nothing
+        return probe.getsockname()[0]

@@ -1,0 +1,131 @@
+"""The training loop of one island among several that may die and return (EnsembleSync, section 3).
+
+Every island makes as many steps an epoch, each on its own share of the samples; a meeting ends the epoch and
+deals the samples of the next one to those that are alive. After each meeting the register says where the
+training is. Who is somewhere else, because it has just been started or was left behind, goes there: that is
+all there is to coming back. Until samples are dealt again, whoever has none looks on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from hpcsgd.islands.register import Place
+from hpcsgd.training.loop import Loop
+from hpcsgd.transport import PeerLost
+
+
+class EnsembleLoop(Loop):
+    """Of the islands that counted in a meeting the first one evaluates and saves for all.
+
+    `train` raises `Over` where another island has come to the end, and saved it.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        meetings = self._parts.optimizer.job.meetings
+        assert meetings is not None
+        self.meetings = meetings
+        self._dealt = (-1, 0)
+        self._reason: str | None = None
+        self._steps_per_epoch = 0
+
+    def _train_epochs(self) -> str | None:
+        meetings, sampler = self.meetings, self._parts.sampler
+        meetings.deal = self._epoch, sampler.state_dict()["consumed"]
+        self._meet()
+        while self._epoch < self._config.epochs:
+            if meetings.leaving:
+                return self._reason or "another island has to stop"
+            if meetings.island in meetings.sharing:
+                self._train_on()
+            else:
+                self._look_on()
+        while not self._is_first():
+            self._meet()
+        return None
+
+    def _train_on(self) -> None:
+        """To the end of the epoch, or until a meeting finds this island elsewhere."""
+        meetings, batches = self.meetings, self._parts.batches
+        for x, y, seconds in self._batches():
+            left, before = len(batches) - 1, meetings.rounds
+            meetings.deal = self._dealt if left else (self._epoch + 1, 0)
+            meetings.progress = self._epoch + 1 - left / self._steps_per_epoch
+            self._reason = self._stopping.now() or self._reason
+            meetings.must_leave = self._reason is not None
+            self._step(x, y, seconds)
+            if meetings.rounds > before and not self._settle():
+                return
+        meetings.deal = self._epoch + 1, 0
+        self._meet()
+
+    def _look_on(self) -> None:
+        """Where nobody is left of those who had samples, what they have not seen is dealt again."""
+        self.meetings.deal = self._epoch, self._parts.sampler.state_dict()["consumed"]
+        self._meet()
+
+    def _meet(self) -> None:
+        self._parts.optimizer.meet()
+        self._settle()
+
+    def _settle(self) -> bool:
+        """Go where the register says that the training is; whether this island was there, and has more to do
+        before its samples are dealt again."""
+        place, t = self.meetings.place, self._parts.optimizer.t
+        if (place.t, place.deal) == (t, self._dealt):
+            return not self.meetings.leaving
+        if (place.t, place.deal) == (t, (self._epoch + 1, 0)) and self._dealt != (-1, 0):
+            self._close_epoch()
+        else:
+            self._go_to(place)
+        self._take_share()
+        return False
+
+    def _go_to(self, place: Place) -> None:
+        """Raises `PeerLost` where the others have started again from before: so must this island."""
+        parts = self._parts
+        steps, epochs = place.t - parts.optimizer.t, place.epoch - self._epoch
+        if min(steps, epochs) < 0:
+            raise PeerLost(f"the other islands have gone back to step {place.t} from {parts.optimizer.t}")
+        if parts.scheduler is not None:
+            _fast_forward(parts.scheduler, steps if self._per_step else epochs)
+        if steps:
+            self._progress.note(f"going on at step {place.t}, where the others are")
+        parts.optimizer.take_up(place.t, [{} for _ in parts.optimizer.param_groups], None)
+        parts.warm_up.load_state_dict({"t": place.t})
+        self._epoch = place.epoch
+
+    def _take_share(self) -> None:
+        """Of the samples as they were dealt, from where the others are."""
+        meetings, sampler = self.meetings, self._parts.sampler
+        place, dealt, sharing = meetings.place, meetings.dealt, meetings.sharing
+        here = sharing.index(meetings.island) if meetings.island in sharing else 0
+        self._dealt = dealt.deal
+        sampler.deal(here, len(sharing))
+        sampler.set_epoch(place.epoch)
+        self._parts.batches.start_after(dealt.seen, place.t - dealt.t)
+        self._steps_per_epoch = place.t - dealt.t + len(self._parts.batches)
+        self._meter.pause()
+
+    def _evaluate(self) -> None:
+        if self._is_first():
+            super()._evaluate()
+
+    def _save(self) -> None:
+        """At meetings alone: between them this island's model is not that of all."""
+        if self._is_first() and self.meetings.place.t == self._parts.optimizer.t:
+            super()._save()
+
+    def _is_first(self) -> bool:
+        return self.meetings.island == min(self.meetings.counted)
+
+
+def _fast_forward(scheduler: LRScheduler, times: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no update came before: it did, elsewhere
+        for _ in range(times):
+            scheduler.step()
