@@ -1,0 +1,128 @@
+"""Reallocation of compute: slow islands get more of it, and what the dead leave goes to the living.
+
+EnsembleSync (papers/ensemblesync.txt), section 3.2. With x_i units of compute island i needs t_i = α_i/x_i
+seconds for an epoch, so α_i = t_i·x_i is estimated from the last one. Lemma 1: max t_i is smallest under
+Σ x_i = X (the paper's budget B) where all t_i are the same,
+
+    t* = Σ α_j / X,   x_i* = X·α_i / Σ α_j.
+
+A unit is whatever can be moved: a rank of the group, a CPU thread of each rank, a sample of the micro-batch,
+which is the paper's GPU memory. Nothing here moves it. What differs from the paper:
+
+- Units are whole, and each island keeps at least one, for x_i < 1 would mean that it never finishes. Under
+  x_i ≥ 1 the lemma reads x_i = max(1, α_i/t) with t such that the sum is X; `shares` rounds that.
+- The paper moves units after every epoch. Here a move must be worth it: see `Reallocation`.
+- An island that returns has no last epoch and counts as an average one. In the paper it begins with its old
+  estimate and approaches the equilibrium slowly; here it is there after the first epoch it has finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import floor, isfinite
+from statistics import fmean
+
+from hpcsgd.errors import UserError
+
+
+def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
+    """x_i by island: whole, at least 1, Σ x_i = X, less than one unit from Lemma 1 (under x_i ≥ 1).
+
+    Rounded by largest remainder, ties to the lowest island. This is not always the best of all whole x:
+    one more unit for everybody would bring max t_i to the best or below, no more is promised.
+    Raises `UserError` where there are fewer units than islands, or an α that is no positive number.
+
+    >>> shares({0: 1.0, 1: 3.0}, 256)
+    {0: 64, 1: 192}
+    """
+    for island, a in alpha.items():
+        if not (isfinite(a) and a > 0):
+            raise UserError(f"island {island}: alpha = {a}, must be positive and finite")
+    if len(alpha) > X:
+        raise UserError(f"{X} units for {len(alpha)} islands: each needs at least one")
+    exact = _lemma_1({island: Fraction(a) for island, a in sorted(alpha.items())}, X)
+    x = {island: floor(share) for island, share in exact.items()}
+    by_remainder = sorted(x, key=lambda island: x[island] - exact[island])  # stable: ties by island
+    for island in by_remainder[: X - sum(x.values())]:
+        x[island] += 1
+    return x
+
+
+def _lemma_1(alpha: Mapping[int, Fraction], X: int) -> dict[int, Fraction]:
+    """x_i* = max(1, α_i/t*). Fractions, so that equal remainders are equal."""
+    richer = dict(alpha)
+    while richer:
+        t = sum(richer.values()) / Fraction(X - (len(alpha) - len(richer)))
+        above_one = {island: a for island, a in richer.items() if a > t}
+        if len(above_one) == len(richer):
+            break
+        richer = above_one
+    return {island: richer[island] / t if island in richer else Fraction(1) for island in alpha}
+
+
+@dataclass(frozen=True)
+class Reallocation:
+    """Says when to move units, and where to. It keeps no state: all it goes by is the last epoch.
+
+    `X`: units there are in all. `margin`: the part of the epoch's seconds that a move has to save.
+
+    Why nothing swings: let ε be the relative noise of the seconds, and let a move from x to y be
+    proposed for its predicted gain. Then max t(y)·(1−ε) < (1−margin)·(1+ε)·max t(x) for the true t. So with
+    margin ≥ 2ε/(1+ε) every move makes the true max t_i smaller, and none is ever taken back. The default
+    bears a noise of 5 %.
+    """
+
+    X: int
+    margin: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.X < 1:
+            raise UserError(f"{self.X} units: there must be at least one")
+        if not 0 <= self.margin < 1:
+            raise UserError(f"margin {self.margin}: must be at least 0 and less than 1")
+
+    def propose(
+        self,
+        seconds: Mapping[int, float],
+        units: Mapping[int, int],
+        cost: float = 0.0,
+        ahead: float = 1.0,
+    ) -> dict[int, int] | None:
+        """The units of each living island from now on, or None where they stay as they are.
+
+        `units`: x_i of each living island in its last epoch, 0 for one that had none; the dead are not in it.
+        `seconds`: t_i, what island i computed in its last epoch, without the waiting at meetings. An island
+        that is not in it has not been measured, and counts as the mean of those that have.
+        `cost`: seconds that a move holds everybody up. `ahead`: epochs to come that gain by it.
+
+        A move has to gain more than the margin in an epoch, and more than the cost in all those ahead. Units
+        that are free or promised twice, or an island that has none, are seen to whatever it costs.
+        """
+        for island, x in units.items():
+            if x < 0:
+                raise UserError(f"island {island}: {x} units, must not be negative")
+        if cost < 0 or ahead < 0:
+            raise UserError(f"a cost of {cost} s, {ahead} epochs ahead: neither may be negative")
+        alpha = _alpha(seconds, units)
+        now, new = dict(units), shares(alpha, self.X) if alpha else {}
+        if new == now:
+            return None
+        if sum(now.values()) != self.X or not all(now.values()):
+            return new
+        t_now, t_new = _longest(alpha, now), _longest(alpha, new)
+        gain = t_now - t_new
+        return new if gain > self.margin * t_now and gain * ahead > cost else None
+
+
+def _alpha(seconds: Mapping[int, float], units: Mapping[int, int]) -> dict[int, float]:
+    """α_i = t_i·x_i of the living; the mean of those known where it is not."""
+    known = {island: seconds[island] * x for island, x in units.items() if island in seconds and x}
+    usual = fmean(known.values()) if known else 1.0
+    return {island: known.get(island, usual) for island in units}
+
+
+def _longest(alpha: Mapping[int, float], x: Mapping[int, int]) -> float:
+    """max t_i, in seconds."""
+    return max(alpha[island] / x[island] for island in alpha)
