@@ -10,6 +10,7 @@ from cyclopts import App, CycloptsError
 from hpcsgd.cli.data import data
 from hpcsgd.cli.doctor import doctor
 from hpcsgd.cli.job import job
+from hpcsgd.cli.launch import launch
 from hpcsgd.cli.probe import probe
 from hpcsgd.cli.train import train
 
@@ -24,6 +25,9 @@ app = App(
 app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--probe FILE] [--SECTION.KEY VALUE]...")
 app.command(
     probe, usage="Usage: hpcsgd probe JOB [--groups 2,4,8] [--seeds N] [--ranks N] [--SECTION.KEY VALUE]..."
+)
+app.command(
+    launch, usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]..."
 )
 app.command(data)
 app.command(job)

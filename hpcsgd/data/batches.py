@@ -43,7 +43,7 @@ class Batches(torch.utils.data.Sampler[list[int]]):
         self.sampler.advance(self._due)
 
     def start_after(self, seen: int, steps: int) -> None:
-        """Go to where all groups together have used `seen` samples, and as many more as in `steps` batches."""
+        """Go to where all groups have used `seen` samples, and as many more as in `steps` batches."""
         self.sampler.resume(seen)
         for _ in range(steps):
             self.advance()

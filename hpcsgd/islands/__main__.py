@@ -1,8 +1,8 @@
 """`python -m hpcsgd.islands`: the coordinator as a process of its own, which ends with whoever started it.
 
-Its standard input is a line of JSON with what `Coordinator` is to be told, then a line for every event that the
-launcher has to add to the chronicle; when that ends, so does this. The first line that it prints is where it
-listens.
+Its standard input is a line of JSON with what `Coordinator` is to be told, then a line for every event that
+the launcher has to add to the chronicle; when that ends, so does this. The first line that it prints is where
+it listens.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ async def _serve(
         while not at.address and not serving.done():
             await asyncio.sleep(0.01)
         print(at.address, flush=True)
-        threading.Thread(
-            target=_listen, args=(asyncio.get_running_loop(), chronicle), daemon=True
-        ).start()
+        threading.Thread(target=_listen, args=(asyncio.get_running_loop(), chronicle), daemon=True).start()
         await serving
 
 

@@ -7,7 +7,8 @@ event            fields beside ``event``, ``unix`` and ``at``
 ``ended``        island, life, code: its processes have ended, with this exit code
 ``generation``   generation, members, newcomers, rounds: who averages from now on; the parameters of
                  newcomers do not count in the first round. Rounds are those committed
-``commit``       generation, rounds, members, t, epoch, fraction: a round is committed. t: updates done;
+``commit``       generation, rounds, members, counted, t, epoch, fraction: a round is committed. counted:
+                 the members whose parameters made the mean; t: updates done;
                  epoch: epochs done, so it counts from 0; fraction: the part of the next that is done, 0..1
 ``lost``         island, why, kind: it is no longer a member, and why in words and as a `Loss`
 ``units``        unit, units: what each island has from now on, as in `reallocation`; unit is "ranks",
@@ -78,11 +79,19 @@ class Chronicle:
         self._note("generation", generation=generation, **islands, rounds=rounds)
 
     def commit(
-        self, *, generation: int, rounds: int, members: Iterable[int], t: int, epoch: int, fraction: float
+        self,
+        *,
+        generation: int,
+        rounds: int,
+        members: Iterable[int],
+        counted: Iterable[int],
+        t: int,
+        epoch: int,
+        fraction: float,
     ) -> None:
         """All members hold the mean, after ``t`` updates, ``epoch`` epochs and a ``fraction`` of the next."""
-        progress = {"t": t, "epoch": epoch, "fraction": fraction}
-        self._note("commit", generation=generation, rounds=rounds, members=sorted(members), **progress)
+        who = {"members": sorted(members), "counted": sorted(counted)}
+        self._note("commit", generation=generation, rounds=rounds, **who, t=t, epoch=epoch, fraction=fraction)
 
     def lost(self, *, island: int, why: str, kind: Loss) -> None:
         """The others go on without this island."""

@@ -14,12 +14,13 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.atomic import replacing
+from hpcsgd.islands.chronicle import Chronicle, Loss
 from hpcsgd.islands.handshake import CHALLENGE, GREETING, PROOF, challenge, proof, require
 from hpcsgd.islands.register import Ballot, Membership, Phase, Place, Register
 
@@ -51,7 +52,7 @@ class Coordinator:
     `silence`: seconds without a sign of life after which an island is lost. `timeout`: seconds that an open
     register, or a round that the first island has arrived in, waits for islands that are alive; it must
     exceed what honest islands differ by. `journal`: where the register is written down. `chronicle` is told
-    what happens, as `hpcsgd.islands.chronicle` has it.
+    what happens.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Coordinator:
         silence: float = 10.0,
         timeout: float = 300.0,
         journal: Path | None = None,
-        chronicle: Callable[..., None] = lambda event, **fields: None,
+        chronicle: Chronicle,
     ) -> None:
         saved = Register()
         if journal is not None and journal.exists():
@@ -124,7 +125,7 @@ class Coordinator:
     def _seat(self, guest: Guest) -> None:
         others = [other for other in self._guests if other.island == guest.island]
         if any(other.life != guest.life for other in others):
-            self._lose(guest.island, "died", "it was started again")
+            self._lose(guest.island, Loss.DIED, "it was started again")
         self._guests.add(guest)
         guest.tell({"register": self.register.to_json()})
 
@@ -132,7 +133,7 @@ class Coordinator:
         if guest in self._guests:
             self._guests.remove(guest)
             if self.register.phase is not Phase.FINISHED:
-                self._lose(guest.island, "died", "its connection broke")
+                self._lose(guest.island, Loss.DIED, "its connection broke")
 
     def _hear(self, guest: Guest, said: Mapping[str, Any]) -> None:
         if guest not in self._guests:
@@ -183,16 +184,18 @@ class Coordinator:
             self._quarrels[pair] += 1
             if self._quarrels[pair] > 1:
                 del self._quarrels[pair]
-                self._lose(max(pair), "cut", f"islands {min(pair)} and {max(pair)} do not reach each other")
+                self._lose(
+                    max(pair), Loss.CUT, f"islands {min(pair)} and {max(pair)} do not reach each other"
+                )
 
-    def _lose(self, island: int, kind: str, why: str) -> None:
+    def _lose(self, island: int, kind: Loss, why: str) -> None:
         theirs = {guest for guest in self._guests if guest.island == island}
         self._guests -= theirs
         for guest in theirs:
             guest.tell({"expelled": why})
             guest.writer.close()
         log.info("island %d is lost: %s", island, why)
-        self._chronicle("lost", island=island, kind=kind, why=why)
+        self._chronicle.lost(island=island, kind=kind, why=why)
         self.membership.lose(island)
         self._publish()
 
@@ -207,30 +210,32 @@ class Coordinator:
         self._since = time.monotonic()
         self._arrived.clear()
         self._tell_all({"register": now.to_json()})
-        self._tell_chronicle(before, now)
+        self._note(before, now)
 
     def _tell_all(self, message: Mapping[str, Any]) -> None:
         for guest in self._guests:
             guest.tell(message)
 
-    def _tell_chronicle(self, before: Register, now: Register) -> None:
+    def _note(self, before: Register, now: Register) -> None:
+        """In the chronicle."""
         if now.rounds > before.rounds and now.generation == before.generation:
             self._quarrels.clear()
-            self._chronicle(
-                "commit", generation=now.generation, rounds=now.rounds, members=now.islands,
-                counting=before.counting, t=now.place.t, epoch=now.place.epoch, progress=self._progress,
+            epoch = int(self._progress)
+            self._chronicle.commit(
+                generation=now.generation, rounds=now.rounds, members=now.islands, counted=before.counting,
+                t=now.place.t, epoch=epoch, fraction=self._progress - epoch,
             )  # fmt: skip
             self._progress = 0.0
         if now.generation > before.generation:
+            log.info("generation %d: islands %s", now.generation, ", ".join(map(str, now.islands)))
             newcomers = [m.island for m in now.members if m.rounds < now.rounds]
-            self._chronicle(
-                "generation", generation=now.generation, rounds=now.rounds, members=now.islands,
-                newcomers=newcomers,
-            )  # fmt: skip
+            self._chronicle.generation(
+                generation=now.generation, members=now.islands, newcomers=newcomers, rounds=now.rounds
+            )
         if now.phase is Phase.FINISHED:
-            self._chronicle("finished")
+            self._chronicle.finished()
         elif now.leaving and not before.leaving:
-            self._chronicle("stopped")
+            self._chronicle.stopped()
 
     def _look_around(self) -> None:
         """What nobody says: silence, and waiting that has lasted too long."""
@@ -238,13 +243,13 @@ class Coordinator:
         for guest in [guest for guest in self._guests if clock - guest.heard > self._silence]:
             if guest in self._guests:
                 why = f"nothing was heard of rank {guest.rank} for {self._silence:g} s"
-                self._lose(guest.island, "silent", why)
+                self._lose(guest.island, Loss.SILENT, why)
         now = self.register
         here = {guest.island for guest in self._guests}
         waited = clock - self._since
         if waited > self._silence and now.phase is not Phase.FINISHED:
             for island in (set(now.islands) & self.membership.expected) - here:
-                self._lose(island, "died", "it did not come back")  # to this coordinator, a new one
+                self._lose(island, Loss.DIED, "it did not come back")  # to this coordinator, a new one
         if waited > self._timeout:
             self._end_waiting(now)
         self._publish()
@@ -254,4 +259,4 @@ class Coordinator:
             self.membership.wait_no_longer()
         elif now.phase is Phase.RUN and any(island in now.counting for island, _ in self._arrived):
             for island in {island for island, _ in now.seats - self._arrived}:
-                self._lose(island, "late", f"it did not arrive within {self._timeout:g} s")
+                self._lose(island, Loss.LATE, f"it did not arrive within {self._timeout:g} s")

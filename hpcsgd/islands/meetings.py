@@ -49,7 +49,8 @@ class Meetings:
     """One on every rank of an island, made by all at once.
 
     `islands`: how many were started. `host`: the address of this node in the job's own network. `silence`:
-    seconds after which those that say nothing are left behind. `timeout`: seconds to wait for islands that are alive but do not arrive.
+    seconds after which those that say nothing are left behind. `timeout`: seconds to wait for islands that
+    are alive but do not arrive.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -14,39 +15,27 @@ from pathlib import Path
 
 import pytest
 
+from hpcsgd.islands.chronicle import Chronicle
 from hpcsgd.islands.coordinator import Coordinator
 from hpcsgd.islands.register import Phase, Register
 from hpcsgd.islands.seat import Seat
 
 SILENCE = 2.0
 TOKEN = "of these tests"
-PROGRAM = f"""
-import asyncio, sys
-from pathlib import Path
-from hpcsgd.islands.coordinator import Coordinator
-
-async def main(islands, journal, port):
-    at = Coordinator(int(islands), input(), silence={SILENCE}, timeout=60, journal=Path(journal))
-    serving = asyncio.create_task(at.serve("127.0.0.1", int(port)))
-    while not at.address:
-        await asyncio.sleep(0.01)
-    print(at.address, flush=True)
-    await serving
-
-asyncio.run(main(*sys.argv[1:]))
-"""
 
 
 class Desk:
     """Coordinators, and seats that are left when the test ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.seats: list[Seat] = []
 
     @contextmanager
     def coordinator(self, islands: int, *, timeout: float = 60) -> Iterator[Coordinator]:
         """In a thread of its own; ends when the seats have left."""
-        served = Coordinator(islands, TOKEN, silence=SILENCE, timeout=timeout)
+        chronicle = Chronicle(self.folder / "events.jsonl")
+        served = Coordinator(islands, TOKEN, silence=SILENCE, timeout=timeout, chronicle=chronicle)
         thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))
         thread.start()
         wait_for(lambda: served.address)
@@ -57,15 +46,20 @@ class Desk:
             self.leave()
             thread.join(10)
             assert not thread.is_alive()
+            chronicle.close()
 
     @contextmanager
-    def killable(self, islands: int, journal: Path, port: int = 0) -> Iterator[str]:
+    def killable(self, islands: int, port: int = 0) -> Iterator[str]:
         """The address of one that is a process of its own, killed at the end of the block."""
-        words = [sys.executable, "-c", PROGRAM, str(islands), str(journal), str(port)]
+        told = {
+            "islands": islands, "token": TOKEN, "silence": SILENCE, "timeout": 60,
+            "folder": str(self.folder), "host": "127.0.0.1", "port": port,
+        }  # fmt: skip
+        words = [sys.executable, "-m", "hpcsgd.islands"]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None
             assert process.stdout is not None
-            process.stdin.write(f"{TOKEN}\n")
+            process.stdin.write(f"{json.dumps(told)}\n")
             process.stdin.flush()
             try:
                 yield process.stdout.readline().strip()
@@ -93,8 +87,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    desk = Desk()
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
     yield desk
     desk.leave()
 

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -112,28 +111,26 @@ def test_a_new_life_ends_the_old_one(desk: Desk) -> None:
         assert come(new).generation == 2
 
 
-def test_a_coordinator_that_is_started_again(desk: Desk, tmp_path: Path) -> None:
-    journal = tmp_path / "register.json"
-    with desk.killable(2, journal) as at:
+def test_a_coordinator_that_is_started_again(desk: Desk) -> None:
+    with desk.killable(2) as at:
         seats = [desk.seat(at, 0), desk.seat(at, 1)]
         now = come(*seats)
         (now,) = set(at_once(*(lambda seat=seat: vote(seat, now) for seat in seats)))
         half = later(lambda: vote(seats[0], now))
         time.sleep(0.2)
-    assert json.loads(journal.read_text())["rounds"] == 1
-    with desk.killable(2, journal, port_of(at)):
+    assert json.loads((desk.folder / "register.json").read_text())["rounds"] == 1
+    with desk.killable(2, port_of(at)):
         after = vote(seats[1], now)
         assert half.result(10) == after
         assert (after.rounds, after.generation) == (2, 1), "a vote of before is said once more"
 
 
-def test_members_that_a_new_coordinator_never_sees_are_lost(desk: Desk, tmp_path: Path) -> None:
-    journal = tmp_path / "register.json"
-    with desk.killable(2, journal) as at:
+def test_members_that_a_new_coordinator_never_sees_are_lost(desk: Desk) -> None:
+    with desk.killable(2) as at:
         seats = [desk.seat(at, 0), desk.seat(at, 1)]
         now = come(*seats)
     seats[1].close()
-    with desk.killable(2, journal, port_of(at)):
+    with desk.killable(2, port_of(at)):
         assert vote(seats[0], now).phase is Phase.OPEN
         assert come(seats[0]).islands == (0,)
 
@@ -142,8 +139,8 @@ def port_of(address: str) -> int:
     return int(address.rsplit(":", 1)[1])
 
 
-def test_without_a_coordinator_nobody_waits_for_ever(desk: Desk, tmp_path: Path) -> None:
-    with desk.killable(1, tmp_path / "register.json") as at:
+def test_without_a_coordinator_nobody_waits_for_ever(desk: Desk) -> None:
+    with desk.killable(1) as at:
         seat = desk.seat(at, 0)
         now = come(seat)
     seat._patience = 0.5

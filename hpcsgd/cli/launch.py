@@ -1,0 +1,45 @@
+"""``hpcsgd launch``: groups that may die, each a job of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from hpcsgd.cli.user_errors import told_in_one_line
+
+
+def launch(
+    job: Path,
+    /,
+    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    groups: int | None = None,
+    group_size: int | None = None,
+    restarts: int = 3,
+    silence: float = 10.0,
+    timeout: float = 300.0,
+    resume: Annotated[bool, Parameter(negative="")] = False,
+    srun: str = "",
+) -> None:
+    """Train with groups that may die and come back: on this machine, or inside a Slurm job.
+
+    :param job: The TOML file; its method is ensemble.
+    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.every 4.
+    :param groups: How many groups; else groups of the [job] section.
+    :param group_size: Ranks of each group; else that of the [job] section, the job's tasks by groups, or 1.
+    :param restarts: How often a group that died is started again.
+    :param silence: Seconds after which a group that nothing is heard of is left behind.
+    :param timeout: Seconds to wait for a group that lives but does not arrive at a meeting.
+    :param resume: Go on from the last checkpoint in the run folder.
+    :param srun: Options of srun, as in "--mpi=pmi2".
+    """
+    with told_in_one_line():
+        from hpcsgd.launch import launch as start
+
+        code = start(
+            job, overrides, groups=groups, group_size=group_size, restarts=restarts,
+            silence=silence, timeout=timeout, resume=resume, srun=srun.split(),
+        )  # fmt: skip
+    sys.exit(code)

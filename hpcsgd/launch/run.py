@@ -1,0 +1,56 @@
+"""`hpcsgd launch`: a whole run of islands, from the job file to the report."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpcsgd.errors import UserError
+from hpcsgd.launch.starter import starter
+from hpcsgd.launch.supervisor import Supervisor, sizes
+from hpcsgd.training import run_folder
+from hpcsgd.training.config import load
+
+
+def launch(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    groups: int | None = None,
+    group_size: int | None = None,
+    restarts: int = 3,
+    silence: float = 10.0,
+    timeout: float = 300.0,
+    resume: bool = False,
+    srun: Sequence[str] = (),
+) -> int:
+    """Train as the job file says with groups that may die; the exit code. Raises `UserError`."""
+    config = load(path, overrides)
+    if config.method.name != "ensemble":
+        raise UserError(f"{path}: [method] name = {config.method.name}: groups that may die meet by ensemble")
+    by = starter(srun)
+    K = sizes(groups or config.job.groups, group_size or config.job.group_size, by.ranks)
+    folder = config.run.folder
+    run_folder.open_run_folder(folder, resume=resume)
+    job = replace(config.job, groups=len(K), group_size=None)
+    run_folder.write_config(folder, replace(config, job=job))
+    run_folder.write_versions(folder, mpi=None, groups=len(K), group_size=K[0])
+    (folder / "register.json").unlink(missing_ok=True)  # of an earlier start, whose islands are gone
+    program = [sys.executable, "-m", "hpcsgd", "train", str(path), *overrides]
+    supervisor = Supervisor(
+        K, program, folder, by,
+        token=secrets.token_hex(32), restarts=restarts, silence=silence, timeout=timeout,
+    )  # fmt: skip
+    code = asyncio.run(supervisor.run())
+    _report(folder)
+    return code
+
+
+def _report(folder: Path) -> None:
+    from hpcsgd.training.ensemble_report import report_ensemble  # matplotlib is slow to import
+
+    report_ensemble(folder)

@@ -1,0 +1,192 @@
+"""Keeps the islands of one run alive: starts them, hears how they end, and starts the dead again.
+
+How an island ends says what to do: 0, the training is complete; 75, it has saved and may go on another day;
+anything else, it died. A dead one is started again, but so many times only, and not where all fail before
+they have met at all: then the job is at fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcsgd.errors import UserError
+from hpcsgd.islands.invitation import Invitation
+from hpcsgd.islands.register import Phase
+from hpcsgd.launch.service import Service
+from hpcsgd.launch.starter import Starter
+from hpcsgd.training.run_folder import island_folder
+from hpcsgd.training.stopping import STOPPED
+
+PAUSE = 1.0
+"""Seconds between the death of an island and its next life."""
+GRACE = 30.0
+"""Seconds that islands have to leave after the first one has come to the end, or after they were told."""
+
+
+@dataclass
+class Island:
+    """One of them: its ranks, how often it was started, and how it ended last."""
+
+    number: int
+    ranks: int
+    lives: int = 0
+    code: int | None = None
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    def signal(self, number: int) -> None:
+        """To the launcher of its ranks, which passes it on to them."""
+        if self.running:
+            assert self.process is not None
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """With everything that it has started here."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+class Supervisor:
+    """Of islands of `sizes` ranks that run `program`."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        program: Sequence[str],
+        folder: Path,
+        starter: Starter,
+        *,
+        token: str,
+        restarts: int,
+        silence: float,
+        timeout: float,
+    ) -> None:
+        self.islands = [Island(number, ranks) for number, ranks in enumerate(sizes)]
+        self._program, self._folder, self._starter = list(program), folder, starter
+        self._token, self._restarts = token, restarts
+        self._silence, self._timeout = silence, timeout
+        self._service = Service(
+            islands=len(sizes), token=token, silence=silence, timeout=timeout, folder=str(folder),
+            host=starter.host, port=0,
+        )  # fmt: skip
+        self._ending = False
+        """The run is over, or has to stop: nobody is started again."""
+
+    async def run(self) -> int:
+        """To the end; the exit code of the whole: 0 complete, 75 stopped with a checkpoint, else failed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGINT, self._kill_all)
+        await self._service.start()
+        serving = asyncio.create_task(self._service.keep())
+        try:
+            await asyncio.gather(*(self._keep(island) for island in self.islands))
+        finally:
+            self._kill_all()
+            serving.cancel()
+            await self._service.end()
+        return self._verdict()
+
+    async def _keep(self, island: Island) -> None:
+        while not self._ending:
+            island.lives += 1
+            island.code = await self._live(island)
+            self._service.note("ended", island=island.number, life=str(island.lives), code=island.code)
+            if island.code in (0, STOPPED):
+                self._end()
+                return
+            if self._ending:
+                return
+            self._say(island, f"died with exit code {island.code}")
+            if self._service.register().rounds == 0 and island.code == 1:
+                self._say(island, "failed before the first meeting, and would fail again: the run is ended")
+                self._kill_all()
+                return
+            if island.lives > self._restarts:
+                self._say(island, f"was started {island.lives} times: the others go on without it")
+                return
+            await asyncio.sleep(PAUSE)
+
+    async def _live(self, island: Island) -> int:
+        """From start to end; its exit code."""
+        invited = Invitation(
+            island=island.number, islands=len(self.islands), coordinator=self._service.address,
+            token=self._token, silence=self._silence, timeout=self._timeout,
+        )  # fmt: skip
+        folder = island_folder(self._folder, island.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._service.note("started", island=island.number, life=str(island.lives), ranks=island.ranks)
+        with (folder / "output.log").open("ab") as output:
+            island.process = await asyncio.create_subprocess_exec(
+                *self._starter.command(island.ranks, self._program),
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, **invited.to_environment()},
+            )  # fmt: skip
+            assert island.process.stdout is not None
+            async for line in island.process.stdout:
+                output.write(line)
+                output.flush()
+                if self._speaks(island):
+                    sys.stdout.buffer.write(line)
+                    sys.stdout.flush()
+        code = await island.process.wait()
+        island.kill()  # what its launcher may have left behind
+        return code
+
+    def _speaks(self, island: Island) -> bool:
+        """The first one that runs tells how it goes; the others write it down."""
+        return island is next((other for other in self.islands if other.running), island)
+
+    def _end(self) -> None:
+        """One has come to the end, so all do; who does not is killed."""
+        if not self._ending:
+            self._ending = True
+            asyncio.get_running_loop().call_later(self._silence + GRACE, self._kill_all)
+
+    def _stop(self) -> None:
+        """All are to save and leave: the first to hear of it tells the others at the next meeting."""
+        for island in self.islands:
+            island.signal(signal.SIGUSR1)
+
+    def _kill_all(self) -> None:
+        self._ending = True
+        for island in self.islands:
+            island.kill()
+
+    def _say(self, island: Island, what: str) -> None:
+        print(f"hpcsgd: island {island.number} {what}", file=sys.stderr, flush=True)
+
+    def _verdict(self) -> int:
+        codes = {island.code for island in self.islands}
+        if self._service.register().phase is Phase.FINISHED:
+            return 0
+        if STOPPED in codes:
+            return STOPPED
+        return next((code for code in sorted(c for c in codes if c) if code > 0), 1)
+
+
+def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:
+    """The ranks of each group; raises `UserError` where that cannot be said."""
+    if groups is None:
+        raise UserError("how many groups? give --groups, or groups in the [job] section")
+    if group_size is None:
+        if ranks and ranks % groups:
+            raise UserError(f"{groups} groups of {ranks} tasks: give --group-size, or fitting tasks")
+        group_size = ranks // groups if ranks else 1
+    if ranks and groups * group_size > ranks:
+        raise UserError(f"{groups} groups of {group_size} are more than the {ranks} tasks of this job")
+    return [group_size] * groups
