@@ -26,7 +26,9 @@ def story(chronicle: Chronicle, clock: Clock) -> None:
         lambda: chronicle.started(island=1, life="a", ranks=2),
         lambda: chronicle.generation(generation=1, members=[1, 0], newcomers=[], rounds=0),
         lambda: chronicle.units(unit="samples", units={1: 192, 0: 64}),
-        lambda: chronicle.commit(generation=1, rounds=1, members=(0, 1), counted=(0,), t=100, epoch=2, fraction=0.5),
+        lambda: chronicle.commit(
+            generation=1, rounds=1, members=(0, 1), counted=(0,), t=100, epoch=2, fraction=0.5
+        ),
         lambda: chronicle.lost(island=1, why="its connection broke", kind=Loss.DIED),
         lambda: chronicle.ended(island=1, life="a", code=-9),
         chronicle.stopped,

@@ -1,0 +1,306 @@
+"""Islands of threads that train together: nobody dies, one dies, one returns, all have to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hpcsgd.checkpoint import Checkpoints, restore
+from hpcsgd.errors import UserError
+from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.meetings import Meetings, Over
+from hpcsgd.methods import ensemble, hierarchical
+from hpcsgd.optimizer import DistributedOptimizer
+from hpcsgd.topology import Job, form
+from hpcsgd.training.assembly import Assembly, assemble
+from hpcsgd.training.config import load
+from hpcsgd.training.ensemble import EnsembleLoop
+from hpcsgd.training.loop import Loop
+from hpcsgd.transport import Transport, threads
+from islands.conftest import SILENCE, TOKEN, Desk, desk
+from training.launches import JOB, make_store
+
+__all__ = ["desk"]
+
+TRAIN = 96
+WORDS = [
+    "--data.batch_size",
+    "4",
+    "--method.name",
+    "ensemble",
+    "--training.epochs",
+    "3",
+    "--method.every",
+    "3",
+    "--seed",
+    "2",
+]
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    make_store(folder / "small.h5", TRAIN, 20)
+    (folder / "job.toml").write_text(JOB.replace("momentum = 0", ""))
+    return folder / "job.toml"
+
+
+class Died(Exception):
+    """As a process does."""
+
+
+class Stops:
+    """In place of `Stopping`: at step `at` of the job."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self._left = at
+
+    def now(self) -> str | None:
+        if self._left is None:
+            return None
+        self._left -= 1
+        return "it is time" if self._left < 0 else None
+
+
+@dataclass
+class Life:
+    """What a rank of an island went through: samples by epoch, its model at the end, how it ended."""
+
+    seen: dict[int, list[int]] = field(default_factory=dict)
+    steps: int = 0
+    model: dict[str, Tensor] = field(default_factory=dict)
+    reason: str | None = None
+    over: bool = False
+
+
+@dataclass
+class World:
+    """A coordinator, a job file and words for it, a folder for checkpoints."""
+
+    at: Coordinator
+    job_file: Path
+    folder: Path
+    words: Sequence[str] = ()
+
+    def live(
+        self,
+        island: int,
+        islands: int,
+        ranks: int = 1,
+        *,
+        before_step: Callable[[int], None] = lambda t: None,
+        stops_at: int | None = None,
+    ) -> list[Life]:
+        """One life of an island, on threads; `before_step` may raise `Died`."""
+
+        def rank(group: Transport) -> Life:
+            meetings = Meetings(
+                island, group, self.at.address, TOKEN, "127.0.0.1",
+                islands=islands, silence=SILENCE, timeout=20,
+            )  # fmt: skip
+            with ExitStack() as left:
+                left.callback(meetings.close)
+                return self._train(replace(form(group), meetings=meetings), before_step, stops_at)
+
+        return threads.run(ranks, rank)
+
+    def _train(self, job: Job, before_step: Callable[[int], None], stops_at: int | None) -> Life:
+        config = load(self.job_file, [*WORDS, *self.words])
+        parts = assemble(config, job, "job.toml")
+        life = Life()
+        parts.transform = lambda x, _: x
+        watch(parts, life, before_step)
+        checkpoints = Checkpoints(self.folder, job)
+        loop = EnsembleLoop(config, parts, checkpoints, Stops(stops_at), job.world.apart())
+        if (saved := checkpoints.newest()) is not None:
+            shared, _ = restore(saved, parts.optimizer)
+            loop.take_up(shared, None)
+        try:
+            life.reason = loop.train()
+            if life.reason is None:
+                assert job.meetings is not None
+                job.meetings.finish()
+        except Over:
+            life.over = True
+        life.model = {name: value.clone() for name, value in parts.model.state_dict().items()}
+        return life
+
+
+def watch(parts: Assembly, life: Life, before_step: Callable[[int], None]) -> None:
+    """Note which samples come by, and let something happen before a step."""
+    fetch = parts.loader.dataset.__getitems__  # pyright: ignore[reportAttributeAccessIssue]
+
+    def fetched(rows: list[int]) -> Any:
+        before_step(parts.optimizer.t)
+        life.seen.setdefault(parts.sampler.state_dict()["epoch"], []).extend(rows)
+        life.steps += 1
+        return fetch(rows)
+
+    parts.loader.dataset.__getitems__ = fetched  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(60) for future in [pool.submit(call) for call in calls]]
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@pytest.mark.parametrize("momentum", ["0.0", "0.9"])
+def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) -> None:
+    """The same as `hierarchical`, bit for bit, where an epoch ends with a meeting."""
+    words = ["--optimizer.arguments.momentum", momentum, "--schedule.warmup_epochs", "1"]
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words)
+        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
+    assert_same(one.model, other.model)
+    assert (one.over, other.over) == (False, True), "the first one saves for both"
+    for epoch in range(3):
+        assert sorted(one.seen[epoch] + other.seen[epoch]) == list(range(TRAIN))
+
+    def plain(world: Transport) -> dict[str, Tensor]:
+        config = load(job_file, [*WORDS, *words, "--method.name", "hierarchical", "--job.groups", "2"])
+        parts = assemble(config, form(world, 2), "job.toml")
+        loop = Loop(
+            config, parts, Checkpoints(tmp_path / "plain", parts.optimizer.job), Stops(), world.apart()
+        )
+        loop.train()
+        return parts.model.state_dict()
+
+    assert_same(one.model, threads.run(2, plain)[0])
+
+
+@pytest.mark.parametrize("ranks", [(2, 2), (3, 1)])
+def test_groups_of_several_ranks(job_file: Path, tmp_path: Path, desk: Desk, ranks: tuple[int, int]) -> None:
+    """However many ranks share a batch of four, also three: the same as with one, but for rounding."""
+
+    def train(*ranks: int) -> list[list[Life]]:
+        with desk.coordinator(2) as at:
+            world = World(at, job_file, tmp_path / str(ranks), ["--training.epochs", "1"])
+            return together(lambda: world.live(0, 2, ranks[0]), lambda: world.live(1, 2, ranks[1]))
+
+    alone, several = train(1, 1), train(*ranks)
+    for lives, (life,) in zip(several, alone, strict=True):
+        assert sorted(row for one in lives for row in one.seen[0]) == sorted(life.seen[0])
+        for one in lives:
+            for name, value in one.model.items():
+                torch.testing.assert_close(value, life.model[name])
+
+
+def test_one_that_dies_leaves_its_samples_to_the_others(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    def die(t: int) -> None:
+        if t == 7:
+            raise Died
+
+    def dying() -> None:
+        with pytest.raises(Died):
+            world.live(1, 3, before_step=die)
+
+    with desk.coordinator(3) as at:
+        world = World(at, job_file, tmp_path / "checkpoints")
+        (one,), _, (other,) = together(lambda: world.live(0, 3), dying, lambda: world.live(2, 3))
+    assert_same(one.model, other.model)
+    assert len(one.seen[0]) == len(other.seen[0]) == TRAIN // 3
+    for epoch in (1, 2):
+        assert sorted(one.seen[epoch] + other.seen[epoch]) == list(range(TRAIN))
+    assert one.steps == other.steps == 8 + 12 + 12
+
+
+def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    """It goes on with what is left of its share, loses what went by, and shares the next epoch."""
+    dead, back = threading.Event(), threading.Event()
+
+    def die(t: int) -> None:
+        if t == 4:
+            raise Died
+
+    def dies_and_returns() -> Life:
+        with pytest.raises(Died):
+            world.live(1, 2, before_step=die)
+        dead.set()
+        (life,) = world.live(1, 2)
+        return life
+
+    def wait(t: int) -> None:
+        if t == 5:
+            assert dead.wait(20)
+        if t == 6:
+            back.wait(5)  # the other's candidates are there
+        if t in (6, 7, 8):
+            threading.Event().wait(0.5)
+
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", ["--method.every", "1"])
+        (stayed,), returned = together(lambda: world.live(0, 2, before_step=wait), dies_and_returns)
+    assert_same(stayed.model, returned.model)
+    first = stayed.seen[0] + returned.seen[0]
+    assert len(set(first)) == len(first), "nothing comes twice"
+    assert 0 < len(returned.seen[0]) < TRAIN // 2 - 4 * 4
+    for epoch in (1, 2):
+        assert sorted(stayed.seen[epoch] + returned.seen[epoch]) == list(range(TRAIN))
+
+
+def test_who_comes_new_looks_on_until_samples_are_dealt(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    begun = threading.Event()
+
+    def wait(t: int) -> None:
+        begun.set()
+        if t in (2, 3, 4):
+            threading.Event().wait(0.5)
+
+    def late() -> Life:
+        assert begun.wait(20)
+        return world.live(1, 2)[0]
+
+    with desk.coordinator(1) as at:
+        world = World(
+            at, job_file, tmp_path / "checkpoints", ["--method.every", "1", "--training.epochs", "2"]
+        )
+        (first,), second = together(lambda: world.live(0, 2, before_step=wait), late)
+    assert_same(first.model, second.model)
+    assert list(second.seen) == [1]
+    assert sorted(first.seen[0]) == list(range(TRAIN))
+    assert sorted(first.seen[1] + second.seen[1]) == list(range(TRAIN))
+
+
+@pytest.mark.parametrize("per", ["epoch", "step"])
+def test_all_stop_where_one_has_to_and_go_on_later(
+    job_file: Path, tmp_path: Path, desk: Desk, per: str
+) -> None:
+    """With other numbers of islands and ranks; what was seen is not seen again, schedules are where they were."""
+    schedule = ["--schedule.build", "StepLR", "--schedule.arguments.step_size", "1", "--schedule.per", per]
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", schedule)
+        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2, stops_at=15))
+    assert (one.reason, other.reason) == ("another island has to stop", "it is time")
+    assert one.steps == other.steps == 18, "at the next meeting"
+    (desk.folder / "register.json").unlink(missing_ok=True)
+    with desk.coordinator(1) as at:
+        again = World(at, job_file, tmp_path / "checkpoints", schedule)
+        (rest,) = again.live(0, 1, ranks=1)
+    assert sorted(one.seen[1] + other.seen[1] + rest.seen[1]) == list(range(TRAIN))
+    assert sorted(rest.seen[2]) == list(range(TRAIN))
+
+
+def test_islands_meet_by_ensemble_alone() -> None:
+    def wrap(world: Transport, method: Any, meetings: Any) -> None:
+        net = torch.nn.Linear(2, 1)
+        DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1), net, replace(form(world), meetings=meetings), method
+        )
+
+    with pytest.raises(UserError, match="start it with `hpcsgd launch`"):
+        threads.run(1, lambda world: wrap(world, ensemble(every=2), None))
+    with pytest.raises(UserError, match="meet by method ensemble alone"):
+        threads.run(1, lambda world: wrap(world, hierarchical(every=2), object()))
