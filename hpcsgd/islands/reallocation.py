@@ -95,6 +95,8 @@ class Reallocation:
         `units`: x_i of each living island in its last epoch, 0 for one that had none; the dead are not in it.
         `seconds`: t_i, what island i computed in its last epoch, without the waiting at meetings. An island
         that is not in it has not been measured, and counts as the mean of those that have.
+        Both are of the same epoch: of one in which units were moved midway there is nothing to go by but
+        α_i itself, so give α_i/x_i for the x_i at its end.
         `cost`: seconds that a move holds everybody up. `ahead`: epochs to come that gain by it.
 
         A move has to gain more than the margin in an epoch, and more than the cost in all those ahead. Units
