@@ -100,6 +100,11 @@ class Bucket:
         return self._g
 
     @property
+    def parameters(self) -> Tensor:
+        """`w` without the padding: the same on groups of any K."""
+        return self.w[: self.slots[-1].stop]
+
+    @property
     def g_own(self) -> Tensor:
         return self.g.view(self._K, -1)[self._j]
 

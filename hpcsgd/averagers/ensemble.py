@@ -27,10 +27,11 @@ class Ensemble:
 
     def __call__(self, s: Step) -> None:
         assert s.job.meetings is not None
-        brought = [b.w.clone() for b in s.buckets]
+        model = [b.parameters for b in s.buckets]
+        brought = [w.clone() for w in model]
         average_buffers(s.buffers, s.job.group)
-        s.job.meetings.mean([*(b.w for b in s.buckets), *s.buffers], s.t)
+        s.job.meetings.mean([*model, *s.buffers], s.t)
         squared = torch.zeros((), dtype=torch.float64)
-        for b, w in zip(s.buckets, brought, strict=True):
-            squared += torch.linalg.vector_norm(w.sub_(b.w), dtype=torch.float64).square().cpu()
+        for w, before in zip(model, brought, strict=True):
+            squared += torch.linalg.vector_norm(before.sub_(w), dtype=torch.float64).square().cpu()
         s.notes["distance"] = squared.sqrt().item()

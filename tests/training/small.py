@@ -10,9 +10,10 @@ from torch import Generator, Tensor, nn, optim
 from torch.optim import lr_scheduler
 
 
-def steady() -> nn.Module:
+def steady(inputs: int = 64, *, norm: bool = True) -> nn.Module:
     """The same from every thread: they share torch's own chance."""
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+    between = nn.BatchNorm1d(8) if norm else nn.Identity()
+    net = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 8), between, nn.ReLU(), nn.Linear(8, 10))
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for p in net.parameters():

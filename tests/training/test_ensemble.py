@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -33,16 +33,19 @@ __all__ = ["desk"]
 
 TRAIN = 96
 WORDS = [
-    "--data.batch_size",
-    "4",
-    "--method.name",
-    "ensemble",
-    "--training.epochs",
-    "3",
-    "--method.every",
-    "3",
-    "--seed",
-    "2",
+    *("--model.build", "training.small:steady", "--model.arguments", "{inputs=36}"),
+    *[
+        "--data.batch_size",
+        "4",
+        "--method.name",
+        "ensemble",
+        "--training.epochs",
+        "3",
+        "--method.every",
+        "3",
+        "--seed",
+        "2",
+    ],
 ]
 
 
@@ -154,7 +157,8 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    """But for the number of batches that each has seen itself."""
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items() if value.is_floating_point())
 
 
 @pytest.mark.parametrize("momentum", ["0.0", "0.9"])
@@ -172,13 +176,12 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) 
     def plain(world: Transport) -> dict[str, Tensor]:
         config = load(job_file, [*WORDS, *words, "--method.name", "hierarchical", "--job.groups", "2"])
         parts = assemble(config, form(world, 2), "job.toml")
-        loop = Loop(
-            config, parts, Checkpoints(tmp_path / "plain", parts.optimizer.job), Stops(), world.apart()
-        )
-        loop.train()
+        checkpoints, stopping = Checkpoints(tmp_path / "plain", parts.optimizer.job), cast(Any, Stops())
+        Loop(config, parts, checkpoints, stopping, world.apart()).train()
         return parts.model.state_dict()
 
-    assert_same(one.model, threads.run(2, plain)[0])
+    parameters = {name: value for name, value in one.model.items() if "running" not in name}
+    assert_same(parameters, threads.run(2, plain)[0])
 
 
 @pytest.mark.parametrize("ranks", [(2, 2), (3, 1)])
@@ -187,7 +190,8 @@ def test_groups_of_several_ranks(job_file: Path, tmp_path: Path, desk: Desk, ran
 
     def train(*ranks: int) -> list[list[Life]]:
         with desk.coordinator(2) as at:
-            world = World(at, job_file, tmp_path / str(ranks), ["--training.epochs", "1"])
+            words = ["--training.epochs", "1", "--model.arguments", "{inputs=36,norm=false}"]
+            world = World(at, job_file, tmp_path / str(ranks), words)
             return together(lambda: world.live(0, 2, ranks[0]), lambda: world.live(1, 2, ranks[1]))
 
     alone, several = train(1, 1), train(*ranks)
@@ -278,7 +282,7 @@ def test_who_comes_new_looks_on_until_samples_are_dealt(job_file: Path, tmp_path
 def test_all_stop_where_one_has_to_and_go_on_later(
     job_file: Path, tmp_path: Path, desk: Desk, per: str
 ) -> None:
-    """With other numbers of islands and ranks; what was seen is not seen again, schedules are where they were."""
+    """As another number of islands; what was seen is not seen again."""
     schedule = ["--schedule.build", "StepLR", "--schedule.arguments.step_size", "1", "--schedule.per", per]
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", schedule)

@@ -184,7 +184,7 @@ def test_a_chronicle_is_drawn_as_it_is_read(tmp_path: Path, panels: list[Axes]) 
     with Chronicle(tmp_path / "events.jsonl") as chronicle:
         chronicle.generation(generation=1, members=[0, 1], newcomers=[], rounds=0)
         chronicle.units(unit="threads", units={0: 3, 1: 5})
-        chronicle.commit(generation=1, rounds=1, members=[0, 1], t=10, epoch=2, fraction=0.0)
+        chronicle.commit(generation=1, rounds=1, members=[0, 1], counted=[0, 1], t=10, epoch=2, fraction=0.0)
         for kind in Loss:
             chronicle.lost(island=1, why="", kind=kind)
             chronicle.generation(generation=2, members=[0, 1], newcomers=[1], rounds=1)
