@@ -26,8 +26,9 @@ from hpcsgd.islands.register import Ballot, Membership, Phase, Place, Register
 
 log = logging.getLogger(__name__)
 
-BEAT = 1.0
-"""Seconds between two signs of life."""
+def beat(silence: float) -> float:
+    """Seconds between two signs of life, where so many without one mean death."""
+    return min(1.0, silence / 4)
 
 
 @dataclass(eq=False)
@@ -93,7 +94,7 @@ class Coordinator:
         self.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
         async with server:
             while self.register.phase is not Phase.FINISHED or self._guests:
-                await asyncio.sleep(BEAT / 4)
+                await asyncio.sleep(beat(self._silence) / 4)
                 self._look_around()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

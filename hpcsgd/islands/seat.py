@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from hpcsgd.islands.coordinator import BEAT
+from hpcsgd.islands.coordinator import beat
 from hpcsgd.islands.handshake import Unwelcome, introduce
 from hpcsgd.islands.register import Ballot, Phase, Register
 from hpcsgd.transport import PeerLost
@@ -47,6 +47,7 @@ class Seat:
         self._to = host, int(port)
         self._token, self._hello = token, dict(hello)
         self._silence, self._patience = silence, patience
+        self._beat = beat(silence)
         self._on_change = on_change
         self._standing: Mapping[str, Any] | None = None
         self._register = Register()
@@ -157,7 +158,7 @@ class Seat:
                 if time.monotonic() > until or self._closed:
                     where = "{}:{}".format(*self._to)
                     raise PeerLost(f"no coordinator at {where} for {self._patience:g} s: {error}") from error
-                time.sleep(BEAT / 4)
+                time.sleep(self._beat / 4)
 
     def _connect_once(self) -> socket.socket:
         connection = socket.create_connection(self._to, timeout=self._silence)
@@ -168,7 +169,7 @@ class Seat:
         except OSError:
             connection.close()
             raise
-        connection.settimeout(BEAT)
+        connection.settimeout(self._beat)
         return connection
 
     def _listen(self) -> None:
@@ -197,7 +198,7 @@ class Seat:
         heard = beaten = time.monotonic()
         rest = b""
         while True:
-            if time.monotonic() - beaten >= BEAT:
+            if time.monotonic() - beaten >= self._beat:
                 self._send({"do": "beat"})
                 beaten = time.monotonic()
             try:

@@ -1,0 +1,63 @@
+"""EnsembleSync on this machine: what it survives, what a round costs, what it wins.
+
+    python benchmarks/ensemble.py --faults [--runs 200] [--quick] [--json FILE]
+
+`--faults`: random runs of four islands on hosts of their own that are killed, frozen, cut off; checked bit
+for bit. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from faults import KINDS, SILENCE, soak
+from harness import Goal, machine, print_goals, print_table, write_json
+from hosts import shaped_hosts
+
+
+def faults(runs: int, seed: int, keep: Path | None) -> tuple[list[dict[str, object]], list[Goal]]:
+    with tempfile.TemporaryDirectory() as temporary, shaped_hosts(4, "1gbit") as hosts:
+        outcomes = soak(runs, seed, hosts, keep or Path(temporary), lambda line: print(line, flush=True))
+    rows: list[dict[str, object]] = []
+    goals = [
+        Goal("runs of which anything was wrong", sum(bool(outcome.wrong) for outcome in outcomes), 0),
+    ]
+    for kind in KINDS:
+        seconds = [s for outcome in outcomes for k, s in outcome.standstill if k == kind]
+        if not seconds:
+            continue
+        rows.append(
+            {"fault": kind, "times": len(seconds), "median_s": median(seconds), "max_s": max(seconds)}
+        )
+        limit = 2.0 if kind in ("kill", "all but one") else SILENCE + 2
+        goals.append(Goal(f"seconds from {kind} to progress, at most", max(seconds), limit))
+    rounds = sum(outcome.rounds for outcome in outcomes)
+    print(f"{len(outcomes)} runs, {rounds} rounds, silence {SILENCE:g} s")
+    table = [(row["fault"], row["times"], f"{row['median_s']:.2f}", f"{row['max_s']:.2f}") for row in rows]
+    print_table(table, ["fault", "times", "median s", "max s"])
+    return [{"runs": len(outcomes), "rounds": rounds}, *rows], goals
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="a folder for what the runs leave behind")
+    parser.add_argument("--quick", action="store_true", help="at most a minute")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    here = machine()
+    rows, goals = faults(8 if given.quick else given.runs, given.seed, given.keep)
+    print_goals(goals)
+    if given.json:
+        write_json(given.json, rows, goals, here)
+
+
+if __name__ == "__main__":
+    main()
