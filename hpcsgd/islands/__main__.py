@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import sys
 import threading
 from pathlib import Path
@@ -22,24 +21,27 @@ from hpcsgd.islands.coordinator import Coordinator
 async def _serve(
     islands: int, token: str, silence: float, timeout: float, folder: str, host: str, port: int
 ) -> None:
-    with Chronicle(Path(folder) / "events.jsonl") as chronicle:
-        at = Coordinator(
-            islands, token, silence=silence, timeout=timeout, journal=Path(folder) / "register.json",
-            chronicle=chronicle,
-        )  # fmt: skip
+    here = Path(folder)
+    with Chronicle(here / "events.jsonl") as chronicle:
+        limits = {"silence": silence, "timeout": timeout}
+        at = Coordinator(islands, token, journal=here / "register.json", chronicle=chronicle, **limits)
         serving = asyncio.create_task(at.serve(host, port))
-        while not at.address and not serving.done():
+        while not at.address:
+            if serving.done():
+                serving.result()  # nobody can listen there
             await asyncio.sleep(0.01)
         print(at.address, flush=True)
-        threading.Thread(target=_listen, args=(asyncio.get_running_loop(), chronicle), daemon=True).start()
-        await serving
+        left = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=_hear, args=(loop, chronicle, left), daemon=True).start()
+        await left.wait()
 
 
-def _listen(loop: asyncio.AbstractEventLoop, chronicle: Chronicle) -> None:
+def _hear(loop: asyncio.AbstractEventLoop, chronicle: Chronicle, left: asyncio.Event) -> None:
     for line in sys.stdin:
         said = json.loads(line)
         loop.call_soon_threadsafe(lambda said=said: getattr(chronicle, said.pop("event"))(**said))
-    os._exit(0)
+    loop.call_soon_threadsafe(left.set)
 
 
 if __name__ == "__main__":

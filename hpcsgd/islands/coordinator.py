@@ -26,6 +26,7 @@ from hpcsgd.islands.register import Ballot, Membership, Phase, Place, Register
 
 log = logging.getLogger(__name__)
 
+
 def beat(silence: float) -> float:
     """Seconds between two signs of life, where so many without one mean death."""
     return min(1.0, silence / 4)

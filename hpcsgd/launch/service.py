@@ -24,7 +24,7 @@ class Service:
         self._process: asyncio.subprocess.Process | None = None
 
     async def keep(self) -> None:
-        """Until it ends by itself, which it does when all islands have finished and left."""
+        """Until `end`."""
         while True:
             await self.start()
             assert self._process is not None

@@ -1,8 +1,8 @@
 """Keeps the islands of one run alive: starts them, hears how they end, and starts the dead again.
 
-How an island ends says what to do: 0, the training is complete; 75, it has saved and may go on another day;
-anything else, it died. A dead one is started again, but so many times only, and not where all fail before
-they have met at all: then the job is at fault.
+The register says whether the training is complete (exit code 0) or saved, to go on another day (75): exit
+codes alone say little, `srun` gives 0 where a node was lost. Whoever ends otherwise has died and is started
+again, but so many times only, and not where it fails before any meeting: then the job is at fault.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from hpcsgd.training.run_folder import island_folder
 from hpcsgd.training.stopping import STOPPED
 
 PAUSE = 1.0
-"""Seconds between the death of an island and its next life."""
+"""Seconds between the death of an island and its next life; twice as many after every further one."""
 GRACE = 30.0
 """Seconds that islands have to leave after the first one has come to the end, or after they were told."""
 
@@ -81,6 +81,8 @@ class Supervisor:
             islands=len(sizes), token=token, silence=silence, timeout=timeout, folder=str(folder),
             host=starter.host, port=0,
         )  # fmt: skip
+        self._fault = False
+        """The job is at fault."""
         self._ending = False
         """The run is over, or has to stop: nobody is started again."""
 
@@ -105,20 +107,21 @@ class Supervisor:
             island.lives += 1
             island.code = await self._live(island)
             self._service.note("ended", island=island.number, life=str(island.lives), code=island.code)
-            if island.code in (0, STOPPED):
-                self._end()
-                return
+            register = self._service.register()
+            if register.phase is Phase.FINISHED or register.leaving:
+                self._end(register.islands)
             if self._ending:
                 return
             self._say(island, f"died with exit code {island.code}")
-            if self._service.register().rounds == 0 and island.code == 1:
+            if register.rounds == 0 and island.code == 1:
+                self._fault = True
                 self._say(island, "failed before the first meeting, and would fail again: the run is ended")
                 self._kill_all()
                 return
             if island.lives > self._restarts:
                 self._say(island, f"was started {island.lives} times: the others go on without it")
                 return
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(PAUSE * 2 ** (island.lives - 1))
 
     async def _live(self, island: Island) -> int:
         """From start to end; its exit code."""
@@ -145,16 +148,19 @@ class Supervisor:
                     sys.stdout.flush()
         code = await island.process.wait()
         island.kill()  # what its launcher may have left behind
-        return code
+        return code if code >= 0 else 128 - code
 
     def _speaks(self, island: Island) -> bool:
         """The first one that runs tells how it goes; the others write it down."""
         return island is next((other for other in self.islands if other.running), island)
 
-    def _end(self) -> None:
-        """One has come to the end, so all do; who does not is killed."""
+    def _end(self, members: Collection[int]) -> None:
+        """One has come to the end, so all do; who does not is killed, and who was not there at once."""
         if not self._ending:
             self._ending = True
+            for island in self.islands:
+                if island.number not in members:
+                    island.kill()
             asyncio.get_running_loop().call_later(self._silence + GRACE, self._kill_all)
 
     def _stop(self) -> None:
@@ -171,12 +177,12 @@ class Supervisor:
         print(f"hpcsgd: island {island.number} {what}", file=sys.stderr, flush=True)
 
     def _verdict(self) -> int:
-        codes = {island.code for island in self.islands}
-        if self._service.register().phase is Phase.FINISHED:
+        register = self._service.register()
+        if register.phase is Phase.FINISHED:
             return 0
-        if STOPPED in codes:
+        if register.leaving:
             return STOPPED
-        return next((code for code in sorted(c for c in codes if c) if code > 0), 1)
+        return 1 if self._fault else max(island.code or 1 for island in self.islands)
 
 
 def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:

@@ -1,0 +1,176 @@
+"""`hpcsgd launch` with islands that do what a script says, and with real ones by mpiexec."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.errors import UserError
+from hpcsgd.islands import chronicle
+from hpcsgd.launch.starter import Mpiexec, Srun, starter
+from hpcsgd.launch.supervisor import Supervisor, sizes
+
+ISLAND = """
+import sys, time
+from pathlib import Path
+from hpcsgd.islands.invitation import invitation
+from hpcsgd.transport import threads
+import torch
+
+invited = invitation()
+lives = Path(f"lives-{invited.island}")
+life = len(lives.read_text()) if lives.exists() else 0
+lives.write_text("x" * (life + 1))
+
+def rank(group):
+    meetings = invited.accept(group)
+    w = [torch.full((3,), float(invited.island))]
+    try:
+        exec(sys.argv[1])
+    finally:
+        meetings.close()
+
+from hpcsgd.islands.meetings import Over
+try:
+    threads.run(1, rank)
+except Over:
+    pass
+"""
+MEET = "for _ in range(5): meetings.mean(w)"
+
+
+class Alone:
+    """Starts one process for an island, without any launcher."""
+
+    host = "127.0.0.1"
+    ranks = 0
+
+    def command(self, K: int, program: Sequence[str]) -> list[str]:
+        return list(program)
+
+
+def supervise(folder: Path, islands: int, body: str, restarts: int = 2) -> int:
+    script = folder / "island.py"
+    script.write_text(ISLAND)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        supervisor = Supervisor(
+            [1] * islands, [sys.executable, str(script), body], folder, Alone(),
+            token="secret", restarts=restarts, silence=2, timeout=20,
+        )  # fmt: skip
+        return asyncio.run(supervisor.run())
+
+
+def lives(folder: Path, island: int) -> int:
+    return len((folder / f"lives-{island}").read_text())
+
+
+def events(folder: Path, kind: str) -> list[chronicle.Event]:
+    return [event for event in chronicle.read(folder / "events.jsonl") if event["event"] == kind]
+
+
+FINISH = f"""
+{MEET}
+if invited.island == 0:
+    meetings.finish()
+else:
+    meetings.mean(w)
+"""
+
+
+def test_all_come_to_the_end(tmp_path: Path) -> None:
+    assert supervise(tmp_path, 2, FINISH) == 0
+    assert [lives(tmp_path, island) for island in (0, 1)] == [1, 1]
+    assert len(events(tmp_path, "commit")) == 5
+    assert [event["code"] for event in events(tmp_path, "ended")] == [0, 0]
+
+
+DIES = f"""
+if invited.island == 1 and life == 0:
+    meetings.mean(w)
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+while 1 not in meetings.members or lives.name != "lives-1" and len(Path("lives-1").read_text()) < 2:
+    meetings.mean(w)
+    time.sleep(0.1)
+{FINISH}
+"""
+
+
+def test_one_that_died_is_started_again_and_joins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert supervise(tmp_path, 2, DIES) == 0
+    assert [lives(tmp_path, island) for island in (0, 1)] == [1, 2]
+    assert "hpcsgd: island 1 died with exit code 137" in capfd.readouterr().err
+    assert events(tmp_path, "generation")[-1]["newcomers"] == [1]
+
+
+KEEPS_DYING = """
+if invited.island == 1:
+    meetings.mean(w)
+    sys.exit(3)
+meetings.mean(w)
+for life in (1, 2):
+    while 1 not in meetings.members or len(Path("lives-1").read_text()) < life:
+        meetings.mean(w)
+        time.sleep(0.1)
+    while 1 in meetings.members:
+        meetings.mean(w)
+        time.sleep(0.1)
+time.sleep(2)
+meetings.finish()
+"""
+
+
+def test_one_that_keeps_dying_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert supervise(tmp_path, 2, KEEPS_DYING, restarts=1) == 0
+    assert lives(tmp_path, 1) == 2
+    assert "island 1 was started 2 times: the others go on without it" in capfd.readouterr().err
+
+
+def test_a_fault_of_the_job_ends_it_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert supervise(tmp_path, 2, "sys.exit('a key is wrong')") == 1
+    assert lives(tmp_path, 0) == 1
+    told = capfd.readouterr()
+    assert "failed before the first meeting, and would fail again" in told.err
+    assert "a key is wrong" in told.out
+
+
+def test_all_that_had_to_stop_may_go_on(tmp_path: Path) -> None:
+    body = (
+        "meetings.must_leave = invited.island == 1\nmeetings.mean(w)\nassert meetings.leaving\nsys.exit(75)"
+    )
+    assert supervise(tmp_path, 2, body) == 75
+    assert [lives(tmp_path, island) for island in (0, 1)] == [1, 1]
+
+
+def test_zero_is_not_believed_without_the_register(tmp_path: Path) -> None:
+    """`srun` gives 0 where a node was lost."""
+    assert supervise(tmp_path, 1, "meetings.mean(w) if life else sys.exit(0)\nmeetings.finish()") == 0
+    assert lives(tmp_path, 0) == 2
+
+
+def test_the_sizes_of_groups() -> None:
+    assert sizes(3, 2, 0) == [2, 2, 2]
+    assert sizes(2, None, 8) == [4, 4]
+    assert sizes(2, None, 0) == [1, 1]
+    for given, why in (
+        ((None, 2, 4), "how many groups"),
+        ((3, None, 4), "3 groups of 4 tasks"),
+        ((3, 2, 4), "3 groups of 2 are more than the 4 tasks"),
+    ):
+        with pytest.raises(UserError, match=why):
+            sizes(*given)
+
+
+def test_how_an_island_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Mpiexec().command(3, ["program"])[-3:] == ["-n", "3", "program"]
+    counts = {"SLURM_NTASKS": "8", "SLURM_NNODES": "4", "SLURM_CPUS_PER_TASK": "2"}
+    words = Srun({**counts, "SLURMD_NODENAME": "localhost"}, ["--mpi=pmi2"]).command(3, ["program"])
+    assert words[:4] == ["srun", "--nodes=2", "--ntasks=3", "--cpus-per-task=2"]
+    assert words[-2:] == ["--mpi=pmi2", "program"]
+    with pytest.raises(UserError, match="not inside a Slurm job"):
+        starter(["--mpi=pmi2"], {})
