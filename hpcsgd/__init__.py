@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ssp,
         switch,
     )
+    from hpcsgd.natural_gradient import NaturalGradient
     from hpcsgd.optimizer import DistributedOptimizer
     from hpcsgd.topology import Job, init
     from hpcsgd.tuning.own import probe
@@ -36,6 +37,7 @@ _HOMES = {
     "Job": "topology",
     "JobError": "errors",
     "Method": "methods",
+    "NaturalGradient": "natural_gradient",
     "Sampler": "data",
     "UserError": "errors",
     "WarmUp": "lr",
@@ -59,6 +61,7 @@ __all__ = [
     "Job",
     "JobError",
     "Method",
+    "NaturalGradient",
     "Sampler",
     "UserError",
     "WarmUp",
