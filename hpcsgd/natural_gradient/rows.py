@@ -89,6 +89,6 @@ def _pick(x: Tensor, lead: int, n: int, shift: float) -> Tensor:
     shape = x.shape[:lead]
     total = math.prod(shape)
     if total <= n:
-        return x.reshape(total, -1).to(dtype, copy=True)
+        return x.reshape(total, math.prod(x.shape[lead:])).to(dtype, copy=True)
     places = (torch.arange(n, dtype=torch.float64, device=x.device) * GOLDEN + shift).frac() * total
-    return x[torch.unravel_index(places.long(), shape)].reshape(n, -1).to(dtype)
+    return x[torch.unravel_index(places.long(), shape)].flatten(1).to(dtype)
