@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.natural_gradient.fisher import Fisher, Shrinkage, natural
+from hpcsgd.natural_gradient.fisher import Fisher, Shrinkage, largest, natural
 from hpcsgd.natural_gradient.rows import input_rows, output_rows
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Side:
 
     def look_at(self, X: Tensor) -> None:
         """Take the rows [N, D] into the estimate; where that fails the layer goes without one."""
-        if not X.isfinite().all():
+        if not math.isfinite(largest(X)):
             return self._complain("are not finite: left out")
         eta = min(1 - math.exp(-len(X) / self._history), FASTEST)
         try:
@@ -142,7 +142,7 @@ class Layer:
 
     def _saw(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """After a forward pass: what it saw counts once, and if, a derivative comes back."""
-        if not self.due or self._taken >= ROWS or not torch.is_grad_enabled():
+        if not self.due or self._taken >= ROWS:
             return
         if not (args and isinstance(output, Tensor) and output.requires_grad):
             return

@@ -56,7 +56,7 @@ class NaturalGradient(Outermost):
         optimizer: optim.Optimizer,
         model: nn.Module,
         *,
-        rank: int = 40,
+        rank: int = 20,
         alpha: float = 4.0,
         history: float = 2000.0,
         every: int = 4,
