@@ -105,7 +105,9 @@ class Layer:
     def add(self, module: nn.Module, trained: Callable[[Tensor], bool]) -> None:
         """This module, too, multiplies with the weight; its bias is preconditioned where it is trained."""
         self._modules.append(module)
-        self._removals.append(module.register_forward_hook(self._saw))
+        # In a compiled graph the hook on the output would be dropped: the graph breaks there.
+        hook: Any = torch.compiler.disable(self._saw)
+        self._removals.append(module.register_forward_hook(hook))
         bias = module.bias
         if isinstance(bias, nn.Parameter) and trained(bias) and not any(bias is b for b in self._biases):
             self._biases.append(bias)

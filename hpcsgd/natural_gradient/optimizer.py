@@ -150,6 +150,8 @@ class NaturalGradient(Outermost):
         for layer in self.layers:
             layer.fold()
         self._t += 1
+        if self._t == EVERY_TIME and not any(layer.inputs.F for layer in self.layers):
+            log.warning("natural gradient: no layer saw a minibatch: gradients stay as they are")
         self._prepare()
 
     def _prepare(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.utils.checkpoint import checkpoint
 
 from hpcsgd import NaturalGradient, UserError
 from hpcsgd.natural_gradient.fisher import Fisher
@@ -344,6 +346,35 @@ def test_second_derivatives_pass_untouched() -> None:
     (ours,) = torch.autograd.grad(net(x).square().sum(), net[0].weight, create_graph=True)
     assert torch.equal(ours, theirs)
     assert ours.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own
+def test_a_compiled_model() -> None:
+    """And one under activation checkpointing."""
+    found = []
+    for around in (
+        lambda net: net,
+        lambda net: torch.compile(net, backend="aot_eager"),
+        lambda net: functools.partial(checkpoint, net, use_reentrant=False),
+    ):
+        net = mlp()
+        optimizer, called = wrapped(net), around(net)
+        for t in range(3):
+            optimizer.zero_grad()
+            called(randn(8, 5, seed=t)).square().mean().backward()
+            optimizer.step()
+        found.append(vector(net))
+    torch.testing.assert_close(found[1:], found[:1] * 2, rtol=0, atol=1e-12)
+
+
+def test_nothing_seen_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    net = mlp()
+    optimizer = wrapped(net)
+    for _ in range(12):
+        nn.functional.linear(randn(8, 5), net[0].weight).sum().backward()
+        optimizer.step()
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["natural gradient: no layer saw a minibatch: gradients stay as they are"]
 
 
 def test_a_copied_model_is_left_alone() -> None:
