@@ -42,6 +42,7 @@ class Side:
         """Take the rows [N, D] into the estimate; where that fails the layer goes without one."""
         if not math.isfinite(largest(X)):
             return self._complain("are not finite: left out")
+        X = X if self.F is None else X.to(self.F.R)
         eta = min(1 - math.exp(-len(X) / self._history), FASTEST)
         try:
             F = Fisher.of(X, self._rank) if self.F is None else self.F.updated(X, eta)
@@ -80,6 +81,24 @@ class Side:
             log.warning("natural gradient: %s %s", self._name, what)
 
 
+class Watch:
+    """A forward hook, calling `saw`. A copy of the model, or a saved one, is watched no more."""
+
+    def __init__(self, saw: Callable[[nn.Module, tuple[Any, ...], Any], None]) -> None:
+        # In a compiled graph hooks on outputs would be dropped: it breaks here.
+        self._saw: Any = torch.compiler.disable(saw)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._saw(module, args, output)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Watch, (_nothing,)
+
+
+def _nothing(*_: Any) -> None:
+    """What a copy does."""
+
+
 class Layer:
     """A weight [D_out, …], seen as a matrix [D_out, D_in], and the modules that use it."""
 
@@ -98,16 +117,10 @@ class Layer:
         self._Y: list[Tensor] = []
         self._removals = [weight.register_hook(self._change_weight)]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Layer:
-        """A copy of the model copies its hooks: they go on belonging to this one, and do nothing there."""
-        return self
-
     def add(self, module: nn.Module, trained: Callable[[Tensor], bool]) -> None:
         """This module, too, multiplies with the weight; its bias is preconditioned where it is trained."""
         self._modules.append(module)
-        # In a compiled graph the hook on the output would be dropped: the graph breaks there.
-        hook: Any = torch.compiler.disable(self._saw)
-        self._removals.append(module.register_forward_hook(hook))
+        self._removals.append(module.register_forward_hook(Watch(self._saw)))
         bias = module.bias
         if isinstance(bias, nn.Parameter) and trained(bias) and not any(bias is b for b in self._biases):
             self._biases.append(bias)
@@ -123,8 +136,9 @@ class Layer:
     def fold(self) -> None:
         """Update both estimates by what passed since the last time."""
         if self._X:
-            self.inputs.look_at(torch.cat(self._X))
-            self.outputs.look_at(torch.cat(self._Y))
+            dtype = torch.promote_types(self.weight.dtype, torch.float32)
+            self.inputs.look_at(torch.cat(self._X).to(dtype))
+            self.outputs.look_at(torch.cat(self._Y).to(dtype))
         self._X, self._Y, self._taken = [], [], 0
 
     def prepare(self, t: int, *, due: bool) -> None:
@@ -148,8 +162,6 @@ class Layer:
             return
         if not (args and isinstance(output, Tensor) and output.requires_grad):
             return
-        if not any(module is mine for mine in self._modules):
-            return
         with torch.no_grad():
             X = input_rows(module, args[0].detach(), ROWS, self._shift)
         if X is not None and X.numel():
@@ -170,8 +182,8 @@ class Layer:
 
 def _changed(g: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tensor | None:
     """The natural gradient in place of g [D_out, …]; None leaves g as it is."""
-    if torch.is_grad_enabled() or g.layout != torch.strided:
+    known = left or right
+    if known is None or torch.is_grad_enabled() or g.layout != torch.strided:
         return None
-    dtype = torch.promote_types(g.dtype, torch.float32)
-    found = natural(g.reshape(len(g), -1).to(dtype), left, right)
-    return None if found is None else found.view(g.shape).to(g.dtype)
+    found = natural(g.reshape(len(g), -1).to(known.R), left, right)
+    return None if found is None else found.view(g.shape).to(g)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -287,6 +288,18 @@ def test_a_failed_estimate_starts_afresh(monkeypatch: pytest.MonkeyPatch, caplog
     assert optimizer.layers[0].inputs.F is not None
 
 
+def test_no_more_rows_are_kept_than_are_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcsgd.natural_gradient.layer.ROWS", 10)
+    net = mlp()
+    optimizer = wrapped(net)
+    for _ in range(2):
+        for t in range(5):
+            backward(net, t)
+        assert [sum(map(len, layer._X)) for layer in optimizer.layers] == [16, 16]
+        optimizer.step()
+        assert [layer._X for layer in optimizer.layers] == [[], []]
+
+
 def test_zero_gradients_and_a_batch_of_one() -> None:
     net = mlp()
     optimizer = wrapped(net)
@@ -377,15 +390,37 @@ def test_nothing_seen_is_told(caplog: pytest.LogCaptureFixture) -> None:
     assert told == ["natural gradient: no layer saw a minibatch: gradients stay as they are"]
 
 
-def test_a_copied_model_is_left_alone() -> None:
+def test_a_copied_or_saved_model_is_left_alone() -> None:
     net = mlp()
     optimizer = wrapped(net)
     train(net, optimizer, range(2))
+    optimizer.zero_grad()
     before = optimizer.layers[0].inputs.F
-    other = copy.deepcopy(net)
-    backward(other, 2)
-    optimizer.step()
-    assert optimizer.layers[0].inputs.F is before
+    saved = io.BytesIO()
+    torch.save(net, saved)
+    saved.seek(0)
+    for other in (copy.deepcopy(net), torch.load(saved, weights_only=False)):
+        other.zero_grad()
+        backward(other, 2)
+        plain = gradients(net, 2)
+        assert all(torch.equal(p.grad, plain[name]) for name, p in other.named_parameters())
+        optimizer.step()
+        assert optimizer.layers[0].inputs.F is before
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_model_converted_after_the_wrapping(after: int) -> None:
+    net = seeded(nn.Sequential(nn.Linear(5, 6), nn.Linear(6, 3)), torch.float32)
+    optimizer = wrapped(net)
+    for t in range(5):
+        if t == after:
+            net.double()
+            optimizer.state.clear()
+        optimizer.zero_grad()
+        net(randn(8, 5, seed=t).to(net[0].weight.dtype)).square().mean().backward()
+        assert net[0].weight.grad.dtype == net[0].weight.dtype
+        optimizer.step()
+    assert vector(net).isfinite().all()
 
 
 def test_state_goes_on_to_the_same_bits() -> None:
