@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         ssp,
         switch,
     )
+    from hpcsgd.natural_gradient import NaturalGradient
     from hpcsgd.optimizer import DistributedOptimizer
     from hpcsgd.topology import Job, init
     from hpcsgd.tuning.own import probe
@@ -37,6 +38,7 @@ _HOMES = {
     "Job": "topology",
     "JobError": "errors",
     "Method": "methods",
+    "NaturalGradient": "natural_gradient",
     "Sampler": "data",
     "UserError": "errors",
     "WarmUp": "lr",
@@ -61,6 +63,7 @@ __all__ = [
     "Job",
     "JobError",
     "Method",
+    "NaturalGradient",
     "Sampler",
     "UserError",
     "WarmUp",

@@ -15,7 +15,7 @@ from hpcsgd.courier import Courier
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.exchanges import Gathered
 from hpcsgd.flat import flatten
-from hpcsgd.sharding import ShardedOptimizer, is_elementwise
+from hpcsgd.sharding import Outermost, ShardedOptimizer, is_elementwise
 from hpcsgd.step import Method, Step
 from hpcsgd.topology import Job
 from hpcsgd.transport import phase
@@ -272,6 +272,9 @@ def _trained(optimizer: optim.Optimizer, model: nn.Module) -> list[tuple[str, nn
     theirs = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     if isinstance(getattr(optimizer.zero_grad, "__self__", None), DistributedOptimizer):
         raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
+    if isinstance(optimizer, Outermost):
+        kind = type(optimizer).__name__
+        raise UserError(f"{kind} goes outside: {kind}(DistributedOptimizer(optimizer, ...), model)")
     if isinstance(optimizer, optim.LBFGS):
         raise UserError("LBFGS evaluates the loss several times a step; it cannot be distributed")
     if not theirs:

@@ -28,6 +28,10 @@ WHOLE = frozenset({"step", "eta", "mu", "mu_product"})
 """Their state that is one number for a whole parameter, even where the parameter is a single number too."""
 
 
+class Outermost(optim.Optimizer):
+    """An optimizer that goes around a `DistributedOptimizer`, and never inside one."""
+
+
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
     """Known to be: an unknown optimizer, or a subclass of a known one, may look at whole tensors."""
     return type(optimizer) in ELEMENTWISE

@@ -16,8 +16,9 @@ from hpcsgd.errors import UserError, located, near_miss
 from hpcsgd.generators import seed_generators
 from hpcsgd.lr import WarmUp, lr_scale
 from hpcsgd.methods import METHODS, PARTS, Method
+from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.reference import build, call_named, resolve
+from hpcsgd.reference import build, call, call_named, resolve
 from hpcsgd.topology import Job
 from hpcsgd.training.config import Config
 from hpcsgd.training.trial import require_fitting
@@ -43,6 +44,8 @@ class Assembly:
     """This rank's chance in `transform`."""
     test: Store
     steps_per_epoch: int
+    natural_gradient: NaturalGradient | None
+    """Around `optimizer`; its hooks do everything, so that nobody has to step it."""
 
 
 def assemble(config: Config, job: Job, source: str) -> Assembly:
@@ -68,6 +71,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         start = 1 / lr_scale(config.schedule.scaling, job.groups)
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
         scheduler = make_scheduler(config, optimizer)
+        natural_gradient = make_natural_gradient(config, optimizer, model)
     return Assembly(
         model=model,
         optimizer=optimizer,
@@ -80,6 +84,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         generator=Generator().manual_seed(own),
         test=test,
         steps_per_epoch=steps_per_epoch,
+        natural_gradient=natural_gradient,
     )
 
 
@@ -127,6 +132,16 @@ def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
     lr = config.optimizer.lr * lr_scale(config.schedule.scaling, P)
     table = _subclasses(optim, optim.Optimizer)
     return build("optimizer", name, table, {"lr": lr, **arguments}, optim.Optimizer, model.parameters())
+
+
+def make_natural_gradient(
+    config: Config, optimizer: optim.Optimizer, model: nn.Module
+) -> NaturalGradient | None:
+    arguments = config.optimizer.natural_gradient
+    if arguments is None:
+        return None
+    with located("[optimizer] natural_gradient"):
+        return call(NaturalGradient, arguments, optimizer, model)
 
 
 def make_scheduler(config: Config, optimizer: optim.Optimizer) -> LRScheduler | None:

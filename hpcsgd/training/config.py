@@ -60,6 +60,7 @@ class OptimizerSection:
     build: str = "SGD"
     lr: Annotated[float, Above(0)]
     arguments: dict[str, Any] = field(default_factory=dict)
+    natural_gradient: dict[str, Any] | None = None  # arguments of NaturalGradient; none: without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

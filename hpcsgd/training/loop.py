@@ -69,6 +69,8 @@ class Loop:
         if own is not None:
             load_generators_state(own)
             parts.generator.set_state(own["transform"])
+        if parts.natural_gradient is not None:
+            parts.natural_gradient.take_up((own or {}).get("natural_gradient"))
 
     def train(self) -> str | None:
         """Train to the end; why it stopped early, or None. Collective."""
@@ -224,6 +226,8 @@ class Loop:
             "scheduler": _scheduler_state(parts.scheduler),
         }
         own = {**generators_state(), "transform": parts.generator.get_state()}
+        if parts.natural_gradient is not None:
+            own["natural_gradient"] = parts.natural_gradient.estimates()
         self._checkpoints.write(parts.optimizer.t, capture(parts.optimizer, shared=shared, own=own))
         self._saved_at = now
         self._meter.pause()

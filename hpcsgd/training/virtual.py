@@ -13,7 +13,13 @@ from hpcsgd import models
 from hpcsgd.data import Store
 from hpcsgd.generators import generators_state, load_generators_state, seed_generators
 from hpcsgd.lr import WarmUp, lr_scale
-from hpcsgd.training.assembly import batch_of_rank, make_optimizer, make_scheduler, make_transform
+from hpcsgd.training.assembly import (
+    batch_of_rank,
+    make_natural_gradient,
+    make_optimizer,
+    make_scheduler,
+    make_transform,
+)
 from hpcsgd.training.config import Config
 from hpcsgd.training.trial import require_fitting
 from hpcsgd.transport import Transport
@@ -56,6 +62,7 @@ def _trainee(
     config: Config, train: Store, model: nn.Module, g: int, P: int, K: int, warm_up_steps: int | None
 ) -> Trainee:
     optimizer = make_optimizer(config, model, P)
+    make_natural_gradient(config, optimizer, model)  # its estimates are the group's, not of each member
     batch = batch_of_rank(config.data.batch_size, K)
     steps_per_epoch = -(-(len(train) // (P * K)) // batch)
     if warm_up_steps is None:

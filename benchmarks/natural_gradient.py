@@ -1,0 +1,97 @@
+"""What `NaturalGradient` adds to a training step, around plain SGD, on one rank.
+
+    python benchmarks/natural_gradient.py [--quick] [--json FILE]
+
+Contestants take turns in one process, so that what else the machine does falls out of their ratios. Steps are
+those after the first ten, which update every estimate: layers take turns, a quarter of them a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from contestants import WORKLOADS, Step, Workload, plain
+from harness import Goal, Spread, interleaved, machine, print_goals, print_table, ratios, write_json
+from torch import nn, optim
+
+import hpcsgd
+from hpcsgd.natural_gradient.optimizer import EVERY_TIME
+from hpcsgd.training.process import keep_freed_memory
+
+RANKS = (20, 40)
+"""Of the estimates."""
+LARGEST = {"ResNet-20": 1.2, "MLP 25M": 1.6}
+"""Goals: ratios of seconds per step at the first of these ranks."""
+
+
+def natural(workload: Workload, rank: int) -> Step:
+    model, loss = workload.model(), nn.CrossEntropyLoss()
+    images, labels = workload.batch()
+    sgd = optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    optimizer = hpcsgd.NaturalGradient(sgd, model, rank=rank)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(model(images), labels).backward()
+        optimizer.step()
+
+    step()
+    optimizer.take_up({**optimizer.estimates(), "t": EVERY_TIME})
+    return step
+
+
+def measured(workload: Workload, rounds: int, steps: int) -> list[dict[str, Any]]:
+    contestants = {"plain SGD": plain(workload)}
+    contestants |= {f"natural gradient, rank {rank}": natural(workload, rank) for rank in RANKS}
+    blocks = interleaved(contestants, rounds=rounds, steps=steps)
+    baseline = blocks["plain SGD"].wall
+    return [
+        {
+            "model": workload.name,
+            "who": name,
+            "rounds": rounds,
+            "steps_a_round": steps,
+            "seconds_a_step": asdict(Spread.of(times.wall)),
+            "ratio": asdict(ratios(times.wall, baseline)),
+        }
+        for name, times in blocks.items()
+    ]
+
+
+def goals(rows: list[dict[str, Any]]) -> list[Goal]:
+    return [
+        Goal(f"{row['model']}: {row['who']} over plain SGD", row["ratio"]["median"], LARGEST[row["model"]])
+        for row in rows
+        if row["who"].endswith(f"rank {RANKS[0]}")
+    ]
+
+
+def cells(row: dict[str, Any]) -> list[object]:
+    milliseconds = f"{1e3 * row['seconds_a_step']['median']:.1f}"
+    return [row["model"], row["who"], milliseconds, str(Spread(**row["ratio"]))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What NaturalGradient adds to a training step.")
+    parser.add_argument("--quick", action="store_true", help="half a minute: that it runs, roughly")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    here = machine()
+    rows: list[dict[str, Any]] = []
+    for workload in WORKLOADS:
+        # A block is whole rounds of the layers' turns.
+        rows += measured(workload, rounds=3 if arguments.quick else 16, steps=4)
+    print_table(map(cells, rows), ["model", "who", "ms/step", "ratio (quartiles)"])
+    print_goals(goals(rows))
+    if arguments.json:
+        write_json(arguments.json, rows, goals(rows), here)
+
+
+if __name__ == "__main__":
+    main()

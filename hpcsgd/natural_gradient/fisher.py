@@ -1,0 +1,139 @@
+"""The online estimate of a Fisher matrix, and what its inverse makes of a gradient: matrices only, no layers.
+
+D. Povey, X. Zhang, S. Khudanpur, "Parallel training of DNNs with Natural Gradient and Parameter Averaging",
+https://arxiv.org/abs/1410.7455, the online version of NG-SGD. F_t follows the scatter S_t = Xᵀ X / N of
+vectors that come in minibatches X [N, D]:
+
+    F_t = R_tᵀ D_t R_t + ρ_t I              R_t [r, D] with orthonormal rows, r < D
+    T_t = η S_t + (1 − η) F_t,  Y_t = R_t T_t
+    Y_t Y_tᵀ = U C Uᵀ,  R_{t+1} = C^−½ Uᵀ Y_t,  D_{t+1} = C^½ − ρ_{t+1} I     one step of the power method
+    (D − r) ρ_{t+1} = tr(T_t) − tr(C^½)                                      so that tr(F_{t+1}) = tr(T_t)
+    G_t = F_t + α tr(F_t) / D · I,          η = 1 − exp(−N / N_S)
+
+Differences from the paper:
+
+- R_{t+1} is made orthonormal by QR every time, not only where the condition of C demands it.
+- All floors are relative to F itself; the paper's ρ ≥ 1e-10 would be large for derivatives of a mean loss.
+- The paper multiplies the rows of X, and of the derivatives Y, by the inverses, and keeps the norm of each.
+  The finished gradient is Yᵀ X, so multiplying it from both sides is the same up to a factor; its norm is the
+  one that is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DELTA = 5e-4
+"""The least eigenvalue of F, as a part of the largest."""
+
+FIRST = 4
+"""Steps of the power method that make F_0 of the first minibatch."""
+
+
+def largest(X: Tensor) -> float:
+    """Of the absolute values; not a number where one of them is none."""
+    low, high = torch.aminmax(X)  # 25 times as fast as the infinity norm
+    return max(-low.item(), high.item())
+
+
+@dataclass(frozen=True, slots=True)
+class Fisher:
+    """F = Rᵀ diag(eigenvalues − ρ) R + ρ I. Never changed in place."""
+
+    R: Tensor
+    """[r, D], orthonormal rows."""
+    eigenvalues: Tensor
+    """[r], those of F along the rows of R, the paper's D_t + ρ_t I; float64 on the CPU."""
+    rho: float
+    """The eigenvalue along everything else."""
+
+    @classmethod
+    def of(cls, X: Tensor, rank: int) -> Fisher | None:
+        """F_0 of the first minibatch [N, D], with r = min(rank, D − 1); None where that says nothing.
+
+        D − 1 directions and ρ for the last one are a full matrix.
+        """
+        D = X.shape[1]
+        r = min(rank, D - 1)
+        if r < 1:
+            return None
+        start = torch.randn(D, r, generator=torch.Generator().manual_seed(D), dtype=torch.float64)
+        F = cls(torch.linalg.qr(start).Q.T.to(X), torch.zeros(r, dtype=torch.float64), 0.0)
+        for _ in range(FIRST):
+            F = F.updated(X, 1.0)
+        return F if F.trace > 0 else None
+
+    @property
+    def trace(self) -> float:
+        r, D = self.R.shape
+        return self.eigenvalues.sum().item() + (D - r) * self.rho
+
+    def updated(self, X: Tensor, eta: float) -> Fisher:
+        """F_{t+1}, of F_t and the minibatch [N, D] of finite numbers."""
+        N, D = X.shape
+        R, r = self.R, len(self.R)
+        s = torch.linalg.vector_norm(
+            X, math.inf
+        ).item()  # nothing below under- or overflows, of whatever size derivatives are
+        if s == 0:
+            return self
+        X = X / s
+        a = eta * s * s / N
+        trace = a * X.square().sum().item() + (1 - eta) * self.trace
+        if not 0 < trace < math.inf:
+            return self
+        # Everything relative to tr(T): Y = R T / tr(T).
+        Y = (a / trace) * ((X @ R.T).T @ X).double()
+        Y += ((1 - eta) / trace * self.eigenvalues).to(Y.device)[:, None] * R
+        C, U = torch.linalg.eigh((Y @ Y.T).cpu())
+        eigenvalues = trace * C.flip(0).clamp_min(0).sqrt()
+        rows = U.flip(1).T.to(Y.device) @ Y
+        Q = torch.linalg.qr(rows.T.to(R)).Q
+        least = DELTA * eigenvalues[0].item()
+        rho = max((trace - eigenvalues.sum().item()) / (D - r), least)
+        return Fisher(Q.T.contiguous(), eigenvalues.clamp_min(least), rho)
+
+    def is_finite(self) -> bool:
+        return math.isfinite(self.trace + self.R.sum().item())
+
+    def shrinkage(self, alpha: float) -> Shrinkage:
+        """What multiplies by β G⁻¹ = I − Rᵀ E R, β = ρ + α tr(F) / D, by the Woodbury identity."""
+        smoothed = self.eigenvalues + alpha * self.trace / self.R.shape[1]
+        return Shrinkage(self.R, ((self.eigenvalues - self.rho) / smoothed).to(self.R))
+
+
+@dataclass(frozen=True, slots=True)
+class Shrinkage:
+    """The matrix I − Rᵀ E R."""
+
+    R: Tensor
+    """[r, D]"""
+    E: Tensor
+    """[r], the diagonal."""
+
+
+def natural(G: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tensor | None:
+    """γ · (I − R_lᵀ E_l R_l) G (I − R_rᵀ E_r R_r) for a gradient [D_l, D_r], γ such that ‖G‖_F is kept.
+
+    None stands for the identity; so it does as a result, where there is no finite γ.
+    """
+    U: list[Tensor] = []  # what is subtracted from G is U V
+    V: list[Tensor] = []
+    if right is not None:
+        U.append((G @ right.R.T) * right.E)
+        V.append(right.R)
+    if left is not None:
+        P = left.R @ G
+        if right is not None:
+            P = torch.addmm(P, (P @ right.R.T) * right.E, right.R, alpha=-1)
+        U.append(left.R.T * left.E)
+        V.append(P)
+    if not U:
+        return None
+    found = torch.addmm(G, torch.cat(U, 1), torch.cat(V), alpha=-1)
+    scale = (torch.linalg.vector_norm(G) / torch.linalg.vector_norm(found)).item()
+    return found.mul_(scale) if math.isfinite(scale) else None
