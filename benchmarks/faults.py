@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import json
 import os
 import pickle
@@ -177,6 +178,8 @@ class Run:
         self._reap()
         if island in self._pids and (number != signal.SIGKILL or len(self._pids) > 1):
             os.kill(self._pids[island], number)
+            if number == signal.SIGKILL:
+                os.waitpid(self._pids.pop(island), 0)
 
     def _start(self, island: int) -> None:
         self._lives[island] += 1
@@ -192,6 +195,7 @@ class Run:
             log = os.open(self._folder / f"log-{host}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            faulthandler.register(signal.SIGUSR2)
             body()
             os._exit(0)
         except BaseException:  # noqa: BLE001 - this process must not go on as its parent would
@@ -206,6 +210,8 @@ class Run:
     def _clean(self) -> None:
         """Nothing may be left: neither a process nor a port that somebody listens on."""
         for pid in self._pids.values():
+            os.kill(pid, signal.SIGUSR2)  # where does it hang?
+            time.sleep(0.5)
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         until = time.monotonic() + 5
