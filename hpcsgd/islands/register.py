@@ -225,7 +225,8 @@ class Membership:
         if not all(i in self._candidates and self._candidates[i].complete for i in self.expected):
             return
         members = tuple(self._member(island) for island in sorted(self.expected))
-        self._candidates.clear()
+        for island in self.expected:  # not of one that has half come
+            del self._candidates[island]
         rounds = max(self.register.rounds, *(member.rounds for member in members))
         self.register = replace(
             self.register,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +28,7 @@ class Starter(Protocol):
         """How many there can be in all islands together; 0 where only the user knows."""
         ...
 
-    def command(self, K: int, program: Sequence[str]) -> list[str]: ...
+    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]: ...
 
 
 class Mpiexec:
@@ -42,27 +44,53 @@ class Mpiexec:
             raise UserError("no mpiexec beside this Python or on the PATH: groups are started by it")
         self._mpiexec = found
 
-    def command(self, K: int, program: Sequence[str]) -> list[str]:
+    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]:
         return [self._mpiexec, "-n", str(K), *program]
 
 
 class Srun:
-    """Job steps of the Slurm job that this process is in. `words`: further options, such as `--mpi=pmi2`."""
+    """Job steps of the Slurm job that this process is in. `words`: further options, such as `--mpi=pmi2`.
+
+    Where an island was is where it comes back; if that node is lost, where the fewest are. Slurm does not
+    free cores of a job that has lost a node, so from then on steps share them.
+    """
 
     def __init__(self, environ: Mapping[str, str], words: Sequence[str]) -> None:
-        self.ranks = int(environ.get("SLURM_NTASKS", "0"))
-        node = environ.get("SLURMD_NODENAME") or socket.gethostname()
-        self.host = _address(node)
-        self._words = list(words)
+        self._job = environ["SLURM_JOB_ID"]
         self._cores = environ.get("SLURM_CPUS_PER_TASK", "1")
-        self._per_node = max(1, self.ranks // max(1, int(environ.get("SLURM_NNODES", "1"))))
+        self._words = list(words)
+        self._began_with = len(self._nodes())
+        self.ranks = int(environ.get("SLURM_NTASKS", "0"))
+        self._per_node = max(1, self.ranks // self._began_with)
+        self._at: dict[int, list[str]] = {}
+        self.host = _address(environ.get("SLURMD_NODENAME") or socket.gethostname())
 
-    def command(self, K: int, program: Sequence[str]) -> list[str]:
+    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]:
         """A rank that dies ends its step (the others would wait for it), but a lost node not the job."""
-        nodes = -(-K // self._per_node)
-        placed = [f"--nodes={nodes}", f"--ntasks={K}", f"--cpus-per-task={self._cores}"]
-        ending = ["--exact", "--kill-on-bad-exit=1", "--no-kill"]
-        return ["srun", *placed, *ending, *self._words, *program]
+        now = self._nodes()
+        here = self._at[island] = self._place(island, K, now)
+        placed = [f"--nodelist={','.join(here)}", f"--nodes={len(here)}", f"--ntasks={K}"]
+        ending = [f"--cpus-per-task={self._cores}", "--kill-on-bad-exit=1", "--no-kill"]
+        shared = ["--overlap", "--cpu-bind=none"] if len(now) < self._began_with else ["--exact"]
+        return ["srun", *placed, *ending, *self._words, *shared, *program]
+
+    def _place(self, island: int, K: int, now: Sequence[str]) -> list[str]:
+        count, before = -(-K // self._per_node), self._at.get(island, [])
+        if len(before) == count and set(before) <= set(now):
+            return before
+        if count > len(now):
+            raise UserError(f"a group of {K} ranks needs {count} nodes, the job has {len(now)}")
+        used = Counter(node for other, nodes in self._at.items() if other != island for node in nodes)
+        return sorted(sorted(now, key=now.index), key=lambda node: used[node])[:count]
+
+    def _nodes(self) -> list[str]:
+        """Of the job, without those that it has lost."""
+        names = _told("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
+        return _told("scontrol", "show", "hostnames", names).split()
+
+
+def _told(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def starter(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Starter:

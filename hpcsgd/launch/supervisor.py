@@ -134,7 +134,7 @@ class Supervisor:
         self._service.note("started", island=island.number, life=str(island.lives), ranks=island.ranks)
         with (folder / "output.log").open("ab") as output:
             island.process = await asyncio.create_subprocess_exec(
-                *self._starter.command(island.ranks, self._program),
+                *self._starter.command(island.number, island.ranks, self._program),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **invited.to_environment()},

@@ -109,6 +109,8 @@ class EnsembleLoop(Loop):
         sampler.set_epoch(place.epoch)
         self._parts.batches.start_after(dealt.seen, place.t - dealt.t)
         self._steps_per_epoch = place.t - dealt.t + len(self._parts.batches)
+        epochs_left = self._config.epochs - place.epoch
+        self._progress.expect(dealt.t + epochs_left * self._steps_per_epoch)
         self._meter.pause()
 
     def _evaluate(self) -> None:

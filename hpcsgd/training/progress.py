@@ -42,6 +42,11 @@ class Progress:
         logger.log(self._level, "%s  %s", place, state)
         self._bar.update(self._task, completed=step, description=place, state=state)
 
+    def expect(self, total_steps: int) -> None:
+        """The run will have so many steps; groups that die leave more of them to the others."""
+        self._total_steps = total_steps
+        self._bar.update(self._task, total=total_steps)
+
     def note(self, text: str) -> None:
         """Report a line of its own, such as the result of an evaluation."""
         logger.log(self._level, "%s", text)

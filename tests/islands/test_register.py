@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcsgd.islands.register import Ballot, Membership, Phase, Register
+from hpcsgd.islands.register import Ballot, Membership, Phase, Place, Register
 
 RANKS = (2, 1, 3)
 """Of each island."""
@@ -100,6 +100,18 @@ def test_whoever_returns_is_in_after_the_round() -> None:
     assert [member.rounds for member in now.members] == [1, 1, 0]
 
 
+def test_who_has_half_come_is_not_forgotten() -> None:
+    """One of its ranks comes while the register closes on others, the second one later."""
+    membership = Membership(frozenset({1}))
+    membership.come(0, 0, RANKS[0], "0.0", 0)
+    come(membership, 1)
+    assert membership.register.islands == (1,)
+    membership.come(0, 1, RANKS[0], "0.1", 0)
+    vote(membership, 1)
+    come(membership, 1, 1)
+    assert membership.register.islands == (0, 1)
+
+
 def test_the_frozen_are_not_waited_for() -> None:
     membership = running(0, 1)
     membership.object(0, 1, 0)
@@ -109,6 +121,47 @@ def test_the_frozen_are_not_waited_for() -> None:
     assert membership.register.islands == (0,)
     membership.vote(1, 0, 1, 0, NOTHING)
     assert membership.register.rounds == 0
+
+
+def test_samples_are_dealt_to_those_that_make_the_round() -> None:
+    membership = running(0, 1)
+    begins, later = Ballot(Place(0, 0, 0)), Ballot(Place(7, 0, 0))
+    vote(membership, 0, begins)
+    vote(membership, 1, begins)
+    assert membership.register.sharing == (0, 1)
+    come(membership, 2)
+    vote(membership, 0, later)
+    vote(membership, 1, later)
+    come(membership, 0, 2)
+    come(membership, 1, 2)
+    now = membership.register
+    assert (now.islands, now.counting, now.sharing) == ((0, 1, 2), (0, 1), (0, 1))
+    vote(membership, 2, Ballot(Place(99, 5, 0)))
+    for island in (0, 1):
+        vote(membership, island, Ballot(Place(9, 0, 0)))
+    now = membership.register
+    assert (now.place.t, now.counting, now.dealt.t) == (9, (0, 1), 0), "who looks on never counts"
+    for island in (0, 1, 2):
+        vote(membership, island, Ballot(Place(14, 1, 0), leaving=island == 2))
+    now = membership.register
+    assert (now.sharing, now.dealt, now.leaving) == ((0, 1, 2), Place(14, 1, 0), True)
+    membership.lose(0)
+    membership.lose(1)
+    come(membership, 2, now.rounds)
+    assert membership.register.counting == (2,)
+
+
+def test_where_nobody_is_left_of_those_with_samples_all_count() -> None:
+    membership = running(0)
+    vote(membership, 0, Ballot(Place(0, 0, 0)))
+    come(membership, 1)
+    vote(membership, 0, Ballot(Place(3, 0, 0)))
+    come(membership, 0, 2)
+    vote(membership, 0, Ballot(Place(6, 0, 0)))
+    vote(membership, 1)
+    membership.lose(0)
+    come(membership, 1, 3)
+    assert membership.register.counting == (1,)
 
 
 def test_nothing_moves_a_finished_register() -> None:

@@ -49,7 +49,7 @@ class Alone:
     host = "127.0.0.1"
     ranks = 0
 
-    def command(self, K: int, program: Sequence[str]) -> list[str]:
+    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]:
         return list(program)
 
 
@@ -167,10 +167,22 @@ def test_the_sizes_of_groups() -> None:
 
 
 def test_how_an_island_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Mpiexec().command(3, ["program"])[-3:] == ["-n", "3", "program"]
-    counts = {"SLURM_NTASKS": "8", "SLURM_NNODES": "4", "SLURM_CPUS_PER_TASK": "2"}
-    words = Srun({**counts, "SLURMD_NODENAME": "localhost"}, ["--mpi=pmi2"]).command(3, ["program"])
-    assert words[:4] == ["srun", "--nodes=2", "--ntasks=3", "--cpus-per-task=2"]
-    assert words[-2:] == ["--mpi=pmi2", "program"]
+    assert Mpiexec().command(0, 3, ["program"])[-3:] == ["-n", "3", "program"]
+    nodes = ["node1", "node2", "node3"]
+    monkeypatch.setattr(Srun, "_nodes", lambda _: list(nodes))
+    environment = {"SLURM_NTASKS": "6", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "localhost"}
+    by = Srun(environment, ["--mpi=pmi2"])
+    first = [by.command(island, 2, ["program"]) for island in range(3)]
+    assert first[0][:4] == ["srun", "--nodelist=node1", "--nodes=1", "--ntasks=2"]
+    assert first[0][-3:] == ["--mpi=pmi2", "--exact", "program"]
+    assert [words[1] for words in first[1:]] == ["--nodelist=node2", "--nodelist=node3"]
+    assert by.command(1, 2, ["program"]) == first[1], "where it was"
+    nodes.remove("node2")
+    again = by.command(1, 2, ["program"])
+    assert again[1] == "--nodelist=node1"
+    assert again[-3:] == ["--overlap", "--cpu-bind=none", "program"]
+    with pytest.raises(UserError, match="a group of 6 ranks needs 3 nodes, the job has 2"):
+        by.command(1, 6, ["program"])
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(UserError, match="not inside a Slurm job"):
         starter(["--mpi=pmi2"], {})
