@@ -26,7 +26,8 @@ class Courier:
     def __init__(self, exchange: Exchange, step: Step, *, passes: int, overlap: bool) -> None:
         self._exchange = exchange
         self._step = step
-        self._passes = passes
+        self.passes = passes
+        """Backward passes before each `finish`; may change between two steps."""
         self._overlap = overlap
         self._buckets = step.buckets
         self._sent: list[Work] = []
@@ -66,13 +67,13 @@ class Courier:
             if index < len(self._sent):
                 raise UserError(
                     f"gradient of {slot.name} changed after it was sent: for several backward passes before "
-                    f"step() give DistributedOptimizer(accumulate=<passes>), now {self._passes}, "
+                    f"step() give DistributedOptimizer(accumulate=<passes>), now {self.passes}, "
                     "or overlap=False"
                 )
             self._exchanged = False
             slot.attach()
             self._arrivals[slot] = self._arrivals.get(slot, 0) + 1
-            if self._arrivals[slot] == self._passes:
+            if self._arrivals[slot] == self.passes:
                 self._missing[index] -= 1
             self._version = self._versions()
             if self._overlap and self._missing[index] == 0:

@@ -93,6 +93,11 @@ class DistributedOptimizer(optim.Optimizer):
         """What the method reported of the last step, such as the `distance` of a meeting."""
         return self._step.notes
 
+    def accumulate(self, passes: int) -> None:
+        """From the next step on, so many backward passes come before each `step()`; between two steps."""
+        if self._courier is not None:
+            self._courier.passes = passes
+
     @property
     def job(self) -> Job:
         return self._step.job

@@ -26,11 +26,11 @@ class Ensemble:
         pass
 
     def __call__(self, s: Step) -> None:
-        assert s.job.meetings is not None
+        meetings = s.job.meetings
+        assert meetings is not None
         model = [b.parameters for b in s.buckets]
         brought = [w.clone() for w in model]
-        average_buffers(s.buffers, s.job.group)
-        s.job.meetings.mean([*model, *s.buffers], s.t)
+        average_buffers(s.buffers, s.job.group, lambda joined: meetings.mean([*model, *joined], s.t))
         squared = torch.zeros((), dtype=torch.float64)
         for w, before in zip(model, brought, strict=True):
             squared += torch.linalg.vector_norm(before.sub_(w), dtype=torch.float64).square().cpu()

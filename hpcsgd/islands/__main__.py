@@ -13,18 +13,29 @@ import logging
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.chronicle import Chronicle
 from hpcsgd.islands.coordinator import Coordinator
 
 
 async def _serve(
-    islands: int, token: str, silence: float, timeout: float, folder: str, host: str, port: int
+    islands: int,
+    token: str,
+    silence: float,
+    timeout: float,
+    folder: str,
+    host: str,
+    port: int,
+    allotment: dict[str, Any] | None = None,
 ) -> None:
     here = Path(folder)
     with Chronicle(here / "events.jsonl") as chronicle:
         limits = {"silence": silence, "timeout": timeout}
-        at = Coordinator(islands, token, journal=here / "register.json", chronicle=chronicle, **limits)
+        allots = None if allotment is None else Allotment(**allotment)
+        journal = here / "register.json"
+        at = Coordinator(islands, token, journal=journal, chronicle=chronicle, allotment=allots, **limits)
         serving = asyncio.create_task(at.serve(host, port))
         while not at.address:
             if serving.done():

@@ -13,13 +13,14 @@ import asyncio
 import json
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.atomic import replacing
+from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.chronicle import Chronicle, Loss
 from hpcsgd.islands.handshake import CHALLENGE, GREETING, PROOF, challenge, proof, require
 from hpcsgd.islands.register import Ballot, Membership, Phase, Place, Register
@@ -54,7 +55,7 @@ class Coordinator:
     `silence`: seconds without a sign of life after which an island is lost. `timeout`: seconds that an open
     register, or a round that the first island has arrived in, waits for islands that are alive; it must
     exceed what honest islands differ by. `journal`: where the register is written down. `chronicle` is told
-    what happens.
+    what happens. `allotment` moves units of compute between the islands.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Coordinator:
         timeout: float = 300.0,
         journal: Path | None = None,
         chronicle: Chronicle,
+        allotment: Allotment | None = None,
     ) -> None:
         saved = Register()
         if journal is not None and journal.exists():
@@ -82,6 +84,11 @@ class Coordinator:
         self._arrived: set[tuple[int, int]] = set()
         self._quarrels: Counter[frozenset[int]] = Counter()
         """How often a round was given up because two islands did not reach each other."""
+        self._allotment = allotment
+        self._moving: set[Guest] = set()
+        """They leave to come back with other ranks."""
+        self._pace: defaultdict[int, float] = defaultdict(float)
+        """Seconds per step of each island since samples were dealt, of its slowest rank."""
         self._progress = 0.0
         """In epochs, as said with the votes for the round that is due."""
 
@@ -134,8 +141,10 @@ class Coordinator:
     def _unseat(self, guest: Guest) -> None:
         if guest in self._guests:
             self._guests.remove(guest)
-            if self.register.phase is not Phase.FINISHED:
+            over = self.register.phase is Phase.FINISHED or self.register.leaving
+            if not over and guest not in self._moving:
                 self._lose(guest.island, Loss.DIED, "its connection broke")
+            self._moving.discard(guest)
 
     def _hear(self, guest: Guest, said: Mapping[str, Any]) -> None:
         if guest not in self._guests:
@@ -151,10 +160,15 @@ class Coordinator:
             case "vote" if self._is_due(said):
                 if island in self.register.counting:
                     self._progress = max(self._progress, said["progress"])
+                self._pace[island] = max(self._pace[island], said["pace"])
                 ballot = Ballot(Place(**said["place"]), said["leaving"])
                 membership.vote(island, guest.rank, said["generation"], said["rounds"], ballot)
+                self._allot()
             case "object" if self._is_due(said):
                 self._object(island, said)
+            case "move":
+                self._moving.add(guest)
+                membership.expect(island)
             case "finish":
                 membership.finish(island, said["generation"])
             case "arrive" | "vote" | "object":
@@ -189,6 +203,20 @@ class Coordinator:
                 self._lose(
                     max(pair), Loss.CUT, f"islands {min(pair)} and {max(pair)} do not reach each other"
                 )
+
+    def _allot(self) -> None:
+        """Where samples have just been dealt."""
+        before, now = self._told, self.register
+        if self._allotment is None or now.dealt == before.dealt:
+            return
+        steps = now.place.t - before.dealt.t
+        seconds = {island: pace * steps for island, pace in self._pace.items() if pace and steps}
+        self._pace.clear()
+        units = self._allotment.units(now, seconds)
+        if units is not None:
+            log.info("%s from now on: %s", self._allotment.unit, units)
+            self.membership.allot(units)
+            self._chronicle.units(unit=self._allotment.unit, units=units)
 
     def _lose(self, island: int, kind: Loss, why: str) -> None:
         theirs = {guest for guest in self._guests if guest.island == island}

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from hpcsgd.islands.register import Ballot, Phase, Place, Register
-from hpcsgd.islands.ring import Broken, Door, Ring, connect
+from hpcsgd.islands.ring import Broken
+from hpcsgd.islands.rings import Rings, chunk
 from hpcsgd.islands.seat import Expelled, Seat
 from hpcsgd.transport import Transport
 
@@ -69,11 +70,15 @@ class Meetings:
         """Of which this island holds the mean."""
         self.deal: tuple[int, int] = 0, 0
         """The epoch that begins or goes on with the next round, and how many of its samples had been seen by
-        all islands when they were dealt. To be set by whoever trains, like the next two."""
+        all islands when they were dealt. To be set by whoever trains, like the next three."""
         self.progress = 0.0
         """In epochs, for the picture."""
+        self.pace = 0.0
+        """Seconds that this rank computes for a step, 0 where that is not known."""
         self.must_leave = False
         """All are to stop after the next round."""
+        self.seconds = 0.0
+        """Spent in meetings."""
         self.counted: tuple[int, ...] = ()
         """The islands whose models made the last mean."""
         self.island, self.islands = island, islands
@@ -81,8 +86,7 @@ class Meetings:
         self._group = group
         self._coordinator, self._token = coordinator, token
         self._silence, self._timeout = silence, timeout
-        self._door = Door(host, token)
-        self._rings: dict[int, Ring] = {}
+        self._rings = Rings(island, host, token, silence)
         self._generation = Register()
         """As it closed: who the members are, and where they came from."""
         self._after = Register()
@@ -114,6 +118,16 @@ class Meetings:
         return self._after.sharing
 
     @property
+    def units(self) -> dict[int, int]:
+        """Of compute, that each island has from where samples were dealt; empty where nobody allots them."""
+        return dict(self._after.units)
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """Of each member."""
+        return {member.island: member.ranks for member in self._after.members}
+
+    @property
     def leaving(self) -> bool:
         """Whether all are to save and stop."""
         return self._after.leaving
@@ -126,10 +140,16 @@ class Meetings:
         """
         aside = [torch.empty_like(x, device="cpu") for x in w]
         self._ballot = Ballot(Place(t, *self.deal), self.must_leave)
+        started = time.perf_counter()
         while not self._attempt(w, aside):
             pass
+        self.seconds += time.perf_counter() - started
         for x, mean in zip(w, aside, strict=True):
             x.copy_(mean)
+
+    def move(self) -> None:
+        """This island leaves, to come back with other ranks: the others are to wait."""
+        self._seat.move()
 
     def finish(self) -> None:
         """All is done and saved: nobody has to come any more."""
@@ -139,8 +159,7 @@ class Meetings:
     def close(self) -> None:
         """Leave; the others are told at once."""
         self._seat.close()
-        self._drop_rings()
-        self._door.close()
+        self._rings.close()
 
     def _attempt(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> bool:
         """Whether the round was committed, the same on all ranks of the island."""
@@ -190,8 +209,8 @@ class Meetings:
 
     def _enter(self) -> None:
         """Wait for a generation that this island is in."""
-        self._drop_rings()
-        now = self._seat.come(self._door.address, self.rounds)
+        self._rings.drop()
+        now = self._seat.come(self._rings.address, self.rounds)
         if now.phase is Phase.FINISHED:
             raise Over
         self._generation, self._due = now, now.rounds
@@ -200,34 +219,13 @@ class Meetings:
 
     def _sum(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> None:
         """The mean of the chunks that this rank owns, in `aside`. Raises `OSError`."""
-        self._seat.arrive(self._generation.generation, self._due)
+        now = self._generation
+        self._seat.arrive(now.generation, self._due)
         counting = self._seat.register.counting
-        C = max(member.ranks for member in self._generation.members)
+        C = max(member.ranks for member in now.members)
         for c in range(self._group.rank, C, self._group.size):
-            ring = self._ring(c)
-            for x, mean in zip(w, aside, strict=True):
-                mine, piece = _chunk(x, c, C), _chunk(mean, c, C)
-                if self.island in counting:
-                    piece.copy_(mine)
-                else:
-                    piece.zero_()
-                ring.sum(piece)
-                piece.div_(len(counting))
-
-    def _ring(self, c: int) -> Ring:
-        """Of the owners of chunk `c`."""
-        if c not in self._rings:
-            now = self._generation
-            place = now.islands.index(self.island)
-            owners = [member.addresses[c % member.ranks] for member in now.members]
-            self._rings[c] = connect(
-                self._door, now.generation, c, place, owners,
-                token=self._token, silence=self._silence, overdue=self._is_overdue,
-                given_up=lambda: self._is_past(now),
-            )  # fmt: skip
-        if self._is_past(self._generation):  # what came before the ring was there did not cut it
-            raise ConnectionError("the generation has ended")
-        return self._rings[c]
+            ring = self._rings.of(c, now, self._is_overdue, lambda: self._is_past(now))
+            self._rings.mean(w, aside, c, C, ring, counting)
 
     def _is_overdue(self, since: float) -> bool:
         """Islands may train for long; once all are there a neighbour has no excuse."""
@@ -245,7 +243,7 @@ class Meetings:
         C = max(member.ranks for member in self._generation.members)
         for c in range(C):
             for mean in aside:
-                self._group.bcast(_chunk(mean, c, C), root=c % self._group.size).wait()
+                self._group.bcast(chunk(mean, c, C), root=c % self._group.size).wait()
 
     def _outcome(self, state: State) -> tuple[Register, tuple[int, ...]] | None:
         """The register that commits the round, and who counted in it; or nothing."""
@@ -253,7 +251,7 @@ class Meetings:
         with suppress(Expelled):  # of which the next attempt hears
             counting = self._seat.register.counting
             if state is State.FINE:
-                after = self._seat.vote(g, r, self._ballot, self.progress)
+                after = self._seat.vote(g, r, self._ballot, self.progress, self.pace)
             else:
                 after = self._seat.object(g, r, self._why, self._blamed)
             if (after.generation, after.rounds) == (g, r + 1):
@@ -263,7 +261,7 @@ class Meetings:
     def _come_back(self) -> None:
         """As a new life, all ranks of the island together."""
         self._seat.close()
-        self._drop_rings()
+        self._rings.drop()
         self._generation = Register()
         self._seat = self._sit_down()
 
@@ -278,18 +276,8 @@ class Meetings:
     def _cut_what_is_past(self, now: Register | None) -> None:
         """Called by the seat's thread: whoever waits in a ring is to look up."""
         if now is None or now.phase is not Phase.RUN or now.generation != self._generation.generation:
-            for ring in list(self._rings.values()):
-                ring.cut()
+            self._rings.cut()
 
     def _is_past(self, generation: Register) -> bool:
         last = self._seat.last
         return last.phase is not Phase.RUN or last.generation != generation.generation or self._seat.ended
-
-    def _drop_rings(self) -> None:
-        for ring in self._rings.values():
-            ring.close()
-        self._rings.clear()
-
-
-def _chunk(x: Tensor, c: int, C: int) -> Tensor:
-    return x.view(-1)[x.numel() * c // C : x.numel() * (c + 1) // C]

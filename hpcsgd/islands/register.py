@@ -80,6 +80,9 @@ class Register:
     """Where the samples were dealt."""
     sharing: tuple[int, ...] = ()
     """The islands that they were dealt to."""
+    units: tuple[tuple[int, int], ...] = ()
+    """(island, x_i): what each has of ranks, threads or samples since the samples were dealt, if anybody
+    allots them."""
     leaving: bool = False
     """All are to save and stop here: one of them has to, as its signals or its time limit say."""
 
@@ -113,6 +116,7 @@ class Register:
             "phase": Phase(saved["phase"]),
             "members": members,
             "sharing": tuple(saved["sharing"]),
+            "units": tuple((island, x) for island, x in saved["units"]),
         }
         return cls(**{**rest, **places})
 
@@ -178,6 +182,16 @@ class Membership:
     def object(self, island: int, generation: int, rounds: int) -> None:
         """A rank of a member cannot finish the round after `rounds`."""
         if self._running(island, generation, rounds):
+            self._open()
+
+    def allot(self, units: Mapping[int, int]) -> None:
+        """To be heard together with the commit that dealt samples."""
+        self.register = replace(self.register, units=tuple(sorted(units.items())))
+
+    def expect(self, island: int) -> None:
+        """A member leaves to come back with other ranks: nobody goes on without it."""
+        self._candidates.pop(island, None)
+        if self.register.phase is Phase.RUN and island in self.register.islands:
             self._open()
 
     def lose(self, island: int) -> None:

@@ -100,10 +100,12 @@ class Seat:
         """This rank is at the meeting; from here on the coordinator counts the seconds for the others."""
         self._say({"do": "arrive", "generation": generation, "rounds": rounds})
 
-    def vote(self, generation: int, rounds: int, ballot: Ballot, progress: float) -> Register:
-        """This rank holds the whole mean, and has come so far, in epochs; what the register says once the
-        round has ended, well or not."""
-        said = {"place": asdict(ballot.place), "leaving": ballot.leaving, "progress": progress}
+    def vote(
+        self, generation: int, rounds: int, ballot: Ballot, progress: float = 0.0, pace: float = 0.0
+    ) -> Register:
+        """This rank holds the whole mean, has come so far, in epochs, and computes a step in `pace` seconds,
+        if it knows; what the register says once the round has ended, well or not."""
+        said = {**asdict(ballot), "progress": progress, "pace": pace}
         self._say({"do": "vote", "generation": generation, "rounds": rounds, **said})
         return self._outcome(generation, rounds)
 
@@ -113,6 +115,10 @@ class Seat:
         said = {"why": why, "blamed": blamed}
         self._say({"do": "object", "generation": generation, "rounds": rounds, **said})
         return self._outcome(generation, rounds)
+
+    def move(self) -> None:
+        """This island leaves, to come back with other ranks."""
+        self._say({"do": "move"})
 
     def finish(self, generation: int) -> None:
         """All is done and saved."""

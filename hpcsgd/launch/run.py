@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcsgd.errors import UserError
+from hpcsgd.islands.allotment import Allotment
 from hpcsgd.launch.starter import starter
 from hpcsgd.launch.supervisor import Supervisor, sizes
 from hpcsgd.training import run_folder
-from hpcsgd.training.config import load
+from hpcsgd.training.config import Config, load
 
 
 def launch(
@@ -44,10 +45,19 @@ def launch(
     supervisor = Supervisor(
         K, program, folder, by,
         token=secrets.token_hex(32), restarts=restarts, silence=silence, timeout=timeout,
+        allotment=_allotment(config),
     )  # fmt: skip
     code = asyncio.run(supervisor.run())
     _report(folder)
     return code
+
+
+def _allotment(config: Config) -> Allotment | None:
+    section = config.reallocation
+    if section.unit == "none":
+        return None
+    cost = section.cost if section.cost is not None else (20.0 if section.unit == "ranks" else 0.0)
+    return Allotment(section.unit, section.total or 1, section.margin, cost, config.training.epochs)
 
 
 def _report(folder: Path) -> None:

@@ -13,14 +13,16 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hpcsgd.errors import UserError
+from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.invitation import Invitation
 from hpcsgd.islands.register import Phase
 from hpcsgd.launch.service import Service
 from hpcsgd.launch.starter import Starter
+from hpcsgd.training.ensemble import MOVED
 from hpcsgd.training.run_folder import island_folder
 from hpcsgd.training.stopping import STOPPED
 
@@ -32,11 +34,12 @@ GRACE = 30.0
 
 @dataclass
 class Island:
-    """One of them: its ranks, how often it was started, and how it ended last."""
+    """One of them: its ranks, how often it was started and died, and how it ended last."""
 
     number: int
     ranks: int
     lives: int = 0
+    deaths: int = 0
     code: int | None = None
     process: asyncio.subprocess.Process | None = None
 
@@ -72,6 +75,7 @@ class Supervisor:
         restarts: int,
         silence: float,
         timeout: float,
+        allotment: Allotment | None = None,
     ) -> None:
         self.islands = [Island(number, ranks) for number, ranks in enumerate(sizes)]
         self._program, self._folder, self._starter = list(program), folder, starter
@@ -79,7 +83,7 @@ class Supervisor:
         self._silence, self._timeout = silence, timeout
         self._service = Service(
             islands=len(sizes), token=token, silence=silence, timeout=timeout, folder=str(folder),
-            host=starter.host, port=0,
+            host=starter.host, port=0, allotment=None if allotment is None else asdict(allotment),
         )  # fmt: skip
         self._fault = False
         """The job is at fault."""
@@ -112,16 +116,20 @@ class Supervisor:
                 self._end(register.islands)
             if self._ending:
                 return
+            if island.code == MOVED:
+                island.ranks = dict(register.units)[island.number]
+                continue
+            island.deaths += 1
             self._say(island, f"died with exit code {island.code}")
             if register.rounds == 0 and island.code == 1:
                 self._fault = True
                 self._say(island, "failed before the first meeting, and would fail again: the run is ended")
                 self._kill_all()
                 return
-            if island.lives > self._restarts:
+            if island.deaths > self._restarts:
                 self._say(island, f"was started {island.lives} times: the others go on without it")
                 return
-            await asyncio.sleep(PAUSE * 2 ** (island.lives - 1))
+            await asyncio.sleep(PAUSE * 2 ** (island.deaths - 1))
 
     async def _live(self, island: Island) -> int:
         """From start to end; its exit code."""

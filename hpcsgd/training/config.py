@@ -100,6 +100,20 @@ class TrainingSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReallocationSection:
+    """How `hpcsgd launch` moves compute between groups, so that none waits for a slow one."""
+
+    unit: Literal["none", "ranks", "samples", "threads"] = "none"  # what is moved
+    total: Count | None = None  # of all groups: threads a rank, or samples a pass; ranks are counted
+    margin: Annotated[float, Minimum(0)] = 0.1  # the part of an epoch that a move has to save
+    cost: Annotated[float, Minimum(0)] | None = None  # seconds of a move; none: 20 for ranks, else 0
+
+    def __post_init__(self) -> None:
+        if self.unit in ("samples", "threads") and self.total is None:
+            raise UserError(f"unit = {self.unit} without total: say how many {self.unit} there are in all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSection:
     """Where the run keeps what it writes; relative to the working directory."""
 
@@ -118,6 +132,7 @@ class Config:
     schedule: ScheduleSection = field(default_factory=ScheduleSection)
     method: MethodSection
     training: TrainingSection
+    reallocation: ReallocationSection = field(default_factory=ReallocationSection)
     run: RunSection
 
 

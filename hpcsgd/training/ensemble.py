@@ -8,23 +8,33 @@ all there is to coming back. Until samples are dealt again, whoever has none loo
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd.islands.register import Place
 from hpcsgd.training.loop import Loop
 from hpcsgd.transport import PeerLost
 
+MOVED = 76
+"""Exit code of an island that is to be started again with the ranks that it has been given."""
+
+
+class Moved(Exception):
+    """This island has to be started again, with other ranks."""
+
 
 class EnsembleLoop(Loop):
     """Of the islands that counted in a meeting the first one evaluates and saves for all.
 
-    `train` raises `Over` where another island has come to the end, and saved it.
+    `train` raises `Over` where another island has come to the end, and saved it, and `Moved`.
     """
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments: Any, reallocated: str = "none") -> None:
+        """`reallocated`: the unit of compute that the coordinator moves between islands."""
         super().__init__(*arguments)
         meetings = self._parts.optimizer.job.meetings
         assert meetings is not None
@@ -32,6 +42,9 @@ class EnsembleLoop(Loop):
         self._dealt = (-1, 0)
         self._reason: str | None = None
         self._steps_per_epoch = 0
+        self._computed, self._steps = 0.0, 0
+        """Seconds, without waiting for other islands, and steps since samples were dealt."""
+        self._unit = reallocated
 
     def _train_epochs(self) -> str | None:
         meetings, sampler = self.meetings, self._parts.sampler
@@ -57,7 +70,11 @@ class EnsembleLoop(Loop):
             meetings.progress = self._epoch + 1 - left / self._steps_per_epoch
             self._reason = self._stopping.now() or self._reason
             meetings.must_leave = self._reason is not None
+            started, waited = time.perf_counter(), meetings.seconds
             self._step(x, y, seconds)
+            self._computed += time.perf_counter() - started - (meetings.seconds - waited)
+            self._steps += 1
+            meetings.pace = self._computed / self._steps
             if meetings.rounds > before and not self._settle():
                 return
         meetings.deal = self._epoch + 1, 0
@@ -80,9 +97,12 @@ class EnsembleLoop(Loop):
             return not self.meetings.leaving
         if (place.t, place.deal) == (t, (self._epoch + 1, 0)) and self._dealt != (-1, 0):
             self._close_epoch()
+            self._take_share()
+            if self._moving():
+                self._move()
         else:
             self._go_to(place)
-        self._take_share()
+            self._take_share()
         return False
 
     def _go_to(self, place: Place) -> None:
@@ -109,9 +129,35 @@ class EnsembleLoop(Loop):
         sampler.set_epoch(place.epoch)
         self._parts.batches.start_after(dealt.seen, place.t - dealt.t)
         self._steps_per_epoch = place.t - dealt.t + len(self._parts.batches)
+        if meetings.island in meetings.units:
+            self._use(meetings.units[meetings.island])
+        self._computed, self._steps = 0.0, 0
         epochs_left = self._config.epochs - place.epoch
         self._progress.expect(dealt.t + epochs_left * self._steps_per_epoch)
         self._meter.pause()
+
+    def _use(self, units: int) -> None:
+        """What this island has been given, where it need not be started again for that."""
+        match self._unit:
+            case "threads":
+                torch.set_num_threads(units)
+            case "samples":
+                self._pass_size = max(1, units // self._parts.optimizer.job.K)
+
+    def _moving(self) -> set[int]:
+        """The islands that have been given other ranks than they have."""
+        units, ranks = self.meetings.units, self.meetings.ranks
+        return {island for island in ranks if self._unit == "ranks" and units.get(island) != ranks[island]}
+
+    def _move(self) -> None:
+        """Those with other ranks leave once a checkpoint is there, and all wait until they are back."""
+        moving = self._moving()
+        self._save()
+        self._parts.optimizer.meet()
+        if self.meetings.island in moving:
+            self.meetings.move()
+            raise Moved
+        self._meet()
 
     def _evaluate(self) -> None:
         if self._is_first():

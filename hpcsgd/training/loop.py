@@ -52,6 +52,7 @@ class Loop:
         self._lr = 0.0  # of the last update
         self._epoch_sums = torch.zeros(3, dtype=torch.float64)  # loss · samples, samples, seconds
         self._saved_at = (-1, -1)  # step, epoch
+        self._pass_size: int | None = None  # samples of a pass, where not all of a batch
         self._meter = Meter(parts.optimizer.job, aside)
         self._readings: deque[tuple[Tree, Work]] = deque()  # under way: when they were taken, what they say
         self.metrics: Metrics | None = None
@@ -102,11 +103,7 @@ class Loop:
     def _step(self, x: Tensor, y: Tensor, data_seconds: float) -> None:
         parts = self._parts
         optimizer = parts.optimizer
-        loss = cross_entropy(parts.model(parts.transform(x, parts.generator)), y)
-        _require_finite(loss, optimizer.t + 1)
-        optimizer.zero_grad()
-        weight = parts.batches.weight(len(y))
-        (loss if weight == 1 else loss * weight).backward()
+        loss = self._backward(parts.transform(x, parts.generator), y)
         self._lr = float(optimizer.param_groups[0]["lr"]) * parts.warm_up.factor()
         optimizer.step()
         if parts.scheduler is not None and self._per_step:
@@ -120,6 +117,24 @@ class Loop:
         self._tell_readings()
         if self._checkpoint_due() and len(parts.batches):  # at the end of an epoch its results belong in it
             self._save()
+
+    def _backward(self, x: Tensor, y: Tensor) -> Tensor:
+        """In one pass, or in several of at most `_pass_size` samples; the mean loss."""
+        parts = self._parts
+        weight = parts.batches.weight(len(y))
+        pieces = list(
+            zip(x.split(self._pass_size or len(y)), y.split(self._pass_size or len(y)), strict=True)
+        )
+        total = torch.zeros(())
+        parts.optimizer.zero_grad()
+        parts.optimizer.accumulate(len(pieces))
+        for some_x, some_y in pieces:
+            loss = cross_entropy(parts.model(some_x), some_y)
+            _require_finite(loss, parts.optimizer.t + 1)
+            share = weight * len(some_y) / len(y)
+            (loss if share == 1 else loss * share).backward()
+            total = total + loss.detach() * (len(some_y) / len(y))
+        return total
 
     def _note_meeting(self, D: float) -> None:
         t = self._parts.optimizer.t

@@ -18,7 +18,7 @@ from hpcsgd.topology import Job, form_as_launched, together
 from hpcsgd.training import run_folder
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import Config, load
-from hpcsgd.training.ensemble import EnsembleLoop
+from hpcsgd.training.ensemble import MOVED, EnsembleLoop, Moved
 from hpcsgd.training.loop import Loop
 from hpcsgd.training.metrics import Metrics, read
 from hpcsgd.training.probing import take_answer
@@ -84,7 +84,7 @@ def _train(
     job = parts.optimizer.job
     log.info("%d groups of %d ranks, %d steps an epoch", job.groups, job.K, parts.steps_per_epoch)
     checkpoints = Checkpoints(config.run.folder / "checkpoints", job)
-    loop = (Loop if job.meetings is None else EnsembleLoop)(config, parts, checkpoints, stopping, aside)
+    loop = _loop(config, parts, checkpoints, stopping, aside)
     if resume or job.meetings is not None:
         _go_on(parts, checkpoints, loop)
     if job.rank == 0:
@@ -96,6 +96,8 @@ def _train(
         reason = loop.train()
     except Over:
         return None
+    except Moved:
+        leave_together(MOVED)
     if reason is None:
         _save_model(config.run.folder, parts)
     if job.meetings is None:
@@ -105,6 +107,15 @@ def _train(
     elif reason is None:
         job.meetings.finish()
     return reason
+
+
+def _loop(
+    config: Config, parts: Assembly, checkpoints: Checkpoints, stopping: Stopping, aside: Transport
+) -> Loop:
+    if parts.optimizer.job.meetings is None:
+        return Loop(config, parts, checkpoints, stopping, aside)
+    unit = config.reallocation.unit
+    return EnsembleLoop(config, parts, checkpoints, stopping, aside, reallocated=unit)
 
 
 def own_folder(config: Config, job: Job) -> Path:

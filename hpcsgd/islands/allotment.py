@@ -1,0 +1,35 @@
+"""What is reallocated, and how much there is: ranks of a group, threads of a rank, samples of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcsgd.islands.reallocation import Reallocation
+from hpcsgd.islands.register import Register
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """`unit`: "ranks", "threads" or "samples"; `total`: X of them, for the islands that are alive.
+
+    Ranks of the dead are gone with their node, and those that a group has are told by the register, so for
+    them X is what the living have. `cost`: seconds that a move takes; `epochs`: of the whole training.
+    """
+
+    unit: str
+    total: int
+    margin: float
+    cost: float
+    epochs: int
+
+    def units(self, now: Register, seconds: Mapping[int, float]) -> dict[int, int] | None:
+        """Of each member, where samples have just been dealt; None where nothing moves. `seconds`: what each
+        computed in the last epoch."""
+        given = dict(now.units)
+        if self.unit == "ranks":
+            given = {member.island: member.ranks for member in now.members}
+        units = {island: given.get(island, 0) for island in now.islands}
+        total = sum(units.values()) if self.unit == "ranks" else self.total
+        ahead = max(self.epochs - now.place.epoch, 0)
+        return Reallocation(total, self.margin).propose(seconds, units, self.cost, ahead)
