@@ -1,5 +1,1 @@
-"""Groups that may die: islands, each an MPI job of its own, that meet through a register of members."""
-
-from hpcsgd.islands.meetings import Meetings, Over
-
-__all__ = ["Meetings", "Over"]
+"""Groups that may die: jobs of their own, which meet through a register of those that are alive."""

@@ -44,14 +44,15 @@ class Rings:
 
     def mean(
         self,
-        of: Sequence[Tensor],
-        into: Sequence[Tensor],
+        w: Sequence[Tensor],
+        aside: Sequence[Tensor],
         c: int,
         C: int,
         ring: Ring,
         counting: Sequence[int],
     ) -> None:
-        """Of chunk `c` of C over the `counting` islands. Raises `OSError`; then it is of no use."""
+        """`aside` ← the mean of chunk `c` of C over the `counting` islands. Raises `OSError`; then it is of
+        no use."""
         for x, mean in zip(w, aside, strict=True):
             piece = chunk(mean, c, C)
             if self._island in counting:

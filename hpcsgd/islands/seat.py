@@ -84,17 +84,15 @@ class Seat:
         return moment if meeting == [generation, rounds] else None
 
     def come(self, address: str, rounds: int) -> Register:
-        """Ask to average, listening at `address` and holding the mean of `rounds`; the generation that this
-        rank's island is in."""
-        last = self.register.generation
-        self._say({"do": "come", "address": address, "rounds": rounds})
+        """Ask to average, listening at `address` and holding the mean of `rounds`; the register of the
+        generation that this rank's island is in, which may have ended meanwhile."""
         island = self._hello["island"]
-        return self._wait(
-            lambda now: (
-                now.phase is Phase.FINISHED
-                or (now.phase is Phase.RUN and now.generation > last and island in now.islands)
-            )
-        )
+        while True:
+            last = self.register.generation
+            self._say({"do": "come", "address": address, "rounds": rounds})
+            now = self._wait(lambda now, last=last: now.phase is Phase.FINISHED or now.generation > last)
+            if now.phase is Phase.FINISHED or island in now.islands:
+                return now
 
     def arrive(self, generation: int, rounds: int) -> None:
         """This rank is at the meeting; from here on the coordinator counts the seconds for the others."""

@@ -56,7 +56,8 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     with job.together("preparing the run"), located(source):
         with located("[data] store"):
             train, test = Store(config.data.store, "train"), Store(config.data.store, "test")
-            sampler, batches = deal(train, job, config)
+            sampler = deal(train, job, config.seed)
+        batches = batches_of(sampler, job, config.data.batch_size)
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = models.build(config.model.build, config.model.arguments)
@@ -105,16 +106,20 @@ class _Islands:
         return self
 
 
-def deal(train: Store, job: Job, config: Config) -> tuple[Sampler, Batches]:
-    """The samples of this rank, or of its island, and its batches of them."""
-    B, seed = config.data.batch_size, config.seed
+def deal(train: Store, job: Job, seed: int) -> Sampler:
+    """The samples of this rank, or of its island."""
     if job.meetings is None:
-        sampler = Sampler(train, job, seed=seed)
-        return sampler, Batches(sampler, batch_of_rank(B, job.K))
+        return Sampler(train, job, seed=seed)
+    return Sampler(train, _Islands(job.meetings.island, job.meetings.islands), seed=seed)
+
+
+def batches_of(sampler: Sampler, job: Job, B: int) -> Batches:
+    """Of this rank, where a group takes batches of B."""
+    if job.meetings is None:
+        return Batches(sampler, batch_of_rank(B, job.K))
     if B < job.K:
         raise UserError(f"[data] batch_size = {B} is the batch of a group of {job.K} ranks: too few samples")
-    sampler = Sampler(train, _Islands(job.meetings.island, job.meetings.islands), seed=seed)
-    return sampler, Batches(sampler, B, job.K, job.j)
+    return Batches(sampler, B, job.K, job.j)
 
 
 def batch_of_rank(B: int, K: int) -> int:

@@ -147,7 +147,9 @@ class EnsembleLoop(Loop):
     def _moving(self) -> set[int]:
         """The islands that have been given other ranks than they have."""
         units, ranks = self.meetings.units, self.meetings.ranks
-        return {island for island in ranks if self._unit == "ranks" and units.get(island) != ranks[island]}
+        if self._unit != "ranks":
+            return set()
+        return {island for island, n in ranks.items() if units.get(island, n) != n}
 
     def _move(self) -> None:
         """Those with other ranks leave once a checkpoint is there, and all wait until they are back."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.chronicle import Chronicle
 from hpcsgd.islands.coordinator import Coordinator
 from hpcsgd.islands.register import Phase, Register
@@ -32,10 +33,14 @@ class Desk:
         self.seats: list[Seat] = []
 
     @contextmanager
-    def coordinator(self, islands: int, *, timeout: float = 60) -> Iterator[Coordinator]:
+    def coordinator(
+        self, islands: int, *, timeout: float = 60, allotment: Allotment | None = None
+    ) -> Iterator[Coordinator]:
         """In a thread of its own; ends when the seats have left."""
         chronicle = Chronicle(self.folder / "events.jsonl")
-        served = Coordinator(islands, TOKEN, silence=SILENCE, timeout=timeout, chronicle=chronicle)
+        served = Coordinator(
+            islands, TOKEN, silence=SILENCE, timeout=timeout, chronicle=chronicle, allotment=allotment
+        )
         thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))
         thread.start()
         wait_for(lambda: served.address)
@@ -81,7 +86,7 @@ class Desk:
         on_change: Callable[[Register | None], None] = lambda _: None,
     ) -> Seat:
         hello = {"island": island, "rank": rank, "ranks": ranks, "life": life}
-        seat = Seat(at, TOKEN, hello, silence=SILENCE, patience=5, on_change=on_change)
+        seat = Seat(at, TOKEN, hello, silence=SILENCE, patience=30, on_change=on_change)
         self.seats.append(seat)
         return seat
 

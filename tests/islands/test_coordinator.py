@@ -186,3 +186,31 @@ def test_nonsense_ends_only_the_conversation(desk: Desk) -> None:
         now = come(good)
         bad._connection.sendall(b"{nonsense\n")
         assert vote(good, now).rounds == 1
+
+
+def test_who_wakes_after_its_generation_has_ended_does_not_wait_for_it(desk: Desk) -> None:
+    """Two ranks of an island have to agree on the generation, though one saw it run and the other did not."""
+    with desk.coordinator(2) as at:
+        first, second = desk.seat(at.address, 0, 0, 2), desk.seat(at.address, 0, 1, 2)
+        other = desk.seat(at.address, 1)
+        second._news.acquire()  # hears nothing for a while
+        late = later(lambda: second.come("nowhere:1", 0))
+        second._news.release()
+        (one, two) = at_once(lambda: first.come("nowhere:1", 0), lambda: other.come("nowhere:1", 0))
+        assert one == two
+        other.object(one.generation, one.rounds, "a test", None)
+        assert late.result(10).generation == one.generation
+
+
+def test_who_was_passed_over_asks_again(desk: Desk) -> None:
+    with desk.coordinator(2, timeout=1) as at:
+        here, slow = desk.seat(at.address, 0), desk.seat(at.address, 1, 0, 2)
+        half = later(lambda: slow.come("nowhere:1", 0))
+        alone = here.come("nowhere:1", 0)
+        assert alone.islands == (0,)
+        rest = later(lambda: desk.seat(at.address, 1, 1, 2).come("nowhere:1", 0))
+        wait_for(lambda: 1 in at.membership.expected)
+        assert vote(here, alone).phase is Phase.OPEN
+        together = here.come("nowhere:1", 1)
+        assert together.islands == (0, 1)
+        assert half.result(10) == rest.result(10) == together

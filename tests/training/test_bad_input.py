@@ -91,7 +91,7 @@ CASES = {
     ),
     "unknown section": Case(
         "job.toml: [trainings]: unknown section: did you mean 'training'? Allowed: data, job, method, model, "
-        "optimizer, run, schedule, seed, training",
+        "optimizer, reallocation, run, schedule, seed, training",
         changed=("[training]", "[trainings]"),
     ),
     "wrong type": Case(
@@ -298,7 +298,6 @@ def test_a_learning_rate_that_breaks_the_model(folder: Path, alone: Callable[...
 
 def test_an_unknown_command(folder: Path, alone: Callable[..., Ended]) -> None:
     done = alone(folder, "trian", "job.toml")
-    line = (
-        'Unknown command "trian". Did you mean "train"? Available commands: train, probe, data, job, doctor.'
-    )
+    known = "train, probe, launch, data, job, doctor"
+    line = f'Unknown command "trian". Did you mean "train"? Available commands: {known}.'
     assert_one_line(done, line)

@@ -119,7 +119,7 @@ BAD_FILES = {
     "unknown section": (
         changed("[training]", "[trainings]"),
         "job.toml: [trainings]: unknown section: did you mean 'training'? Allowed: data, job, method, model, "
-        "optimizer, run, schedule, seed, training",
+        "optimizer, reallocation, run, schedule, seed, training",
     ),
     "key for a section": (
         "model = 3\n" + without('[model]\nbuild = "mlp"'),

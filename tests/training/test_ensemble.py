@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from hpcsgd.checkpoint import Checkpoints, restore
 from hpcsgd.errors import UserError
+from hpcsgd.islands import chronicle
+from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.coordinator import Coordinator
 from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.methods import ensemble, hierarchical
@@ -23,7 +26,7 @@ from hpcsgd.optimizer import DistributedOptimizer
 from hpcsgd.topology import Job, form
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import load
-from hpcsgd.training.ensemble import EnsembleLoop
+from hpcsgd.training.ensemble import EnsembleLoop, Moved
 from hpcsgd.training.loop import Loop
 from hpcsgd.transport import Transport, threads
 from islands.conftest import SILENCE, TOKEN, Desk, desk
@@ -47,6 +50,8 @@ WORDS = [
         "2",
     ],
 ]
+
+NO_NORM = ["--model.arguments", "{inputs=36,norm=false}"]
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +107,11 @@ class World:
         *,
         before_step: Callable[[int], None] = lambda t: None,
         stops_at: int | None = None,
+        prepare: Callable[[Assembly], None] = lambda parts: None,
+        went: list[Life] | None = None,
     ) -> list[Life]:
-        """One life of an island, on threads; `before_step` may raise `Died`."""
+        """One life of an island, on threads; `before_step` may raise `Died`. `went`: takes lives that ended
+        with an exception."""
 
         def rank(group: Transport) -> Life:
             meetings = Meetings(
@@ -112,18 +120,30 @@ class World:
             )  # fmt: skip
             with ExitStack() as left:
                 left.callback(meetings.close)
-                return self._train(replace(form(group), meetings=meetings), before_step, stops_at)
+                life = Life()
+                if went is not None:
+                    went.append(life)
+                job = replace(form(group), meetings=meetings)
+                return self._train(job, life, before_step, stops_at, prepare)
 
         return threads.run(ranks, rank)
 
-    def _train(self, job: Job, before_step: Callable[[int], None], stops_at: int | None) -> Life:
+    def _train(
+        self,
+        job: Job,
+        life: Life,
+        before_step: Callable[[int], None],
+        stops_at: int | None,
+        prepare: Callable[[Assembly], None],
+    ) -> Life:
         config = load(self.job_file, [*WORDS, *self.words])
         parts = assemble(config, job, "job.toml")
-        life = Life()
         parts.transform = lambda x, _: x
         watch(parts, life, before_step)
+        prepare(parts)
         checkpoints = Checkpoints(self.folder, job)
-        loop = EnsembleLoop(config, parts, checkpoints, Stops(stops_at), job.world.apart())
+        aside, unit = job.world.apart(), config.reallocation.unit
+        loop = EnsembleLoop(config, parts, checkpoints, Stops(stops_at), aside, reallocated=unit)
         if (saved := checkpoints.newest()) is not None:
             shared, _ = restore(saved, parts.optimizer)
             loop.take_up(shared, None)
@@ -190,7 +210,7 @@ def test_groups_of_several_ranks(job_file: Path, tmp_path: Path, desk: Desk, ran
 
     def train(*ranks: int) -> list[list[Life]]:
         with desk.coordinator(2) as at:
-            words = ["--training.epochs", "1", "--model.arguments", "{inputs=36,norm=false}"]
+            words = ["--training.epochs", "1", *NO_NORM]
             world = World(at, job_file, tmp_path / str(ranks), words)
             return together(lambda: world.live(0, 2, ranks[0]), lambda: world.live(1, 2, ranks[1]))
 
@@ -308,3 +328,61 @@ def test_islands_meet_by_ensemble_alone() -> None:
         threads.run(1, lambda world: wrap(world, ensemble(every=2), None))
     with pytest.raises(UserError, match="meet by method ensemble alone"):
         threads.run(1, lambda world: wrap(world, hierarchical(every=2), object()))
+
+
+def test_the_slow_island_is_given_more(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    """Passes cost the same however many samples they have, as on an accelerator; on one thrice."""
+
+    def slowly(seconds: float) -> Callable[[Assembly], None]:
+        def slow(parts: Assembly) -> None:
+            parts.model.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+
+        return slow
+
+    words = ["--reallocation.unit", "samples", "--reallocation.total", "8", "--data.batch_size", "24"]
+    words += ["--training.epochs", "4", *NO_NORM]
+    allots = Allotment("samples", 8, margin=0.1, cost=0, epochs=4)
+    with desk.coordinator(2, allotment=allots) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words)
+        (one,), (other,) = together(
+            lambda: world.live(0, 2, prepare=slowly(0.01)), lambda: world.live(1, 2, prepare=slowly(0.03))
+        )
+    assert_same(one.model, other.model)
+    units = [event["units"] for event in chronicle.read(desk.folder / "events.jsonl") if "units" in event]
+    assert units[0] == {0: 4, 1: 4}
+    assert units[1] == {0: 2, 1: 6}
+    with desk.coordinator(2) as at:  # in one pass
+        plain = World(at, job_file, tmp_path / "plain", words)
+        (whole,), _ = together(lambda: plain.live(0, 2), lambda: plain.live(1, 2))
+    for name, value in one.model.items():
+        torch.testing.assert_close(value, whole.model[name])
+
+
+def test_an_island_that_is_given_other_ranks_comes_back_with_them(
+    job_file: Path, tmp_path: Path, desk: Desk
+) -> None:
+    """The others wait for it, and nothing of its share is lost."""
+    words = ["--reallocation.unit", "ranks", "--training.epochs", "2", *NO_NORM]
+
+    def lives(island: int, ranks: int, seconds: float) -> list[Life]:
+        def slow(parts: Assembly) -> None:
+            parts.model.register_forward_pre_hook(lambda *_: time.sleep(seconds / parts.optimizer.job.K))
+
+        went: list[Life] = []
+        while True:
+            try:
+                world.live(island, 2, ranks, prepare=slow, went=went)
+                return went
+            except Moved:
+                ranks = dict(at.register.units)[island]
+
+    allots = Allotment("ranks", 1, margin=0.1, cost=0, epochs=2)
+    with desk.coordinator(2, allotment=allots) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words)
+        fast, slow = together(lambda: lives(0, 2, 0.04), lambda: lives(1, 2, 0.3))
+    assert dict(at.register.units) == {0: 1, 1: 3}
+    assert_same(fast[-1].model, slow[-1].model)
+    for epoch in (0, 1):
+        assert sorted(row for life in (*fast, *slow) for row in life.seen.get(epoch, [])) == list(
+            range(TRAIN)
+        )
