@@ -115,6 +115,8 @@ class Coordinator:
                 self._hear(guest, json.loads(line))
         except (OSError, EOFError, TimeoutError, ValueError, KeyError, TypeError) as error:
             log.debug("a connection ended: %r", error)
+        except asyncio.CancelledError:  # of the process that ends, which asyncio would tell as a fault
+            pass
         finally:
             if guest is not None:
                 self._unseat(guest)
