@@ -21,6 +21,7 @@ from hpcsgd.islands.coordinator import Coordinator
 
 
 async def _serve(
+    chronicle: Chronicle,
     islands: int,
     token: str,
     silence: float,
@@ -30,22 +31,20 @@ async def _serve(
     port: int,
     allotment: dict[str, Any] | None = None,
 ) -> None:
-    here = Path(folder)
-    with Chronicle(here / "events.jsonl") as chronicle:
-        limits = {"silence": silence, "timeout": timeout}
-        allots = None if allotment is None else Allotment(**allotment)
-        journal = here / "register.json"
-        at = Coordinator(islands, token, journal=journal, chronicle=chronicle, allotment=allots, **limits)
-        serving = asyncio.create_task(at.serve(host, port))
-        while not at.address:
-            if serving.done():
-                serving.result()  # nobody can listen there
-            await asyncio.sleep(0.01)
-        print(at.address, flush=True)
-        left = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=_hear, args=(loop, chronicle, left), daemon=True).start()
-        await left.wait()
+    limits = {"silence": silence, "timeout": timeout}
+    allots = None if allotment is None else Allotment(**allotment)
+    journal = Path(folder) / "register.json"
+    at = Coordinator(islands, token, journal=journal, chronicle=chronicle, allotment=allots, **limits)
+    serving = asyncio.create_task(at.serve(host, port))
+    while not at.address:
+        if serving.done():
+            serving.result()  # nobody can listen there
+        await asyncio.sleep(0.01)
+    print(at.address, flush=True)
+    left = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=_hear, args=(loop, chronicle, left), daemon=True).start()
+    await left.wait()
 
 
 def _hear(loop: asyncio.AbstractEventLoop, chronicle: Chronicle, left: asyncio.Event) -> None:
@@ -57,4 +56,6 @@ def _hear(loop: asyncio.AbstractEventLoop, chronicle: Chronicle, left: asyncio.E
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    asyncio.run(_serve(**json.loads(sys.stdin.readline())))
+    told = json.loads(sys.stdin.readline())
+    with Chronicle(Path(told["folder"]) / "events.jsonl") as chronicle:
+        asyncio.run(_serve(chronicle, **told))

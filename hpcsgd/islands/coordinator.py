@@ -116,7 +116,7 @@ class Coordinator:
         except (OSError, EOFError, TimeoutError, ValueError, KeyError, TypeError) as error:
             log.debug("a connection ended: %r", error)
         except asyncio.CancelledError:  # of the process that ends, which asyncio would tell as a fault
-            pass
+            self._guests.clear()  # nobody is lost by that
         finally:
             if guest is not None:
                 self._unseat(guest)
