@@ -33,8 +33,12 @@ def launch(
     config = load(path, overrides)
     if config.method.name != "ensemble":
         raise UserError(f"{path}: [method] name = {config.method.name}: groups that may die meet by ensemble")
+    _require_sense(groups=groups, group_size=group_size, silence=silence, timeout=timeout)
     by = starter(srun)
     K = sizes(groups or config.job.groups, group_size or config.job.group_size, by.ranks)
+    B = config.data.batch_size
+    if max(K) > B:
+        raise UserError(f"{path}: [data] batch_size = {B}: too few samples for a group of {max(K)} ranks")
     folder = config.run.folder
     run_folder.open_run_folder(folder, resume=resume)
     job = replace(config.job, groups=len(K), group_size=None)
@@ -50,6 +54,12 @@ def launch(
     code = asyncio.run(supervisor.run())
     _report(folder)
     return code
+
+
+def _require_sense(**given: float | None) -> None:
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise UserError(f"--{name.replace('_', '-')} {value:g}: must be more than 0")
 
 
 def _allotment(config: Config) -> Allotment | None:
