@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.averaged import averaged, float_buffers, gather_chunks
-from hpcsgd.averagers import Ensemble
 from hpcsgd.courier import Courier
-from hpcsgd.errors import JobError, UserError
+from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
 from hpcsgd.flat import flatten
 from hpcsgd.sharding import Outermost, ShardedOptimizer, is_elementwise
 from hpcsgd.step import Method, Step
 from hpcsgd.topology import Job
 from hpcsgd.transport import phase
+from hpcsgd.wrapping import require_alike, require_fitting
 
 
 class DistributedOptimizer(optim.Optimizer):
@@ -57,9 +57,9 @@ class DistributedOptimizer(optim.Optimizer):
         overlap: bool = True,
     ) -> None:
         with job.together("wrapping the optimizer"):
-            _require_fitting(job, method)
+            require_fitting(job, method)
             self.trained = _trained(optimizer, model)
-        _require_alike(job, optimizer, self.trained, model)
+        require_alike(job, optimizer, self.trained, model)
         self.model = model
         self.method = method
         self._exchange = method.exchange
@@ -262,16 +262,6 @@ class DistributedOptimizer(optim.Optimizer):
             )
 
 
-def _require_fitting(job: Job, method: Method) -> None:
-    """An island has nobody to meet but by its `meetings`."""
-    if (job.meetings is not None) != isinstance(method.how, Ensemble):
-        raise UserError(
-            "method ensemble is for groups that are jobs of their own: start it with `hpcsgd launch`"
-            if job.meetings is None
-            else "`hpcsgd launch` starts groups that may die, and those meet by method ensemble alone"
-        )
-
-
 def _trained(optimizer: optim.Optimizer, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The optimizer's trainable parameters by name, in the model's order; those outside the model last."""
     theirs = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
@@ -290,23 +280,3 @@ def _trained(optimizer: optim.Optimizer, model: nn.Module) -> list[tuple[str, nn
     named = [(name, param) for name, param in model.named_parameters() if param in wanted]
     known = {param for _, param in named}
     return named + [(f"parameter {i} of the optimizer", p) for i, p in enumerate(theirs) if p not in known]
-
-
-def _require_alike(
-    job: Job, optimizer: optim.Optimizer, trained: Iterable[tuple[str, nn.Parameter]], model: nn.Module
-) -> None:
-    rest = [("parameter", *named) for named in model.named_parameters() if not named[1].requires_grad]
-    rest += [("buffer", *named) for named in model.named_buffers()]
-    mine = [f"optimizer {type(optimizer).__name__}"]
-    for kind, name, x in [*(("parameter", *named) for named in trained), *rest]:
-        strides = "" if x.is_contiguous() else f" and strides {x.stride()}"
-        mine.append(f"{kind} {name} of shape {tuple(x.shape)} and {x.dtype}{strides}")
-    for rank, theirs in enumerate(job.world.gather_objects(mine)):
-        for ours, other in _zip_longest(mine, theirs):
-            if ours != other:
-                raise JobError(f"ranks {job.rank} and {rank} differ: {ours} here, {other} there")
-
-
-def _zip_longest(a: list[str], b: list[str]) -> Iterator[tuple[str, str]]:
-    width = max(len(a), len(b))
-    return zip(*(x + ["nothing"] * (width - len(x)) for x in (a, b)), strict=True)

@@ -228,7 +228,10 @@ class Coordinator:
             guest.writer.close()
         log.info("island %d is lost: %s", island, why)
         self._chronicle.lost(island=island, kind=kind, why=why)
-        self.membership.lose(island)
+        if kind is Loss.CUT:
+            self.membership.leave_out(island)
+        else:
+            self.membership.lose(island)
         self._publish()
 
     def _publish(self) -> None:

@@ -167,6 +167,8 @@ class Meetings:
         state = self._agree(self._look_around)
         if state is State.OUTSIDE:
             state = self._agree(self._enter)
+            if len(set(self._group.gather_objects(self._generation.generation))) > 1:
+                state = State.OUTSIDE
         if state is State.FINE:
             state = self._agree(lambda: self._sum(w, aside))
         if state is State.EXPELLED:

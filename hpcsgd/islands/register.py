@@ -20,6 +20,7 @@ Nothing here waits or talks: `coordinator` carries the events in and the registe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -153,6 +154,9 @@ class Membership:
         self.expected = expected
         self._candidates: dict[int, Candidate] = {}
         self._votes: dict[tuple[int, int], Ballot] = {}
+        self._left_out: dict[int, int] = {}
+        """Islands that may not come before so many rounds are committed."""
+        self._times_left_out: Counter[int] = Counter()
 
     def come(self, island: int, rank: int, ranks: int, address: str, rounds: int) -> None:
         """A rank of `ranks` listens at `address`, holds the mean of `rounds`, and wants to average."""
@@ -161,7 +165,7 @@ class Membership:
         candidate = self._candidates.setdefault(island, Candidate(ranks))
         candidate.addresses[rank] = address
         candidate.rounds.add(rounds)
-        if not candidate.complete:
+        if not candidate.complete or island in self._left_out:
             return
         self.expected |= {island}
         if self.register.phase is Phase.RUN and island in self.register.islands:
@@ -176,7 +180,9 @@ class Membership:
         if self._votes.keys() != self.register.seats:
             return
         self._commit(rounds + 1)
-        if any(candidate.complete for candidate in self._candidates.values()):
+        self._left_out = {i: until for i, until in self._left_out.items() if until > rounds + 1}
+        if came := self._came():
+            self.expected |= came
             self._open()
 
     def object(self, island: int, generation: int, rounds: int) -> None:
@@ -202,12 +208,28 @@ class Membership:
             self._open()
         self._close_if_all_came()
 
+    def leave_out(self, island: int) -> None:
+        """As `lose`, but it may be back at once, and would do the same harm: at first a round is made without
+        it, then two, then four, …"""
+        rounds = 2 ** self._times_left_out[island]
+        self._left_out[island] = self.register.rounds + rounds
+        self._times_left_out[island] += 1
+        self.lose(island)
+
     def wait_no_longer(self) -> None:
         """Close an open register on those that have come, if any."""
-        came = {island for island, candidate in self._candidates.items() if candidate.complete}
+        came = self._came()
+        if not came:  # nobody is left to make those rounds
+            self._left_out.clear()
+            came = self._came()
         if self.register.phase is Phase.OPEN and came:
-            self.expected = frozenset(came)
+            self.expected = came
             self._close_if_all_came()
+
+    def _came(self) -> frozenset[int]:
+        """The islands that have come with all their ranks, and may."""
+        came = {island for island, candidate in self._candidates.items() if candidate.complete}
+        return frozenset(came - self._left_out.keys())
 
     def finish(self, island: int, generation: int) -> None:
         """A member has done all there was to do, and saved it."""

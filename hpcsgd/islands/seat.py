@@ -20,6 +20,10 @@ from hpcsgd.transport import PeerLost
 log = logging.getLogger(__name__)
 
 
+NOTHING = Register()
+"""Heard so far."""
+
+
 class Expelled(Exception):
     """The others have gone on without this island; it may come back as a new life."""
 
@@ -50,7 +54,7 @@ class Seat:
         self._beat = beat(silence)
         self._on_change = on_change
         self._standing: Mapping[str, Any] | None = None
-        self._register = Register()
+        self._register = NOTHING
         self._complete = (0, 0, 0.0)
         self._ended: Exception | None = None
         self._news = threading.Condition()
@@ -59,6 +63,8 @@ class Seat:
         self._connection = self._connect()
         self._thread = threading.Thread(target=self._listen, name="seat", daemon=True)
         self._thread.start()
+        with self._news:  # what was before this life is not for it
+            self._news.wait_for(lambda: self._ended is not None or self._register is not NOTHING)
 
     @property
     def register(self) -> Register:

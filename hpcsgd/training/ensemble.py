@@ -161,14 +161,9 @@ class EnsembleLoop(Loop):
             raise Moved
         self._meet()
 
-    def _evaluate(self) -> None:
-        if self._is_first():
-            super()._evaluate()
-
-    def _save(self) -> None:
-        """At meetings alone: between them this island's model is not that of all."""
-        if self._is_first() and self.meetings.place.t == self._parts.optimizer.t:
-            super()._save()
+    def _stands_for_all(self) -> bool:
+        """At meetings alone: between them an island's model is its own."""
+        return self._is_first() and self.meetings.place.t == self._parts.optimizer.t
 
     def _is_first(self) -> bool:
         return self.meetings.island == min(self.meetings.counted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +30,7 @@ from hpcsgd.transport import Transport, Work
 Tree = dict[str, Any]
 
 
-class Loop:
+class Loop(ABC):
     """Trains from where the assembly stands to the last epoch; every rank runs one.
 
     `metrics` and `promise`, what a probe saw, are rank 0's. `aside` has a lane of its own.
@@ -85,20 +86,13 @@ class Loop:
                 self._progress.note(f"{reason}: saved step {self._parts.optimizer.t}, go on with --resume")
         return reason
 
+    @abstractmethod
     def _train_epochs(self) -> str | None:
-        while self._epoch < self._config.epochs:
-            if (reason := self._finish_epoch()) is not None:
-                return reason
-        return None
+        """From here to the last one; why it stopped early, or None."""
 
-    def _finish_epoch(self) -> str | None:
-        for x, y, data_seconds in self._batches():
-            self._step(x, y, data_seconds)
-            if (reason := self._stopping.now()) is not None:
-                self._read_meter()
-                return reason
-        self._close_epoch()
-        return None
+    @abstractmethod
+    def _stands_for_all(self) -> bool:
+        """Whether the model is now what all train, and these ranks are those that evaluate and save it."""
 
     def _step(self, x: Tensor, y: Tensor, data_seconds: float) -> None:
         parts = self._parts
@@ -174,6 +168,8 @@ class Loop:
         return every is not None and self._parts.optimizer.t % every == 0
 
     def _evaluate(self) -> None:
+        if not self._stands_for_all():
+            return
         score = evaluate(self._parts)
         if not math.isfinite(score.loss):  # the same on all ranks
             raise JobError(_diverged("test loss", score.loss, self._parts.optimizer.t))
@@ -230,7 +226,7 @@ class Loop:
         """Write a checkpoint of this step, once."""
         parts = self._parts
         now = parts.optimizer.t, self._epoch
-        if self._saved_at == now:
+        if self._saved_at == now or not self._stands_for_all():
             return
         self._read_meter()
         shared = {
@@ -246,6 +242,28 @@ class Loop:
         self._checkpoints.write(parts.optimizer.t, capture(parts.optimizer, shared=shared, own=own))
         self._saved_at = now
         self._meter.pause()
+
+
+class WorldLoop(Loop):
+    """All ranks are of one world, and live and die together."""
+
+    def _train_epochs(self) -> str | None:
+        while self._epoch < self._config.epochs:
+            if (reason := self._finish_epoch()) is not None:
+                return reason
+        return None
+
+    def _stands_for_all(self) -> bool:
+        return True
+
+    def _finish_epoch(self) -> str | None:
+        for x, y, data_seconds in self._batches():
+            self._step(x, y, data_seconds)
+            if (reason := self._stopping.now()) is not None:
+                self._read_meter()
+                return reason
+        self._close_epoch()
+        return None
 
 
 def _require_finite(loss: Tensor, step: int) -> None:

@@ -19,7 +19,7 @@ from hpcsgd.training import run_folder
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import Config, load
 from hpcsgd.training.ensemble import MOVED, EnsembleLoop, Moved
-from hpcsgd.training.loop import Loop
+from hpcsgd.training.loop import Loop, WorldLoop
 from hpcsgd.training.metrics import Metrics, read
 from hpcsgd.training.probing import take_answer
 from hpcsgd.training.process import keep_freed_memory, use_threads
@@ -113,7 +113,7 @@ def _loop(
     config: Config, parts: Assembly, checkpoints: Checkpoints, stopping: Stopping, aside: Transport
 ) -> Loop:
     if parts.optimizer.job.meetings is None:
-        return Loop(config, parts, checkpoints, stopping, aside)
+        return WorldLoop(config, parts, checkpoints, stopping, aside)
     unit = config.reallocation.unit
     return EnsembleLoop(config, parts, checkpoints, stopping, aside, reallocated=unit)
 

@@ -164,6 +164,30 @@ def test_where_nobody_is_left_of_those_with_samples_all_count() -> None:
     assert membership.register.counting == (1,)
 
 
+def test_who_was_left_out_does_not_come_back_before_a_round_is_made() -> None:
+    membership = running(0, 1)
+    for without in (1, 2):
+        membership.leave_out(1)
+        come(membership, 1)
+        come(membership, 0, membership.register.rounds)
+        assert membership.register.islands == (0,)
+        for _ in range(without):
+            assert membership.register.phase is Phase.RUN
+            vote(membership, 0)
+        assert membership.register.phase is Phase.OPEN
+        come(membership, 0, membership.register.rounds)
+        assert membership.register.islands == (0, 1)
+
+
+def test_who_was_left_out_comes_back_where_nobody_else_lives() -> None:
+    membership = running(0, 1)
+    membership.leave_out(1)
+    membership.lose(0)
+    come(membership, 1)
+    membership.wait_no_longer()
+    assert membership.register.islands == (1,)
+
+
 def test_nothing_moves_a_finished_register() -> None:
     membership = running(0, 1)
     membership.finish(0, 1)

@@ -27,7 +27,7 @@ from hpcsgd.topology import Job, form
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import load
 from hpcsgd.training.ensemble import EnsembleLoop, Moved
-from hpcsgd.training.loop import Loop
+from hpcsgd.training.loop import WorldLoop
 from hpcsgd.transport import Transport, threads
 from islands.conftest import SILENCE, TOKEN, Desk, desk
 from training.launches import JOB, make_store
@@ -197,7 +197,7 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) 
         config = load(job_file, [*WORDS, *words, "--method.name", "hierarchical", "--job.groups", "2"])
         parts = assemble(config, form(world, 2), "job.toml")
         checkpoints, stopping = Checkpoints(tmp_path / "plain", parts.optimizer.job), cast(Any, Stops())
-        Loop(config, parts, checkpoints, stopping, world.apart()).train()
+        WorldLoop(config, parts, checkpoints, stopping, world.apart()).train()
         return parts.model.state_dict()
 
     parameters = {name: value for name, value in one.model.items() if "running" not in name}
