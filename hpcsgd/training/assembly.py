@@ -56,7 +56,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     with job.together("preparing the run"), located(source):
         with located("[data] store"):
             train, test = Store(config.data.store, "train"), Store(config.data.store, "test")
-            sampler = deal(train, job, config.seed)
+            sampler = deal(train, job, config)
         batches = batches_of(sampler, job, config.data.batch_size)
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
@@ -106,11 +106,14 @@ class _Islands:
         return self
 
 
-def deal(train: Store, job: Job, seed: int) -> Sampler:
+def deal(train: Store, job: Job, config: Config) -> Sampler:
     """The samples of this rank, or of its island."""
-    if job.meetings is None:
-        return Sampler(train, job, seed=seed)
-    return Sampler(train, _Islands(job.meetings.island, job.meetings.islands), seed=seed)
+    seed, share = config.seed, config.data.share
+    if job.meetings is not None:
+        return Sampler(train, _Islands(job.meetings.island, job.meetings.islands), seed=seed, share=share)
+    if share is not None and job.world.size > 1:
+        raise UserError(f"[data] share = {share}: only groups that `hpcsgd launch` starts have shares")
+    return Sampler(train, job, seed=seed)
 
 
 def batches_of(sampler: Sampler, job: Job, B: int) -> Batches:

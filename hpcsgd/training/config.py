@@ -41,6 +41,7 @@ class DataSection:
 
     store: Path  # absolute after `load`
     batch_size: Count  # samples of one GROUP per step
+    share: Annotated[float, Above(0)] | None = None  # of all samples, of a group (ensemble); none: 1/P
     transform: str | None = None  # a short name or "package.module:function"
     workers: Annotated[int, Minimum(0)] = 0
 

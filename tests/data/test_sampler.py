@@ -56,6 +56,32 @@ def test_ranks_share_one_permutation(size: tuple[int, int], seed: int, epoch: in
     assert {len(sampler) for sampler in several} == {total // ranks}
 
 
+@given(sizes, seeds, st.floats(0, 1))
+def test_shares_may_overlap(size: tuple[int, int], seed: int, more: float) -> None:
+    total, ranks = size
+    share = 1 / ranks + more * (1 - 1 / ranks)
+    hands = [list(sampler) for sampler in samplers(total, ranks, seed=seed, share=share)]
+    assert {len(hand) for hand in hands} == {max(int(share * total), total // ranks)}
+    assert all(len(set(hand)) == len(hand) for hand in hands), "nothing comes twice to a rank"
+    plain = [list(sampler) for sampler in samplers(total, ranks, seed=seed)]
+    assert [hand[: len(own)] for hand, own in zip(hands, plain, strict=True)] == plain
+
+
+def test_the_shares_of_the_paper() -> None:
+    one, other = (set(sampler) for sampler in samplers(50_000, 2, share=0.75))
+    assert (len(one), len(other), len(one & other)) == (37_500, 37_500, 25_000)
+
+
+def test_a_share_goes_on_where_it_was() -> None:
+    (_, sampler) = samplers(40, 2, share=0.75)
+    whole = list(sampler)
+    sampler.advance(12)
+    assert list(sampler) == whole[12:]
+    for share in (0.4, 1.1):
+        with pytest.raises(UserError, match="each of 2 ranks needs 1/N to 1"):
+            samplers(40, 2, share=share)
+
+
 @given(sizes, seeds, epochs, st.data())
 def test_a_resumed_epoch_sees_each_sample_once(
     size: tuple[int, int], seed: int, epoch: int, data: st.DataObject
