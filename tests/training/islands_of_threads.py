@@ -1,0 +1,161 @@
+"""Islands of threads that train together, watched: what each life of one went through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcsgd.checkpoint import Checkpoints, restore
+from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.meetings import Meetings, Over
+from hpcsgd.topology import Job, form
+from hpcsgd.training.assembly import Assembly, assemble
+from hpcsgd.training.config import load
+from hpcsgd.training.ensemble import EnsembleLoop
+from hpcsgd.transport import Transport, threads
+from islands.conftest import SILENCE, TOKEN
+
+TRAIN = 96
+WORDS = [
+    *("--model.build", "training.small:steady", "--model.arguments", "{inputs=36}"),
+    *[
+        "--data.batch_size",
+        "4",
+        "--method.name",
+        "ensemble",
+        "--training.epochs",
+        "3",
+        "--method.every",
+        "3",
+        "--seed",
+        "2",
+    ],
+]
+
+NO_NORM = ["--model.arguments", "{inputs=36,norm=false}"]
+
+
+class Died(Exception):
+    """As a process does."""
+
+
+class Stops:
+    """In place of `Stopping`: at step `at` of the job."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self._left = at
+
+    def now(self) -> str | None:
+        if self._left is None:
+            return None
+        self._left -= 1
+        return "it is time" if self._left < 0 else None
+
+
+@dataclass
+class Life:
+    """What a rank of an island went through: samples by epoch, its model at the end, how it ended."""
+
+    seen: dict[int, list[int]] = field(default_factory=dict)
+    steps: int = 0
+    model: dict[str, Tensor] = field(default_factory=dict)
+    reason: str | None = None
+    over: bool = False
+
+
+@dataclass
+class World:
+    """A coordinator, a job file and words for it, a folder for checkpoints."""
+
+    at: Coordinator
+    job_file: Path
+    folder: Path
+    words: Sequence[str] = ()
+
+    def live(
+        self,
+        island: int,
+        islands: int,
+        ranks: int = 1,
+        *,
+        before_step: Callable[[int], None] = lambda t: None,
+        stops_at: int | None = None,
+        prepare: Callable[[Assembly], None] = lambda parts: None,
+        went: list[Life] | None = None,
+    ) -> list[Life]:
+        """One life of an island, on threads; `before_step` may raise `Died`. `went`: takes lives that ended
+        with an exception."""
+
+        def rank(group: Transport) -> Life:
+            meetings = Meetings(
+                island, group, self.at.address, TOKEN, "127.0.0.1",
+                islands=islands, silence=SILENCE, timeout=20,
+            )  # fmt: skip
+            with ExitStack() as left:
+                left.callback(meetings.close)
+                life = Life()
+                if went is not None:
+                    went.append(life)
+                job = replace(form(group), meetings=meetings)
+                return self._train(job, life, before_step, stops_at, prepare)
+
+        return threads.run(ranks, rank)
+
+    def _train(
+        self,
+        job: Job,
+        life: Life,
+        before_step: Callable[[int], None],
+        stops_at: int | None,
+        prepare: Callable[[Assembly], None],
+    ) -> Life:
+        config = load(self.job_file, [*WORDS, *self.words])
+        parts = assemble(config, job, "job.toml")
+        parts.transform = lambda x, _: x
+        watch(parts, life, before_step)
+        prepare(parts)
+        checkpoints = Checkpoints(self.folder, job)
+        aside, unit = job.world.apart(), config.reallocation.unit
+        loop = EnsembleLoop(config, parts, checkpoints, Stops(stops_at), aside, reallocated=unit)
+        if (saved := checkpoints.newest()) is not None:
+            shared, _ = restore(saved, parts.optimizer)
+            loop.take_up(shared, None)
+        try:
+            life.reason = loop.train()
+            if life.reason is None:
+                assert job.meetings is not None
+                job.meetings.finish()
+        except Over:
+            life.over = True
+        life.model = {name: value.clone() for name, value in parts.model.state_dict().items()}
+        return life
+
+
+def watch(parts: Assembly, life: Life, before_step: Callable[[int], None]) -> None:
+    """Note which samples come by, and let something happen before a step."""
+    fetch = parts.loader.dataset.__getitems__  # pyright: ignore[reportAttributeAccessIssue]
+
+    def fetched(rows: list[int]) -> Any:
+        before_step(parts.optimizer.t)
+        life.seen.setdefault(parts.sampler.state_dict()["epoch"], []).extend(rows)
+        life.steps += 1
+        return fetch(rows)
+
+    parts.loader.dataset.__getitems__ = fetched  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(60) for future in [pool.submit(call) for call in calls]]
+
+
+def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """But for the number of batches that each has seen itself."""
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items() if value.is_floating_point())
