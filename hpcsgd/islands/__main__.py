@@ -1,8 +1,8 @@
 """`python -m hpcsgd.islands`: the coordinator as a process of its own, which ends with whoever started it.
 
 Its standard input is a line of JSON with what `Coordinator` is to be told, then a line for every event that
-the launcher has to add to the chronicle; when that ends, so does this. The first line that it prints is where
-it listens.
+the launcher has to add to the chronicle; when that ends, so does this, and not before: signals to the whole
+job are for those that train. The first line that it prints is where it listens.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -56,6 +57,8 @@ def _hear(loop: asyncio.AbstractEventLoop, chronicle: Chronicle, left: asyncio.E
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s", level=logging.INFO)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     told = json.loads(sys.stdin.readline())
     with Chronicle(Path(told["folder"]) / "events.jsonl") as chronicle:
         asyncio.run(_serve(chronicle, **told))

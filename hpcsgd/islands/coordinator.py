@@ -282,7 +282,7 @@ class Coordinator:
         now = self.register
         here = {guest.island for guest in self._guests}
         waited = clock - self._since
-        if waited > self._silence and now.phase is not Phase.FINISHED:
+        if waited > self._silence and now.phase is not Phase.FINISHED and not now.leaving:
             for island in (set(now.islands) & self.membership.expected) - here:
                 self._lose(island, Loss.DIED, "it did not come back")  # to this coordinator, a new one
         if waited > self._timeout:

@@ -89,6 +89,8 @@ class Supervisor:
         """The job is at fault."""
         self._ending = False
         """The run is over, or has to stop: nobody is started again."""
+        self._stopping = False
+        """All were told to save and leave: nobody is started again either."""
 
     async def run(self) -> int:
         """To the end; the exit code of the whole: 0 complete, 75 stopped with a checkpoint, else failed."""
@@ -107,14 +109,14 @@ class Supervisor:
         return self._verdict()
 
     async def _keep(self, island: Island) -> None:
-        while not self._ending:
+        while not (self._ending or self._stopping):
             island.lives += 1
             island.code = await self._live(island)
             self._service.note("ended", island=island.number, life=str(island.lives), code=island.code)
             register = self._service.register()
             if register.phase is Phase.FINISHED or register.leaving:
                 self._end(register.islands)
-            if self._ending:
+            if self._ending or self._stopping:
                 return
             if island.code == MOVED:
                 island.ranks = dict(register.units)[island.number]
@@ -173,6 +175,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         """All are to save and leave: the first to hear of it tells the others at the next meeting."""
+        self._stopping = True
         for island in self.islands:
             island.signal(signal.SIGUSR1)
 
