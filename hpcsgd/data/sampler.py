@@ -62,9 +62,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         if seed < 0:
             raise UserError(f"seed {seed}: must not be negative")
         if share is not None and not 1 / self._ranks <= share <= 1:
-            raise UserError(
-                f"share {share} of the samples: each of {self._ranks} ranks needs 1/N to 1"
-            )
+            raise UserError(f"share {share} of the samples: each of {self._ranks} ranks needs 1/N to 1")
         self._shuffle, self._share = shuffle, share
         self._seed, self._epoch, self._consumed = seed, 0, 0
 

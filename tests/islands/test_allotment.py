@@ -8,7 +8,7 @@ from hpcsgd.islands.register import Member, Phase, Place, Register
 
 def register(*ranks: int, units: tuple[tuple[int, int], ...] = (), epoch: int = 1) -> Register:
     members = tuple(Member(i, ("a:1",) * n, 3) for i, n in enumerate(ranks) if n)
-    return Register(1, 3, Phase.RUN, members=members, units=units, place=Place(10, epoch, 0))
+    return Register(1, 3, phase=Phase.RUN, members=members, units=units, place=Place(10, epoch, 0))
 
 
 def allotment(unit: str, total: int = 1, cost: float = 0.0) -> Allotment:
