@@ -83,10 +83,8 @@ def speed(
 def _told(setting: dict[str, Any]) -> str:
     computing, moving = (f"{1e3 * setting[key]:.0f} ms" for key in ("compute_s", "move_s"))
     size, rate = setting["bytes"] / 1e6, setting["rate_bit_per_s"] / 1e6
-    return (
-        f"computing {computing} a step, moving {size:.2f} MB at {rate:.2f} Mbit/s {moving}: {RATIO:.1f} times "
-        f"as long; a meeting every {EVERY} steps"
-    )
+    link = f"moving {size:.2f} MB at {rate:.2f} Mbit/s {moving}, {RATIO:.1f} times as long"
+    return f"computing {computing} a step, {link}; a meeting every {EVERY} steps"
 
 
 def _timed(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
