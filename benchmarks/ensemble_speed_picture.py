@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 Row = dict[str, Any]
 
@@ -25,6 +26,9 @@ def draw(path: Path, rows: Sequence[Row], trained: Sequence[Row]) -> None:
             _distances(right, f"C{number}", who, runs, timed["steps_an_epoch"])
     left.set(xlabel="minutes, steps times seconds a step", ylabel="test accuracy, %")
     left.set_xscale("log")
+    left.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.xaxis.set_major_formatter("{x:g}")
+    left.xaxis.set_minor_formatter(NullFormatter())
     left.legend(fontsize="small")
     right.set(xlabel="epochs", ylabel="‖W$_i$ − mean‖ at a meeting")
     right.set_ylim(bottom=0)
