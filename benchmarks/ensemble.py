@@ -1,9 +1,12 @@
 """EnsembleSync on this machine: what it survives, what a round costs, what it wins.
 
     python benchmarks/ensemble.py --faults [--runs 200] [--quick] [--json FILE]
+    python benchmarks/ensemble.py --round [--quick] [--json FILE]
+    python benchmarks/ensemble.py --speed --data DATA [--quick] [--json FILE] [--plot FILE]
 
 `--faults`: random runs of four islands on hosts of their own that are killed, frozen, cut off; checked bit
 for bit. Needs root and iproute2.
+`--round`: see ensemble_rounds.py. `--speed`: see ensemble_speed.py; the same needs, and cifar10.h5 in DATA.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+from ensemble_rounds import rounds
+from ensemble_speed import speed
 from faults import KINDS, SILENCE, soak
 from harness import Goal, machine, print_goals, print_table, write_json
 from hosts import shaped_hosts
@@ -45,15 +50,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--faults", action="store_true")
+    part = parser.add_mutually_exclusive_group(required=True)
+    part.add_argument("--faults", action="store_true")
+    part.add_argument("--round", action="store_true")
+    part.add_argument("--speed", action="store_true")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for what the runs leave behind")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with cifar10.h5")
+    parser.add_argument("--rounds", type=int, default=8, help="blocks of steps of each contestant")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--quick", action="store_true", help="at most a minute")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     here = machine()
-    rows, goals = faults(8 if given.quick else given.runs, given.seed, given.keep)
+    if given.speed:
+        more = {"rounds": given.rounds, "epochs": given.epochs, "seeds": given.seeds, "plot": given.plot}
+        rows, goals, setting = speed(given.data, quick=given.quick, **more)
+        here |= setting
+    elif given.round:
+        rows, goals = rounds(given.quick)
+    else:
+        rows, goals = faults(8 if given.quick else given.runs, given.seed, given.keep)
     print_goals(goals)
     if given.json:
         write_json(given.json, rows, goals, here)

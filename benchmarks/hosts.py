@@ -14,13 +14,15 @@ SCRIPTS = Path(__file__).parents[1] / "tests" / "system"
 
 
 @contextmanager
-def shaped_hosts(count: int, rate: str) -> Iterator[str]:
-    """Hosts 10.77.0.1, 10.77.0.2, … whose links are shaped to `rate`, as 100mbit, both ways; their name."""
+def shaped_hosts(count: int, rate: str, burst: str = "256kb") -> Iterator[str]:
+    """Hosts 10.77.0.1, 10.77.0.2, … whose links are shaped to `rate`, as 100mbit, both ways; their name.
+
+    `burst` passes at any speed after a pause: it must be small beside a message."""
     if os.geteuid() != 0:
         raise SystemExit("hosts are made of network namespaces: run this as root")
     name = f"hpcsgd-{os.getpid()}"
     try:
-        subprocess.run([SCRIPTS / "net-up.sh", name, str(count), rate], check=True)
+        subprocess.run([SCRIPTS / "net-up.sh", name, str(count), rate, burst], check=True)
         yield name
     finally:
         subprocess.run([SCRIPTS / "net-down.sh", name, str(count)], check=True)

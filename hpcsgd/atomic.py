@@ -25,6 +25,14 @@ def replacing(target: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def overwrite(target: Path, text: str) -> None:
+    """Whole or not at all, whenever this process dies; not through a crash of the machine, as `replacing` is,
+    so this waits for no disk. One process at a time."""
+    part = target.with_name(f".{target.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(target)
+
+
 def reach_disk(path: Path) -> None:
     """Return once a file, or the entries of a folder, would survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.atomic import replacing
+from hpcsgd.atomic import overwrite
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.chronicle import Chronicle, Loss
 from hpcsgd.islands.handshake import CHALLENGE, GREETING, PROOF, challenge, proof, require
@@ -239,8 +239,7 @@ class Coordinator:
         if now == before:
             return
         if self._journal is not None:
-            with replacing(self._journal) as part:
-                part.write_text(json.dumps(now.to_json()))
+            overwrite(self._journal, json.dumps(now.to_json()))  # at each round: the disk may take its time
         self._told = now
         self._since = time.monotonic()
         self._arrived.clear()

@@ -95,6 +95,7 @@ class Meetings:
         self._due = 0
         """Rounds there are before the one that is due."""
         self._why, self._blamed = "", None
+        self._aside: list[Tensor] = []
         self._seat = self._sit_down()
 
     @property
@@ -138,7 +139,7 @@ class Meetings:
 
         Raises `Over` where the others have finished, and `PeerLost` where the coordinator is gone.
         """
-        aside = [torch.empty_like(x, device="cpu") for x in w]
+        aside = self._room_for(w)
         self._ballot = Ballot(Place(t, *self.deal), self.must_leave)
         started = time.perf_counter()
         while not self._attempt(w, aside):
@@ -160,6 +161,12 @@ class Meetings:
         """Leave; the others are told at once."""
         self._seat.close()
         self._rings.close()
+
+    def _room_for(self, w: Sequence[Tensor]) -> list[Tensor]:
+        """For a mean of `w`. It is kept: the first touch of fresh memory costs as much as the sum itself."""
+        if [(x.shape, x.dtype) for x in self._aside] != [(x.shape, x.dtype) for x in w]:
+            self._aside = [torch.empty_like(x, device="cpu") for x in w]
+        return self._aside
 
     def _attempt(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> bool:
         """Whether the round was committed, the same on all ranks of the island."""

@@ -24,6 +24,8 @@ from hpcsgd.islands.handshake import GREETING, introduce, read, welcome
 _LINE = 256
 _GLANCE = 0.1
 """Seconds between two looks at whether waiting still makes sense."""
+_BLOCK = 1 << 20
+"""Bytes that are added, and sent, at once: few calls, but what has come is still in the cache."""
 
 Overdue = Callable[[float], bool]
 """Whether what was waited for since that moment should have come."""
@@ -114,26 +116,29 @@ class Ring:
             if connection is not None:
                 connection.setblocking(False)
 
-    def sum(self, x: Tensor) -> None:
-        """Σ of the `x` of all, in place, the same bits everywhere. Contiguous, on the CPU.
+    def mean(self, x: Tensor | None, mean: Tensor, counting: int) -> None:
+        """`mean` ← the sum of the `x` of all over `counting`, the same bits everywhere; None adds nothing.
+        Contiguous, on the CPU, apart in memory.
 
         Reduce-scatter and allgather around the ring: 2·(size−1)/size of x each way. Raises `OSError` where a
-        connection breaks or is cut; x is then of no use.
+        connection breaks or is cut; `mean` is then of no use.
         """
+        cuts = [mean.numel() * i // self.size for i in range(self.size + 1)]
+        means = [mean[a:b] for a, b in pairwise(cuts)]
+        mine = [None if x is None else x[a:b] for a, b in pairwise(cuts)]
+        out = mine[self.place]
+        if out is None:
+            out = torch.zeros_like(means[self.place])
+        for step in range(self.size - 1):
+            here = (self.place - step - 1) % self.size
+            self._pass_on(out, means[here], mine[here])
+            out = means[here]
         if self.size == 1:
-            return
-        cuts = [x.numel() * i // self.size for i in range(self.size + 1)]
-        pieces = [x[a:b] for a, b in pairwise(cuts)]
-        room = torch.empty(max(piece.numel() for piece in pieces), dtype=x.dtype)
+            means[0].copy_(out)
+        means[(self.place + 1) % self.size].div_(counting)
         for step in range(self.size - 1):
-            out = pieces[(self.place - step) % self.size]
-            into = pieces[(self.place - step - 1) % self.size]
-            received = room[: into.numel()]
-            self._pass_on(out, received)
-            into.add_(received)
-        for step in range(self.size - 1):
-            out = pieces[(self.place - step + 1) % self.size]
-            self._pass_on(out, pieces[(self.place - step) % self.size])
+            out = means[(self.place - step + 1) % self.size]
+            self._pass_on(out, means[(self.place - step) % self.size])
 
     def cut(self) -> None:
         """End what is under way, here and at the neighbours; from any thread."""
@@ -148,25 +153,27 @@ class Ring:
             if connection is not None:
                 connection.close()
 
-    def _pass_on(self, out: Tensor, into: Tensor) -> None:
-        """Both at once: with large messages everybody would wait to be rid of one."""
+    def _pass_on(self, out: Tensor, into: Tensor, addend: Tensor | None = None) -> None:
+        """Both at once: with large messages everybody would wait to be rid of one. `addend` is added to what
+        comes, block by block, while that is in the cache and the next one on its way."""
         assert self._left is not None
         assert self._right is not None
-        left, right, sent, room = self._left, self._right, _bytes(out), _bytes(into)
+        left, right, outgoing, incoming = self._left, self._right, _bytes(out), _bytes(into)
+        size, sent, came, added = into.element_size(), 0, 0, 0
         since = time.monotonic()
-        while len(sent) or len(room):
-            readable, writable = _ready(left if len(room) else None, right if len(sent) else None)
-            if readable or writable:
+        while sent < len(outgoing) or came < len(incoming):
+            before = sent, came
+            sent += _send(right, outgoing[sent : sent + _BLOCK])
+            came += _receive(left, incoming[came : came + _BLOCK])
+            if addend is not None and (came - added * size >= _BLOCK or came == len(incoming)):
+                into[added : came // size].add_(addend[added : came // size])
+                added = came // size
+            if (sent, came) != before:
                 since = time.monotonic()
-            elif self._overdue(since):
-                raise Broken(-1 if len(room) else 1, "a neighbour does nothing")
-            if writable:
-                sent = sent[_done(1, lambda sent=sent: right.send(sent)) :]
-            if readable:
-                count = _done(-1, lambda room=room: left.recv_into(room))
-                if count == 0:
-                    raise Broken(-1, "the left neighbour has closed the connection")
-                room = room[count:]
+                continue
+            waiting = left if came < len(incoming) else None, right if sent < len(outgoing) else None
+            if not _look(*waiting) and self._overdue(since):
+                raise Broken(-1 if came < len(incoming) else 1, "a neighbour does nothing")
 
 
 def connect(
@@ -216,12 +223,34 @@ def _bytes(x: Tensor) -> memoryview:
     return x.view(torch.uint8).numpy().data
 
 
-def _ready(left: socket.socket | None, right: socket.socket | None) -> tuple[bool, bool]:
-    """Whether there is something to read, and room to write; looks for a moment only."""
+def _send(right: socket.socket, message: memoryview) -> int:
+    """Bytes that went."""
+    try:
+        return right.send(message) if message else 0
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        raise Broken(1, str(error)) from error
+
+
+def _receive(left: socket.socket, room: memoryview) -> int:
+    """Bytes that came."""
+    try:
+        count = left.recv_into(room) if room else 0
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        raise Broken(-1, str(error)) from error
+    if room and count == 0:
+        raise Broken(-1, "the left neighbour has closed the connection")
+    return count
+
+
+def _look(left: socket.socket | None, right: socket.socket | None) -> bool:
+    """Wait a moment for something to read or for room to write; whether there is."""
     poll = select.poll()
     if left is not None:
         poll.register(left, select.POLLIN)
     if right is not None:
         poll.register(right, select.POLLOUT)
-    events = dict(poll.poll(1000 * _GLANCE))
-    return left is not None and left.fileno() in events, right is not None and right.fileno() in events
+    return bool(poll.poll(1000 * _GLANCE))

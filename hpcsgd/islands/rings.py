@@ -54,13 +54,8 @@ class Rings:
         """`aside` ← the mean of chunk `c` of C over the `counting` islands. Raises `OSError`; then it is of
         no use."""
         for x, mean in zip(w, aside, strict=True):
-            piece = chunk(mean, c, C)
-            if self._island in counting:
-                piece.copy_(chunk(x, c, C))
-            else:
-                piece.zero_()
-            ring.sum(piece)
-            piece.div_(len(counting))
+            mine = chunk(x, c, C).cpu() if self._island in counting else None
+            ring.mean(mine, chunk(mean, c, C), len(counting))
 
     def cut(self) -> None:
         """Whoever waits in a ring is to look up; from any thread."""

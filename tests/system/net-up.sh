@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# HOSTS virtual hosts with slow links on this machine: net-up.sh NAME HOSTS RATE, e.g. net-up.sh trial 4 100mbit
+# HOSTS virtual hosts with slow links on this machine: net-up.sh NAME HOSTS RATE [BURST], e.g. net-up.sh trial 4 100mbit
 # Host i is the network namespace NAME-i with the address 10.77.0.i; each link is shaped to RATE both ways. The switch
 # is a namespace too, NAME-0 with 10.77.0.254, so that this machine's own network stays as it is: launch from there.
 # Needs root and iproute2; net-down.sh NAME HOSTS takes everything away again.
 set -euo pipefail
-name=${1:?name} hosts=${2:?number of hosts} rate=${3:?rate, e.g. 100mbit}
+name=${1:?name} hosts=${2:?number of hosts} rate=${3:?rate, e.g. 100mbit} burst=${4:-256kb}
 
-shape() { ip netns exec "$1" tc qdisc replace dev "$2" root tbf rate "$rate" burst 256kb latency 100ms; }
+shape() { ip netns exec "$1" tc qdisc replace dev "$2" root tbf rate "$rate" burst "$burst" latency 100ms; }
 
 ip netns add "$name-0"
 ip -n "$name-0" link set lo up

@@ -1,0 +1,37 @@
+"""A coordinator in a process of its own, for islands that a benchmark starts, as `hpcsgd launch` does it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def coordinator(
+    islands: int, folder: Path, *, host: str = "127.0.0.1", launcher: Sequence[str] = ()
+) -> Iterator[list[str]]:
+    """While this lasts it listens at `host`; the arguments that its islands are to get."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"islands": islands, "token": secrets.token_hex(16), "silence": 10.0, "timeout": 300.0}
+    told |= {"folder": str(folder), "host": host, "port": 0}
+    command = [*launcher, sys.executable, "-m", "hpcsgd.islands"]
+    with (
+        (folder / "coordinator.log").open("w") as log,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(json.dumps(told), file=process.stdin, flush=True)
+        try:
+            address = process.stdout.readline().strip()
+            yield ["--coordinator", address, "--token", str(told["token"])]
+        finally:
+            process.stdin.close()  # then it goes
+            process.wait()

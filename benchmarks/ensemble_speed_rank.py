@@ -1,0 +1,127 @@
+"""One rank of `ensemble_speed.py`: seconds a step of every contestant, in turn; rank 0 writes the rows.
+
+All are in one MPI job. An island is a communicator of one rank in it; what islands say to each other goes
+through their ring and the coordinator, over the same links as MPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from contestants import Step, Workload, plain
+from harness import Spread, ratios
+from mpi4py import MPI
+from torch import nn, optim
+
+import hpcsgd
+from hpcsgd.islands.invitation import Invitation
+from hpcsgd.models import cifar_resnet
+from hpcsgd.topology import form
+from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.transport import mpi
+
+BATCH = 16
+WORKLOAD = Workload("ResNet-8", lambda: cifar_resnet(8), (BATCH, 3, 32, 32))
+SOME = 4
+"""Steps of a block of who communicates in each."""
+ALONE = "compute only"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    step: Step
+    steps: int
+    """Of a block: from one meeting to the next."""
+    settle: Callable[[], object] = lambda: None
+    """Waits for its messages under way: they must not meet the next one's."""
+
+
+def ours(job: hpcsgd.Job, method: hpcsgd.Method, steps: int, natural_rank: int | None = None) -> Contestant:
+    model = WORKLOAD.model()
+    sgd = optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    optimizer: Any = hpcsgd.DistributedOptimizer(sgd, model, job, method=method)
+    if natural_rank is not None:
+        optimizer = hpcsgd.NaturalGradient(optimizer, model, rank=natural_rank)
+    images, labels = WORKLOAD.batch()
+    loss = nn.CrossEntropyLoss()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(model(images), labels).backward()
+        optimizer.step()
+
+    return Contestant(step, steps, method.state_dict)
+
+
+def contestants(island: hpcsgd.Job, every: int) -> dict[str, Contestant]:
+    return {
+        ALONE: Contestant(plain(WORKLOAD), every),
+        "sync SGD": ours(hpcsgd.init(groups=1), hpcsgd.bsp(), SOME),
+        "async SGD": ours(hpcsgd.init(group_size=1), hpcsgd.async_sgd(), SOME),
+        "EnsembleSync": ours(island, hpcsgd.ensemble(every), every),
+        "with natural gradient": ours(island, hpcsgd.ensemble(every), every, natural_rank=20),
+    }
+
+
+def measure(entries: dict[str, Contestant], rounds: int) -> list[dict[str, Any]]:
+    """A step counts as long as it takes in the mean over the ranks."""
+    comm = MPI.COMM_WORLD
+    seconds: dict[str, list[float]] = {name: [] for name in entries}
+    for turn in range(rounds + 1):  # the first is for warming up
+        for name, entry in list(entries.items())[:: 1 if turn % 2 == 0 else -1]:
+            comm.Barrier()
+            start = time.perf_counter()
+            for _ in range(entry.steps):
+                entry.step()
+            mine = (time.perf_counter() - start) / entry.steps
+            entry.settle()
+            seconds[name].append(comm.allreduce(mine) / comm.Get_size())
+    blocks = {name: times[1:] for name, times in seconds.items()}
+    sync = blocks.get("sync SGD", blocks[ALONE])
+    return [
+        {
+            "who": name,
+            "rounds": rounds,
+            "seconds_a_step": asdict(Spread.of(times)),
+            "speed_over_sync": asdict(ratios(sync, times)),
+        }
+        for name, times in blocks.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--every", type=int, required=True)
+    parser.add_argument("--coordinator", help="without it, computing alone is measured")
+    parser.add_argument("--token", default="")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    rank = MPI.COMM_WORLD.Get_rank()
+    if given.coordinator is None:
+        rows = measure({ALONE: Contestant(plain(WORKLOAD), given.every)}, given.rounds)
+        bytes_ = 4 * sum(w.numel() for w in WORKLOAD.model().parameters())
+        rows[0] |= {"bytes": bytes_}
+    else:
+        world = mpi.world()
+        own = form(world.split(world.rank, 0))
+        invited = Invitation(world.rank, world.size, given.coordinator, given.token, 10.0, 300.0)
+        meetings = invited.accept(own.world)
+        rows = measure(contestants(replace(own, meetings=meetings), given.every), given.rounds)
+        meetings.finish()
+        meetings.close()
+    if rank == 0:
+        given.out.write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
