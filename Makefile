@@ -46,6 +46,7 @@ bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/step_overhead.py --quick
 	"$(BIN)/python" benchmarks/probe_distances.py --quick
 	"$(BIN)/python" benchmarks/probe_vs_accuracy.py --quick
+	"$(BIN)/python" benchmarks/ensemble.py --round --quick
 
 doctor: $(ENV)
 	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor

@@ -2,11 +2,12 @@
 
     python benchmarks/ensemble.py --faults [--runs 200] [--quick] [--json FILE]
     python benchmarks/ensemble.py --round [--quick] [--json FILE]
+    python benchmarks/ensemble.py --reallocation --data DATA [--quick] [--json FILE] [--plot FILE]
     python benchmarks/ensemble.py --speed --data DATA [--quick] [--json FILE] [--plot FILE]
 
 `--faults`: random runs of four islands on hosts of their own that are killed, frozen, cut off; checked bit
 for bit. Needs root and iproute2.
-`--round`: see ensemble_rounds.py. `--speed`: see ensemble_speed.py; the same needs, and cifar10.h5 in DATA.
+`--round`: see ensemble_rounds.py. `--reallocation`: see there; with digits.h5 in DATA. `--speed`: see ensemble_speed.py; the same needs, and cifar10.h5 in DATA.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+from ensemble_reallocation import reallocation
 from ensemble_rounds import rounds
 from ensemble_speed import speed
 from faults import KINDS, SILENCE, soak
@@ -53,11 +55,12 @@ def main() -> None:
     part = parser.add_mutually_exclusive_group(required=True)
     part.add_argument("--faults", action="store_true")
     part.add_argument("--round", action="store_true")
+    part.add_argument("--reallocation", action="store_true")
     part.add_argument("--speed", action="store_true")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for what the runs leave behind")
-    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with cifar10.h5")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the folder with the stores")
     parser.add_argument("--rounds", type=int, default=8, help="blocks of steps of each contestant")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=2)
@@ -70,6 +73,8 @@ def main() -> None:
         more = {"rounds": given.rounds, "epochs": given.epochs, "seeds": given.seeds, "plot": given.plot}
         rows, goals, setting = speed(given.data, quick=given.quick, **more)
         here |= setting
+    elif given.reallocation:
+        rows, goals = reallocation(given.data, quick=given.quick, plot=given.plot)
     elif given.round:
         rows, goals = rounds(given.quick)
     else:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness import Goal
+from harness import Goal, print_table
 from torch import Tensor, nn
 
 from hpcsgd.islands import chronicle
@@ -27,7 +29,7 @@ from hpcsgd.islands.invitation import invitation
 from hpcsgd.islands.reallocation import shares
 
 B, X = 120, 16
-EPOCHS = 60
+EPOCHS, QUICK = 60, 34
 SLOW_FROM, SLOW_TO, DEAD_AT = 5, 15, 26
 PASS = 0.004
 """Seconds of a pass."""
@@ -47,8 +49,8 @@ lr = 0.05
 name = "ensemble"
 every = 100
 [training]
-epochs = {EPOCHS}
-evaluate_every = {EPOCHS}
+epochs = {{epochs}}
+evaluate_every = {{epochs}}
 log_every = 1000
 [reallocation]
 unit = "samples"
@@ -102,21 +104,21 @@ class Epoch:
     ideal_seconds: float
 
 
-def run(folder: Path, store: Path) -> list[Epoch]:
+def run(folder: Path, store: Path, epochs: int) -> list[Epoch]:
     """The whole story by `hpcsgd launch`, with the picture in `folder`."""
     folder.mkdir(parents=True)
     job = folder.parent / "reallocation.toml"
-    job.write_text(JOB.format(store=store.resolve(), folder=folder.resolve()))
+    job.write_text(JOB.format(store=store.resolve(), folder=folder.resolve(), epochs=epochs))
     here = str(Path(__file__).parent)
     subprocess.run(
         [sys.executable, "-m", "hpcsgd", "launch", str(job), "--groups", "2", "--resume"],
         check=True, stdout=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here},
     )  # fmt: skip
-    return epochs(chronicle.read(folder / "events.jsonl"))
+    return settled(chronicle.read(folder / "events.jsonl"))
 
 
-def epochs(events: list[chronicle.Event]) -> list[Epoch]:
+def settled(events: list[chronicle.Event]) -> list[Epoch]:
     """Those that began and ended with the same islands."""
     ends = [event for event in events if event["event"] == "commit" and not event["fraction"]]
     given = [event for event in events if event["event"] == "units"]
@@ -154,12 +156,28 @@ def _overhead(usual: float) -> float:
     return max(usual / (steps * B / (X / 2)) - PASS, 0.0)
 
 
+def reallocation(data: Path, *, quick: bool, plot: Path | None) -> tuple[list[dict[str, Any]], list[Goal]]:
+    """The rows and goals of the story."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "run"
+        rows, goals = judge(run(folder, data / "digits.h5", QUICK if quick else EPOCHS))
+        if plot is not None:
+            shutil.copy(folder / "islands.png", plot)
+    head = ["epoch", "units", "Lemma 1", "seconds", "t*"]
+    table = [
+        (row["epoch"], row["units"], row["lemma_1"], f"{row['seconds']:.2f}", f"{row['ideal_seconds']:.2f}")
+        for row in rows
+    ]
+    print_table(table, head)
+    return rows, goals
+
+
 def judge(found: list[Epoch]) -> tuple[list[dict[str, Any]], list[Goal]]:
     """An epoch after each change everything has to be in its place."""
     changes = {SLOW_FROM, SLOW_TO}
-    settled = [e for e in found if e.number > 0 and e.number not in changes]
-    units = max(max(abs(e.units[i] - e.ideal_units[i]) for i in e.units) for e in settled)
-    off = [e.seconds / e.ideal_seconds - 1 for e in settled]
+    after = [e for e in found if e.number > 0 and e.number not in changes]
+    units = max(max(abs(e.units[i] - e.ideal_units[i]) for i in e.units) for e in after)
+    off = [e.seconds / e.ideal_seconds - 1 for e in after]
     rows = [
         {"epoch": e.number, "units": e.units, "seconds": e.seconds, "lemma_1": e.ideal_units,
          "ideal_seconds": e.ideal_seconds}
