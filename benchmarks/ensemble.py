@@ -7,7 +7,8 @@
 
 `--faults`: random runs of four islands on hosts of their own that are killed, frozen, cut off; checked bit
 for bit. Needs root and iproute2.
-`--round`: see ensemble_rounds.py. `--reallocation`: see there; with digits.h5 in DATA. `--speed`: see ensemble_speed.py; the same needs, and cifar10.h5 in DATA.
+`--round`: see ensemble_rounds.py. `--reallocation`: see there; with digits.h5 in DATA.
+`--speed`: see ensemble_speed.py; as root, with cifar10.h5 in DATA.
 """
 
 from __future__ import annotations

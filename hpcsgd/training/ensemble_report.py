@@ -23,6 +23,8 @@ def report_ensemble(folder: Path) -> None:
     if not records:
         return
     numbers = summary(records)
+    numbers["samples"] = samples = _samples(folder)  # what records of one island cannot tell
+    numbers["samples_per_s"] = samples / numbers["seconds"] if numbers["seconds"] else None
     run_folder.write_summary(folder, numbers)
     plot_curves(records, folder / "curves.png")
     print(f"{summary_text(numbers)}\nislands   {_deaths(events)}\nwritten   {folder}", flush=True)
@@ -30,13 +32,22 @@ def report_ensemble(folder: Path) -> None:
 
 def gather(folder: Path) -> list[Record]:
     """Steps and epochs of the island that made the most, evaluations of all: whoever was first made them."""
-    of_islands = [read(path) for path in sorted((folder / "islands").glob("*/metrics.jsonl"))]
+    of_islands = _of_islands(folder)
     if not any(of_islands):
         return []
     longest = max(of_islands, key=lambda records: max((r["step"] for r in records), default=0))
     others = [r for records in of_islands if records is not longest for r in records]
     evaluations = [r for r in others if r["kind"] == "evaluation"]
     return sorted([*longest, *evaluations], key=lambda record: record["step"])
+
+
+def _of_islands(folder: Path) -> list[list[Record]]:
+    return [read(path) for path in sorted((folder / "islands").glob("*/metrics.jsonl"))]
+
+
+def _samples(folder: Path) -> int:
+    """Seen by all islands together."""
+    return sum(record.get("samples", 0) for records in _of_islands(folder) for record in records)
 
 
 def _deaths(events: list[chronicle.Event]) -> str:
