@@ -86,7 +86,7 @@ class Srun:
         return sorted(sorted(now, key=now.index), key=lambda node: used[node])[:count]
 
     def _clear_memory(self) -> None:
-        """MPICH calls the memory that the ranks of a node share after job and step. What killed ranks have left
+        """MPICH calls the memory that ranks of a node share after job and step. What killed ranks left of it
         would hold up the same steps of a job that has come back: they would wait for ever as MPI starts."""
         names = [_fnv(f"{self._job}.{step}") for step in range(1000)]
         remove = 'for name; do rm -f "/dev/shm/mpich_shm_${name}_"*; done'
