@@ -77,7 +77,7 @@ def speed(
     print_table((_cells(row, score.get(row["who"])) for row in rows), HEAD.split(","))
     if plot is not None:
         draw(plot, rows, trained)
-    return rows + trained, _goals(rows, score), setting
+    return rows + trained, _goals(rows, score, setting["move_s"]), setting
 
 
 def _told(setting: dict[str, Any]) -> str:
@@ -155,13 +155,17 @@ def _call(command: Sequence[str]) -> None:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
 
 
-def _goals(rows: list[dict[str, Any]], score: dict[str, float]) -> list[Goal]:
-    ours = next(row for row in rows if row["who"] == "EnsembleSync")
-    slower = 1 / ours["speed_over_sync"]["median"]
+def _goals(rows: list[dict[str, Any]], score: dict[str, float], move: float) -> list[Goal]:
+    """The last one says whether the first was won fairly: if others used the machine while computing alone
+    was measured, the link is slower than it should be."""
+    by_name = {row["who"]: row for row in rows}
+    slower = 1 / by_name["EnsembleSync"]["speed_over_sync"]["median"]
     behind = 100 * (score["sync SGD"] - score["EnsembleSync"])
+    ratio = move / by_name["compute only"]["seconds_a_step"]["median"]
     return [
         Goal("seconds of EnsembleSync over sync SGD", slower, 1 / GOAL),
         Goal("points of accuracy of EnsembleSync behind sync SGD", behind, NOISE),
+        Goal("moving over computing in the same run, times the paper's", ratio / RATIO, 1.1),
     ]
 
 
