@@ -87,6 +87,8 @@ class Coordinator:
         self._allotment = allotment
         self._moving: set[Guest] = set()
         """They leave to come back with other ranks."""
+        self._awaited: set[int] = set()
+        """Their islands, until they are back."""
         self._pace: defaultdict[int, float] = defaultdict(float)
         """Seconds per step of each island since samples were dealt, of its slowest rank."""
         self._progress = 0.0
@@ -138,6 +140,7 @@ class Coordinator:
         if any(other.life != guest.life for other in others):
             self._lose(guest.island, Loss.DIED, "it was started again")
         self._guests.add(guest)
+        self._awaited.discard(guest.island)
         guest.tell({"register": self.register.to_json()})
 
     def _unseat(self, guest: Guest) -> None:
@@ -170,6 +173,7 @@ class Coordinator:
                 self._object(island, said)
             case "move":
                 self._moving.add(guest)
+                self._awaited.add(island)
                 membership.expect(island)
             case "finish":
                 membership.finish(island, said["generation"])
@@ -282,7 +286,7 @@ class Coordinator:
         here = {guest.island for guest in self._guests}
         waited = clock - self._since
         if waited > self._silence and now.phase is not Phase.FINISHED and not now.leaving:
-            for island in (set(now.islands) & self.membership.expected) - here:
+            for island in (set(now.islands) & self.membership.expected) - here - self._awaited:
                 self._lose(island, Loss.DIED, "it did not come back")  # to this coordinator, a new one
         if waited > self._timeout:
             self._end_waiting(now)

@@ -52,7 +52,7 @@ class Srun:
     """Job steps of the Slurm job that this process is in. `words`: further options, such as `--mpi=pmi2`.
 
     Where an island was is where it comes back; if that node is lost, where the fewest are. Slurm does not
-    free cores of a job that has lost a node, so from then on steps share them.
+    free cores of a job that has lost a node, so from then on steps share them, and from when ranks are moved.
     """
 
     def __init__(self, environ: Mapping[str, str], words: Sequence[str]) -> None:
@@ -63,6 +63,8 @@ class Srun:
         self.ranks = int(environ.get("SLURM_NTASKS", "0"))
         self._per_node = max(1, self.ranks // self._began_with)
         self._at: dict[int, list[str]] = {}
+        self._ranks_at_first: dict[int, int] = {}
+        self._shared = False
         self.host = _address(environ.get("SLURMD_NODENAME") or socket.gethostname())
         if environ.get("SLURM_RESTART_COUNT", "0") != "0":
             self._clear_memory()
@@ -73,7 +75,9 @@ class Srun:
         here = self._at[island] = self._place(island, K, now)
         placed = [f"--nodelist={','.join(here)}", f"--nodes={len(here)}", f"--ntasks={K}"]
         ending = [f"--cpus-per-task={self._cores}", "--kill-on-bad-exit=1", "--no-kill"]
-        shared = ["--overlap", "--cpu-bind=none"] if len(now) < self._began_with else ["--exact"]
+        resized = self._ranks_at_first.setdefault(island, K) != K
+        self._shared = self._shared or resized or len(now) < self._began_with
+        shared = ["--overlap", "--cpu-bind=none"] if self._shared else ["--exact"]
         return ["srun", *placed, *ending, *self._words, *shared, *program]
 
     def _place(self, island: int, K: int, now: Sequence[str]) -> list[str]:

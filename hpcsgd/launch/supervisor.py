@@ -81,6 +81,7 @@ class Supervisor:
         self._program, self._folder, self._starter = list(program), folder, starter
         self._token, self._restarts = token, restarts
         self._silence, self._timeout = silence, timeout
+        self._moves_ranks = allotment is not None and allotment.unit == "ranks"
         self._service = Service(
             islands=len(sizes), token=token, silence=silence, timeout=timeout, folder=str(folder),
             host=starter.host, port=0, allotment=None if allotment is None else asdict(allotment),
@@ -118,8 +119,9 @@ class Supervisor:
                 self._end(register.islands)
             if self._ending or self._stopping:
                 return
+            if self._moves_ranks:
+                island.ranks = dict(register.units).get(island.number, island.ranks)
             if island.code == MOVED:
-                island.ranks = dict(register.units)[island.number]
                 continue
             island.deaths += 1
             self._say(island, f"died with exit code {island.code}")

@@ -98,7 +98,7 @@ class EnsembleLoop(Loop):
         if (place.t, place.deal) == (t, (self._epoch + 1, 0)) and self._dealt != (-1, 0):
             self._close_epoch()
             self._take_share()
-            if self._moving():
+            if self._epoch < self._config.epochs and self._moving():
                 self._move()
         else:
             self._go_to(place)

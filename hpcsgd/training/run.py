@@ -38,6 +38,8 @@ def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: 
     """
     try:
         reason = _run(path, overrides, resume, probe)
+    except Moved:
+        leave_together(MOVED)
     except SystemExit as left:  # of the user's model, say: the other ranks would wait for this one
         raise RuntimeError(f"exit with code {left.code!r} in the middle of training") from left
     if reason is not None:
@@ -96,8 +98,6 @@ def _train(
         reason = loop.train()
     except Over:
         return None
-    except Moved:
-        leave_together(MOVED)
     if reason is None:
         _save_model(config.run.folder, parts)
     if job.meetings is None:

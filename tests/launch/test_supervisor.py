@@ -11,6 +11,7 @@ import pytest
 
 from hpcsgd.errors import UserError
 from hpcsgd.islands import chronicle
+from hpcsgd.islands.allotment import Allotment
 from hpcsgd.launch.starter import Mpiexec, Srun, starter
 from hpcsgd.launch.supervisor import Supervisor, sizes
 
@@ -36,7 +37,7 @@ def rank(group):
 
 from hpcsgd.islands.meetings import Over
 try:
-    threads.run(1, rank)
+    threads.run(int(sys.argv[2]) if len(sys.argv) > 2 else 1, rank)
 except Over:
     pass
 """
@@ -53,14 +54,21 @@ class Alone:
         return list(program)
 
 
-def supervise(folder: Path, islands: int, body: str, restarts: int = 2) -> int:
+def supervise(
+    folder: Path,
+    islands: int,
+    body: str,
+    restarts: int = 2,
+    sizes: Sequence[int] = (),
+    allotment: Allotment | None = None,
+) -> int:
     script = folder / "island.py"
     script.write_text(ISLAND)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         supervisor = Supervisor(
-            [1] * islands, [sys.executable, str(script), body], folder, Alone(),
-            token="secret", restarts=restarts, silence=2, timeout=20,
+            sizes or [1] * islands, [sys.executable, str(script), body], folder, Alone(),
+            token="secret", restarts=restarts, silence=2, timeout=20, allotment=allotment,
         )  # fmt: skip
         return asyncio.run(supervisor.run())
 
@@ -120,7 +128,9 @@ for life in (1, 2):
     while 1 in meetings.members:
         meetings.mean(w)
         time.sleep(0.1)
-time.sleep(2)
+while Path("events.jsonl").read_text().count('"ended"') < 2:
+    time.sleep(0.1)
+time.sleep(1)
 meetings.finish()
 """
 
@@ -186,3 +196,41 @@ def test_how_an_island_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(UserError, match="not inside a Slurm job"):
         starter(["--mpi=pmi2"], {})
+
+
+MOVES = """
+from hpcsgd.training.ensemble import MOVED
+if life == 0:
+    meetings.deal, meetings.pace = (0, 0), 1.0 + 2 * invited.island
+    meetings.mean(w)
+    meetings.deal = (1, 0)
+    meetings.mean(w, 10)
+    assert meetings.units == {0: 1, 1: 3}, meetings.units
+    meetings.mean(w, 10)
+    meetings.move()
+    sys.exit(MOVED)
+meetings.deal = (1, 0)
+meetings.mean(w, 10)
+assert meetings.members == (0, 1)
+if invited.island == 0:
+    meetings.finish()
+else:
+    meetings.mean(w, 10)
+"""
+
+
+def test_islands_come_back_with_the_ranks_that_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, without counting as dead."""
+    started: list[int] = []
+
+    def command(_: Alone, island: int, K: int, program: Sequence[str]) -> list[str]:
+        started.append(K)
+        return [*program, str(K)]
+
+    monkeypatch.setattr(Alone, "command", command)
+    allotment = Allotment("ranks", 1, margin=0.1, cost=0, epochs=9)
+    assert supervise(tmp_path, 2, MOVES, restarts=0, sizes=[2, 2], allotment=allotment) == 0
+    assert sorted(started) == [1, 2, 2, 3]
+    assert not events(tmp_path, "lost")
