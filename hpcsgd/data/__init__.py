@@ -6,7 +6,7 @@ from hpcsgd.data.augment import crop_and_flip
 from hpcsgd.data.batches import Batches
 from hpcsgd.data.convert import Summary, convert
 from hpcsgd.data.formats import READERS
-from hpcsgd.data.sampler import Sampler
+from hpcsgd.data.sampler import Sampler, Seat
 from hpcsgd.data.store import Batch, Store, collate
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Batch",
     "Batches",
     "Sampler",
+    "Seat",
     "Store",
     "Summary",
     "collate",

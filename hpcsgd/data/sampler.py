@@ -12,6 +12,7 @@ section 4.1).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sized
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,18 @@ class _World(Protocol):
 class _Job(Protocol):
     @property
     def world(self) -> _World: ...
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One of `size` that samples are dealt to, where that is no rank of a job: a virtual rank, an island."""
+
+    rank: int
+    size: int
+
+    @property
+    def world(self) -> Seat:
+        return self
 
 
 class Sampler(torch.utils.data.Sampler[int]):

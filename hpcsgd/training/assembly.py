@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcsgd import models
-from hpcsgd.data import Batches, Sampler, Store, crop_and_flip
+from hpcsgd.data import Batches, Sampler, Seat, Store, crop_and_flip
 from hpcsgd.errors import UserError, located, near_miss
 from hpcsgd.generators import seed_generators
 from hpcsgd.lr import WarmUp, lr_scale
@@ -94,23 +94,11 @@ def number_of(job: Job) -> int:
     return job.rank if job.meetings is None else job.meetings.island * job.size + job.rank
 
 
-@dataclass(frozen=True)
-class _Islands:
-    """As the sampler wants to see them: samples are dealt to islands, and each deals its batches further."""
-
-    rank: int
-    size: int
-
-    @property
-    def world(self) -> _Islands:
-        return self
-
-
 def deal(train: Store, job: Job, config: Config) -> Sampler:
     """The samples of this rank, or of its island."""
     seed, share = config.seed, config.data.share
     if job.meetings is not None:
-        return Sampler(train, _Islands(job.meetings.island, job.meetings.islands), seed=seed, share=share)
+        return Sampler(train, Seat(job.meetings.island, job.meetings.islands), seed=seed, share=share)
     if share is not None and job.world.size > 1:
         raise UserError(f"[data] share = {share}: only groups that `hpcsgd launch` starts have shares")
     return Sampler(train, job, seed=seed)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from hpcsgd.data import Sampler
+from hpcsgd.data import Sampler, Seat
 from hpcsgd.generators import generators_state, seed_generators
 from hpcsgd.tuning.replicas import Batches, Member
 
@@ -15,22 +14,10 @@ Load = Callable[[Sequence[int]], tuple[Tensor, Tensor]]
 """Samples by their indices, as one batch."""
 
 
-@dataclass(frozen=True)
-class _Seat:
-    """A virtual rank, as the sampler wants to see it."""
-
-    rank: int
-    size: int
-
-    @property
-    def world(self) -> _Seat:
-        return self
-
-
 def member(data: Sized, load: Load, batch: int, rank: int, size: int, seed: int) -> Member:
     """Rank `rank` of `size`, which takes `batch` samples a step, epoch after epoch."""
     seed_generators(seed + 1 + rank)
-    sampler = Sampler(data, _Seat(rank, size), seed=seed)
+    sampler = Sampler(data, Seat(rank, size), seed=seed)
     return Member(_batches(sampler, load, batch), generators_state())
 
 
