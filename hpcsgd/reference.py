@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 from hpcsgd.errors import UserError, located, near_miss
 
 T = TypeVar("T")
+_CACHES = threading.Lock()  # ranks may be threads, and Python forgets what it has found unlocked
 _KINDS: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
 
@@ -102,7 +104,8 @@ def _module(name: str, reference: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    importlib.invalidate_caches()
+    with _CACHES:
+        importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,3 +34,20 @@ class Allotment:
         total = sum(units.values()) if self.unit == "ranks" else self.total
         ahead = max(self.epochs - now.place.epoch, 0)
         return Reallocation(total, self.margin).propose(seconds, units, self.cost, ahead)
+
+
+class Paces:
+    """Seconds that a step of each island takes since samples were dealt, on its slowest rank."""
+
+    def __init__(self) -> None:
+        self._pace: defaultdict[int, float] = defaultdict(float)
+
+    def hear(self, island: int, pace: float) -> None:
+        """One of its ranks says so, or 0 where it does not know."""
+        self._pace[island] = max(self._pace[island], pace)
+
+    def seconds(self, steps: int) -> dict[int, float]:
+        """What each computed in so many steps, of those that know; then they are forgotten."""
+        seconds = {island: pace * steps for island, pace in self._pace.items() if pace and steps}
+        self._pace.clear()
+        return seconds

@@ -13,14 +13,14 @@ import asyncio
 import json
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.atomic import overwrite
-from hpcsgd.islands.allotment import Allotment
+from hpcsgd.islands.allotment import Allotment, Paces
 from hpcsgd.islands.chronicle import Chronicle, Loss
 from hpcsgd.islands.handshake import CHALLENGE, GREETING, PROOF, challenge, proof, require
 from hpcsgd.islands.register import Ballot, Membership, Phase, Place, Register
@@ -89,8 +89,7 @@ class Coordinator:
         """They leave to come back with other ranks."""
         self._awaited: set[int] = set()
         """Their islands, until they are back."""
-        self._pace: defaultdict[int, float] = defaultdict(float)
-        """Seconds per step of each island since samples were dealt, of its slowest rank."""
+        self._paces = Paces()
         self._progress = 0.0
         """In epochs, as said with the votes for the round that is due."""
 
@@ -136,7 +135,7 @@ class Coordinator:
         )
 
     def _seat(self, guest: Guest) -> None:
-        others = [other for other in self._guests if other.island == guest.island]
+        others = {other for other in self._guests if other.island == guest.island} - self._moving
         if any(other.life != guest.life for other in others):
             self._lose(guest.island, Loss.DIED, "it was started again")
         self._guests.add(guest)
@@ -165,7 +164,7 @@ class Coordinator:
             case "vote" if self._is_due(said):
                 if island in self.register.counting:
                     self._progress = max(self._progress, said["progress"])
-                self._pace[island] = max(self._pace[island], said["pace"])
+                self._paces.hear(island, said["pace"])
                 ballot = Ballot(Place(**said["place"]), said["leaving"])
                 membership.vote(island, guest.rank, said["generation"], said["rounds"], ballot)
                 self._allot()
@@ -175,6 +174,7 @@ class Coordinator:
                 self._moving.add(guest)
                 self._awaited.add(island)
                 membership.expect(island)
+                guest.tell({"moved": True})  # only now may it close the connection
             case "finish":
                 membership.finish(island, said["generation"])
             case "arrive" | "vote" | "object":
@@ -215,10 +215,7 @@ class Coordinator:
         before, now = self._told, self.register
         if self._allotment is None or now.dealt == before.dealt:
             return
-        steps = now.place.t - before.dealt.t
-        seconds = {island: pace * steps for island, pace in self._pace.items() if pace and steps}
-        self._pace.clear()
-        units = self._allotment.units(now, seconds)
+        units = self._allotment.units(now, self._paces.seconds(now.place.t - before.dealt.t))
         if units is not None:
             log.info("%s from now on: %s", self._allotment.unit, units)
             self.membership.allot(units)

@@ -150,7 +150,8 @@ class Meetings:
 
     def move(self) -> None:
         """This island leaves, to come back with other ranks: the others are to wait."""
-        self._seat.move()
+        with suppress(Expelled):  # then it comes back as any other that was lost
+            self._seat.move()
 
     def finish(self) -> None:
         """All is done and saved: nobody has to come any more."""

@@ -56,6 +56,7 @@ class Seat:
         self._standing: Mapping[str, Any] | None = None
         self._register = NOTHING
         self._complete = (0, 0, 0.0)
+        self._moved = False
         self._ended: Exception | None = None
         self._news = threading.Condition()
         self._sending = threading.Lock()
@@ -121,8 +122,9 @@ class Seat:
         return self._outcome(generation, rounds)
 
     def move(self) -> None:
-        """This island leaves, to come back with other ranks."""
+        """This island leaves, to come back with other ranks; heard when this returns."""
         self._say({"do": "move"})
+        self._wait(lambda _: self._moved)
 
     def finish(self, generation: int) -> None:
         """All is done and saved."""
@@ -229,6 +231,10 @@ class Seat:
             raise Expelled(said["expelled"])
         if "all_arrived" in said:
             self._complete = *said["all_arrived"], time.monotonic()
+        if "moved" in said:
+            with self._news:
+                self._moved = True
+                self._news.notify_all()
         if "register" in said:
             now = Register.from_json(said["register"])
             with self._news:

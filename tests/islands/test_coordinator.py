@@ -111,6 +111,30 @@ def test_a_new_life_ends_the_old_one(desk: Desk) -> None:
         assert come(new).generation == 2
 
 
+def test_who_moves_is_waited_for_and_not_lost(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is gone at once, and its old connection may be there longer than it."""
+    with desk.coordinator(2) as at:
+        staying = desk.seat(at.address, 0)
+        movers = [desk.seat(at.address, 1, rank, 2) for rank in (0, 1)]
+        come(staying, *movers)
+        expect = at.membership.expect
+
+        def busy(island: int) -> None:
+            time.sleep(0.2)
+            expect(island)
+
+        monkeypatch.setattr(at.membership, "expect", busy)
+        movers[0].move()
+        assert at.register.phase is Phase.OPEN, "heard before it leaves"
+        movers[0].close()
+        movers[1].move()
+        back = desk.seat(at.address, 1, life="second")
+        movers[1].close()
+        now = come(staying, back)
+        assert [member.ranks for member in now.members] == [1, 1]
+    assert "lost" not in (desk.folder / "events.jsonl").read_text()
+
+
 def test_a_coordinator_that_is_started_again(desk: Desk) -> None:
     with desk.killable(2) as at:
         seats = [desk.seat(at, 0), desk.seat(at, 1)]

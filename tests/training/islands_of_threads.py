@@ -59,6 +59,18 @@ class Stops:
         return "it is time" if self._left < 0 else None
 
 
+class Paced(Meetings):
+    """Says that a step takes so many seconds on one rank, however busy the machine is."""
+
+    def __init__(self, work: float, *arguments: Any, **limits: Any) -> None:
+        super().__init__(*arguments, **limits)
+        self._says = work / self._group.size
+
+    def mean(self, w: Sequence[Tensor], t: int = 0) -> None:
+        self.pace = self._says
+        super().mean(w, t)
+
+
 @dataclass
 class Life:
     """What a rank of an island went through: samples by epoch, its model at the end, how it ended."""
@@ -88,16 +100,16 @@ class World:
         before_step: Callable[[int], None] = lambda t: None,
         stops_at: int | None = None,
         prepare: Callable[[Assembly], None] = lambda parts: None,
+        work: float | None = None,
         went: list[Life] | None = None,
     ) -> list[Life]:
-        """One life of an island, on threads; `before_step` may raise `Died`. `went`: takes lives that ended
-        with an exception."""
+        """One life of an island, on threads; `before_step` may raise `Died`. `work`: seconds that a step is
+        said to take on one rank, as measured by default. `went`: takes lives that ended with an exception."""
 
         def rank(group: Transport) -> Life:
-            meetings = Meetings(
-                island, group, self.at.address, TOKEN, "127.0.0.1",
-                islands=islands, silence=SILENCE, timeout=20,
-            )  # fmt: skip
+            where = island, group, self.at.address, TOKEN, "127.0.0.1"
+            limits = {"islands": islands, "silence": SILENCE, "timeout": 20}
+            meetings = Meetings(*where, **limits) if work is None else Paced(work, *where, **limits)
             with ExitStack() as left:
                 left.callback(meetings.close)
                 life = Life()

@@ -233,14 +233,11 @@ def test_an_island_that_is_given_other_ranks_comes_back_with_them(
     """The others wait for it, and nothing of its share is lost."""
     words = ["--reallocation.unit", "ranks", "--training.epochs", "2", *NO_NORM]
 
-    def lives(island: int, ranks: int, seconds: float) -> list[Life]:
-        def slow(parts: Assembly) -> None:
-            parts.model.register_forward_pre_hook(lambda *_: time.sleep(seconds / parts.optimizer.job.K))
-
+    def lives(island: int, ranks: int, work: float) -> list[Life]:
         went: list[Life] = []
         while True:
             try:
-                world.live(island, 2, ranks, prepare=slow, went=went)
+                world.live(island, 2, ranks, work=work, went=went)
                 return went
             except Moved:
                 ranks = dict(at.register.units)[island]
@@ -251,6 +248,7 @@ def test_an_island_that_is_given_other_ranks_comes_back_with_them(
         fast, slow = together(lambda: lives(0, 2, 0.04), lambda: lives(1, 2, 0.3))
     assert dict(at.register.units) == {0: 1, 1: 3}
     assert_same(fast[-1].model, slow[-1].model)
+    assert "lost" not in {event["event"] for event in chronicle.read(desk.folder / "events.jsonl")}
     for epoch in (0, 1):
         assert sorted(row for life in (*fast, *slow) for row in life.seen.get(epoch, [])) == list(
             range(TRAIN)
