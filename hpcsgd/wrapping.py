@@ -16,7 +16,8 @@ def require_fitting(job: Job, method: Method) -> None:
     """An island has nobody to meet but by its `meetings`. Raises `UserError`."""
     if (job.meetings is not None) != isinstance(method.how, Ensemble):
         raise UserError(
-            "method ensemble is for groups that are jobs of their own: start it with `hpcsgd launch`"
+            "method ensemble is for groups that are jobs of their own: start it with `hpcsgd launch`, "
+            "in a batch job with `hpcsgd job ensemble`"
             if job.meetings is None
             else "`hpcsgd launch` starts groups that may die, and those meet by method ensemble alone"
         )

@@ -2,7 +2,7 @@
 
 from hpcsgd.batch.allocation import Allocation
 from hpcsgd.batch.order import Order, estimate, prepare, submit
-from hpcsgd.batch.precheck import Checked, check_probe, check_training
+from hpcsgd.batch.precheck import Checked, check_ensemble, check_probe, check_training
 from hpcsgd.batch.site import Site, load_site
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Checked",
     "Order",
     "Site",
+    "check_ensemble",
     "check_probe",
     "check_training",
     "estimate",

@@ -7,9 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from hpcsgd.atomic import replacing
 from hpcsgd.batch.allocation import Allocation
@@ -50,8 +51,12 @@ def prepare(
     allocation: Allocation,
     site: Site,
     after: str | None = None,
+    own: Mapping[str, str] = MappingProxyType({}),
 ) -> Order:
-    """The template `kind`, filled for the command line `words` of a checked job, beside the run folder."""
+    """The template `kind`, filled for the command line `words` of a checked job, beside the run folder.
+
+    `own`: values that this template alone has.
+    """
     run = checked.config.run.folder
     options = {
         "job-name": f"{run.name}-{kind}",
@@ -69,6 +74,7 @@ def prepare(
         "MPI": site.mpi,
         "SRUN": site.srun,
         "RUN": str(run),
+        **own,
     }
     text = fill(template(kind), options, values)
     script = run.with_name(f"{run.name}-{kind}.sbatch")

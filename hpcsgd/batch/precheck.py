@@ -8,9 +8,13 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 from hpcsgd.batch.allocation import Allocation
 from hpcsgd.errors import UserError, located
+from hpcsgd.islands.meetings import Meetings
+from hpcsgd.launch.run import group_sizes
 from hpcsgd.topology import form, groups_across_nodes, shape
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.config import Config, load
@@ -59,6 +63,21 @@ def check_training(
     return Checked(config, _placement(allocation, P, K))
 
 
+def check_ensemble(
+    path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool = False
+) -> Checked:
+    """As `check_training`, of groups that may die; ``groups`` of the configuration is then how many."""
+    config = load(path, overrides)
+    if fresh:
+        require_unused(config.run.folder)
+    K = group_sizes(path, config, allocation.ranks)
+    P = len(K)
+    nobody = SimpleNamespace(island=0, islands=P)  # what is built meets nobody
+    _assemble_alone(config, path, meetings=cast(Meetings, nobody))
+    config = dataclasses.replace(config, job=dataclasses.replace(config.job, groups=P))
+    return Checked(config, f"{_placement(allocation, P, K[0])}, which the others survive")
+
+
 def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
     """Build all that the job file names. Raises `UserError` where the probe could only fail."""
     config = load(path, overrides)
@@ -67,9 +86,9 @@ def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
     return Checked(config, "2, 4, 8, … virtual groups in turn")
 
 
-def _assemble_alone(config: Config, path: Path) -> None:
+def _assemble_alone(config: Config, path: Path, meetings: Meetings | None = None) -> None:
     def one_rank(world: Transport) -> None:
-        assemble(alone, form(world), str(path))
+        assemble(alone, dataclasses.replace(form(world), meetings=meetings), str(path))
 
     alone = dataclasses.replace(config, data=dataclasses.replace(config.data, workers=0))
     with contextlib.redirect_stdout(io.StringIO()):  # what a model prints while it is made

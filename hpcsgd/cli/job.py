@@ -86,6 +86,25 @@ def train(
         _write("train", [str(path), *overrides, *words], checked, w)
 
 
+@job.command(usage=f"Usage: hpcsgd job ensemble {USAGE}")
+def ensemble(
+    path: Path, /, *overrides: Overrides, resume: Flag = False, wanted: Wanted | None = None
+) -> None:
+    """Write a script that trains with groups that may die; nothing is asked for before it is checked.
+
+    :param path: The job file, as for hpcsgd launch; it says how many groups.
+    :param overrides: Keys of the file to change, as in --job.groups 8.
+    :param resume: Go on from the last checkpoint in the run folder.
+    """
+    with told_in_one_line():
+        from hpcsgd.batch import check_ensemble
+
+        w = wanted or Wanted()
+        checked = check_ensemble(path, overrides, w.allocation(), fresh=not resume)
+        words = [str(path), *overrides, *(["--resume"] if resume else [])]
+        _write("ensemble", words, checked, w, ISLANDS=str(checked.config.job.groups))
+
+
 @job.command(usage=f"Usage: hpcsgd job probe {USAGE}")
 def probe(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) -> None:
     """Write a script that finds out how many groups the training can stand.
@@ -113,12 +132,12 @@ def bench(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) ->
         _write("bench", [str(path), *overrides], check_training(path, overrides, w.allocation()), w)
 
 
-def _write(kind: str, words: list[str], checked: Checked, wanted: Wanted) -> None:
+def _write(kind: str, words: list[str], checked: Checked, wanted: Wanted, **own: str) -> None:
     from hpcsgd.batch import estimate, load_site, prepare, submit
 
     site, source = load_site(wanted.site)
     here = {"partition": wanted.partition or site.partition, "account": wanted.account or site.account}
-    order = prepare(kind, words, checked, wanted.allocation(), replace(site, **here), wanted.after)
+    order = prepare(kind, words, checked, wanted.allocation(), replace(site, **here), wanted.after, own)
     print(order)
     print(f"site      {source or 'no site.toml: the defaults of Slurm, --mpi=' + site.mpi}")
     print(f"slurm     {estimate(order.script) or 'not here: not asked whether it would take the job'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,15 +32,11 @@ def launch(
 ) -> int:
     """Train as the job file says with groups that may die; the exit code. Raises `UserError`."""
     config = load(path, overrides)
-    if config.method.name != "ensemble":
-        raise UserError(f"{path}: [method] name = {config.method.name}: groups that may die meet by ensemble")
     _require_sense(groups=groups, group_size=group_size, silence=silence, timeout=timeout)
     by = starter(srun)
-    K = sizes(groups or config.job.groups, group_size or config.job.group_size, by.ranks)
-    B = config.data.batch_size
-    if max(K) > B:
-        raise UserError(f"{path}: [data] batch_size = {B}: too few samples for a group of {max(K)} ranks")
+    K = group_sizes(path, config, by.ranks, groups, group_size)
     folder = config.run.folder
+    fresh = not folder.exists()
     run_folder.open_run_folder(folder, resume=resume)
     job = replace(config.job, groups=len(K), group_size=None)
     run_folder.write_config(folder, replace(config, job=job))
@@ -52,8 +49,25 @@ def launch(
         allotment=_allotment(config),
     )  # fmt: skip
     code = asyncio.run(supervisor.run())
-    _report(folder)
+    if supervisor.fault and fresh:
+        shutil.rmtree(folder)  # it is in nobody's way when the mistake is mended
+    else:
+        _report(folder)
     return code
+
+
+def group_sizes(
+    path: Path, config: Config, ranks: int, groups: int | None = None, group_size: int | None = None
+) -> list[int]:
+    """The ranks of each group; `ranks`: of the allocation, 0 where there is none. Raises `UserError` for a
+    job file that is not of groups that may die."""
+    if config.method.name != "ensemble":
+        raise UserError(f"{path}: [method] name = {config.method.name}: groups that may die meet by ensemble")
+    K = sizes(groups or config.job.groups, group_size or config.job.group_size, ranks)
+    B = config.data.batch_size
+    if max(K) > B:
+        raise UserError(f"{path}: [data] batch_size = {B}: too few samples for a group of {max(K)} ranks")
+    return K
 
 
 def _require_sense(**given: float | None) -> None:

@@ -67,7 +67,7 @@ class Srun:
         self._shared = False
         self.host = _address(environ.get("SLURMD_NODENAME") or socket.gethostname())
         if environ.get("SLURM_RESTART_COUNT", "0") != "0":
-            self._clear_memory()
+            self._clear_leftovers()
 
     def command(self, island: int, K: int, program: Sequence[str]) -> list[str]:
         """A rank that dies ends its step (the others would wait for it), but a lost node not the job."""
@@ -89,27 +89,16 @@ class Srun:
         used = Counter(node for other, nodes in self._at.items() if other != island for node in nodes)
         return sorted(sorted(now, key=now.index), key=lambda node: used[node])[:count]
 
-    def _clear_memory(self) -> None:
-        """MPICH calls the memory that ranks of a node share after job and step. What killed ranks left of it
-        would hold up the same steps of a job that has come back: they would wait for ever as MPI starts."""
-        names = [_fnv(f"{self._job}.{step}") for step in range(1000)]
-        remove = 'for name; do rm -f "/dev/shm/mpich_shm_${name}_"*; done'
+    def _clear_leftovers(self) -> None:
         each_node = [f"--nodes={self._began_with}", f"--ntasks={self._began_with}", "--ntasks-per-node=1"]
-        words = ["srun", *each_node, "--overlap", "--mpi=none", "sh", "-c", remove, "sh", *names]
+        clear = [sys.executable, "-m", "hpcsgd.launch.leftovers"]
+        words = ["srun", *each_node, "--overlap", "--mpi=none", *clear]
         subprocess.run(words, check=False, stdin=subprocess.DEVNULL)
 
     def _nodes(self) -> list[str]:
         """Of the job, without those that it has lost."""
         names = _told("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
         return _told("scontrol", "show", "hostnames", names).split()
-
-
-def _fnv(text: str) -> str:
-    """The hash FNV-1a of 32 bits, in which MPICH writes the name of a job step."""
-    value = 0x811C9DC5
-    for byte in text.encode():
-        value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return f"{value:x}"
 
 
 def _told(*command: str) -> str:

@@ -30,6 +30,10 @@ PAUSE = 1.0
 """Seconds between the death of an island and its next life; twice as many after every further one."""
 GRACE = 30.0
 """Seconds that islands have to leave after the first one has come to the end, or after they were told."""
+LOG = "output.log"
+"""Of what each island prints, in its folder."""
+QUOTED = 20
+"""Lines of it that are shown where the job is at fault."""
 
 
 @dataclass
@@ -41,6 +45,8 @@ class Island:
     lives: int = 0
     deaths: int = 0
     code: int | None = None
+    spoke: bool = False
+    """Its last line was shown."""
     process: asyncio.subprocess.Process | None = None
 
     @property
@@ -86,8 +92,9 @@ class Supervisor:
             islands=len(sizes), token=token, silence=silence, timeout=timeout, folder=str(folder),
             host=starter.host, port=0, allotment=None if allotment is None else asdict(allotment),
         )  # fmt: skip
-        self._fault = False
-        """The job is at fault."""
+        self.fault = False
+        """The job itself, as its islands found before any meeting."""
+        self._interrupted = False
         self._ending = False
         """The run is over, or has to stop: nobody is started again."""
         self._stopping = False
@@ -98,7 +105,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGUSR1, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
-        loop.add_signal_handler(signal.SIGINT, self._kill_all)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
         await self._service.start()
         serving = asyncio.create_task(self._service.keep())
         try:
@@ -126,8 +133,9 @@ class Supervisor:
             island.deaths += 1
             self._say(island, f"died with exit code {island.code}")
             if register.rounds == 0 and island.code == 1:
-                self._fault = True
+                self.fault = True
                 self._say(island, "failed before the first meeting, and would fail again: the run is ended")
+                self._quote(island)
                 self._kill_all()
                 return
             if island.deaths > self._restarts:
@@ -144,7 +152,7 @@ class Supervisor:
         folder = island_folder(self._folder, island.number)
         folder.mkdir(parents=True, exist_ok=True)
         self._service.note("started", island=island.number, life=str(island.lives), ranks=island.ranks)
-        with (folder / "output.log").open("ab") as output:
+        with (folder / LOG).open("ab") as output:
             island.process = await asyncio.create_subprocess_exec(
                 *self._starter.command(island.number, island.ranks, self._program),
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
@@ -155,7 +163,8 @@ class Supervisor:
             async for line in island.process.stdout:
                 output.write(line)
                 output.flush()
-                if self._speaks(island):
+                island.spoke = self._speaks(island)
+                if island.spoke:
                     sys.stdout.buffer.write(line)
                     sys.stdout.flush()
         code = await island.process.wait()
@@ -181,6 +190,11 @@ class Supervisor:
         for island in self.islands:
             island.signal(signal.SIGUSR1)
 
+    def _interrupt(self) -> None:
+        """By Ctrl-C."""
+        self._interrupted = True
+        self._kill_all()
+
     def _kill_all(self) -> None:
         self._ending = True
         for island in self.islands:
@@ -189,13 +203,23 @@ class Supervisor:
     def _say(self, island: Island, what: str) -> None:
         print(f"hpcsgd: island {island.number} {what}", file=sys.stderr, flush=True)
 
+    def _quote(self, island: Island) -> None:
+        """What it printed last, where that was only written down."""
+        if not island.spoke:
+            lines = (
+                (island_folder(self._folder, island.number) / LOG).read_text(errors="replace").splitlines()
+            )
+            print("\n".join(lines[-QUOTED:]), file=sys.stderr, flush=True)
+
     def _verdict(self) -> int:
         register = self._service.register()
         if register.phase is Phase.FINISHED:
             return 0
         if register.leaving:
             return STOPPED
-        return 1 if self._fault else max(island.code or 1 for island in self.islands)
+        if self._interrupted:
+            return 128 + signal.SIGINT
+        return 1 if self.fault else max(island.code or 1 for island in self.islands)
 
 
 def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:
@@ -204,7 +228,7 @@ def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:
         raise UserError("how many groups? give --groups, or groups in the [job] section")
     if group_size is None:
         if ranks and ranks % groups:
-            raise UserError(f"{groups} groups of {ranks} tasks: give --group-size, or fitting tasks")
+            raise UserError(f"{groups} groups of {ranks} tasks: give a group size, or fitting tasks")
         group_size = ranks // groups if ranks else 1
     if ranks and groups * group_size > ranks:
         raise UserError(f"{groups} groups of {group_size} are more than the {ranks} tasks of this job")

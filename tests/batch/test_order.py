@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcsgd.batch import Allocation, Order, Site, check_probe, check_training, prepare
+from hpcsgd.batch import Allocation, Order, Site, check_ensemble, check_probe, check_training, prepare
 from hpcsgd.batch.order import estimate, submit
 from hpcsgd.errors import UserError
 from hpcsgd.training.config import load
@@ -143,6 +143,41 @@ def test_the_script_of_a_probe(folder: Path) -> None:
     assert order.script == Path("runs/job-probe.sbatch")
     assert "may start" not in str(order)
     subprocess.run(["bash", "-n", str(order.script)], check=True)
+
+
+def test_groups_that_may_die(folder: Path) -> None:
+    words = ["--method.name", "ensemble", "--job.groups", "4"]
+    checked = check_ensemble(Path("job.toml"), words, EIGHT, fresh=True)
+    order = prepare("ensemble", ["job.toml", *words], checked, EIGHT, Site(), own={"ISLANDS": "4"})
+    assert str(order).splitlines()[:2] == [
+        "script    runs/job-ensemble.sbatch",
+        "ranks     8 on 2 nodes: 4 groups of 2, each on one node, which the others survive",
+    ]
+    text = order.script.read_text()
+    assert "\nISLANDS=4 " in text
+    assert "#SBATCH --no-kill\n" in text
+    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    (folder / "runs" / "job").mkdir()
+    (folder / "runs" / "job" / "job.toml").touch()
+    with pytest.raises(UserError, match="runs/job: holds a run: pass --resume"):
+        check_ensemble(Path("job.toml"), words, EIGHT, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--method.name", "hierarchical"], "name = hierarchical: groups that may die meet by ensemble"),
+        ([], "how many groups"),
+        (["--job.groups", "3"], "3 groups of 8 tasks: give a group size, or fitting tasks"),
+        (["--job.groups", "4", "--method.evry", "4"], "did you mean 'every'"),
+        (["--job.groups", "4", "--model.build", "no.module:net"], "no.module"),
+    ],
+)
+def test_mistakes_with_groups_that_may_die(folder: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_ensemble(Path("job.toml"), ["--method.name", "ensemble", *overrides], EIGHT)
+    with pytest.raises(UserError, match="in a batch job with `hpcsgd job ensemble`"):
+        make("--method.name", "ensemble")
 
 
 def test_a_probe_of_what_it_cannot_judge(folder: Path) -> None:

@@ -149,6 +149,14 @@ def test_a_fault_of_the_job_ends_it_at_once(tmp_path: Path, capfd: pytest.Captur
     assert "a key is wrong" in told.out
 
 
+def test_a_fault_that_only_a_silent_island_meets_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = "sys.exit('a file is missing') if invited.island == 1 else time.sleep(60)"
+    assert supervise(tmp_path, 2, body) == 1
+    assert "a file is missing" in capfd.readouterr().err
+
+
 def test_all_that_had_to_stop_may_go_on(tmp_path: Path) -> None:
     body = (
         "meetings.must_leave = invited.island == 1\nmeetings.mean(w)\nassert meetings.leaving\nsys.exit(75)"

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 JOBS = Path(__file__).parents[2] / "jobs"
 PATIENCE = 240.0  # seconds; the machine may be busy
 SLOWLY = {"SECONDS_PER_STEP": "0.4"}
-FOUR = ("--nodes", "4", "--ranks-per-node", "1")
+FOUR = ("--nodes", "2", "--ranks-per-node", "2")
 
 
 class Cluster:
@@ -153,9 +153,9 @@ def test_everything_that_happens_to_a_job(cluster: Cluster, whole: dict[str, tor
     assert "SIGTERM received: saved step" in log()
 
     cluster.goes_on("eventful", job, 4)
-    cluster.do("scontrol", "update", "nodename=node3", "state=down", "reason=test")
+    cluster.do("scontrol", "update", "nodename=node2", "state=down", "reason=test")
     cluster.wait(lambda: cluster.state(job) != "RUNNING", log)
-    cluster.do("scontrol", "update", "nodename=node3", "state=resume", code=None)  # if it has not yet itself
+    cluster.do("scontrol", "update", "nodename=node2", "state=resume", code=None)  # if it has not yet itself
     cluster.comes_back("eventful", job, 3)
     assert "DUE TO NODE FAILURE" in log()
 

@@ -140,7 +140,9 @@ def train(folder: Path, model: str, arguments: str = "{}", *options: str, n: int
 def assert_ended(folder: Path, done: Ended, within: float = SOON) -> None:
     """With an error, soon after the fault, and nobody stays."""
     assert done.code != 0
-    first = min(float(path.read_text()) for path in folder.glob("fault-*"))
+    faults = [float(path.read_text()) for path in folder.glob("fault-*")]
+    assert faults, done.err  # it ended before
+    first = min(faults)
     assert done.at - first < within, done.err
     deadline = time.time() + SOON
     while left := processes_in(folder):
