@@ -70,10 +70,12 @@ class DistributedOptimizer(optim.Optimizer):
             buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6)
         self.local = ShardedOptimizer(optimizer, buckets, cut=self._exchange.shards and job.K > 1)
         self._step = Step(job=job, buckets=buckets, moments=self.local, buffers=float_buffers(model))
+        self._step.shards = self._exchange.shards
         self._share_start()
         self._courier = None
         if not self._exchange.idle(job):
             self._courier = Courier(self._exchange, self._step, passes=accumulate, overlap=overlap)
+        self._step.exchanged = self._courier is not None
         self._stepping = False
         self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
@@ -103,9 +105,11 @@ class DistributedOptimizer(optim.Optimizer):
         return self._step.job
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update: exchange, local update, meeting where the method's schedule says so; collective."""
-        loss = None
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: float | Tensor | None = None) -> Any:
+        """One update: exchange, local update, meeting where the method's schedule says so; collective.
+
+        `loss`: of this rank's batch, for methods that go by it, where no `closure` returns it.
+        """
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -113,6 +117,7 @@ class DistributedOptimizer(optim.Optimizer):
         s = self._step
         s.t += 1
         s.lr = float(self.param_groups[0]["lr"]) if "lr" in self.param_groups[0] else 0.0
+        s.loss = None if loss is None else float(loss)
         s.notes.clear()
         if self._courier is not None:
             self._courier.finish()
@@ -120,7 +125,7 @@ class DistributedOptimizer(optim.Optimizer):
         self._stepping = True
         self.local.step()
         self._stepping = False
-        met = (s.job.P > 1 or s.job.meetings is not None) and self._vote(self.method.when(s))
+        met = (s.job.P > 1 or s.job.meetings is not None) and self.method.when(s)
         if met:
             self._meet()
         if self._exchange.shards:
@@ -220,15 +225,6 @@ class DistributedOptimizer(optim.Optimizer):
                 "a parameter that was frozen when DistributedOptimizer was made requires a gradient now: "
                 "unfreeze it before"
             )
-
-    def _vote(self, opinion: bool) -> bool:
-        """One vote over the whole world, or positions of a group might meet at different steps."""
-        if not self.method.when.collective:
-            return opinion
-        yes = torch.tensor([opinion], dtype=torch.uint8)
-        with phase("vote"):
-            self._step.job.world.allreduce(yes, "max").wait()
-        return bool(yes.item())
 
     def _meet(self) -> None:
         """An averager of whole models finds them whole, and one of chunks leaves the models whole."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from hpcsgd.flat import Bucket
@@ -42,8 +43,33 @@ class Step:
     t: int = 0
     lr: float = 0.0
     """Learning rate of the first param group in this step."""
+    loss: float | None = None
+    """Of this rank's batch, where the training loop said it."""
+    shards: bool = True
+    """Whether each position updates its own chunks alone, and not all of w."""
+    exchanged: bool = True
+    """Whether gradients are in the buckets; where nothing is exchanged they are where autograd put them."""
     notes: dict[str, float] = field(default_factory=dict)
     """What a method has to report of this step (the distance at a meeting, …), for metrics."""
+
+    def gradients(self) -> list[Tensor]:
+        """Of the group, as the update is about to use them: of this position's chunks, or of all of w where
+        `shards` is False. Writing into them changes the update."""
+        if not self.exchanged:
+            for b in self.buckets:
+                b.gather()
+        return [b.g_own if self.shards else b.g for b in self.buckets]
+
+    def squared_norm(self) -> Tensor:
+        """This position's part of the squared norm of the group's gradient: over the group they add up. In
+        float64; one read of the gradient."""
+        if self.exchanged:
+            parts = [b.g_own for b in self.buckets]
+        else:
+            grads = [slot.param.grad for b in self.buckets for slot in b.slots]
+            parts = [grad for grad in grads if grad is not None]
+        norms = [torch.linalg.vector_norm(g).double() for g in parts]
+        return torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64)
 
     @property
     def owned(self) -> list[Tensor]:
@@ -78,12 +104,7 @@ class Exchange(Protocol):
 
 
 class Schedule(Protocol):
-    """Whether groups meet at this step."""
-
-    @property
-    def collective(self) -> bool:
-        """True: groups may differ in opinion, and one vote over the world settles it: any yes is a yes."""
-        ...
+    """Whether groups meet at this step: the same answer on every rank, or the model is torn."""
 
     def __call__(self, s: Step) -> bool: ...
 

@@ -51,7 +51,6 @@ class TheirSchedule:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self.collective = turn.first.when.collective or turn.then.when.collective
 
     def __call__(self, s: Step) -> bool:
         return self._turn.last or self._turn.method.when(s)

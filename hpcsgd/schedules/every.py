@@ -13,7 +13,6 @@ class Every:
     """After every I-th update (eq. 2 of the hierarchical local SGD paper: "after every I iterations")."""
 
     I: int  # noqa: E741 - the papers' letter
-    collective = False
 
     def __post_init__(self) -> None:
         if self.I < 1:
@@ -26,8 +25,6 @@ class Every:
 @dataclass(frozen=True)
 class Never:
     """Groups have nothing to meet for."""
-
-    collective = False
 
     def __call__(self, s: Step) -> bool:
         return False

@@ -99,7 +99,7 @@ class Loop(ABC):
         optimizer = parts.optimizer
         loss = self._backward(parts.transform(x, parts.generator), y)
         self._lr = float(optimizer.param_groups[0]["lr"]) * parts.warm_up.factor()
-        optimizer.step()
+        optimizer.step(loss=loss)
         if parts.scheduler is not None and self._per_step:
             parts.scheduler.step()
         parts.batches.advance()
