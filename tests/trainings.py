@@ -20,10 +20,12 @@ from hpcsgd.methods import (
     d_psgd,
     hierarchical,
     osgp,
+    selsync,
     sgp,
     ssp,
     switch,
 )
+from hpcsgd.methods.selsync import gradients
 from hpcsgd.topology import Job
 
 EVERY = 3
@@ -99,6 +101,8 @@ METHODS: dict[str, Callable[[], Method]] = {
     "osgp": lambda: osgp(2, graph=Ring()),
     "d_psgd": d_psgd,
     "post-local SGD": lambda: switch(bsp(), hierarchical(EVERY), at=1),
+    "selsync": lambda: selsync(0.3, window=4, smoothing=0.5),
+    "selsync by gradients": lambda: selsync(0.3, gradients, window=4, smoothing=0.5),
     "AR/1P-SGP": lambda: switch(bsp(), sgp(), at=5),
 }
 WAITING_FOR_NOBODY: dict[str, Callable[[], Method]] = {

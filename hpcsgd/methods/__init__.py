@@ -14,6 +14,7 @@ from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.d_psgd import d_psgd
 from hpcsgd.methods.ensemble import ensemble
 from hpcsgd.methods.hierarchical import allreduce_local_sgd, hierarchical
+from hpcsgd.methods.selsync import gradients, parameters, selsync
 from hpcsgd.methods.sgp import osgp, sgp
 from hpcsgd.methods.ssp import ssp
 from hpcsgd.methods.switch import switch
@@ -28,12 +29,14 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "ensemble": ensemble,
     "hierarchical": hierarchical,
     "osgp": osgp,
+    "selsync": selsync,
     "sgp": sgp,
     "ssp": ssp,
     "switch": switch,
 }
 
 PARTS: Mapping[str, Mapping[str, Any]] = {
+    "aggregate": {"parameters": parameters, "gradients": gradients},
     "exchange": {"alltoall": AllToAll(), "reduce_scatter": ReduceScatter()},
     "graph": {
         "bipartite_exponential": BipartiteExponential(),
@@ -58,6 +61,7 @@ __all__ = [
     "ensemble",
     "hierarchical",
     "osgp",
+    "selsync",
     "sgp",
     "ssp",
     "switch",

@@ -114,6 +114,23 @@ def _staleness(axes: Axes, records: Sequence[Record]) -> None:
     axes.legend()
 
 
+def _changes(axes: Axes, records: Sequence[Record]) -> None:
+    """Without the first step, which has no Δ."""
+    steps, delta = _column(records, "step")[1:], _column(records, "delta")[1:]
+    met = _column(records, "met")[1:] > 0
+    for which, colour, label in ((~met, BLUE, "alone"), (met, ORANGE, "all met")):
+        axes.plot(steps[which], delta[which], ".", color=colour, markersize=3, label=label)
+    axes.set(title=f"change of the gradient Δ: {1 - met.mean():.1%} of steps alone", xlabel="step")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    axes.set_yscale("log")
+    axes.legend()
+
+
+def _chosen(records: Sequence[Record]) -> list[Record]:
+    found = of_kind(records, "selection")
+    return found if len(found) > 1 else []
+
+
 def _noting(records: Sequence[Record]) -> list[Record]:
     return [record for record in of_kind(records, "step") if "staleness" in record]
 
@@ -123,6 +140,7 @@ CURVES: dict[Callable[[Axes, Sequence[Record]], None], Callable[[Sequence[Record
     _loss: partial(of_kind, kind="step"),
     _accuracy: partial(of_kind, kind="evaluation"),
     _distance: _distances,
+    _changes: _chosen,
     _staleness: _noting,
 }
 """What draws a panel, and what it draws."""

@@ -6,7 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -104,8 +104,7 @@ class Loop(ABC):
             parts.scheduler.step()
         parts.batches.advance()
         self._meter.step(loss, len(y), data_seconds, optimizer.notes)
-        if "distance" in optimizer.notes:
-            self._note_meeting(optimizer.notes["distance"])
+        self._note(optimizer.notes)
         if optimizer.t % self._config.log_every == 0:
             self._begin_reading()
         self._tell_readings()
@@ -129,6 +128,14 @@ class Loop(ABC):
             (loss if share == 1 else loss * share).backward()
             total = total + loss.detach() * (len(some_y) / len(y))
         return total
+
+    def _note(self, notes: Mapping[str, float]) -> None:
+        """What the method said of this step."""
+        if self.metrics is not None and "delta" in notes:
+            chosen = {name: notes[name] for name in ("delta", "vote", "met")}
+            self.metrics.selection(step=self._parts.optimizer.t, **chosen)
+        if "distance" in notes:
+            self._note_meeting(notes["distance"])
 
     def _note_meeting(self, D: float) -> None:
         t = self._parts.optimizer.t

@@ -9,6 +9,8 @@ kind            fields beside ``kind`` and ``step``
                 not wait for each other: staleness and ahead, how often which number of updates or steps.
                 Written once all ranks have made the step, so it may follow records of later ones
 ``meeting``     distance: D of eq. 9, how far the groups were apart when they met
+``selection``   delta, vote and met, of SelSync: Δ of rank 0's group, whether that asked for a meeting (0
+                or 1), and whether there was one
 ``evaluation``  epoch, loss, accuracy, distance (D of the groups from the mean model), seconds
 ``epoch``       epoch, loss, seconds
 ==============  ==========================================================================================
@@ -60,6 +62,10 @@ class Metrics:
     def meeting(self, *, step: int, distance: float) -> None:
         """The groups met after ``step``; ``distance`` is D of eq. 9."""
         self._append("meeting", step=step, distance=distance)
+
+    def selection(self, *, step: int, delta: float, vote: float, met: float) -> None:
+        """What a method that chooses its steps went by in ``step``."""
+        self._append("selection", step=step, delta=delta, vote=vote, met=met)
 
     def evaluation(
         self, *, step: int, epoch: int, loss: float, accuracy: float, distance: float, seconds: float

@@ -52,8 +52,9 @@ def summary(records: Sequence[Record]) -> Summary:
     last, tested = _last(steps), _last(evaluations)
     best = max(evaluations, key=lambda record: record["accuracy"], default={})
     distances = [record["distance"] for record in of_kind(records, "meeting")]
+    last_step = max((record["step"] for record in records), default=0)
     return {
-        "steps": max((record["step"] for record in records), default=0),
+        "steps": last_step,
         "epochs": max((record["epoch"] for record in steps), default=0),
         "samples": samples,
         "seconds": seconds,
@@ -65,6 +66,7 @@ def summary(records: Sequence[Record]) -> Summary:
         "best_accuracy": best.get("accuracy"),
         "best_epoch": best.get("epoch"),
         "meetings": len(distances),
+        "lssr": lssr(records, last_step),
         "median_distance": median(distances) if distances else None,
         "distance": tested.get("distance"),
         "mean_staleness": _mean(note_totals(records, "staleness")),
@@ -73,6 +75,14 @@ def summary(records: Sequence[Record]) -> Summary:
         "bytes_per_phase": phase_totals(records, "bytes"),
         "bytes_per_link": {str(group): size for group, size in link_totals(records).items()},
     }
+
+
+def lssr(records: Iterable[Record], steps: int) -> float | None:
+    """The part of all steps in which groups did not meet (LSSR, eq. 4 of the SelSync paper); None where it
+    was not recorded that they ever did."""
+    chosen = [record["met"] for record in of_kind(records, "selection")]
+    met = sum(chosen) if chosen else len(of_kind(records, "meeting"))
+    return 1 - met / steps if chosen or met else None
 
 
 def _mean(counts: Mapping[int, int]) -> float | None:
@@ -98,9 +108,10 @@ def summary_text(numbers: Summary) -> str:
         best = f"best {numbers['best_accuracy']:.4f} after epoch {numbers['best_epoch']}"
         lines.append(f"test      accuracy {numbers['accuracy']:.4f} ({best}), loss {numbers['loss']:.4g}")
     if numbers["median_distance"] is not None:
-        lines.append(
-            f"groups    met {numbers['meetings']:,} times, median distance {numbers['median_distance']:.3g}"
-        )
+        met = f"{numbers['meetings']:,} times, median distance {numbers['median_distance']:.3g}"
+        lines.append(f"groups    met {met}; {numbers['lssr']:.1%} of the steps alone")
+    elif numbers["lssr"] is not None:
+        lines.append(f"groups    shared gradients, but for {numbers['lssr']:.1%} of the steps")
     elif numbers["distance"]:
         lines.append(f"groups    at distance {numbers['distance']:.3g} from their mean at the last test")
     if numbers["mean_staleness"] is not None:

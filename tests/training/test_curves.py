@@ -58,6 +58,9 @@ LOSS, PHASES, ACCURACY = (
     "test accuracy: best 0.9000 at epoch 2",
 )
 DISTANCE = "distance D at meetings: median 0.0055"
+CHOSEN: list[Record] = [
+    {"kind": "selection", "step": n, "delta": 0.5 / n, "vote": 0.0, "met": float(n < 3)} for n in range(1, 4)
+]
 APART: list[Record] = [{**record, "distance": 0.5} for record in EVALUATIONS]
 LATE: list[Record] = [{**record, "staleness": {"0": 3, "2": 1}, "ahead": {"1": 4}} for record in ALONE]
 
@@ -71,6 +74,8 @@ LATE: list[Record] = [{**record, "staleness": {"0": 3, "2": 1}, "ahead": {"1": 4
         (APART, [ACCURACY, "distance D at evaluations: median 0.5"]),
         (LATE, [LOSS, "how late and how far ahead"]),
         (MEETINGS, [DISTANCE]),
+        (CHOSEN, ["change of the gradient Δ: 50.0% of steps alone"]),
+        (STEPS[:1] + CHOSEN[:1], ["training loss: 1", PHASES]),
         (STEPS[:1], ["training loss: 1", PHASES]),
         (EVALUATIONS[:1], ["test accuracy: best 0.8000 at epoch 1"]),
     ],
@@ -81,6 +86,8 @@ LATE: list[Record] = [{**record, "staleness": {"0": 3, "2": 1}, "ahead": {"1": 4
         "gossip",
         "waiting for nobody",
         "meetings only",
+        "chosen steps",
+        "one chosen step",
         "one step",
         "one evaluation",
     ],

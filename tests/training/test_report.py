@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hpcsgd.training.metrics import Record
-from hpcsgd.training.report import byte_text, summary, summary_text
+from hpcsgd.training.report import byte_text, lssr, summary, summary_text
 
 
 def step(number: int, samples: int, samples_per_s: float, **phases: float) -> Record:
@@ -47,6 +47,7 @@ def test_the_numbers_add_up() -> None:
         "best_accuracy": 0.9,
         "best_epoch": 2,
         "meetings": 3,
+        "lssr": 0.9,
         "median_distance": 0.2,
         "distance": None,
         "mean_staleness": None,
@@ -63,7 +64,7 @@ def test_the_last_lines_say_it_all() -> None:
         "speed     83 samples/s",
         "loss      0.03333 in training",
         "test      accuracy 0.8500 (best 0.9000 after epoch 2), loss 0.25",
-        "groups    met 3 times, median distance 0.2",
+        "groups    met 3 times, median distance 0.2; 90.0% of the steps alone",
         "time      compute 75%, allgather 17%, data 8%",
         "sent      allgather 1.5 kB",
     ]
@@ -85,6 +86,17 @@ def test_groups_that_never_meet_all_together() -> None:
         "stale     by 0.75 updates of others in the mean, 0.75 steps ahead of the slowest group",
         "links     from rank 0 to 2 groups, 4 kB at most",
     } <= set(summary_text(numbers).splitlines())
+
+
+def test_steps_that_were_chosen() -> None:
+    chosen = [
+        {"kind": "selection", "step": n, "delta": 0.1, "vote": 0.0, "met": float(n == 1)}
+        for n in (1, 2, 3, 4)
+    ]
+    assert lssr(chosen, 4) == 0.75
+    assert lssr(GOSSIP, 20) is None
+    numbers = summary([*chosen, step(4, 100, 50.0)])
+    assert "groups    shared gradients, but for 75.0% of the steps" in summary_text(numbers).splitlines()
 
 
 @pytest.mark.parametrize("count", range(len(RECORDS) + 1))

@@ -1,0 +1,193 @@
+"""SelSync: groups train alone while their gradients change little, and meet when those of any change much.
+
+S. Tyagi, M. Swany: Accelerating Distributed ML Training via Selective Synchronization, IEEE CLUSTER 2023,
+algorithm 1. In step i the worker n
+
+    7   computes g_i, the gradient at its own w
+    8   Δ(g_i) = |E‖g_i‖² − E‖g_{i−1}‖²| / E‖g_{i−1}‖²   (eq. 2), E a moving average
+    9   updates w by g_i
+    11  flag_n = 1 if Δ(g_i) ≥ δ
+    14  gathers the flags of all
+    15  if any is 1: w ← (1/N) Σ_n w_n   (16, 17: by parameters; by gradients 9 applies the mean of all g)
+
+The paper's worker is a group here: its gradient is that of all its K ranks. Instead of flags all ranks
+gather what they flag by, 8 bytes each: the parts of the squared norms. So every rank knows the Δ of every
+group, none needs a second message for K > 1, and the numbers travel while the update is made.
+
+Differences from the paper: allreduce instead of a parameter server. The moving average is of the last
+`window` squared norms, with weights (1 − a)^age; with fewer steps done, of those there are. In the first
+step, and after a gradient of zero, Δ is larger than any δ but infinity. Clipped gradients count as clipped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcsgd.averagers import Mean, Measured, kept
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.step import Averager, Exchange, Method, Step
+from hpcsgd.transport import Work, phase
+
+LARGEST = sys.float_info.max
+"""Δ where there is none yet: only δ = ∞ is above it."""
+
+
+class RelativeChange:
+    """Δ(g) of eq. 2 for every group at once, from their squared norms (P numbers, float64) step by step.
+
+    `smoothing` (a) in (0, 1]: 1 is without memory.
+    """
+
+    def __init__(self, window: int, smoothing: float) -> None:
+        self.smoothing = smoothing
+        self.norms: deque[Tensor] = deque(maxlen=window)
+        self._average: Tensor | None = None
+
+    def __call__(self, squared_norms: Tensor) -> Tensor:
+        before = self._average
+        self.norms.append(squared_norms)
+        self._average = self._mean()
+        if before is None:
+            return torch.full_like(squared_norms, LARGEST)
+        change = (self._average - before).abs() / before
+        return torch.where(self._average == before, 0.0, change).clamp(max=LARGEST)
+
+    def restore(self, norms: list[Tensor]) -> None:
+        """Go on after these."""
+        self.norms.clear()
+        self.norms.extend(norms)
+        self._average = self._mean() if norms else None
+
+    def _mean(self) -> Tensor:
+        ages = torch.arange(len(self.norms) - 1, -1, -1, dtype=torch.float64)
+        weights = (1 - self.smoothing) ** ages
+        return weights @ torch.stack(list(self.norms)) / weights.sum()
+
+
+class Significance:
+    """Lines 8, 11 and 14: whether this step's update is to be shared, the same on every rank.
+
+    Notes of this rank's group `delta` and `vote`, and whether all `met`.
+    """
+
+    def __init__(self, delta: float, window: int, smoothing: float | None) -> None:
+        self.delta, self.window, self.smoothing = delta, window, smoothing
+        self._change: RelativeChange | None = None
+        self._saved: list[Tensor] = []
+        self._gathering: Work | None = None
+        self._significant = False
+
+    def begin(self, s: Step) -> None:
+        """The exchanged gradient is there; returns at once."""
+        if s.job.P == 1:
+            return
+        if self._change is None:
+            a = min(s.job.P / 100, 1.0) if self.smoothing is None else self.smoothing
+            self._change = RelativeChange(self.window, a)
+            self._change.restore(self._saved)
+        part = s.squared_norm().cpu().reshape(1)
+        self._parts = torch.empty(s.job.size, dtype=torch.float64)
+        with phase("vote"):
+            self._gathering = s.job.world.allgather(self._parts, part)
+
+    def __call__(self, s: Step) -> bool:
+        """Waits for what `begin` sent."""
+        if self._gathering is not None:
+            assert self._change is not None
+            with phase("vote"):
+                self._gathering.wait()
+            self._gathering = None
+            delta = self._change(self._parts.view(s.job.P, s.job.K).sum(1))
+            votes = delta >= self.delta
+            self._significant = bool(votes.any())
+            mine = {"delta": delta[s.job.g].item(), "vote": float(votes[s.job.g].item())}
+            s.notes.update(mine, met=float(self._significant))
+        return self._significant
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"norms": self._saved if self._change is None else list(self._change.norms)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._saved, self._change = state["norms"], None
+
+
+@dataclass(frozen=True)
+class Watching:
+    """`inner`, with the question whether to meet on its way before the update."""
+
+    inner: Averager
+    significance: Significance
+
+    @property
+    def shards(self) -> bool:
+        return self.inner.shards
+
+    def before_update(self, s: Step) -> None:
+        self.significance.begin(s)
+        self.inner.before_update(s)
+
+    def __call__(self, s: Step) -> None:
+        self.inner(s)
+
+
+@dataclass(frozen=True)
+class MeanGradient:
+    """The mean of the groups' gradients takes the place of the own one, where the step is significant."""
+
+    significance: Significance
+    shards = True
+
+    def before_update(self, s: Step) -> None:
+        self.significance.begin(s)
+        if s.job.P > 1 and self.significance(s):
+            with phase("average"):
+                for g in s.gradients():
+                    s.job.cross.allreduce(g).wait()
+                    g.div_(s.job.P)
+
+    def __call__(self, s: Step) -> None:
+        """All is done."""
+
+
+def parameters(significance: Significance, moments: Callable[[Averager], Averager]) -> Averager:
+    """Groups leave a significant step with the mean of their models (PA)."""
+    return Watching(moments(Measured(Mean())), significance)
+
+
+def gradients(significance: Significance, moments: Callable[[Averager], Averager]) -> Averager:
+    """Groups apply the mean of their gradients in a significant step (GA), each to its own model."""
+    if moments is not kept:
+        raise UserError("selsync by gradients: groups do not meet, so moments can only be kept")
+    return MeanGradient(significance)
+
+
+def selsync(
+    delta: float,
+    aggregate: Callable[[Significance, Callable[[Averager], Averager]], Averager] = parameters,
+    window: int = 25,
+    smoothing: float | None = None,
+    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    moments: Callable[[Averager], Averager] = kept,
+) -> Method:
+    """Groups meet in steps in which Δ of any group is at least `delta` (δ): with 0 in every step, with
+    infinity in none.
+
+    `aggregate` is `parameters` or `gradients`; `window` and `smoothing` (by default P/100, 1 at most) are of
+    the moving average. A rank gathers 8 bytes from every other in each step.
+    """
+    if not delta >= 0:
+        raise UserError(f"delta = {delta}: a change of the gradient, 0 or more")
+    if window < 1:
+        raise UserError(f"window = {window}: the average is of 1 step or more")
+    if smoothing is not None and not 0 < smoothing <= 1:
+        raise UserError(f"smoothing = {smoothing}: expected a number > 0 and ≤ 1")
+    significance = Significance(float(delta), window, smoothing)
+    return Method(exchange=exchange, when=significance, how=aggregate(significance, moments))

@@ -1,0 +1,252 @@
+"""SelSync against its definition in plain torch: what is significant, who meets when, and with what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd.averagers import Averaged
+from hpcsgd.errors import UserError
+from hpcsgd.methods import Method, bsp, hierarchical, selsync
+from hpcsgd.methods.selsync import LARGEST, RelativeChange, Significance, gradients, parameters
+from hpcsgd.topology import form
+from hpcsgd.transport import Transport
+from references import (
+    MakeOptimizer,
+    average,
+    big_batch,
+    distributed,
+    gathered_gradient,
+    local_sgd,
+    model,
+    one_step,
+    vector,
+)
+
+STEPS = 9
+WINDOW, SMOOTHING = 4, 0.3
+INFINITY = float("inf")
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "SGD": lambda params: optim.SGD(params, lr=0.3),
+    "momentum": lambda params: optim.SGD(params, lr=0.1, momentum=0.9),
+    "AdamW": lambda params: optim.AdamW(params, lr=0.01),
+}
+SHAPES = [(2, 1), (2, 2), (4, 1), (1, 4)]
+
+
+def changes(norms: list[float]) -> list[float]:
+    """Δ of each step but the first: eq. 2 with the average written out."""
+
+    def average(i: int) -> float:
+        weights = [(1 - SMOOTHING) ** age for age in range(min(WINDOW, i + 1))]
+        return sum(w * norms[i - age] for age, w in enumerate(weights)) / sum(weights)
+
+    return [abs(average(i) - average(i - 1)) / average(i - 1) for i in range(1, len(norms))]
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=12))
+def test_the_change_is_that_of_a_moving_average(norms: list[float]) -> None:
+    change = RelativeChange(WINDOW, SMOOTHING)
+    found = [change(torch.tensor([norm, 1.0], dtype=torch.float64)) for norm in norms]
+    assert found[0].tolist() == [LARGEST, LARGEST]
+    torch.testing.assert_close(
+        torch.stack(found[1:])[:, 0], torch.tensor(changes(norms), dtype=torch.float64)
+    )
+    torch.testing.assert_close(torch.stack(found[1:])[:, 1], torch.zeros(len(norms) - 1, dtype=torch.float64))
+
+
+def test_without_memory_it_is_the_change_of_the_norm() -> None:
+    change = RelativeChange(25, 1.0)
+    found = [change(torch.tensor([norm], dtype=torch.float64)).item() for norm in (4.0, 1.0, 0.0, 0.0, 2.0)]
+    assert found == [LARGEST, 0.75, 1.0, 0.0, LARGEST]
+
+
+def selective(
+    P: int, K: int, delta: float, make: MakeOptimizer, by: str
+) -> tuple[list[list[Tensor]], list[bool]]:
+    """Algorithm 1 with P single processes: [step][group] → parameters, and which steps were significant."""
+    nets = [model() for _ in range(P)]
+    optimizers = [make(list(net.parameters())) for net in nets]
+    norms: list[list[float]] = [[] for _ in nets]
+    history, met = [], []
+    for t in range(STEPS):
+        for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            gathered_gradient(net, optimizer, t, range(g * K, (g + 1) * K))
+            norms[g].append(sum(p.grad.square().sum().item() for p in net.parameters() if p.grad is not None))
+        met.append(t == 0 or any(changes(of_group)[-1] >= delta for of_group in norms))
+        if met[-1] and by == "gradients":
+            average_gradients(nets)
+        for optimizer in optimizers:
+            optimizer.step()
+        if met[-1] and by == "parameters":
+            average(nets)
+        history.append([vector(net) for net in nets])
+    return history, met
+
+
+def average_gradients(nets: list[nn.Module]) -> None:
+    for grads in zip(*([p.grad for p in net.parameters()] for net in nets), strict=True):
+        mean = torch.stack(grads).mean(0)
+        for grad in grads:
+            grad.copy_(mean)
+
+
+def noted(
+    world: Transport, P: int, method: Method, make: MakeOptimizer
+) -> list[tuple[Tensor, dict[str, float]]]:
+    """Parameters and notes of each step on this rank."""
+    job = form(world, groups=P)
+    net = model(seed=world.rank)
+    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method)
+    return [(one_step(net, optimizer, job, t), dict(optimizer.notes)) for t in range(STEPS)]
+
+
+BY = {"parameters": parameters, "gradients": gradients}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
+def test_equals_algorithm_1(run, P: int, K: int, by: str, optimizer: str) -> None:
+    """And every rank meets at the same steps: some of them, not all."""
+    make, delta = OPTIMIZERS[optimizer], 0.3
+    method = lambda: selsync(delta, BY[by], WINDOW, SMOOTHING)  # noqa: E731
+    ranks = run(P * K, lambda world: noted(world, P, method(), make))
+    groups, met = selective(P, K, delta, make, by)
+    assert 1 < sum(met) < STEPS
+    for rank, history in enumerate(ranks):
+        assert [notes["met"] for _, notes in history] == met
+        for t, (w, notes) in enumerate(history):
+            torch.testing.assert_close(w, groups[t][rank // K], rtol=0, atol=1e-12)
+            assert notes["vote"] == (notes["delta"] >= delta)
+            assert notes["met"] == any(theirs[t][1]["vote"] for theirs in ranks)
+            assert ("distance" in notes) == (met[t] and by == "parameters")
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_with_delta_0_all_steps_are_shared(run, P: int, K: int, optimizer: str) -> None:
+    """By gradients that is BSP, bit for bit; by parameters local SGD that always meets, and BSP but for
+    rounding where the update is linear in the gradient."""
+    make = OPTIMIZERS[optimizer]
+
+    def same(world: Transport) -> bool:
+        pairs = [(selsync(0, gradients), bsp()), (selsync(0), hierarchical(1))]
+        return all(
+            all(map(torch.equal, *(distributed(world, P, method, make, STEPS) for method in pair)))
+            for pair in pairs
+        )
+
+    assert all(run(P * K, same))
+    if optimizer != "AdamW":
+        for history in run(P * K, lambda world: distributed(world, P, selsync(0), make, STEPS)):
+            torch.testing.assert_close(history, big_batch(P * K, make, STEPS), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_with_delta_infinity_nobody_meets(run, P: int, K: int, by: str) -> None:
+    """Bit for bit local SGD that never comes to its first meeting."""
+    make = OPTIMIZERS["momentum"]
+
+    def same(world: Transport) -> bool:
+        alone = distributed(world, P, hierarchical(STEPS + 1), make, STEPS)
+        return all(map(torch.equal, alone, distributed(world, P, selsync(INFINITY, BY[by]), make, STEPS)))
+
+    assert all(run(P * K, same))
+    ranks = run(P * K, lambda world: distributed(world, P, selsync(INFINITY, BY[by]), make, STEPS))
+    for t, groups in enumerate(local_sgd(P, K, STEPS + 1, make, STEPS)):
+        for rank, history in enumerate(ranks):
+            torch.testing.assert_close(history[t], groups[rank // K], rtol=0, atol=1e-12)
+
+
+def test_no_change_at_all_is_as_much_as_delta_0(run) -> None:
+    def met(world: Transport) -> list[float]:
+        job = form(world, groups=2)
+        net = model()
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.0), net, job, selsync(0))
+        return [optimizer.notes["met"] for _ in range(4) if one_step(net, optimizer, job, 0) is not None]
+
+    assert run(2, met) == [[1.0] * 4] * 2
+
+
+def test_moments_may_be_averaged_too(run) -> None:
+    make = OPTIMIZERS["momentum"]
+    same = lambda world: all(  # noqa: E731
+        map(
+            torch.equal,
+            distributed(world, 2, selsync(0, moments=Averaged), make, STEPS),
+            distributed(world, 2, hierarchical(1, moments=Averaged), make, STEPS),
+        )
+    )
+    assert all(run(2, same))
+
+
+class Patient(optim.SGD):
+    """Updates once the numbers of all have come: they must travel while it does."""
+
+    significance: Significance
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        deadline = time.monotonic() + 20
+        while not (gathering := self.significance._gathering) or not gathering.done():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        super().step(closure)
+
+
+def test_numbers_travel_while_the_update_is_made(run) -> None:
+    def train(world: Transport) -> list[Tensor]:
+        method = selsync(0.3)
+
+        def make(params: list[nn.Parameter]) -> optim.Optimizer:
+            optimizer = Patient(params, lr=0.1)
+            assert isinstance(method.when, Significance)
+            optimizer.significance = method.when
+            return optimizer
+
+        return distributed(world, 2, method, make, 3, elementwise=True)
+
+    assert len(run(4, train)) == 4
+
+
+def test_a_rank_gathers_8_bytes_from_every_other(run) -> None:
+    def sent(world: Transport) -> float:
+        distributed(world, 2, selsync(INFINITY), OPTIMIZERS["SGD"], STEPS)
+        return world.ledger.totals()["vote"].bytes
+
+    assert run(4, sent) == [STEPS * 3 * 8] * 4
+
+
+def test_smoothing_follows_the_number_of_groups(run) -> None:
+    """N/100, as in the paper."""
+
+    def deltas(world: Transport, smoothing: float | None) -> list[float]:
+        history = noted(world, 2, selsync(0.3, smoothing=smoothing), OPTIMIZERS["SGD"])
+        return [notes["delta"] for _, notes in history]
+
+    assert run(2, deltas, None) == run(2, deltas, 0.02) != run(2, deltas, 0.03)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: selsync(-0.1), "delta = -0.1: a change of the gradient, 0 or more"),
+        (lambda: selsync(float("nan")), "delta = nan"),
+        (lambda: selsync(0.1, window=0), "window = 0: the average is of 1 step or more"),
+        (lambda: selsync(0.1, smoothing=0), "smoothing = 0: expected a number > 0 and ≤ 1"),
+        (lambda: selsync(0.1, smoothing=1.5), "smoothing = 1.5"),
+        (lambda: selsync(0.1, gradients, moments=Averaged), "moments can only be kept"),
+    ],
+)
+def test_mistakes(make: Callable[[], Method], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
