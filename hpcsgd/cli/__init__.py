@@ -24,7 +24,9 @@ app = App(
 )
 app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--probe FILE] [--SECTION.KEY VALUE]...")
 app.command(
-    probe, usage="Usage: hpcsgd probe JOB [--groups 2,4,8] [--seeds N] [--ranks N] [--SECTION.KEY VALUE]..."
+    probe,
+    usage="Usage: hpcsgd probe JOB [--groups 2,4,8] [--seeds N] [--ranks N] [--delta [--steps N]] "
+    "[--SECTION.KEY VALUE]...",
 )
 app.command(
     launch, usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]..."

@@ -16,6 +16,8 @@ def probe(
     seeds: int = 1,
     ranks: int | None = None,
     idle: Path | None = None,
+    delta: Annotated[bool, Parameter(negative="")] = False,
+    steps: int = 200,
 ) -> None:
     """Train 2, 4, 8, … virtual groups for some meetings and say how many the training stands, and why.
 
@@ -27,7 +29,14 @@ def probe(
     :param seeds: How often to repeat each, with other shuffles and other weights to start from.
     :param ranks: For how many ranks to say the size of a group, too.
     :param idle: A folder for the models that wait for their turn, where they do not all fit into memory.
+    :param delta: Say which delta lets a selsync job, started on all its ranks, meet how often.
+    :param steps: How many steps to look at for that.
     """
+    if delta:
+        from hpcsgd.training import delta as deltas
+
+        deltas.run(job, overrides, steps)
+        return
     from hpcsgd.training.probing import run
 
     run(job, overrides, groups=groups, seeds=seeds, ranks=ranks, idle=idle)

@@ -84,6 +84,8 @@ class Significance:
         self._saved: list[Tensor] = []
         self._gathering: Work | None = None
         self._significant = False
+        self.changes = torch.empty(0)
+        """Δ of every group in the last step."""
 
     def begin(self, s: Step) -> None:
         """The exchanged gradient is there; returns at once."""
@@ -105,10 +107,10 @@ class Significance:
             with phase("vote"):
                 self._gathering.wait()
             self._gathering = None
-            delta = self._change(self._parts.view(s.job.P, s.job.K).sum(1))
-            votes = delta >= self.delta
+            self.changes = self._change(self._parts.view(s.job.P, s.job.K).sum(1))
+            votes = self.changes >= self.delta
             self._significant = bool(votes.any())
-            mine = {"delta": delta[s.job.g].item(), "vote": float(votes[s.job.g].item())}
+            mine = {"delta": self.changes[s.job.g].item(), "vote": float(votes[s.job.g].item())}
             s.notes.update(mine, met=float(self._significant))
         return self._significant
 

@@ -46,6 +46,25 @@ def test_the_command_on_two_ranks(folder: Path) -> None:
     assert "step 8: the groups are further apart than probed (D = " in trained.out
 
 
+SELSYNC = ("--method.name", "selsync", "--method.delta", "0.3")
+
+
+@pytest.mark.slow
+def test_which_delta(folder: Path) -> None:
+    """The job's own delta is not for these steps: all groups meet."""
+    text = (folder / "job.toml").read_text().replace("every = 2", "")
+    (folder / "job.toml").write_text(text)
+    ended = launch(
+        folder, "probe", "job.toml", "--delta", "--steps", "60", "--job.groups", "2", *SELSYNC, n=2
+    )
+    assert ended.code == 0, ended.err
+    assert "59 steps of 2 groups, all of them shared\n LSSR          δ  meetings  sends 1/\n" in ended.out
+    found = json.loads((folder / "runs" / "job-delta" / "delta.json").read_text())
+    assert found["setting"]["method"]["delta"] == 0
+    assert len(found["deltas"]) == 59
+    assert (folder / "runs" / "job-delta" / "delta.png").exists()
+
+
 @pytest.fixture(scope="module")
 def preloaded():
     server = Preloaded()
@@ -56,6 +75,11 @@ def preloaded():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["--delta", "--steps", "1", *SELSYNC],
+            "hpcsgd: --steps 1: at least 2 are needed, the first one has",
+        ),
+        (["--delta"], "hpcsgd: job.toml: [method] name = 'hierarchical': only selsync has a delta to probe"),
         (["--groups", "4,2"], "hpcsgd: groups = [4, 2]: expected growing numbers, as 2, 4, 8"),
         (["--groups", "1"], "hpcsgd: groups = [1]: at least two numbers of groups from 2 on can be compared"),
         (["--groups", "few"], "hpcsgd: --groups few: expected numbers, as 2,4,8"),

@@ -1,0 +1,95 @@
+"""``hpcsgd probe --delta``: which δ makes SelSync meet how often, for a job file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from hpcsgd.atomic import replacing
+from hpcsgd.errors import JobError, UserError
+from hpcsgd.methods.selsync import Significance
+from hpcsgd.topology import Job, form_as_launched, together
+from hpcsgd.training.assembly import Assembly, assemble
+from hpcsgd.training.config import Config, load
+from hpcsgd.training.probing import setting
+from hpcsgd.training.process import keep_freed_memory, use_threads
+from hpcsgd.tuning.changes import Changes, changes_of, plot, table, to_json
+
+
+def run(path: Path, overrides: Sequence[str], steps: int) -> None:
+    """Train some steps in which all groups meet, and print what each δ would have made of them; write
+    ``delta.json`` and ``delta.png``. On every rank."""
+    from hpcsgd.transport import mpi  # MPI starts when it is imported
+
+    world = mpi.world()
+    with together(world, "reading the job file"):
+        if steps < 2:
+            raise UserError(f"--steps {steps}: at least 2 are needed, the first one has no Δ")
+        config = always_meeting(load(path, overrides), path)
+    world.timeout = config.job.timeout
+    use_threads(config.training.threads)
+    keep_freed_memory()
+    changes = measure(config, form_as_launched(world, config.job.groups, config.job.group_size), path, steps)
+    if world.rank == 0:
+        print(f"{len(changes.deltas)} steps of {changes.deltas.shape[1]} groups, all of them shared")
+        print("\n".join(table(changes)))
+        _write(changes, config)
+
+
+def always_meeting(config: Config, path: Path) -> Config:
+    """With δ = 0, as in the paper's figure 5. Raises `UserError` where the method has no δ."""
+    if config.method.name != "selsync":
+        raise UserError(f"{path}: [method] name = {config.method.name!r}: only selsync has a delta to probe")
+    method = dataclasses.replace(config.method, arguments={**config.method.arguments, "delta": 0})
+    return dataclasses.replace(config, method=method)
+
+
+def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
+    """Collective; the same on every rank."""
+    with job.together("forming groups"):
+        if job.P == 1:
+            raise UserError(
+                "one group has nobody to meet: start as many ranks as the job has, and say groups"
+            )
+    parts = assemble(config, job, str(path))
+    significance = parts.optimizer.method.when
+    assert isinstance(significance, Significance)
+    rows: list[list[float]] = []
+    for x, y in _batches(parts, steps):
+        loss = cross_entropy(parts.model(parts.transform(x, parts.generator)), y)
+        if not loss.isfinite():
+            raise JobError(f"the loss is {loss.item()} after {parts.optimizer.t} steps: try a lower rate")
+        parts.optimizer.zero_grad()
+        loss.backward()
+        parts.optimizer.step(loss=loss)
+        if parts.scheduler is not None and config.schedule.per == "step":
+            parts.scheduler.step()
+        rows.append(significance.changes.tolist())
+    return changes_of(rows)
+
+
+def _batches(parts: Assembly, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    epoch = 0
+    while True:
+        for x, y in parts.loader:
+            if steps == 0:
+                return
+            steps -= 1
+            yield x, y
+        epoch += 1
+        parts.sampler.set_epoch(epoch)
+
+
+def _write(changes: Changes, config: Config) -> None:
+    folder = config.run.folder.with_name(f"{config.run.folder.name}-delta")
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "delta.json") as part:
+        part.write_text(json.dumps(to_json(changes, setting(config)), indent=1) + "\n")
+    with replacing(folder / "delta.png") as part:
+        plot(changes, part)
+    print(f"written {folder}/delta.json and delta.png; train with --method.delta")

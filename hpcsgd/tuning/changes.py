@@ -1,0 +1,99 @@
+"""Which δ? How much the groups' gradients changed in some steps, and what a δ would have made of that.
+
+SelSync shares a step where the largest Δ(g) of any group is δ or more (algorithm 1, lines 11 to 15), so the
+steps that stay local are those with a largest Δ below: LSSR(δ) = the share of them (eq. 4). That is exact for
+the steps that were run, in which all groups met (δ = 0, as in the paper's figure 5); groups that meet less
+drift apart, and their gradients change otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+LSSRS = (0.5, 0.75, 0.9, 0.95, 0.99)
+"""Of the table's rows."""
+HEAD = f"{'LSSR':>5}  {'δ':>9}  {'meetings':>8}  {'sends 1/':>8}"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Δ(g), one row a step but for the first, one column a group."""
+
+    deltas: NDArray[np.float64]
+
+    @property
+    def largest(self) -> NDArray[np.float64]:
+        """Of each step, over the groups."""
+        return self.deltas.max(axis=1)
+
+    def lssr(self, delta: float) -> float:
+        """The share of these steps that would have been local."""
+        return float((self.largest < delta).mean())
+
+    def delta(self, lssr: float) -> float:
+        """The smallest δ that was seen to leave at least so many of the steps local."""
+        ordered = np.sort(self.largest)
+        return float(np.nextafter(ordered[max(int(np.ceil(lssr * len(ordered))) - 1, 0)], np.inf))
+
+
+def table(changes: Changes) -> list[str]:
+    """A row for each of `LSSRS`."""
+    rows = [HEAD]
+    for wanted in LSSRS:
+        delta = changes.delta(wanted)
+        lssr = changes.lssr(delta)
+        met = round((1 - lssr) * len(changes.largest))
+        less = f"{1 / (1 - lssr):>8.1f}" if met else f"{'∞':>8}"
+        rows.append(f"{lssr:>5.2f}  {delta:>9.4g}  {met:>8}  {less}")
+    return rows
+
+
+def to_json(changes: Changes, setting: dict[str, Any]) -> dict[str, Any]:
+    """All numbers; `setting` is what they are of."""
+    rows = [{"delta": (d := changes.delta(wanted)), "lssr": changes.lssr(d)} for wanted in LSSRS]
+    return {"setting": setting, "rows": rows, "deltas": changes.deltas.tolist()}
+
+
+def plot(changes: Changes, path: Path) -> None:
+    """Δ step by step, and LSSR against δ."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    steps = np.arange(2, len(changes.deltas) + 2)
+    seen = changes.deltas > 0
+    for g, (delta, there) in enumerate(zip(changes.deltas.T, seen.T, strict=True)):
+        left.plot(
+            steps[there], delta[there], ".", ms=2, color="C0", alpha=0.4, label=None if g else "each group"
+        )
+    left.plot(steps, changes.largest, "-", lw=0.8, color="C3", label="the largest")
+    left.set_yscale("log")
+    left.set(xlabel="step", ylabel="Δ(g)", title="How much the groups' gradients changed")
+    left.legend()
+
+    ordered = np.sort(changes.largest)
+    right.step(ordered, np.arange(1, len(ordered) + 1) / len(ordered), where="post", color="C0")
+    _mark(right, changes)
+    right.set_xscale("log")
+    right.set(xlabel="δ", ylabel="LSSR", ylim=(0, 1.02), title="Steps that stay local with this δ")
+    figure.savefig(path, dpi=120, format="png")
+
+
+def _mark(axes: Any, changes: Changes) -> None:
+    for wanted in LSSRS:
+        delta = changes.delta(wanted)
+        axes.plot([delta], [changes.lssr(delta)], "o", color="C3", ms=5)
+        axes.annotate(
+            f"δ = {delta:.3g} ", (delta, changes.lssr(delta)), ha="right", va="center", fontsize="small"
+        )
+
+
+def changes_of(rows: Sequence[Sequence[float]]) -> Changes:
+    """The first step has no Δ."""
+    return Changes(np.array(rows[1:], dtype=np.float64))
