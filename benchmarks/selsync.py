@@ -1,0 +1,61 @@
+"""SelSync beside BSP, FedAvg and SSP: the paper's experiments in small. One part at a time:
+
+    hpcsgd data convert mnist FOLDER DATA/mnist.h5
+    python benchmarks/selsync.py --table --data DATA [--plot FILE]       Table I: 8 workers on slow links
+    python benchmarks/selsync.py --partition --data DATA                 SelDP or DefDP, PA or GA (IV-C, IV-D)
+    python benchmarks/selsync.py --non-iid --data DATA [--plot FILE]     one label a worker (fig. 12)
+    python benchmarks/selsync.py --overhead                              what Δ and its exchange cost a step
+
+with --json FILE and --quick (a minute: that it runs). A CNN on the first images of MNIST, batches of 32 a
+worker, one learning rate for all that falls twice. The hosts of --table are network namespaces (as root).
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import selsync_data
+import selsync_overhead
+import selsync_table
+from harness import Goal, machine, print_goals, write_json
+from virtual import first_images
+
+PARTS: dict[str, Callable[[Path, bool, Path | None], tuple[list[dict[str, Any]], list[Goal], dict[str, Any]]]]
+PARTS = {
+    "table": selsync_table.measure,
+    "partition": selsync_data.partitions,
+    "non_iid": selsync_data.non_iid,
+    "overhead": selsync_overhead.measure,
+}
+"""Each prints its table and gives rows, goals and what to say of the machine."""
+IMAGES = {"table": 9600, "partition": 9600, "non_iid": 12000}
+QUICK = 1280
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="SelSync and its rivals.")
+    part = parser.add_mutually_exclusive_group(required=True)
+    for name in PARTS:
+        part.add_argument(f"--{name.replace('_', '-')}", dest="part", action="store_const", const=name)
+    parser.add_argument("--data", type=Path, default=Path(), help="the folder with mnist.h5")
+    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "images.h5"
+        if given.part in IMAGES:
+            first_images(given.data / "mnist.h5", QUICK if given.quick else IMAGES[given.part], store)
+        rows, goals, more = PARTS[given.part](store, given.quick, given.plot)
+    print_goals(goals)
+    if given.json:
+        write_json(given.json, rows, goals, before | more)
+
+
+if __name__ == "__main__":
+    main()
