@@ -53,7 +53,7 @@ class Injection:
     def __post_init__(self) -> None:
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not 0 < value <= 1:
-                raise UserError(f"injection: {name} = {value}: must be more than 0 and at most 1")
+                raise UserError(f"{name} = {value}: must be more than 0 and at most 1")
 
     def portions(self, b: int, P: int) -> Portions:
         """S = ⌈αP⌉, s = β·b/(1 + αβP) rounded, but at least 1, and b' = b − S·s.
@@ -67,7 +67,7 @@ class Injection:
         s = max(1, round(self.beta * b / (1 + self.alpha * self.beta * P)))
         if b <= S * s:
             raise UserError(
-                f"injection: alpha = {self.alpha}, beta = {self.beta}: {S} of {P} groups would share {s} "
+                f"alpha = {self.alpha}, beta = {self.beta}: {S} of {P} groups would share {s} "
                 f"samples each, which leaves none of the {b} samples of a rank's batch: a larger batch is "
                 "needed, or a smaller alpha or beta"
             )

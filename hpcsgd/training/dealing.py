@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ from hpcsgd.errors import UserError, located
 from hpcsgd.reference import call, call_named, resolve
 from hpcsgd.topology import Job
 from hpcsgd.training.config import Config, DataSection
+
+log = logging.getLogger(__name__)
 
 
 def deal(train: Store, job: Job, config: Config) -> Sampler:
@@ -56,7 +59,9 @@ def batches_of(sampler: Sampler, job: Job, data: DataSection) -> Batches | Injec
 def _batches(sampler: Sampler, place: Job | Seat, data: DataSection) -> Batches | InjectedBatches:
     b = batch_of_rank(data.batch_size, place.K)
     injection = make_injection(data)
-    if injection is None or place.P == 1:  # one group has nobody to share with
+    if injection is not None and place.P == 1:
+        log.warning("[data] injection: one group has nobody to share samples with")
+    if injection is None or place.P == 1:
         return Batches(sampler, b)
     with located("[data] injection"):
         batches = InjectedBatches(sampler, place, b, injection)

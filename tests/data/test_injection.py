@@ -235,9 +235,9 @@ def test_one_group_has_nobody_to_share_with(run: Callable[..., list[Any]]) -> No
 
 def test_what_cannot_be() -> None:
     for alpha, beta, wrong in ((0, 0.5, "alpha = 0"), (1.1, 0.5, "alpha"), (0.5, float("nan"), "beta = nan")):
-        with pytest.raises(UserError, match=f"injection: {wrong}.*: must be more than 0 and at most 1"):
+        with pytest.raises(UserError, match=f"^{wrong}.*: must be more than 0 and at most 1"):
             Injection(alpha, beta)
-    with pytest.raises(UserError, match="8 of 8 groups would share 1 samples each.* none of the 8"):
+    with pytest.raises(UserError, match=r"8 of 8 groups would share 1 samples each.* none of the 8"):
         Injection(1, 1).portions(8, 8)
     assert Injection(1, 1).portions(9, 8) == (1, 1, 8)
 
