@@ -11,7 +11,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcsgd.data import Sampler
+    from hpcsgd.data import (
+        ByLabel,
+        DefDP,
+        Dirichlet,
+        Injected,
+        InjectedBatches,
+        Injection,
+        Overlapping,
+        Sampler,
+        SelDP,
+    )
     from hpcsgd.errors import JobError, UserError
     from hpcsgd.lr import WarmUp, lr_scale
     from hpcsgd.methods import (
@@ -35,12 +45,20 @@ if TYPE_CHECKING:
     from hpcsgd.tuning.own import probe
 
 _HOMES = {
+    "ByLabel": "data",
+    "DefDP": "data",
+    "Dirichlet": "data",
     "DistributedOptimizer": "optimizer",
+    "Injected": "data",
+    "InjectedBatches": "data",
+    "Injection": "data",
     "Job": "topology",
     "JobError": "errors",
     "Method": "methods",
     "NaturalGradient": "natural_gradient",
+    "Overlapping": "data",
     "Sampler": "data",
+    "SelDP": "data",
     "UserError": "errors",
     "WarmUp": "lr",
     "ad_psgd": "methods",
@@ -61,12 +79,20 @@ _HOMES = {
 }
 
 __all__ = [
+    "ByLabel",
+    "DefDP",
+    "Dirichlet",
     "DistributedOptimizer",
+    "Injected",
+    "InjectedBatches",
+    "Injection",
     "Job",
     "JobError",
     "Method",
     "NaturalGradient",
+    "Overlapping",
     "Sampler",
+    "SelDP",
     "UserError",
     "WarmUp",
     "ad_psgd",

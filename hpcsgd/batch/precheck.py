@@ -12,12 +12,13 @@ from types import SimpleNamespace
 from typing import cast
 
 from hpcsgd.batch.allocation import Allocation
-from hpcsgd.errors import UserError, located
+from hpcsgd.errors import located
 from hpcsgd.islands.meetings import Meetings
 from hpcsgd.launch.run import group_sizes
 from hpcsgd.topology import form, groups_across_nodes, shape
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.config import Config, load
+from hpcsgd.training.dealing import make_injection, make_partition, require_divisible
 from hpcsgd.training.probing import plan_of, take_answer
 from hpcsgd.training.run_folder import require_unused
 from hpcsgd.transport import Transport, threads
@@ -48,18 +49,18 @@ def check_training(
     config = load(path, overrides)
     if fresh:
         require_unused(config.run.folder)
-    _assemble_alone(config, path)
+    with located(str(path)):
+        make_partition(config.data)
+        make_injection(config.data)
+    _assemble_alone(_undivided(config), path)
     if probe is not None:
         if awaited and not probe.exists():
             return Checked(config, f"as many groups as {probe} will tell")
         config, _ = take_answer(config, probe, allocation.ranks)
     with located(f"{path}: [job]"):
         P, K = shape(allocation.ranks, config.job.groups, config.job.group_size)
-    if config.data.batch_size % K:
-        raise UserError(
-            f"{path}: [data] batch_size = {config.data.batch_size} is the batch of a group of {K} ranks: "
-            f"give a multiple of {K}"
-        )
+    with located(str(path)):
+        require_divisible(config, P, K)
     return Checked(config, _placement(allocation, P, K))
 
 
@@ -84,6 +85,13 @@ def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
     plan_of(config, path, None, 1)
     _assemble_alone(config, path)
     return Checked(config, "2, 4, 8, … virtual groups in turn")
+
+
+def _undivided(config: Config) -> Config:
+    """One rank has nobody to divide samples with."""
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, partition=None, share=None, injection=None)
+    )
 
 
 def _assemble_alone(config: Config, path: Path, meetings: Meetings | None = None) -> None:

@@ -4,14 +4,12 @@ With π the permutation of epoch e and N ranks, rank r takes π[r], π[r + N], �
 ranks with batches of B/K hold together the plain batch of B consecutive samples; all ranks have equally many;
 and the n mod N samples left out are others in each epoch.
 
-Ranks may be given a larger share than 1/N: then shares overlap. After its own cards a rank takes those of the
-next ones, from the beginning. So two ranks with 3/4 have half of all samples in common (EnsembleSync,
-section 4.1).
+A `Partition` divides the samples among groups instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +17,7 @@ import numpy as np
 import torch.utils.data
 from numpy.typing import NDArray
 
+from hpcsgd.data.partition import Partition, Samples
 from hpcsgd.errors import UserError
 
 
@@ -29,21 +28,45 @@ class _World(Protocol):
     def size(self) -> int: ...
 
 
-class _Job(Protocol):
+class Place(Protocol):
+    """Of P groups of K, group g and in it position j: what samplers need to know of a job."""
+
     @property
     def world(self) -> _World: ...
+    @property
+    def P(self) -> int: ...
+    @property
+    def K(self) -> int: ...
+    @property
+    def g(self) -> int: ...
+    @property
+    def j(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Seat:
-    """One of `size` that samples are dealt to, where that is no rank of a job: a virtual rank, an island."""
+    """One of `size` that samples are dealt to, K of them a group, where that is no rank of a job: a virtual
+    rank, an island."""
 
     rank: int
     size: int
+    K: int = 1
 
     @property
     def world(self) -> Seat:
         return self
+
+    @property
+    def P(self) -> int:
+        return self.size // self.K
+
+    @property
+    def g(self) -> int:
+        return self.rank // self.K
+
+    @property
+    def j(self) -> int:
+        return self.rank % self.K
 
 
 class Sampler(torch.utils.data.Sampler[int]):
@@ -52,36 +75,60 @@ class Sampler(torch.utils.data.Sampler[int]):
     `data` is a dataset or its length n; `job` tells the rank and the number of ranks N. Iterating starts
     where training has come to: the loader reads ahead, so only `advance` moves that place. The state counts
     the samples of all ranks together; loaded with another N it goes on with exactly those not yet seen.
-    `share`: the part of all samples that a rank sees in an epoch, by default 1/N.
 
-    Raises `UserError` if there are fewer samples than ranks, or a share is less than 1/N or more than 1.
+    `partition`: how samples are divided among groups, by default not at all; `labels`, one of each sample,
+    for those that go by them. Loaded with another K, the state goes on with exactly what each group has not
+    yet seen. With another P, or another partition, hands are others: a group goes on where the same part of
+    its new hand is behind it, so that in this epoch some samples come again and some do not come.
+
+    Raises `UserError` if there are fewer samples than ranks, or the partition cannot be.
     """
 
     def __init__(
         self,
         data: Sized | int,
-        job: _Job,
+        job: Place,
         *,
         seed: int = 0,
         shuffle: bool = True,
-        share: float | None = None,
+        partition: Partition | None = None,
+        labels: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> None:
         self._total = data if isinstance(data, int) else len(data)
-        self._rank, self._ranks = job.world.rank, job.world.size
+        self._ranks = job.world.size
         if self._total < self._ranks:
             raise UserError(
                 f"{self._total} samples cannot be dealt to {self._ranks} ranks: each needs at least one"
             )
         if seed < 0:
             raise UserError(f"seed {seed}: must not be negative")
-        if share is not None and not 1 / self._ranks <= share <= 1:
-            raise UserError(f"share {share} of the samples: each of {self._ranks} ranks needs 1/N to 1")
-        self._shuffle, self._share = shuffle, share
+        self._partition = partition
+        self._labels = None if labels is None else np.asarray(labels)
+        self._shuffle = shuffle
         self._seed, self._epoch, self._consumed = seed, 0, 0
+        if partition is None:
+            self.deal(job.world.rank, job.world.size)
+        else:
+            self._P, self._K, self._g, self._j = job.P, job.K, job.g, job.j
+            partition.require(self._samples)
 
     def deal(self, rank: int, ranks: int) -> None:
-        """From here on the samples are for so many ranks, of which this is one."""
-        self._rank, self._ranks = rank, ranks
+        """From here on the samples are for so many ranks, each a group of its own, of which this is one."""
+        self._P, self._K, self._g, self._j = ranks, 1, rank, 0
+        self._ranks = ranks
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    @property
+    def taken(self) -> int:
+        """Samples of the epoch that this rank has consumed."""
+        return self._consumed // self._ranks
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Go to an epoch, counted from 0, of which this rank has consumed `start` samples already."""
@@ -101,38 +148,43 @@ class Sampler(torch.utils.data.Sampler[int]):
         return (self._dealt - self._consumed) // self._ranks
 
     def __iter__(self) -> Iterator[int]:
-        if self._share is None:
-            remaining = self._order()[self._consumed :]
-            return iter(remaining[self._rank :: self._ranks][: len(self)].tolist())
-        order, N = self._order(), self._ranks
-        cards = np.concatenate([order[(self._rank + k) % N :: N] for k in range(N)])
-        taken = self._consumed // N
-        return iter(cards[taken : taken + len(self)].tolist())
+        return iter(self._left()[: len(self)].tolist())
 
     def state_dict(self) -> dict[str, int]:
-        """Seed, epoch, and how many samples of the epoch all ranks together have consumed."""
-        return {"seed": self._seed, "epoch": self._epoch, "consumed": self._consumed}
+        """Seed, epoch, and how many samples of the epoch all ranks together have consumed; with a partition
+        also of how many that is."""
+        state = {"seed": self._seed, "epoch": self._epoch, "consumed": self._consumed}
+        return state if self._partition is None else {**state, "dealt": self._dealt}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to where a `state_dict`, perhaps of another number of ranks, was taken."""
-        self._consumed = self._checked(state["consumed"])
+        """Go to where a `state_dict`, perhaps of other numbers of groups and ranks, was taken."""
+        consumed, dealt = state["consumed"], state.get("dealt", self._total)
+        if self._partition is not None:  # the same part of each hand
+            consumed = self._dealt // self._P * consumed // dealt * self._P
+        elif dealt != self._dealt:
+            consumed = self._dealt * consumed // dealt
+        self._consumed = self._checked(consumed)
         self._seed, self._epoch = state["seed"], state["epoch"]
 
     @property
+    def _samples(self) -> Samples:
+        return Samples(self._total, self._P, self._seed, self._shuffle, self._labels)
+
+    @property
     def _dealt(self) -> int:
-        """Cards of all ranks together: more than there are samples, where shares overlap."""
-        if self._share is None:
+        """Samples of all ranks together: more than there are, where several see the same."""
+        if self._partition is None:
             return self._total
-        return self._ranks * max(int(self._share * self._total), self._total // self._ranks)
+        return self._P * self._partition.length(self._total, self._P)
+
+    def _left(self) -> NDArray[np.int64]:
+        """What this rank has still to take, and maybe some more."""
+        if self._partition is None:
+            return self._samples.of_epoch(self._epoch)[self._consumed :][self._g :: self._P]
+        hand = self._partition.hand(self._samples, self._g, self._epoch)
+        return hand[self._consumed // self._P :][self._j :: self._K]
 
     def _checked(self, consumed: int) -> int:
         if not 0 <= consumed <= self._dealt:
             raise UserError(f"{consumed} samples consumed of an epoch of {self._dealt}: impossible")
         return consumed
-
-    def _order(self) -> NDArray[np.int64]:
-        if not self._shuffle:
-            return np.arange(self._total)
-        # Raw draws, sorted: unlike Generator.permutation, the same in every version of numpy.
-        bits = np.random.PCG64(np.random.SeedSequence([self._seed, self._epoch]))
-        return np.argsort(bits.random_raw(self._total), kind="stable")

@@ -11,6 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
@@ -73,6 +74,11 @@ class Store(Dataset[tuple[Tensor, Tensor]]):
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of a sample."""
         return self.header.shape
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Those of all samples."""
+        return self._labels.numpy()
 
     def __len__(self) -> int:
         return len(self._labels)

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcsgd import models
-from hpcsgd.data import Batches, Sampler, Seat, Store, crop_and_flip
+from hpcsgd.data import Batches, Injected, InjectedBatches, Sampler, Store, crop_and_flip
 from hpcsgd.errors import UserError, located, near_miss
 from hpcsgd.generators import seed_generators
 from hpcsgd.lr import WarmUp, lr_scale
@@ -21,6 +21,7 @@ from hpcsgd.optimizer import DistributedOptimizer
 from hpcsgd.reference import build, call, call_named, resolve
 from hpcsgd.topology import Job
 from hpcsgd.training.config import Config
+from hpcsgd.training.dealing import batches_of, deal, make_loader
 from hpcsgd.training.trial import require_fitting
 
 Transform = Callable[[Tensor, Generator], Tensor]
@@ -36,9 +37,11 @@ class Assembly:
     warm_up: WarmUp
     scheduler: LRScheduler | None
     sampler: Sampler
-    batches: Batches
+    batches: Batches | InjectedBatches
     """What is left of the epoch of `sampler`."""
     loader: DataLoader[Any]
+    injected: Injected | None
+    """What completes the batches of `loader`, where groups share samples."""
     transform: Transform
     generator: Generator
     """This rank's chance in `transform`."""
@@ -56,8 +59,8 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     with job.together("preparing the run"), located(source):
         with located("[data] store"):
             train, test = Store(config.data.store, "train"), Store(config.data.store, "test")
-            sampler = deal(train, job, config)
-        batches = batches_of(sampler, job, config.data.batch_size)
+        sampler = deal(train, job, config)
+        batches = batches_of(sampler, job, config.data)
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = models.build(config.model.build, config.model.arguments)
@@ -73,6 +76,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
         scheduler = make_scheduler(config, optimizer)
         natural_gradient = make_natural_gradient(config, optimizer, model)
+    loader = make_loader(train, batches, config.data.workers)
     return Assembly(
         model=model,
         optimizer=optimizer,
@@ -80,7 +84,8 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         scheduler=scheduler,
         sampler=sampler,
         batches=batches,
-        loader=_loader(train, batches, config.data.workers),
+        loader=loader,
+        injected=Injected(loader, job) if isinstance(batches, InjectedBatches) else None,
         transform=transform,
         generator=Generator().manual_seed(own),
         test=test,
@@ -92,33 +97,6 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
 def number_of(job: Job) -> int:
     """This rank's among all that train together; with islands of unlike sizes some share one."""
     return job.rank if job.meetings is None else job.meetings.island * job.size + job.rank
-
-
-def deal(train: Store, job: Job, config: Config) -> Sampler:
-    """The samples of this rank, or of its island."""
-    seed, share = config.seed, config.data.share
-    if job.meetings is not None:
-        return Sampler(train, Seat(job.meetings.island, job.meetings.islands), seed=seed, share=share)
-    if share is not None and job.world.size > 1:
-        raise UserError(f"[data] share = {share}: only groups that `hpcsgd launch` starts have shares")
-    return Sampler(train, job, seed=seed)
-
-
-def batches_of(sampler: Sampler, job: Job, B: int) -> Batches:
-    """Of this rank, where a group takes batches of B."""
-    if job.meetings is None:
-        return Batches(sampler, batch_of_rank(B, job.K))
-    if B < job.K:
-        raise UserError(f"[data] batch_size = {B} is the batch of a group of {job.K} ranks: too few samples")
-    return Batches(sampler, B, job.K, job.j)
-
-
-def batch_of_rank(B: int, K: int) -> int:
-    if B % K:
-        raise UserError(
-            f"[data] batch_size = {B} is the batch of a group of {K} ranks: give a multiple of {K}"
-        )
-    return B // K
 
 
 def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
@@ -179,18 +157,6 @@ def _part(key: str, value: Any) -> Any:
     if not isinstance(value, str) or value not in PARTS[key]:
         raise UserError(f"{key} = {value!r}: {near_miss(str(value), PARTS[key])}")
     return PARTS[key][value]
-
-
-def _loader(train: Store, batches: Batches, workers: int) -> DataLoader[Any]:
-    return DataLoader(
-        train,
-        batch_sampler=batches,
-        collate_fn=train.collate,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        generator=Generator(),  # or a resumed epoch would draw once more from the model's
-        multiprocessing_context="forkserver" if workers else None,  # a fork would carry MPI's threads along
-    )
 
 
 def _subclasses(module: Any, base: type) -> dict[str, type]:

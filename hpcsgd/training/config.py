@@ -41,7 +41,9 @@ class DataSection:
 
     store: Path  # absolute after `load`
     batch_size: Count  # samples of one GROUP per step
-    share: Annotated[float, Above(0)] | None = None  # of all samples, of a group (ensemble); none: 1/P
+    partition: dict[str, Any] | None = None  # name and arguments: how groups divide the samples
+    share: Annotated[float, Above(0)] | None = None  # short for { name = "overlapping", share = … }
+    injection: dict[str, Any] | None = None  # alpha and beta: what groups give each other of their batches
     transform: str | None = None  # a short name or "package.module:function"
     workers: Annotated[int, Minimum(0)] = 0
 

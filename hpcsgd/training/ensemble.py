@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from hpcsgd.data import Batches
 from hpcsgd.islands.register import Place
 from hpcsgd.training.loop import Loop
 from hpcsgd.transport import PeerLost
@@ -127,8 +128,10 @@ class EnsembleLoop(Loop):
         self._dealt = dealt.deal
         sampler.deal(here, len(sharing))
         sampler.set_epoch(place.epoch)
-        self._parts.batches.start_after(dealt.seen, place.t - dealt.t)
-        self._steps_per_epoch = place.t - dealt.t + len(self._parts.batches)
+        batches = self._parts.batches
+        assert isinstance(batches, Batches)
+        batches.start_after(dealt.seen, place.t - dealt.t)
+        self._steps_per_epoch = place.t - dealt.t + len(batches)
         if meetings.island in meetings.units:
             self._use(meetings.units[meetings.island])
         self._computed, self._steps = 0.0, 0

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd.checkpoint import Checkpoints, capture
 from hpcsgd.errors import JobError, UserError
@@ -24,6 +23,7 @@ from hpcsgd.training.meter import Meter, Reading
 from hpcsgd.training.metrics import Metrics
 from hpcsgd.training.progress import Progress
 from hpcsgd.training.promise import Promise
+from hpcsgd.training.scheduler import scheduler_state, take_up_scheduler
 from hpcsgd.training.stopping import Stopping
 from hpcsgd.transport import Transport, Work
 
@@ -67,7 +67,7 @@ class Loop(ABC):
         self._saved_at = parts.optimizer.t, self._epoch
         parts.sampler.load_state_dict(shared["sampler"])
         parts.warm_up.load_state_dict(shared["warm_up"])
-        _take_up_scheduler(parts.scheduler, shared["scheduler"])
+        take_up_scheduler(parts.scheduler, shared["scheduler"])
         if own is not None:
             load_generators_state(own)
             parts.generator.set_state(own["transform"])
@@ -145,10 +145,13 @@ class Loop(ABC):
             self._progress.note(f"step {t}: {told}")
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:
-        """What is left of this epoch, each batch with the seconds it was waited for."""
+        """What is left of this epoch, each batch with the seconds that the loader was waited for."""
+        parts = self._parts
         asked = time.perf_counter()
-        for x, y in self._parts.loader:
-            yield x, y, time.perf_counter() - asked
+        for batch in parts.loader:
+            seconds = time.perf_counter() - asked
+            x, y = batch if parts.injected is None else parts.injected.complete(batch)
+            yield x, y, seconds
             asked = time.perf_counter()
 
     def _close_epoch(self) -> None:
@@ -241,7 +244,7 @@ class Loop(ABC):
             "epoch_sums": self._epoch_sums,
             "sampler": parts.sampler.state_dict(),
             "warm_up": parts.warm_up.state_dict(),
-            "scheduler": _scheduler_state(parts.scheduler),
+            "scheduler": scheduler_state(parts.scheduler),
         }
         own = {**generators_state(), "transform": parts.generator.get_state()}
         if parts.natural_gradient is not None:
@@ -280,15 +283,3 @@ def _require_finite(loss: Tensor, step: int) -> None:
 
 def _diverged(what: str, value: float, step: int) -> str:
     return f"the {what} is {value} at step {step}: try a lower learning rate or a longer warm-up"
-
-
-def _scheduler_state(scheduler: LRScheduler | None) -> Tree:
-    return {} if scheduler is None else {"kind": type(scheduler).__name__, "state": scheduler.state_dict()}
-
-
-def _take_up_scheduler(scheduler: LRScheduler | None, saved: Tree) -> None:
-    theirs, ours = saved.get("kind", "none"), _scheduler_state(scheduler).get("kind", "none")
-    if theirs != ours:
-        raise JobError(f"[schedule] build: {theirs} in the checkpoint, {ours} in this job: resume with that")
-    if scheduler is not None:
-        scheduler.load_state_dict(saved["state"])

@@ -80,6 +80,7 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, seeds: int
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: at least 1 is needed")
     with located(str(path)):
+        _require_plain(config)
         method = make_method(config, steps_per_epoch=1)  # a switch at an epoch is refused below
         how = method.how
         local_sgd = isinstance(how, Measured) and isinstance(how.inner, Mean | MeanOfAll)
@@ -96,6 +97,15 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, seeds: int
         rule=config.schedule.scaling,
         seeds=tuple(range(config.seed, config.seed + seeds)),
     )
+
+
+def _require_plain(config: Config) -> None:
+    for key in ("partition", "share", "injection"):
+        if getattr(config.data, key) is not None:
+            raise UserError(
+                f"[data] {key}: the probe deals all samples to its virtual groups, none twice: "
+                "leave it out, or choose groups without a probe"
+            )
 
 
 def probe_config(

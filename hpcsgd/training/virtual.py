@@ -14,13 +14,13 @@ from hpcsgd.data import Store
 from hpcsgd.generators import generators_state, load_generators_state, seed_generators
 from hpcsgd.lr import WarmUp, lr_scale
 from hpcsgd.training.assembly import (
-    batch_of_rank,
     make_natural_gradient,
     make_optimizer,
     make_scheduler,
     make_transform,
 )
 from hpcsgd.training.config import Config
+from hpcsgd.training.dealing import batch_of_rank
 from hpcsgd.training.trial import require_fitting
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.idle import IN_MEMORY, Idle

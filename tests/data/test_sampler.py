@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -8,23 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from hpcsgd.data import Sampler
+from hpcsgd.data import Overlapping, Sampler, Seat
 from hpcsgd.errors import UserError
 
 
-@dataclass
-class World:
-    rank: int
-    size: int
-
-
-@dataclass
-class Job:
-    world: World
-
-
 def samplers(total: int, ranks: int, **options: Any) -> list[Sampler]:
-    return [Sampler(total, Job(World(rank, ranks)), **options) for rank in range(ranks)]
+    return [Sampler(total, Seat(rank, ranks), **options) for rank in range(ranks)]
 
 
 def dealt(ranks: list[Sampler]) -> list[int]:
@@ -60,7 +48,7 @@ def test_ranks_share_one_permutation(size: tuple[int, int], seed: int, epoch: in
 def test_shares_may_overlap(size: tuple[int, int], seed: int, more: float) -> None:
     total, ranks = size
     share = 1 / ranks + more * (1 - 1 / ranks)
-    hands = [list(sampler) for sampler in samplers(total, ranks, seed=seed, share=share)]
+    hands = [list(sampler) for sampler in samplers(total, ranks, seed=seed, partition=Overlapping(share))]
     assert {len(hand) for hand in hands} == {max(int(share * total), total // ranks)}
     assert all(len(set(hand)) == len(hand) for hand in hands), "nothing comes twice to a rank"
     plain = [list(sampler) for sampler in samplers(total, ranks, seed=seed)]
@@ -68,18 +56,18 @@ def test_shares_may_overlap(size: tuple[int, int], seed: int, more: float) -> No
 
 
 def test_the_shares_of_the_paper() -> None:
-    one, other = (set(sampler) for sampler in samplers(50_000, 2, share=0.75))
+    one, other = (set(sampler) for sampler in samplers(50_000, 2, partition=Overlapping(0.75)))
     assert (len(one), len(other), len(one & other)) == (37_500, 37_500, 25_000)
 
 
 def test_a_share_goes_on_where_it_was() -> None:
-    (_, sampler) = samplers(40, 2, share=0.75)
+    (_, sampler) = samplers(40, 2, partition=Overlapping(0.75))
     whole = list(sampler)
     sampler.advance(12)
     assert list(sampler) == whole[12:]
     for share in (0.4, 1.1):
-        with pytest.raises(UserError, match="each of 2 ranks needs 1/N to 1"):
-            samplers(40, 2, share=share)
+        with pytest.raises(UserError, match="each of 2 groups needs 1/P to 1"):
+            samplers(40, 2, partition=Overlapping(share))
 
 
 @given(sizes, seeds, epochs, st.data())
@@ -154,7 +142,7 @@ def test_in_order() -> None:
 
 
 def test_the_length_of_a_dataset() -> None:
-    assert len(Sampler("abcdef", Job(World(0, 2)))) == 3
+    assert len(Sampler("abcdef", Seat(0, 2))) == 3
 
 
 def test_what_cannot_be() -> None:

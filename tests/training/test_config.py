@@ -244,7 +244,15 @@ def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> N
     config = Config(
         seed=3,
         job=JobSection(**given_keys),
-        data=DataSection(store=Path("/x.h5"), batch_size=2, transform="a:b", workers=1),
+        data=DataSection(
+            store=Path("/x.h5"),
+            batch_size=2,
+            partition={"name": "dirichlet", "alpha": 0.5},
+            share=0.5,
+            injection={"alpha": 0.5, "beta": 0.25},
+            transform="a:b",
+            workers=1,
+        ),
         model=ModelSection(build="m", arguments={"a": [1, {"b": 2}]}),
         optimizer=OptimizerSection(build="Adam", lr=1e-3, arguments={"betas": [0.9, 0.99]}),
         schedule=ScheduleSection(

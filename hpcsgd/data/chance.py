@@ -1,0 +1,42 @@
+"""Chance that all ranks agree on without a word: the same in every process and every version of numpy."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Purpose(IntEnum):
+    """What chance is for: none has the numbers of another one."""
+
+    SHARES = 1
+    PASS = 2
+    PROPORTIONS = 3
+    SHARERS = 4
+
+
+def epoch_order(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The shuffle of n samples that belongs to an epoch."""
+    return _order(n, np.random.SeedSequence([seed, epoch]))
+
+
+def shuffled(rows: NDArray[np.int64], seed: int, purpose: Purpose, *of: int) -> NDArray[np.int64]:
+    """`rows` in another order, for a purpose and, of that, for what the numbers `of` say."""
+    return rows[_order(len(rows), np.random.SeedSequence(seed, spawn_key=(purpose, *of)))]
+
+
+def dirichlet(alpha: float, shape: tuple[int, int], seed: int) -> NDArray[np.float64]:
+    """Proportions [rows, P]: each row is drawn from Dir(alpha, …, alpha) and sums to 1."""
+    bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(Purpose.PROPORTIONS,)))
+    frozen = np.random.RandomState(bits)  # numpy promises that its numbers never change (NEP 19)
+    # Gamma(alpha) = Gamma(alpha + 1) · U^(1/alpha), as logarithms: a small alpha would make all of them 0.
+    logs = np.log(frozen.standard_gamma(alpha + 1, shape)) + np.log1p(-frozen.random_sample(shape)) / alpha
+    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def _order(n: int, seeds: np.random.SeedSequence) -> NDArray[np.int64]:
+    # Raw draws, sorted: unlike Generator.permutation, the same in every version of numpy.
+    return np.argsort(np.random.PCG64(seeds).random_raw(n), kind="stable")

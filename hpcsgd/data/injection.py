@@ -1,0 +1,203 @@
+"""Data injection: groups whose samples differ much share some of each batch (SelSync, section III-E).
+
+In every step ⌈αP⌉ random groups send the fraction β of their batch to all others, position j of a group to
+position j of each. The own batch shrinks to b' = b / (1 + αβP), eq. 3, so that all train on b samples; here
+and below, those of one rank. For b = 32 and 8 groups eq. 3 gives 10.7 at (½, ½) and 5.8 at (¾, ¾): the 11
+and 6 that the paper quotes, though for 10 groups.
+
+Samples are whole, and b is to be met exactly: see `Injection.portions`. Who shares follows from seed, epoch
+and step alone, without a message.
+
+    batches = hpcsgd.InjectedBatches(sampler, job, b, hpcsgd.Injection(alpha=0.5, beta=0.5))
+    loader = hpcsgd.Injected(DataLoader(data, batch_sampler=batches), job)
+    for x, y in loader: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.utils.data
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hpcsgd.data.batches import Batches
+from hpcsgd.data.chance import Purpose, shuffled
+from hpcsgd.data.sampler import Place, Sampler
+from hpcsgd.errors import UserError
+from hpcsgd.topology import Job
+from hpcsgd.transport import phase
+
+
+class Portions(NamedTuple):
+    """Of the b samples that every rank trains on: `own` (b') that nobody else gets, and `shared` (s) of each
+    of `sharers` (S) groups."""
+
+    own: int
+    shared: int
+    sharers: int
+
+
+@dataclass(frozen=True)
+class Injection:
+    """`alpha`: the part of the groups that share in a step; `beta`: the part of a batch that each shares."""
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            if not 0 < value <= 1:
+                raise UserError(f"{name} = {value}: must be more than 0 and at most 1")
+
+    def portions(self, b: int, P: int) -> Portions:
+        """S = ⌈αP⌉, s = β·b/(1 + αβP) rounded, but at least 1, and b' = b − S·s.
+
+        So b' is what is left, which may differ from b/(1 + αβP) by more than its rounding: 12 of 32 at
+        (½, ½) with 8 groups. Raises `UserError` where it is less than 1. One group keeps all.
+        """
+        if P == 1:
+            return Portions(b, 0, 0)
+        S = self._sharing(P)
+        s = max(1, round(self.beta * b / (1 + self.alpha * self.beta * P)))
+        if b <= S * s:
+            raise UserError(
+                f"alpha = {self.alpha}, beta = {self.beta}: {S} of {P} groups would share {s} "
+                f"samples each, which leaves none of the {b} samples of a rank's batch: a larger batch is "
+                "needed, or a smaller alpha or beta"
+            )
+        return Portions(b - S * s, s, S)
+
+    def sharers(self, P: int, seed: int, epoch: int, step: int) -> list[int]:
+        """The groups that share in a step of an epoch, both counted from 0; in order."""
+        groups = shuffled(np.arange(P), seed, Purpose.SHARERS, epoch, step)
+        return sorted(groups[: self._sharing(P)].tolist())
+
+    def _sharing(self, P: int) -> int:
+        return ceil(self.alpha * P - 1e-9) if P > 1 else 0  # 0.07 · 100 is a little more than 7
+
+
+class InjectedBatches(torch.utils.data.Sampler[list[int]]):
+    """For `DataLoader(batch_sampler=...)`: what this rank loads itself of batches of b, in what is left of
+    the epoch of `sampler`: b' samples, and s more in a step in which its group shares.
+
+    Every step takes b' + s samples of the epoch off every group, so that all make equally many. Those that do
+    not share pass over s of them: in that epoch they do not see these. Nor does anybody see what is left at
+    its end, less than b' + s samples of a rank. Both are other samples in other epochs.
+    """
+
+    def __init__(self, sampler: Sampler, job: Place, b: int, injection: Injection) -> None:
+        self.sampler = sampler
+        self.portions = injection.portions(b, job.P)
+        self._injection = injection
+        self._P, self._g = job.P, job.g
+        self._windows = Batches(sampler, self._window)
+
+    def __len__(self) -> int:
+        return len(self.sampler) // self._window
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first = self.step
+        for step, rows in zip(range(first, first + len(self)), self._windows, strict=False):
+            yield rows[: self.loaded(step)]
+
+    @property
+    def step(self) -> int:
+        """Of the epoch: the one that training has come to."""
+        return self.sampler.taken // self._window
+
+    def sharers(self, step: int) -> list[int]:
+        """The groups that share in this step of the epoch."""
+        return self._injection.sharers(self._P, self.sampler.seed, self.sampler.epoch, step)
+
+    def loaded(self, step: int) -> int:
+        """How many samples this rank loads itself in this step."""
+        return self.portions.own + (self.portions.shared if self._g in self.sharers(step) else 0)
+
+    def weight(self, _: int) -> float:
+        """What multiplies the mean loss of a rank: all have equally many samples."""
+        return 1.0
+
+    def advance(self) -> None:
+        """Training is past this batch, on all ranks of all groups."""
+        self.sampler.advance(self._window)
+
+    @property
+    def _window(self) -> int:
+        return self.portions.own + self.portions.shared
+
+
+class Injected:
+    """The batches of `loader`, completed by what other groups share; made once, on all ranks.
+
+    `loader` has `InjectedBatches` as its batch_sampler. A batch is a list or tuple of tensors, such as x and
+    y, each with a sample a row; the rows are alike in all batches of all groups. In a completed batch this
+    rank's samples come first, then those of other groups, in their order. They are sent as loaded.
+
+    One message goes from every sharer to each other group, in the thread that iterates; bytes count as
+    "injection". Groups wait for each other here, whatever the method.
+    """
+
+    def __init__(self, loader: DataLoader[Any], job: Job) -> None:
+        batches = loader.batch_sampler
+        if not isinstance(batches, InjectedBatches):
+            raise UserError(
+                f"Injected: expected DataLoader(..., batch_sampler=InjectedBatches(...)), "
+                f"given one with {type(batches).__name__}"
+            )
+        self._loader, self._batches = loader, batches
+        self._g, self._P = job.g, job.P
+        # A method's messages between groups may be under way, and late.
+        self._cross = job.cross.apart() if job.P > 1 else job.cross
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        for step, batch in enumerate(self._loader, self._batches.step):
+            yield self.complete(batch, step)
+
+    def complete(self, batch: Sequence[Tensor], step: int | None = None) -> tuple[Tensor, ...]:
+        """What was loaded in this step of the epoch, by default the one that training has come to, and what
+        other groups share; collective."""
+        step = self._batches.step if step is None else step
+        _require_rows(batch, self._batches.loaded(step))
+        s, sharers = self._batches.portions.shared, self._batches.sharers(step)
+        others = [g for g in range(self._P) if g != self._g]
+        send = dict.fromkeys(others, _packed([x[-s:] for x in batch])) if self._g in sharers else {}
+        arriving = {g: _room(batch, s) for g in others if g in sharers}
+        if send or arriving:
+            with phase("injection"):
+                self._cross.exchange(send, arriving).wait()
+        received = [_unpacked(message, batch, s) for message in arriving.values()]
+        return tuple(torch.cat(parts) for parts in zip(batch, *received, strict=True))
+
+
+def _require_rows(batch: Sequence[Tensor], rows: int) -> None:
+    kinds = [type(x).__name__ for x in batch]
+    if not isinstance(batch, list | tuple) or set(kinds) != {"Tensor"}:
+        raise UserError(f"injection: expected batches of tensors, given {type(batch).__name__} of {kinds}")
+    if any(len(x) != rows for x in batch):
+        raise UserError(f"injection: {[len(x) for x in batch]} samples were loaded, expected {rows} of each")
+
+
+def _packed(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([x.reshape(-1).view(torch.uint8) for x in tensors])
+
+
+def _room(like: Sequence[Tensor], rows: int) -> Tensor:
+    """For the message of so many rows."""
+    width = sum(x[0].numel() * x.element_size() for x in like)
+    return torch.empty(rows * width, dtype=torch.uint8, device=like[0].device)
+
+
+def _unpacked(message: Tensor, like: Sequence[Tensor], rows: int) -> list[Tensor]:
+    """Tensors of so many rows as those of `like`."""
+    sizes = [rows * x[0].numel() * x.element_size() for x in like]
+    parts = zip(message.split(sizes), like, strict=True)
+    return [part.clone().view(x.dtype).view(rows, *x.shape[1:]) for part, x in parts]  # a clone is aligned

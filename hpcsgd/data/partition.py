@@ -1,0 +1,206 @@
+"""How samples are divided among the P groups; a group is the papers' worker.
+
+A partition gives every group a hand of samples for an epoch, in order and as many as every other group. The K
+ranks of a group take the hand in turn, like cards: position j the samples j, j + K, j + 2K, … of it. So ranks
+with batches of B/K hold together the next B samples of the hand.
+
+Without a partition samples are dealt to ranks, whatever groups these form (see `sampler`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.chance import Purpose, dirichlet, epoch_order, shuffled
+from hpcsgd.errors import UserError
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is divided: the samples 0 … n − 1 among P groups. All chance is by `seed`; without `shuffle` there
+    is none. `labels` [n], where they are known."""
+
+    n: int
+    P: int
+    seed: int
+    shuffle: bool = True
+    labels: Rows | None = None
+
+    def of_epoch(self, epoch: int) -> Rows:
+        """All of them, in the order that belongs to an epoch."""
+        return epoch_order(self.n, self.seed, epoch) if self.shuffle else np.arange(self.n)
+
+    def shuffled(self, rows: Rows, purpose: Purpose, *of: int) -> Rows:
+        return shuffled(rows, self.seed, purpose, *of) if self.shuffle else rows
+
+
+@runtime_checkable
+class Partition(Protocol):
+    """How samples are divided among groups; the same on all ranks."""
+
+    def require(self, samples: Samples) -> None:
+        """Raise `UserError` where these cannot be divided so."""
+
+    def length(self, n: int, P: int) -> int:
+        """Samples of every hand."""
+        ...
+
+    def hand(self, samples: Samples, g: int, epoch: int) -> Rows:
+        """The samples of group g in an epoch, in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class SelDP:
+    """Each epoch's shuffle is cut into P equal chunks; group g visits chunks g, g + 1, …, g − 1 (mod P).
+
+    SelSync (https://arxiv.org/abs/2307.07950), section III-D. At any moment all groups are on different
+    chunks, and in an epoch each of them sees all samples: an epoch is P times as many steps as with `DefDP`.
+    The n mod P samples that belong to no chunk are others in each epoch. The paper shuffles once, before
+    training, and so has the same chunks in every epoch.
+    """
+
+    def require(self, samples: Samples) -> None:
+        """Any samples will do."""
+
+    def length(self, n: int, P: int) -> int:
+        return n // P * P
+
+    def hand(self, samples: Samples, g: int, epoch: int) -> Rows:
+        whole = samples.of_epoch(epoch)[: self.length(samples.n, samples.P)]
+        return np.roll(whole.reshape(samples.P, -1), -g, axis=0).ravel()
+
+
+@dataclass(frozen=True)
+class Overlapping:
+    """Every group sees the part `share` of all samples in an epoch, some of which others see, too.
+
+    Each epoch's shuffle is dealt to the groups like cards. After its own cards a group takes those of the
+    next ones, from the beginning. So two groups with 3/4 have half of all samples in common (EnsembleSync,
+    section 4.1).
+    """
+
+    share: float
+
+    def require(self, samples: Samples) -> None:
+        if not 1 / samples.P <= self.share <= 1:
+            raise UserError(f"share {self.share} of the samples: each of {samples.P} groups needs 1/P to 1")
+
+    def length(self, n: int, P: int) -> int:
+        return max(int(self.share * n), n // P)  # where groups have died, 1/P may have come to be more
+
+    def hand(self, samples: Samples, g: int, epoch: int) -> Rows:
+        order, P = samples.of_epoch(epoch), samples.P
+        return np.concatenate([order[(g + k) % P :: P] for k in range(P)])[: self.length(samples.n, P)]
+
+
+class Owned(ABC):
+    """Every group owns samples, once and for all, and never sees others.
+
+    All groups make equally many steps: an epoch is ⌊n/P⌋ samples of each, whatever it owns. A group goes
+    through its own pass by pass, each pass in another order, and an epoch goes on where the last one ended.
+    So a group that owns more sees the others of them in the next epoch; one that owns fewer sees some again.
+    """
+
+    def require(self, samples: Samples) -> None:
+        for g, own in enumerate(self.shares(samples)):
+            if not len(own):
+                raise UserError(f"{self}: none of {samples.n} samples for group {g} of {samples.P}")
+
+    def length(self, n: int, P: int) -> int:
+        return n // P
+
+    def hand(self, samples: Samples, g: int, epoch: int) -> Rows:
+        own, length = self.shares(samples)[g], self.length(samples.n, samples.P)
+        first, start = divmod(epoch * length, len(own))
+        passes = range(first, first + -(-(start + length) // len(own)))
+        turns = [samples.shuffled(own, Purpose.PASS, g, number) for number in passes]
+        return np.concatenate(turns)[start : start + length]
+
+    @abstractmethod
+    def shares(self, samples: Samples) -> list[Rows]:
+        """What each group owns: all samples, each of them once."""
+
+
+@dataclass(frozen=True)
+class DefDP(Owned):
+    """The shuffled data cut once into P chunks of equal size (±1); group g sees only chunk g.
+
+    The default of distributed training, against which SelSync, section III-D, sets `SelDP`.
+    """
+
+    def shares(self, samples: Samples) -> list[Rows]:
+        return np.array_split(samples.shuffled(np.arange(samples.n), Purpose.SHARES), samples.P)
+
+
+@dataclass(frozen=True)
+class ByLabel(Owned):
+    """Label by label: with as many groups as labels each group has one of them (SelSync, section III-E).
+
+    With fewer groups each has several labels, next to each other; with more, a label is divided among
+    several groups. How many differs by at most one where the numbers do not divide each other.
+    """
+
+    def shares(self, samples: Samples) -> list[Rows]:
+        by_label, P = _by_label(samples, self), samples.P
+        C = len(by_label)
+        if P <= C:
+            return [np.concatenate([by_label[c] for c in range(C) if c * P // C == g]) for g in range(P)]
+        sharing = [sum(g * C // P == c for g in range(P)) for c in range(C)]
+        return [part for c, rows in enumerate(by_label) for part in np.array_split(rows, sharing[c])]
+
+
+@dataclass(frozen=True)
+class Dirichlet(Owned):
+    """The samples of each label are divided by proportions drawn from Dir(alpha, …, alpha).
+
+    Large `alpha`: all groups have much the same samples; small: few labels each. Groups own unlike numbers
+    of samples. As is usual in federated learning; the papers here know only `ByLabel`.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not (self.alpha > 0 and isfinite(self.alpha)):
+            raise UserError(f"alpha = {self.alpha}: must be a number > 0")
+
+    def shares(self, samples: Samples) -> list[Rows]:
+        by_label = _by_label(samples, self)
+        proportions = dirichlet(self.alpha, (len(by_label), samples.P), samples.seed)
+        dealt = [_cut(rows, parts) for rows, parts in zip(by_label, proportions, strict=True)]
+        return [np.concatenate([parts[g] for parts in dealt]) for g in range(samples.P)]
+
+
+PARTITIONS: Mapping[str, Callable[..., Partition]] = {
+    "by_label": ByLabel,
+    "defdp": DefDP,
+    "dirichlet": Dirichlet,
+    "overlapping": Overlapping,
+    "seldp": SelDP,
+}
+"""What they are called in a job file."""
+
+
+def _by_label(samples: Samples, partition: Partition) -> list[Rows]:
+    """The rows of each label that occurs, in the order of the labels; shuffled, once."""
+    labels = samples.labels
+    if labels is None or labels.shape != (samples.n,):
+        given = "none are given" if labels is None else f"given are labels of shape {labels.shape}"
+        raise UserError(f"{partition} divides {samples.n} samples by their labels: {given}")
+    order = np.argsort(labels, kind="stable")
+    _, starts = np.unique(labels[order], return_index=True)
+    parts = np.split(order, starts[1:])
+    return [samples.shuffled(rows, Purpose.SHARES, c) for c, rows in enumerate(parts)]
+
+
+def _cut(rows: Rows, proportions: NDArray[np.float64]) -> list[Rows]:
+    return np.split(rows, (np.cumsum(proportions)[:-1] * len(rows)).astype(np.int64))
