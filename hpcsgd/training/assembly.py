@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Generator, Tensor, nn, optim
@@ -18,7 +19,7 @@ from hpcsgd.lr import WarmUp, lr_scale
 from hpcsgd.methods import METHODS, PARTS, Method
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.reference import build, call, call_named, resolve
+from hpcsgd.reference import build, call, call_named, resolve, takes
 from hpcsgd.topology import Job
 from hpcsgd.training.config import Config
 from hpcsgd.training.trial import require_fitting
@@ -166,11 +167,24 @@ def _method(table: Mapping[str, Any], steps_per_epoch: int, place: str) -> Metho
     for key, value in arguments.items():
         if isinstance(value, dict) and "name" in value:
             arguments[key] = _method(value, steps_per_epoch, f"{place} {key}")
+        elif isinstance(value, dict) and "build" in value:
+            arguments[key] = _optimizer_maker(value, f"{place} {key}")
         elif isinstance(value, dict) and type(value.get("epoch")) is int:
             arguments[key] = value["epoch"] * steps_per_epoch
+    if takes(factory, "steps_per_epoch"):
+        arguments.setdefault("steps_per_epoch", steps_per_epoch)
     with located(place):
         arguments = {key: _part(key, value) for key, value in arguments.items()}
         return call_named(table["name"], factory, METHODS, arguments)
+
+
+def _optimizer_maker(table: Mapping[str, Any], place: str) -> Callable[..., optim.Optimizer]:
+    """Of parameters, for methods with an optimizer of their own."""
+    name, optimizers = table["build"], _subclasses(optim, optim.Optimizer)
+    with located(f"{place} build"):
+        factory = resolve(name, optimizers)
+    arguments = {key: value for key, value in table.items() if key != "build"}
+    return partial(call_named, name, factory, optimizers, arguments)
 
 
 def _part(key: str, value: Any) -> Any:
