@@ -3,8 +3,8 @@
 G. Cong, O. Bhardwaj, M. Feng: An Efficient, Distributed Stochastic Gradient Descent Algorithm for
 Deep-Learning Applications, ICPP 2017 (SASGD); "sparse" in time, all elements are sent.
 
-    in every step       g_i = ∇F(w_i),  w_i ← w_i − η·g_i,  Σ_i ← Σ_i + g_i
-    after I of them     w ← w − η·(1/P)·Σ_i Σ_i,  w_i ← w,  Σ_i ← 0
+    in every step       g_i = ∇F(w_i),  w_i ← w_i − η·g_i,  G_i ← G_i + g_i
+    after I of them     w ← w − η·(1/P)·Σ_i G_i,  w_i ← w,  G_i ← 0
 
 where w is what all groups had after the last meeting.
 
@@ -17,7 +17,7 @@ preconditioning make local steps longer or of another scale than η·g: the meet
 back, and Adam's η times a sum of raw gradients is no step at all. Weight decay is no part of the gradient, so
 that meetings would undo it: put it into the loss. `hierarchical` averages what any optimizer makes. With a
 constant rate that is the same training; where the rate changes between two meetings, here its last value
-counts for all of Σ_i.
+counts for all of G_i.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Accumulated:
         self.agreed: list[Tensor] = []
         """w; nothing before the first step."""
         self.sums: list[Tensor] = []
-        """Σ_i."""
+        """G_i."""
 
     def before_update(self, s: Step) -> None:
         if s.job.P == 1:
