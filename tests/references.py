@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn, optim
@@ -183,3 +183,10 @@ def average(nets: list[nn.Module]) -> None:
             mean = torch.stack(list(copy.deepcopy(together))).mean(0)
             for p in together:
                 p.copy_(mean)
+
+
+def same(ranks: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]], K: int) -> None:
+    """Each rank's [step] is that of its group in [step][group]."""
+    for rank, history in enumerate(ranks):
+        for mine, groups in zip(history, expected, strict=True):
+            torch.testing.assert_close(mine, groups[rank // K], rtol=0, atol=1e-12)

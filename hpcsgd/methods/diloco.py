@@ -32,7 +32,7 @@ from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
 from hpcsgd.step import Averager, Exchange, Method, Step
 
-MakeOptimizer = Callable[[list[Tensor]], optim.Optimizer]
+MakeOptimizer = Callable[[Sequence[Tensor]], optim.Optimizer]
 NESTEROV: MakeOptimizer = partial(optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 """The paper's choice."""
 
@@ -46,7 +46,7 @@ class Outer:
     def __init__(self, inner: Averager, make_optimizer: MakeOptimizer) -> None:
         _try_out(make_optimizer)
         self.inner = inner
-        self._make_optimizer = make_optimizer
+        self.make_optimizer = make_optimizer
         self._theta: list[Tensor] = []
         self._optimizer: optim.Optimizer | None = None
         self._saved: dict[str, Any] | None = None
@@ -85,7 +85,7 @@ class Outer:
 
     def _start(self, mine: Sequence[Tensor]) -> None:
         self._theta = [w.clone() for w in mine]
-        self._optimizer = self._make_optimizer(self._theta)
+        self._optimizer = self.make_optimizer(self._theta)
         if self._saved is not None:
             for theta, saved in zip(self._theta, self._saved["theta"], strict=True):
                 theta.copy_(saved)
@@ -95,6 +95,11 @@ class Outer:
 
 def _try_out(make_optimizer: MakeOptimizer) -> None:
     """What is wrong with an optimizer shows now, and not at the first meeting."""
+    if not callable(make_optimizer):
+        raise UserError(
+            f"outer = {make_optimizer!r}: expected what makes an optimizer of tensors, in a job file "
+            '{ build = "SGD", lr = 0.7 }'
+        )
     theta = torch.zeros(2)
     made = make_optimizer([theta])
     if not isinstance(made, optim.Optimizer):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from torch import Generator, Tensor, nn, optim
@@ -168,7 +167,7 @@ def _method(table: Mapping[str, Any], steps_per_epoch: int, place: str) -> Metho
         if isinstance(value, dict) and "name" in value:
             arguments[key] = _method(value, steps_per_epoch, f"{place} {key}")
         elif isinstance(value, dict) and "build" in value:
-            arguments[key] = _optimizer_maker(value, f"{place} {key}")
+            arguments[key] = _optimizer_maker(value, key, place)
         elif isinstance(value, dict) and type(value.get("epoch")) is int:
             arguments[key] = value["epoch"] * steps_per_epoch
     if takes(factory, "steps_per_epoch"):
@@ -178,13 +177,18 @@ def _method(table: Mapping[str, Any], steps_per_epoch: int, place: str) -> Metho
         return call_named(table["name"], factory, METHODS, arguments)
 
 
-def _optimizer_maker(table: Mapping[str, Any], place: str) -> Callable[..., optim.Optimizer]:
+def _optimizer_maker(table: Mapping[str, Any], key: str, place: str) -> Callable[[Any], optim.Optimizer]:
     """Of parameters, for methods with an optimizer of their own."""
     name, optimizers = table["build"], _subclasses(optim, optim.Optimizer)
-    with located(f"{place} build"):
+    with located(f"{place} {key} build"):
         factory = resolve(name, optimizers)
-    arguments = {key: value for key, value in table.items() if key != "build"}
-    return partial(call_named, name, factory, optimizers, arguments)
+    arguments = {argument: value for argument, value in table.items() if argument != "build"}
+
+    def make(parameters: Any) -> optim.Optimizer:
+        with located(key):
+            return call_named(name, factory, optimizers, arguments, parameters)
+
+    return make
 
 
 def _part(key: str, value: Any) -> Any:
