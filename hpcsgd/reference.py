@@ -46,6 +46,12 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any], *leading: A
     return function(*leading, **arguments)
 
 
+def takes(function: Callable[..., Any], argument: str) -> bool:
+    """Whether `function` has an argument of that name."""
+    signature = _signature(function)
+    return signature is not None and argument in signature.parameters
+
+
 def build(
     section: str,
     name: str,

@@ -5,12 +5,12 @@ backward → exchange in the group → update own chunk → [when?] average acro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 
 from hpcsgd.flat import Bucket
 from hpcsgd.topology import Job
@@ -28,6 +28,14 @@ class Stateful(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class Wrapping(Protocol):
+    """A part of a method around another one."""
+
+    @property
+    def inner(self) -> Any: ...
 
 
 @dataclass(slots=True)
@@ -79,6 +87,11 @@ class Step:
 
 class Moments(Protocol):
     """The optimizer's state tensors (momentum, second moments, …) of what this position updates."""
+
+    @property
+    def optimizer(self) -> optim.Optimizer:
+        """The user's, whose they are; to look at."""
+        ...
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """By name, every element-wise state tensor, in the same order on every group."""
@@ -141,6 +154,13 @@ class Method:
             part.load_state_dict(state[role])
 
     def stateful(self) -> dict[str, Stateful]:
-        """The parts with a memory, by their role."""
+        """The parts with a memory, by their role; inside others, too."""
         roles = {"exchange": self.exchange, "when": self.when, "how": self.how}
-        return {role: part for role, part in roles.items() if isinstance(part, Stateful)}
+        return {name: part for role, whole in roles.items() for name, part in _stateful(role, whole)}
+
+
+def _stateful(role: str, part: Any) -> Iterator[tuple[str, Stateful]]:
+    if isinstance(part, Stateful):
+        yield role, part
+    if isinstance(part, Wrapping):
+        yield from _stateful(f"{role}.inner", part.inner)

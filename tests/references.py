@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn, optim
@@ -57,16 +57,36 @@ def distributed(
 
 def one_step(net: nn.Module, optimizer: optim.Optimizer, job: Job, t: int) -> Tensor:
     optimizer.zero_grad()
-    loss(net, *batch(t, job.rank)).backward()
-    optimizer.step()
+    value = loss(net, *batch(t, job.rank))
+    value.backward()
+    if isinstance(optimizer, hpcsgd.DistributedOptimizer):
+        optimizer.step(loss=value)
+    else:
+        optimizer.step()
     return vector(net)
 
 
 def local_sgd(
     P: int, K: int, every: int, make: MakeOptimizer, steps: int, together: int = 0
 ) -> list[list[Tensor]]:
-    """P single processes, each on its group's whole batch, whose parameters are averaged every I steps; in
-    the first steps, `together` of them, all see the whole batch of all.
+    """Groups whose parameters are averaged every I steps; see `alone`."""
+
+    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+        if t % every == 0:
+            average(nets)
+
+    return alone(P, K, make, steps, meet, together)
+
+
+Meet = Callable[[int, list[nn.Module], float], None]
+"""After step t = 1, 2, …: what becomes of the groups' nets, given the mean of their losses in that step."""
+
+
+def alone(
+    P: int, K: int, make: MakeOptimizer, steps: int, meet: Meet, together: int = 0
+) -> list[list[Tensor]]:
+    """P single processes, each on its group's whole batch, that `meet`; in the first steps, `together` of
+    them, all see the whole batch of all.
 
     Returns [step][group] → parameters.
     """
@@ -74,10 +94,11 @@ def local_sgd(
     optimizers = [make(list(net.parameters())) for net in nets]
     history = []
     for t in range(steps):
-        for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+        losses = [
             gathered_step(net, optimizer, t, range(P * K) if t < together else range(g * K, (g + 1) * K))
-        if (t + 1) % every == 0:
-            average(nets)
+            for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True))
+        ]
+        meet(t + 1, nets, sum(losses) / P)
         history.append([vector(net) for net in nets])
     return history
 
@@ -141,15 +162,19 @@ def big_batch(N: int, make: MakeOptimizer, steps: int) -> list[Tensor]:
     return [groups[0] for groups in local_sgd(1, N, steps + 1, make, steps)]
 
 
-def gathered_step(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> None:
-    gathered_gradient(net, optimizer, t, ranks)
+def gathered_step(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> float:
+    """One update; the loss before it."""
+    value = gathered_gradient(net, optimizer, t, ranks)
     optimizer.step()
+    return value
 
 
-def gathered_gradient(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> None:
+def gathered_gradient(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> float:
     batches = [batch(t, rank) for rank in ranks]
     optimizer.zero_grad()
-    loss(net, torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])).backward()
+    value = loss(net, torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
+    value.backward()
+    return value.item()
 
 
 def average(nets: list[nn.Module]) -> None:
@@ -158,3 +183,10 @@ def average(nets: list[nn.Module]) -> None:
             mean = torch.stack(list(copy.deepcopy(together))).mean(0)
             for p in together:
                 p.copy_(mean)
+
+
+def same(ranks: Sequence[Sequence[Tensor]], expected: Sequence[Sequence[Tensor]], K: int) -> None:
+    """Each rank's [step] is that of its group in [step][group]."""
+    for rank, history in enumerate(ranks):
+        for mine, groups in zip(history, expected, strict=True):
+            torch.testing.assert_close(mine, groups[rank // K], rtol=0, atol=1e-12)

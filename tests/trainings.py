@@ -14,12 +14,16 @@ from hpcsgd.graphs import Ring
 from hpcsgd.methods import (
     Method,
     ad_psgd,
+    adacomm,
     allreduce_local_sgd,
     async_sgd,
     bsp,
     d_psgd,
+    diloco,
+    fedavg,
     hierarchical,
     osgp,
+    sasgd,
     selsync,
     sgp,
     ssp,
@@ -104,7 +108,12 @@ METHODS: dict[str, Callable[[], Method]] = {
     "selsync": lambda: selsync(0.3, window=4, smoothing=0.5),
     "selsync by gradients": lambda: selsync(0.3, gradients, window=4, smoothing=0.5),
     "AR/1P-SGP": lambda: switch(bsp(), sgp(), at=5),
+    "fedavg": lambda: fedavg(0.5, per_epoch=2, steps_per_epoch=5),
+    "adacomm": lambda: adacomm(3, block=4),
+    "diloco": lambda: diloco(EVERY, outer=lambda params: optim.Adam(params, lr=0.1)),
 }
+PLAIN: dict[str, Callable[[], Method]] = {"sasgd": lambda: sasgd(EVERY)}
+"""They take plain SGD alone."""
 WAITING_FOR_NOBODY: dict[str, Callable[[], Method]] = {
     "ssp": lambda: ssp(2),
     "async_sgd": async_sgd,
@@ -136,7 +145,7 @@ class Training:
             OPTIMIZERS[optimizer](self.net),
             self.net,
             job,
-            (METHODS | WAITING_FOR_NOBODY)[method](),
+            (METHODS | PLAIN | WAITING_FOR_NOBODY)[method](),
             **options,
         )
         self.t = 0
@@ -149,8 +158,9 @@ class Training:
                 torch.randint(0, 3, (4,), generator=generator),
             )
             self.optimizer.zero_grad()
-            cross_entropy(self.net(x), y).backward()
-            self.optimizer.step()
+            loss = cross_entropy(self.net(x), y)
+            loss.backward()
+            self.optimizer.step(loss=loss)
             self.t += 1
 
     def everything(self) -> dict[str, Tensor]:

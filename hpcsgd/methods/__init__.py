@@ -9,11 +9,16 @@ from hpcsgd.averagers import Averaged, Reset, kept
 from hpcsgd.exchanges import AllToAll, ReduceScatter
 from hpcsgd.graphs import BipartiteExponential, Complete, Exponential, Ring, UndirectedExponential
 from hpcsgd.methods.ad_psgd import ad_psgd
+from hpcsgd.methods.adacomm import adacomm
 from hpcsgd.methods.async_sgd import async_sgd
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.d_psgd import d_psgd
+from hpcsgd.methods.diloco import diloco
 from hpcsgd.methods.ensemble import ensemble
+from hpcsgd.methods.fedavg import fedavg
 from hpcsgd.methods.hierarchical import allreduce_local_sgd, hierarchical
+from hpcsgd.methods.post_local import post_local
+from hpcsgd.methods.sasgd import sasgd
 from hpcsgd.methods.selsync import gradients, parameters, selsync
 from hpcsgd.methods.sgp import osgp, sgp
 from hpcsgd.methods.ssp import ssp
@@ -22,13 +27,18 @@ from hpcsgd.step import Method
 
 METHODS: Mapping[str, Callable[..., Method]] = {
     "ad_psgd": ad_psgd,
+    "adacomm": adacomm,
     "allreduce_local_sgd": allreduce_local_sgd,
     "async_sgd": async_sgd,
     "bsp": bsp,
     "d_psgd": d_psgd,
+    "diloco": diloco,
     "ensemble": ensemble,
+    "fedavg": fedavg,
     "hierarchical": hierarchical,
     "osgp": osgp,
+    "post_local": post_local,
+    "sasgd": sasgd,
     "selsync": selsync,
     "sgp": sgp,
     "ssp": ssp,
@@ -54,13 +64,18 @@ __all__ = [
     "PARTS",
     "Method",
     "ad_psgd",
+    "adacomm",
     "allreduce_local_sgd",
     "async_sgd",
     "bsp",
     "d_psgd",
+    "diloco",
     "ensemble",
+    "fedavg",
     "hierarchical",
     "osgp",
+    "post_local",
+    "sasgd",
     "selsync",
     "sgp",
     "ssp",

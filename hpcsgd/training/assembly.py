@@ -18,7 +18,7 @@ from hpcsgd.lr import WarmUp, lr_scale
 from hpcsgd.methods import METHODS, PARTS, Method
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.reference import build, call, call_named, resolve
+from hpcsgd.reference import build, call, call_named, resolve, takes
 from hpcsgd.topology import Job
 from hpcsgd.training.config import Config
 from hpcsgd.training.dealing import batches_of, deal, make_loader
@@ -144,11 +144,29 @@ def _method(table: Mapping[str, Any], steps_per_epoch: int, place: str) -> Metho
     for key, value in arguments.items():
         if isinstance(value, dict) and "name" in value:
             arguments[key] = _method(value, steps_per_epoch, f"{place} {key}")
+        elif isinstance(value, dict) and "build" in value:
+            arguments[key] = _optimizer_maker(value, key, place)
         elif isinstance(value, dict) and type(value.get("epoch")) is int:
             arguments[key] = value["epoch"] * steps_per_epoch
+    if takes(factory, "steps_per_epoch"):
+        arguments.setdefault("steps_per_epoch", steps_per_epoch)
     with located(place):
         arguments = {key: _part(key, value) for key, value in arguments.items()}
         return call_named(table["name"], factory, METHODS, arguments)
+
+
+def _optimizer_maker(table: Mapping[str, Any], key: str, place: str) -> Callable[[Any], optim.Optimizer]:
+    """Of parameters, for methods with an optimizer of their own."""
+    name, optimizers = table["build"], _subclasses(optim, optim.Optimizer)
+    with located(f"{place} {key} build"):
+        factory = resolve(name, optimizers)
+    arguments = {argument: value for argument, value in table.items() if argument != "build"}
+
+    def make(parameters: Any) -> optim.Optimizer:
+        with located(key):
+            return call_named(name, factory, optimizers, arguments, parameters)
+
+    return make
 
 
 def _part(key: str, value: Any) -> Any:

@@ -81,7 +81,7 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, seeds: int
         raise UserError(f"--seeds {seeds}: at least 1 is needed")
     with located(str(path)):
         _require_plain(config)
-        method = make_method(config, steps_per_epoch=1)  # a switch at an epoch is refused below
+        method = make_method(config, steps_per_epoch=10**9)  # what goes by epochs is refused below
         how = method.how
         local_sgd = isinstance(how, Measured) and isinstance(how.inner, Mean | MeanOfAll)
         if not isinstance(method.when, Every) or not local_sgd:

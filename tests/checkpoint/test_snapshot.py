@@ -17,7 +17,7 @@ from hpcsgd.errors import JobError
 from hpcsgd.methods.sgp import PushSum
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
-from trainings import METHODS, OPTIMIZERS, WAITING_FOR_NOBODY, Net, Training, two_groups
+from trainings import METHODS, OPTIMIZERS, PLAIN, WAITING_FOR_NOBODY, Net, Training, two_groups
 
 SAVED, LAST = 4, 7
 
@@ -80,6 +80,12 @@ def check_goes_on(run: Any, folder: Path, P: int, K: int, *arguments: Any, **opt
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_goes_on_bit_for_bit(run, tmp_path: Path, P: int, K: int, method: str, optimizer: str) -> None:
     check_goes_on(run, tmp_path, P, K, optimizer, method)
+
+
+@pytest.mark.parametrize("method", PLAIN)
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2), (4, 1)])
+def test_goes_on_with_plain_sgd(run, tmp_path: Path, P: int, K: int, method: str) -> None:
+    check_goes_on(run, tmp_path, P, K, "plain", method)
 
 
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2), (8, 1)])

@@ -15,9 +15,12 @@ from hpcsgd.exchanges import ReduceScatter
 from hpcsgd.graphs import Exponential, Ring, push_matrix, symmetric_matrix
 from hpcsgd.methods import (
     Method,
+    adacomm,
     allreduce_local_sgd,
     bsp,
     d_psgd,
+    diloco,
+    fedavg,
     hierarchical,
     osgp,
     sgp,
@@ -26,7 +29,8 @@ from hpcsgd.methods import (
 )
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
-from references import MakeOptimizer, big_batch, distributed, gossiped, local_sgd, one_step, pushed
+from local_methods import NESTEROV, adaptive, fed_averaging, with_outer
+from references import MakeOptimizer, alone, big_batch, distributed, gossiped, local_sgd, one_step, pushed
 from references import model as make_model
 from trainings import WAITING_FOR_NOBODY
 
@@ -44,6 +48,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "D-PSGD": d_psgd,
     "SSP without staleness": lambda: ssp(0),
     "post-local SGD": lambda: switch(bsp(), hierarchical(EVERY), at=2),
+    "FedAvg": lambda: fedavg(0.5, per_epoch=2, steps_per_epoch=5),
+    "AdaComm": lambda: adacomm(EVERY, block=2),
+    "DiLoCo": lambda: diloco(EVERY),
 }
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD": lambda params: optim.SGD(params, lr=0.1),
@@ -75,6 +82,12 @@ def expected(name: str, P: int, K: int, make: MakeOptimizer) -> list[list[Tensor
         return [[w] * P for w in pushed(P, K, make, STEPS)]
     if name == "post-local SGD":
         return local_sgd(P, K, EVERY, make, STEPS, together=2)
+    if name == "FedAvg":
+        return alone(P, K, make, STEPS, fed_averaging(P, 0.5, {3, 5, 8, 10}.__contains__))
+    if name == "AdaComm":
+        return alone(P, K, make, STEPS, adaptive(EVERY, block=2))
+    if name == "DiLoCo":
+        return alone(P, K, make, STEPS, with_outer(EVERY, NESTEROV))
     if name == "D-PSGD":
         return gossiped(P, K, Ring(), symmetric_matrix, make, STEPS)
     return local_sgd(P, K, EVERY, make, STEPS)

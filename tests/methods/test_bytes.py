@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn, optim
 import hpcsgd
 from hpcsgd.averagers import Averaged
 from hpcsgd.exchanges import ReduceScatter
-from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
+from hpcsgd.methods import Method, adacomm, allreduce_local_sgd, bsp, diloco, fedavg, hierarchical, sasgd
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 
@@ -21,17 +22,20 @@ WIDTH = 4  # bytes of a float32
 M = 16 * 24
 
 
-def recorded(world: Transport, P: int, method: Method, features: int = 24) -> dict[str, float]:
+def recorded(
+    world: Transport, P: int, method: Method, momentum: float = 0.9, lr: float = 0.1
+) -> dict[str, float]:
     """Bytes by phase of STEPS steps, set-up left out."""
     job = form(world, groups=P)
-    net = nn.Linear(features, 16, bias=False)
-    inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net = nn.Linear(24, 16, bias=False)
+    inner = optim.SGD(net.parameters(), lr=lr, momentum=momentum)
     optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
     before = world.ledger.totals()
     for _ in range(STEPS):
         optimizer.zero_grad()
-        net(torch.ones(2, features)).square().mean().backward()
-        optimizer.step()
+        loss = net(torch.ones(2, 24)).square().mean()
+        loss.backward()
+        optimizer.step(loss=loss)
     return {name: total.bytes for name, total in world.ledger.since(before).items() if total.bytes}
 
 
@@ -70,6 +74,40 @@ def test_hierarchical(run, P: int, K: int, exchange: ReduceScatter | None) -> No
         distance=meetings * of_distance(P, K),
     )
     for counted in run(P * K, recorded, P, method):
+        assert counted == expected
+
+
+MEETING_AS_MUCH: dict[str, Callable[[], Method]] = {
+    "FedAvg": lambda: fedavg(0.5, per_epoch=3, steps_per_epoch=STEPS),
+    "SASGD": lambda: sasgd(EVERY),
+    "DiLoCo": lambda: diloco(EVERY),
+}
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+@pytest.mark.parametrize("method", MEETING_AS_MUCH)
+def test_others_that_meet_so_often(run, P: int, K: int, method: str) -> None:
+    """Half the models, sums of gradients, an outer optimizer: the same elements travel."""
+    expected = run(P * K, recorded, P, hierarchical(EVERY), 0.0)
+    assert run(P * K, recorded, P, MEETING_AS_MUCH[method](), 0.0) == expected
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_adacomm(run, P: int, K: int) -> None:
+    """Meetings after steps 2 and 3 and so on, where the loss stays; two numbers over all ranks at each."""
+    meetings = STEPS - 1 if P > 1 else 0
+    expected = without_zeros(
+        gradients=STEPS * T0(K),
+        parameters=STEPS * T0(K),
+        average=meetings * T1(P, K),
+        distance=meetings * of_distance(P, K),
+        loss=meetings * 2 * Fraction(P * K - 1, P * K) * 16,
+    )
+
+    def stagnating(world: Transport) -> dict[str, float]:
+        return recorded(world, P, adacomm(2, block=1), lr=0.0)
+
+    for counted in run(P * K, stagnating):
         assert counted == expected
 
 

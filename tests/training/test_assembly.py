@@ -14,6 +14,8 @@ from hpcsgd.errors import JobError
 from hpcsgd.exchanges import AllToAll, ReduceScatter
 from hpcsgd.graphs import Ring
 from hpcsgd.methods import hierarchical
+from hpcsgd.methods.diloco import Outer
+from hpcsgd.methods.fedavg import PerEpoch
 from hpcsgd.topology import form
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import load
@@ -109,13 +111,72 @@ def test_a_method_and_its_parts(job_file: Path, words: str, exchange: type, meth
     assert isinstance(made.exchange, exchange)
 
 
+def with_method(job_file: Path, name: str, method: str) -> Path:
+    text = JOB.replace('name = "hierarchical"\nevery = 2\n', method)
+    assert text != JOB
+    job_file.with_name(name).write_text(text)
+    return job_file.with_name(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "S"), [("", 4), ("--data.batch_size 5", 10), ("--method.steps_per_epoch 7", 7)]
+)
+def test_the_steps_of_an_epoch_come_by_themselves(job_file: Path, words: str, S: int) -> None:
+    """To whatever method asks for them, unless the job file says otherwise."""
+    file = with_method(job_file, "fedavg.toml", 'name = "fedavg"\nper_epoch = 3\n')
+    (made,) = on_ranks(file, words, lambda parts: parts.optimizer.method)
+    assert made.when == PerEpoch(3, S)
+    switched = 'name = "switch"\nfirst = { name = "bsp" }\nthen = { name = "fedavg" }\nat = 7\n'
+    (made,) = on_ranks(with_method(job_file, "then.toml", switched), "", lambda parts: parts.optimizer.method)
+    assert made.how._turn.then.when == PerEpoch(4, 4)
+
+
+def test_a_block_may_be_an_epoch(job_file: Path) -> None:
+    text = 'name = "adacomm"\ninterval = 9\nblock = { epoch = 2 }\n'
+    (made,) = on_ranks(with_method(job_file, "adacomm.toml", text), "", lambda parts: parts.optimizer.method)
+    assert (made.when.I_0, made.when.block) == (9, 8)
+
+
+@pytest.fixture(scope="module")
+def diloco(job_file: Path) -> Path:
+    outer = 'outer = { build = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }\n'
+    return with_method(job_file, "diloco.toml", 'name = "diloco"\nevery = 4\n' + outer)
+
+
+def test_an_optimizer_of_the_method_itself(diloco: Path) -> None:
+    def outer(parts: Assembly) -> optim.Optimizer:
+        assert isinstance(parts.optimizer.method.how, Outer)
+        return parts.optimizer.method.how.make_optimizer([torch.ones(2)])
+
+    (made,) = on_ranks(diloco, "", outer)
+    assert isinstance(made, optim.SGD)
+    assert {"lr": 0.7, "momentum": 0.9, "nesterov": True}.items() <= made.param_groups[0].items()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--method.outer.build SDG", r"\[method\] outer build: no 'SDG'; did you mean 'SGD'"),
+        (
+            "--method.outer.momentun 1",
+            r"\[method\]: outer: SGD has no argument 'momentun'; did you mean",
+        ),
+        ("--method.outer.lr -1.0", r"\[method\]: outer: SGD: Invalid learning rate: -1.0"),
+        ("--method.outer {build='LBFGS'}", r"\[method\]: diloco: .*closure"),
+        ("--method.outer SGD", r"\[method\]: outer = 'SGD': expected what makes an optimizer"),
+        (f"--method.outer {{build='{HERE}:net',start=0.5}}", r"\[method\]: outer: net"),
+    ],
+)
+def test_outer_optimizers_that_are_refused(diloco: Path, words: str, message: str) -> None:
+    with pytest.raises(JobError, match=message) as caught:
+        on_ranks(diloco, words, lambda parts: None)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.fixture(scope="module")
 def switching(job_file: Path) -> Path:
     method = 'name = "switch"\nfirst = { name = "bsp" }\nthen = { name = "sgp", graph = "ring" }\nat = 7\n'
-    text = JOB.replace('name = "hierarchical"\nevery = 2\n', method)
-    assert text != JOB
-    job_file.with_name("switching.toml").write_text(text)
-    return job_file.with_name("switching.toml")
+    return with_method(job_file, "switching.toml", method)
 
 
 @pytest.mark.parametrize(("words", "steps"), [("", 7), ("--method.at {epoch=3}", 12)])

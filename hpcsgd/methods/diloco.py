@@ -1,0 +1,124 @@
+"""DiLoCo: what groups agree on is a gradient for an optimizer of its own.
+
+A. Douillard et al.: DiLoCo: Distributed Low-Communication Training of Language Models, 2023
+(arXiv:2311.08105), algorithm 1:
+
+    3-10   from θ(t−1) every worker i takes H steps of the inner optimizer, to θ_i
+    12     Δ ← (1/k) Σ_i (θ(t−1) − θ_i)
+    14     θ(t) ← OuterOpt(θ(t−1), Δ)
+
+with AdamW inside and Nesterov momentum outside (rate 0.7, momentum 0.9).
+
+Differences from the paper: its worker is a group here, and each position keeps the outer optimizer's state of
+the chunk it owns, M/K for every state tensor, and θ(t−1) besides. The inner optimizer is any. OuterOpt goes
+around any averager: Δ is θ(t−1) − θ', θ' being what the averager makes of the groups' models; where it leaves
+them apart, as gossip does, every group has a θ of its own. It sees one vector for every bucket and no
+parameters, so that it has to be element-wise. The inner moments stay the groups' own, as in the paper.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+from hpcsgd.averagers import Mean, Measured, kept
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.schedules import Every
+from hpcsgd.step import Averager, Exchange, Method, Step
+
+MakeOptimizer = Callable[[Sequence[Tensor]], optim.Optimizer]
+NESTEROV: MakeOptimizer = partial(optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+"""The paper's choice."""
+
+
+class Outer:
+    """`inner`, and a step of the optimizer that `make_optimizer` makes, from θ by θ − what `inner` led to.
+
+    θ is what the group had after the last meeting, or before its first update.
+    """
+
+    def __init__(self, inner: Averager, make_optimizer: MakeOptimizer) -> None:
+        _try_out(make_optimizer)
+        self.inner = inner
+        self.make_optimizer = make_optimizer
+        self._theta: list[Tensor] = []
+        self._optimizer: optim.Optimizer | None = None
+        self._saved: dict[str, Any] | None = None
+
+    @property
+    def shards(self) -> bool:
+        return self.inner.shards
+
+    def before_update(self, s: Step) -> None:
+        if s.job.P > 1 and self._optimizer is None:
+            self._start(self._mine(s))
+        self.inner.before_update(s)
+
+    def __call__(self, s: Step) -> None:
+        assert self._optimizer is not None
+        self.inner(s)
+        for theta, w in zip(self._theta, self._mine(s), strict=True):
+            theta.grad = theta - w
+        self._optimizer.step()
+        for theta, w in zip(self._theta, self._mine(s), strict=True):
+            w.copy_(theta)
+            theta.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._optimizer is None:
+            return self._saved or {"theta": [], "optimizer": {}}
+        return {"theta": [x.clone() for x in self._theta], "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """It counts from the next step on."""
+        self._saved = copy.deepcopy(state) if state["theta"] else None
+        self._optimizer = None
+
+    def _mine(self, s: Step) -> list[Tensor]:
+        return s.owned if self.shards else [b.w for b in s.buckets]
+
+    def _start(self, mine: Sequence[Tensor]) -> None:
+        self._theta = [w.clone() for w in mine]
+        self._optimizer = self.make_optimizer(self._theta)
+        if self._saved is not None:
+            for theta, saved in zip(self._theta, self._saved["theta"], strict=True):
+                theta.copy_(saved)
+            self._optimizer.load_state_dict(self._saved["optimizer"])
+            self._saved = None
+
+
+def _try_out(make_optimizer: MakeOptimizer) -> None:
+    """What is wrong with an optimizer shows now, and not at the first meeting."""
+    if not callable(make_optimizer):
+        raise UserError(
+            f"outer = {make_optimizer!r}: expected what makes an optimizer of tensors, in a job file "
+            '{ build = "SGD", lr = 0.7 }'
+        )
+    theta = torch.zeros(2)
+    made = make_optimizer([theta])
+    if not isinstance(made, optim.Optimizer):
+        raise UserError(f"outer: it makes a {type(made).__name__}, expected a torch optimizer")
+    theta.grad = torch.zeros(2)
+    made.step()
+
+
+def diloco(
+    every: int,
+    outer: MakeOptimizer = NESTEROV,
+    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    moments: Callable[[Averager], Averager] = kept,
+) -> Method:
+    """After every `every` (H) steps the mean of what the groups moved is the gradient of the optimizer that
+    `outer` makes of a list of tensors.
+
+    In a job file ``outer = { build = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }``. The distance noted
+    is that before the outer step.
+    """
+    how = Outer(Measured(Mean()), outer)
+    return Method(exchange=exchange, when=Every(every), how=moments(how))

@@ -1,0 +1,95 @@
+"""Federated averaging, as data centres use it: a few meetings an epoch, of some of the groups.
+
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-Efficient Learning of Deep
+Networks from Decentralized Data, AISTATS 2017, algorithm 1, in the form that SelSync is compared with (its
+section II-B): with (C, E), E = 1/x,
+
+    x times an epoch, at uniform intervals:
+        S_t ← ⌈C·P⌉ groups drawn at random
+        w ← the mean of w_i over S_t, sent to all groups
+
+The share of local steps is known in advance: LSSR = 1 − x/S with S steps an epoch.
+
+Differences from McMahan et al.: every group trains all the time, and only who is drawn counts; all groups
+count alike, since their batches are of one size; E is of an epoch over all data, not of epochs over a
+client's own. Who is drawn follows from the seed and t, so that nobody needs to be told. There is no server:
+the mean is an allreduce, to which those who are not drawn bring zeros. Moments stay the groups' own unless
+asked otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+from hpcsgd.averagers import Measured, kept
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.step import Averager, Exchange, Method, Step
+
+
+@dataclass(frozen=True)
+class PerEpoch:
+    """x meetings in every S steps, as evenly as whole steps can be: after those where ⌊t·x/S⌋ grows."""
+
+    x: int
+    S: int
+
+    def __post_init__(self) -> None:
+        if type(self.x) is not int or not 1 <= self.x <= self.S:
+            raise UserError(
+                f"per_epoch = {self.x}: expected 1 to {self.S} meetings in an epoch of {self.S} steps"
+            )
+
+    def __call__(self, s: Step) -> bool:
+        return s.t * self.x // self.S > (s.t - 1) * self.x // self.S
+
+
+@dataclass(frozen=True)
+class MeanOfSome:
+    """w ← the mean over ⌈C·P⌉ groups, drawn for each meeting, on every group; chunk by chunk."""
+
+    C: float
+    seed: int
+    shards = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.C <= 1:
+            raise UserError(f"fraction = {self.C}: expected more than 0 and at most 1, of the groups")
+
+    def drawn(self, t: int, P: int) -> list[int]:
+        """The groups that count in step t."""
+        count = math.ceil(Fraction(str(self.C)) * P)  # as written: 0.55 of 100 groups are 55
+        return random.Random(f"{self.seed} {t}").sample(range(P), count)
+
+    def before_update(self, s: Step) -> None:
+        pass
+
+    def __call__(self, s: Step) -> None:
+        drawn = self.drawn(s.t, s.job.P)
+        for b in s.buckets:
+            if s.job.g not in drawn:
+                b.own.zero_()
+            s.job.cross.allreduce(b.own).wait()
+            b.own.div_(len(drawn))
+
+
+def fedavg(
+    fraction: float = 1.0,
+    per_epoch: int = 4,
+    *,
+    steps_per_epoch: int,
+    seed: int = 0,
+    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    moments: Callable[[Averager], Averager] = kept,
+) -> Method:
+    """`per_epoch` (1/E) times in `steps_per_epoch` steps all groups take the mean of a `fraction` (C) of
+    them, drawn by `seed`.
+
+    A job file need not say `steps_per_epoch`. The distance noted is that from the mean of those drawn.
+    """
+    how = moments(Measured(MeanOfSome(fraction, seed)))
+    return Method(exchange=exchange, when=PerEpoch(per_epoch, steps_per_epoch), how=how)

@@ -1,0 +1,32 @@
+"""Post-local SGD: one synchronous model at first, local models once the learning rate has fallen.
+
+T. Lin, S. U. Stich, K. K. Patel, M. Jaggi: Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020
+(arXiv:1808.07217), section 3: H_t = 1 up to t', the first decay of the learning rate, and H_t = H from then
+on.
+
+The paper's worker is a group here. Until t' the mean is of gradients, as in mini-batch SGD, and not of
+models; for plain SGD that is the same. The step in which the learning rate is first lower than in the one
+before is still synchronous. Moments, until then the same on all groups, are the groups' own after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hpcsgd.averagers import kept
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.methods.bsp import bsp
+from hpcsgd.methods.hierarchical import hierarchical
+from hpcsgd.methods.switch import FIRST_LR_DECAY, switch
+from hpcsgd.step import Averager, Exchange, Method
+
+
+def post_local(
+    every: int,
+    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    moments: Callable[[Averager], Averager] = kept,
+) -> Method:
+    """`bsp`, and from the first decay of the learning rate on `hierarchical` with its meetings after every
+    `every` steps (H). `switch` does it at another step. Schedules that lower the rate from the first step on
+    (cosine) leave nothing of the first part."""
+    return switch(bsp(exchange), hierarchical(every, exchange, moments), FIRST_LR_DECAY)

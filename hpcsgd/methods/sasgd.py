@@ -1,0 +1,108 @@
+"""Sparse aggregation SGD: groups send each other the sum of their gradients, after every I steps.
+
+G. Cong, O. Bhardwaj, M. Feng: An Efficient, Distributed Stochastic Gradient Descent Algorithm for
+Deep-Learning Applications, ICPP 2017 (SASGD); "sparse" in time, all elements are sent.
+
+    in every step       g_i = ∇F(w_i),  w_i ← w_i − η·g_i,  G_i ← G_i + g_i
+    after I of them     w ← w − η·(1/P)·Σ_i G_i,  w_i ← w,  G_i ← 0
+
+where w is what all groups had after the last meeting.
+
+Differences from the paper: its workers sum with a rate of their own for the shared model, here the rate is
+the optimizer's, in the step of the meeting, and the sum a mean; its worker is a group here, each of whose
+positions sends the chunk that it owns.
+
+The optimizer has to be plain SGD, as in the paper, and others are refused. Momentum and Adam's
+preconditioning make local steps longer or of another scale than η·g: the meeting would take that progress
+back, and Adam's η times a sum of raw gradients is no step at all. Weight decay is no part of the gradient, so
+that meetings would undo it: put it into the loss. `hierarchical` averages what any optimizer makes. With a
+constant rate that is the same training; where the rate changes between two meetings, here its last value
+counts for all of G_i.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+from hpcsgd.averagers import Measured
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.schedules import Every
+from hpcsgd.step import Exchange, Method, Step
+
+PLAIN = {"momentum": 0, "weight_decay": 0, "maximize": False}
+
+
+class Accumulated:
+    """w ← w − η·(mean of the groups' sums of gradients since the last meeting), chunk by chunk."""
+
+    shards = True
+
+    def __init__(self) -> None:
+        self.agreed: list[Tensor] = []
+        """w; nothing before the first step."""
+        self.sums: list[Tensor] = []
+        """G_i."""
+
+    def before_update(self, s: Step) -> None:
+        if s.job.P == 1:
+            return
+        if not self.agreed:
+            _require_plain(s.moments.optimizer)
+            self.agreed = [w.clone() for w in s.owned]
+            self.sums = [torch.zeros_like(w) for w in s.owned]
+        s.gradients()  # brings them into the buckets where nothing was exchanged
+        for total, b in zip(self.sums, s.buckets, strict=True):
+            total.add_(b.g_own)
+
+    def __call__(self, s: Step) -> None:
+        rate = _rate(s.moments.optimizer)
+        for b, w, total in zip(s.buckets, self.agreed, self.sums, strict=True):
+            s.job.cross.allreduce(total).wait()
+            w.sub_(total, alpha=rate / s.job.P)
+            b.own.copy_(w)
+            total.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"agreed": [w.clone() for w in self.agreed], "sums": [total.clone() for total in self.sums]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.agreed = [w.clone() for w in state["agreed"]]
+        self.sums = [total.clone() for total in state["sums"]]
+
+
+def _require_plain(optimizer: optim.Optimizer) -> None:
+    """Raise `UserError` unless an update is −η·g and no more."""
+    found = [
+        f"{name} = {group[name]}"
+        for group in optimizer.param_groups
+        for name, plain in PLAIN.items()
+        if group.get(name, plain) != plain
+    ]
+    if type(optimizer) is not optim.SGD or found:
+        given = " with ".join([type(optimizer).__name__, *found[:1]])
+        raise UserError(
+            f"sasgd: the optimizer is {given}; expected plain SGD, without momentum and weight decay: "
+            "others go with hierarchical"
+        )
+    _rate(optimizer)
+
+
+def _rate(optimizer: optim.Optimizer) -> float:
+    rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
+    if len(rates) > 1:
+        raise UserError(
+            f"sasgd: lr = {', '.join(map(str, rates))}: one learning rate is needed for all parameters"
+        )
+    return rates[0]
+
+
+def sasgd(every: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
+    """Groups add up what `every` (I) plain SGD steps saw, and take one step by the mean of it together.
+
+    Every rank keeps two more M/K. The distance noted is that from what the groups agree on.
+    """
+    return Method(exchange=exchange, when=Every(every), how=Measured(Accumulated()))

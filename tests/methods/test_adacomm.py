@@ -1,0 +1,143 @@
+"""AdaComm: how the interval follows the loss."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hpcsgd
+from hpcsgd.errors import UserError
+from hpcsgd.methods import (
+    adacomm,
+)
+from hpcsgd.methods.adacomm import Adaptive
+from hpcsgd.topology import form
+from hpcsgd.transport import Transport
+from local_methods import adaptive
+from methods.test_battery import OPTIMIZERS
+from references import (
+    alone,
+    batch,
+    loss,
+    model,
+    one_step,
+    vector,
+)
+
+EVERY, STEPS = 3, 8
+SHAPES = [(1, 2), (2, 1), (2, 2), (4, 1)]
+SGD = OPTIMIZERS["SGD"]
+
+
+def at(t: int, lr: float, loss: float) -> Any:
+    """A step as schedules see it, on this rank alone."""
+    world = SimpleNamespace(allreduce=lambda _: SimpleNamespace(wait=lambda: None))
+    job = SimpleNamespace(world=world, size=1)
+    return SimpleNamespace(t=t, lr=lr, loss=loss, job=job, notes={})
+
+
+def intervals_of(when: Adaptive, steps: list[tuple[float, float]]) -> list[int]:
+    """The interval in force in each step of these learning rates and losses."""
+    notes = []
+    for t, (lr, F) in enumerate(steps, 1):
+        s = at(t, lr, F)
+        when(s)
+        notes.append(s.notes["interval"])
+    return notes
+
+
+def test_the_interval_shrinks_as_the_loss_falls() -> None:
+    """⌈√(F/F_0)·I_0⌉ with the mean of each block's losses: by hand, for blocks of one meeting."""
+    losses = [4.0] + [2.0] * 7 + [1.0] * 6 + [0.25] * 4
+    assert 8 * math.sqrt(sum(losses[:8]) / 8 / 4) == pytest.approx(6.0)
+    found = intervals_of(Adaptive(8, block=1), [(0.1, F) for F in losses])
+    assert found == [8] * 8 + [6] * 6 + [4] * 4
+    assert intervals_of(Adaptive(8, block=12), [(0.1, F) for F in losses]) == [8] * 16 + [5] * 2
+
+
+def test_the_interval_is_halved_where_the_loss_stagnates() -> None:
+    found = intervals_of(Adaptive(10, block=1), [(0.1, 1.0)] * 40)
+    assert found == [10] * 10 + [5] * 5 + [3] * 3 + [2] * 2 + [1] * 20
+    assert intervals_of(Adaptive(5, block=1), [(0.1, F) for F in (1, 1, 1, 1, 1, 9, 9, 9, 9)]) == [
+        *[5] * 5,
+        *[3] * 3,
+        2,
+    ]
+
+
+def test_the_interval_is_never_below_one() -> None:
+    assert set(intervals_of(Adaptive(4, block=1), [(0.1, 1.0)] + [(0.1, 0.0)] * 20)[12:]) == {1}
+    assert min(intervals_of(Adaptive(4, block=1), [(0.1, 1.0)] + [(0.1, -1.0)] * 20)) == 1
+
+
+def test_a_lower_rate_allows_more() -> None:
+    """√(η_0/η) = 2: 4 steps count as 8, which √2·8 is not below and √0.56·8 is."""
+    first = [(0.4, 1.0)] * 8
+    assert intervals_of(Adaptive(8, block=1), first + [(0.1, 0.5)] * 5) == [8] * 8 + [4] * 5
+    assert intervals_of(Adaptive(8, block=1), first + [(0.1, 0.14)] * 5) == [8] * 8 + [4] * 4 + [6]
+    assert intervals_of(Adaptive(8, block=1), first + [(0.0, 0.5)] * 5) == [8] * 8 + [4] * 4 + [2]
+
+
+def test_a_warm_up_is_no_low_first_rate() -> None:
+    """η_0 is the highest rate: while it climbs the loss alone decides."""
+    losses = [1.0] + [0.36] * 7 + [0.09] * 7
+    found = intervals_of(Adaptive(8, block=1), [(0.01 * t, F) for t, F in enumerate(losses, 1)])
+    assert found == [8] * 8 + [math.ceil(math.sqrt(0.44) * 8)] * 6 + [math.ceil(math.sqrt(0.09) * 8)]
+    assert found[-2:] == [6, 3]
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_all_ranks_have_the_interval_of_all_losses(run, P: int, K: int) -> None:
+    """Though each sees a loss of its own; with one group there is none."""
+
+    def noted(world: Transport) -> list[float | None]:
+        job, net = form(world, groups=P), model()
+        optimizer = hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, adacomm(6, block=2))
+        found = []
+        for t in range(24):
+            one_step(net, optimizer, job, t)
+            found.append(optimizer.notes.get("interval"))
+        return found
+
+    expected: list[int] = []
+    alone(P, K, SGD, 24, adaptive(6, 2, expected))
+    assert len(set(expected)) > 2
+    assert run(P * K, noted) == [expected if P > 1 else [None] * 24] * (P * K)
+
+
+def test_a_closure_gives_the_loss_too(run) -> None:
+    def trained(world: Transport, closing: bool, giving: bool) -> Tensor:
+        job, net = form(world, groups=2), model()
+        optimizer = hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, adacomm(2, block=2))
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            value = loss(net, *batch(0, job.rank))
+            value.backward()
+            return value
+
+        for _ in range(4):
+            if closing:
+                optimizer.step(closure)
+            else:
+                value = closure()
+                optimizer.step(loss=value if giving else None)
+        return vector(net)
+
+    closed, given = run(2, trained, True, False), run(2, trained, False, True)
+    assert all(torch.equal(a, b) for a, b in zip(closed, given, strict=True))
+    with pytest.raises(
+        UserError, match=r"give it as optimizer.step\(loss=loss\), or give step\(\) a closure"
+    ):
+        run(2, trained, False, False)
+
+
+@pytest.mark.parametrize("losses", [[0.0, 0.0], [-1.0, 1.0], [1.0, math.nan], [1.0, math.inf]])
+def test_losses_that_say_nothing(losses: list[float]) -> None:
+    with pytest.raises(UserError, match=r"the loss was .* at first and is .* now: expected more than 0"):
+        intervals_of(Adaptive(2, block=1), [(0.1, F) for F in losses])

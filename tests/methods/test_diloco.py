@@ -1,0 +1,118 @@
+"""DiLoCo: an outer optimizer around any averager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import Tensor, optim
+
+from hpcsgd.averagers import Averaged, Mean, MeanOfAll, Reset
+from hpcsgd.exchanges import AllReduce, AllToAll
+from hpcsgd.graphs import Exponential
+from hpcsgd.methods import (
+    Method,
+    diloco,
+    hierarchical,
+)
+from hpcsgd.methods.diloco import NESTEROV, Outer
+from hpcsgd.methods.fedavg import MeanOfSome
+from hpcsgd.methods.sgp import PushSum
+from hpcsgd.schedules import Every
+from hpcsgd.transport import Transport
+from local_methods import with_outer
+from methods.test_battery import OPTIMIZERS
+from references import (
+    alone,
+    distributed,
+    local_sgd,
+    model,
+    same,
+    vector,
+)
+
+EVERY, STEPS = 3, 8
+SHAPES = [(1, 2), (2, 1), (2, 2), (4, 1)]
+SGD = OPTIMIZERS["SGD"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_an_outer_step_of_one_is_the_mean(run, P: int, K: int, optimizer: str) -> None:
+    outer = lambda params: optim.SGD(params, lr=1.0)  # noqa: E731
+    make = OPTIMIZERS[optimizer]
+    ranks = run(P * K, lambda world: distributed(world, P, diloco(EVERY, outer), make, STEPS))
+    same(ranks, local_sgd(P, K, EVERY, make, STEPS), K)
+
+
+@pytest.mark.parametrize(
+    ("exchange", "inner"), [(AllToAll(), Mean()), (AllToAll(), MeanOfAll()), (AllReduce(), MeanOfAll())]
+)
+@pytest.mark.parametrize("outer", [NESTEROV, lambda params: optim.AdamW(params, lr=0.02)])
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_an_outer_optimizer_on_chunks_and_on_all_of_w(
+    run, P: int, K: int, outer: Any, exchange: Any, inner: Any
+) -> None:
+    def models(world: Transport) -> list[Tensor]:
+        method = Method(exchange, Every(2), Outer(inner, outer))
+        return distributed(world, P, method, OPTIMIZERS["AdamW"], STEPS, bucket_mb=1e-4)
+
+    expected = alone(P, K, OPTIMIZERS["AdamW"], STEPS, with_outer(2, outer))
+    same(run(P * K, models), expected, K)
+
+
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
+def test_the_outer_state_is_of_the_own_chunk(run, P: int, K: int) -> None:
+    def held(world: Transport) -> tuple[int, int]:
+        method = diloco(1)
+        distributed(world, P, method, SGD, 1)
+        state = method.state_dict()["how"]
+        momentum = [values["momentum_buffer"] for values in state["optimizer"]["state"].values()]
+        return sum(x.numel() for x in state["theta"]), sum(x.numel() for x in momentum)
+
+    M = vector(model()).numel()
+    assert run(P * K, held) == [(-(-M // K),) * 2] * (P * K)
+
+
+def gossiping(world: Transport, P: int, weight: float, outer: Any) -> list[Tensor]:
+    """Push-sum, whose first group has another weight than the others."""
+    push_sum = PushSum(Exponential())
+    push_sum.weight = weight if world.rank * P < world.size else 1.0
+    how = push_sum if outer is None else Outer(push_sum, outer)
+    return distributed(world, P, Method(AllToAll(), Every(1), how), SGD, STEPS)
+
+
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_a_whole_step_around_gossip_is_gossip(run, P: int, K: int, weight: float) -> None:
+    """Where groups are apart each goes on from its own θ; what counts is z, and not x."""
+    plain = run(P * K, gossiping, P, weight, None)
+    wrapped = run(P * K, gossiping, P, weight, lambda params: optim.SGD(params, lr=1.0))
+    same(wrapped, list(zip(*plain[::K], strict=True)), K)
+
+
+@pytest.mark.parametrize("K", [1, 2])
+def test_two_groups_that_gossip_agree(run, K: int) -> None:
+    """So with Nesterov outside it is DiLoCo with a meeting in every step."""
+    same(run(2 * K, gossiping, 2, 1.0, NESTEROV), alone(2, K, SGD, STEPS, with_outer(1, NESTEROV)), K)
+
+
+def test_outer_around_the_mean_of_some(run) -> None:
+    def models(world: Transport, outer: Any) -> list[Tensor]:
+        some = MeanOfSome(0.5, seed=0)
+        how = some if outer is None else Outer(some, outer)
+        return distributed(world, 4, Method(AllToAll(), Every(2), how), SGD, STEPS)
+
+    plain = run(4, models, None)
+    wrapped = run(4, models, lambda params: optim.SGD(params, lr=1.0))
+    same(wrapped, list(zip(*plain, strict=True)), 1)
+
+
+@pytest.mark.parametrize("moments", [Averaged, Reset])
+def test_moments_go_around_the_outer_step(run, moments: Any) -> None:
+    """With a whole outer step they are as in local SGD."""
+    outer = lambda params: optim.SGD(params, lr=1.0)  # noqa: E731
+    make = OPTIMIZERS["AdamW"]
+    ranks = run(2, lambda w: distributed(w, 2, diloco(EVERY, outer, moments=moments), make, STEPS))
+    plain = run(2, lambda w: distributed(w, 2, hierarchical(EVERY, moments=moments), make, STEPS))
+    same(ranks, list(zip(*plain, strict=True)), 1)

@@ -1,0 +1,196 @@
+"""FedAvg, post-local SGD, and what all of the local SGD family have to do; see the battery, too."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd.averagers import Averaged
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.graphs import Exponential
+from hpcsgd.methods import (
+    Method,
+    adacomm,
+    diloco,
+    fedavg,
+    post_local,
+    sasgd,
+    sgp,
+    switch,
+)
+from hpcsgd.methods.diloco import NESTEROV, Outer
+from hpcsgd.methods.fedavg import MeanOfSome, PerEpoch
+from hpcsgd.methods.sgp import PushSum
+from hpcsgd.schedules import Every
+from hpcsgd.topology import form
+from hpcsgd.transport import Transport
+from methods.test_battery import OPTIMIZERS
+from references import (
+    distributed,
+    local_sgd,
+    model,
+    one_step,
+    same,
+    vector,
+)
+
+EVERY, STEPS = 3, 8
+SHAPES = [(1, 2), (2, 1), (2, 2), (4, 1)]
+SGD = OPTIMIZERS["SGD"]
+
+
+@pytest.mark.parametrize(("x", "S", "LSSR"), [(4, 195, 0.979), (8, 195, 0.959), (1, 1, 0.0), (3, 7, 4 / 7)])
+def test_meetings_are_uniform_and_known_in_advance(x: int, S: int, LSSR: float) -> None:
+    """0.979 and 0.959 are what SelSync's table I has for E = 0.25 and 0.125."""
+    when = PerEpoch(x, S)
+    meetings = [t for t in range(1, 5 * S + 1) if when(SimpleNamespace(t=t))]  # type: ignore[arg-type]
+    for epoch in range(5):
+        assert sum(epoch * S < t <= (epoch + 1) * S for t in meetings) == x
+        assert (epoch + 1) * S in meetings
+    gaps = {b - a for a, b in itertools.pairwise(meetings)}
+    assert gaps <= {S // x, -(-S // x)}
+    assert 1 - len(meetings) / (5 * S) == pytest.approx(LSSR, abs=1e-3)
+
+
+@pytest.mark.parametrize(("C", "P", "count"), [(1.0, 8, 8), (0.5, 5, 3), (0.1, 4, 1), (0.55, 100, 55)])
+def test_who_is_drawn(C: float, P: int, count: int) -> None:
+    """⌈C·P⌉ groups; alike on all ranks, others at each meeting and with each seed, everybody at times."""
+    draws = [MeanOfSome(C, seed=1).drawn(t, P) for t in range(200)]
+    assert all(len(set(drawn)) == len(drawn) == count for drawn in draws)
+    assert draws == [MeanOfSome(C, seed=1).drawn(t, P) for t in range(200)]
+    assert set().union(*draws) == set(range(P))
+    if count < P:
+        assert len({tuple(sorted(drawn)) for drawn in draws}) > 1
+        assert draws != [MeanOfSome(C, seed=2).drawn(t, P) for t in range(200)]
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_all_take_the_mean_of_those_drawn(run, P: int, K: int) -> None:
+    """Apart before a meeting, bit for bit together after it; and the seed decides where to."""
+
+    def models(world: Transport, seed: int) -> list[Tensor]:
+        method = fedavg(0.5, per_epoch=2, steps_per_epoch=STEPS, seed=seed)
+        return distributed(world, P, method, SGD, STEPS)
+
+    ranks = run(P * K, models, 0)
+    for t, w in enumerate(ranks[0], 1):
+        met = t % (STEPS // 2) == 0 or P == 1
+        assert all(torch.equal(w, history[t - 1]) for history in ranks) == met
+    ends = [run(P * K, models, seed)[0][-1] for seed in range(4)]
+    assert any(not torch.equal(ends[0], end) for end in ends) == (P > 1)
+
+
+def test_with_everybody_it_is_local_sgd(run) -> None:
+    everybody = lambda world: distributed(world, 2, fedavg(per_epoch=2, steps_per_epoch=6), SGD, STEPS)  # noqa: E731
+    same(run(4, everybody), local_sgd(2, 2, 3, SGD, STEPS), 2)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_local_once_the_rate_has_fallen(run, P: int, K: int, optimizer: str) -> None:
+    """The fifth step is the first with a lower rate, and the last synchronous one."""
+    decays = lambda t: 0.1 if t >= 4 else 1.0  # noqa: E731
+
+    def decaying(params: list[nn.Parameter]) -> optim.Optimizer:
+        made = OPTIMIZERS[optimizer](params)
+        lr, steps = made.param_groups[0]["lr"], iter(range(STEPS))
+        made.register_step_pre_hook(lambda *_: made.param_groups[0].update(lr=lr * decays(next(steps))))
+        return made
+
+    def models(world: Transport) -> list[Tensor]:
+        job, net = form(world, groups=P), model()
+        inner = OPTIMIZERS[optimizer](list(net.parameters()))
+        wrapped = hpcsgd.DistributedOptimizer(inner, net, job, post_local(EVERY))
+        scheduler = optim.lr_scheduler.LambdaLR(wrapped, decays)
+        history = []
+        for t in range(STEPS):
+            history.append(one_step(net, wrapped, job, t))
+            scheduler.step()
+        return history
+
+    same(run(P * K, models), local_sgd(P, K, EVERY, decaying, STEPS, together=5), K)
+
+
+FAMILY: dict[str, Callable[[], Method]] = {
+    "fedavg": lambda: fedavg(0.5, per_epoch=2, steps_per_epoch=5),
+    "post_local": lambda: post_local(EVERY),
+    "sasgd": lambda: sasgd(EVERY),
+    "adacomm": lambda: adacomm(3, block=4),
+    "diloco": lambda: diloco(EVERY),
+    "diloco around push-sum": lambda: Method(
+        AllToAll(), Every(1), Outer(PushSum(Exponential(), 1), NESTEROV)
+    ),
+    "diloco with momentum averaged": lambda: diloco(EVERY, moments=Averaged),
+    "adacomm, then sasgd": lambda: switch(adacomm(2, block=1), sasgd(EVERY), at=5),
+    "diloco, then gossip": lambda: switch(diloco(2), sgp(), at=5),
+}
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+@pytest.mark.parametrize("method", FAMILY)
+def test_goes_on_to_the_same_bits(run, P: int, K: int, method: str) -> None:
+    """Saved after each number of steps: whatever a wrapped part remembers is in the state, too."""
+
+    def ends(world: Transport, saved_at: int | None) -> Tensor:
+        job = form(world, groups=P)
+
+        def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
+            net = model()
+            return net, hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, FAMILY[method]())
+
+        net, optimizer = new()
+        for t in range(STEPS):
+            if t == saved_at:
+                weights, state = vector(net), copy.deepcopy(optimizer.state_dict())
+                one_step(net, optimizer, job, t)  # which the state must not notice
+                net, optimizer = new()
+                set_vector_in_place(net, weights)
+                optimizer.load_state_dict(state)
+            one_step(net, optimizer, job, t)
+        return vector(net)
+
+    whole = run(P * K, ends, None)
+    for saved_at in range(1, STEPS):
+        assert all(torch.equal(a, b) for a, b in zip(run(P * K, ends, saved_at), whole, strict=True))
+
+
+def set_vector_in_place(net: nn.Module, values: Tensor) -> None:
+    with torch.no_grad():
+        for p, mine in zip(
+            net.parameters(), values.split([p.numel() for p in net.parameters()]), strict=True
+        ):
+            p.copy_(mine.view_as(p))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fedavg(0.0, steps_per_epoch=9), "fraction = 0.0: expected more than 0 and at most 1"),
+        (lambda: fedavg(1.5, steps_per_epoch=9), "fraction = 1.5: expected more than 0 and at most 1"),
+        (lambda: fedavg(math.nan, steps_per_epoch=9), "fraction = nan: expected more than 0"),
+        (lambda: fedavg(per_epoch=0, steps_per_epoch=9), "per_epoch = 0: expected 1 to 9 meetings"),
+        (lambda: fedavg(per_epoch=10, steps_per_epoch=9), "per_epoch = 10: expected 1 to 9 meetings"),
+        (lambda: fedavg(per_epoch=0.5, steps_per_epoch=9), "per_epoch = 0.5: expected 1 to 9"),  # type: ignore[arg-type]
+        (lambda: post_local(0), "every = 0: groups meet after at least 1 step"),
+        (lambda: sasgd(0), "every = 0: groups meet after at least 1 step"),
+        (lambda: adacomm(0, 5), "interval = 0: expected a number of steps ≥ 1"),
+        (lambda: adacomm(5, 0), "block = 0: expected a number of steps ≥ 1"),
+        (lambda: adacomm(5, 1.5), "block = 1.5: expected a number of steps ≥ 1"),  # type: ignore[arg-type]
+        (lambda: diloco(0), "every = 0: groups meet after at least 1 step"),
+        (lambda: diloco(2, "SGD"), r"outer = 'SGD': expected what makes .* \{ build = \"SGD\", lr = 0.7 \}"),  # type: ignore[arg-type]
+        (lambda: diloco(2, lambda params: params), "outer: it makes a list, expected a torch optimizer"),  # type: ignore[arg-type, return-value]
+    ],
+)
+def test_refusals(make: Callable[[], Method], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
