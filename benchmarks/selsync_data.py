@@ -72,10 +72,9 @@ def non_iid(
         "SelSync (0.5, 0.5, 0.3)": ({"name": "selsync", "delta": 0.3}, injected(label, 0.5, 0.5)),
         "SelSync (0.75, 0.75, 0.3)": ({"name": "selsync", "delta": 0.3}, injected(label, 0.75, 0.75)),
     }
-    steps = len(Store(store, "train")) // (BATCH * workers) * epochs
     rows = []
     for name, (method, data) in contestants.items():
-        found = train(here(workers), job(store, method, workers, epochs, steps=steps, **data))
+        found = train(here(workers), job(store, method, workers, epochs, **data))
         rows.append({"who": name, **found})
         print(f"{name}: {found['accuracy']:.4f}", flush=True)
     print_table(
