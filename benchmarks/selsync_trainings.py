@@ -33,8 +33,8 @@ def on_shaped(name: str, hosts: int) -> Launch:
 def job(
     store: Path, method: Mapping[str, Any], groups: int, epochs: int, seed: int = 1, **data: Any
 ) -> dict[str, Any]:
-    """A CNN on MNIST, the same learning rate for all methods; it falls to a tenth after 60 and 85 % of `steps`,
-    or of the epochs where it is not said how many steps they are."""
+    """A CNN on MNIST, the same learning rate for all methods; it falls to a tenth after 60 and 85 % of
+    `steps`, or of the epochs where it is not said how many steps they are."""
     workers, steps = data.pop("workers", groups), data.pop("steps", None)
     decay = {"build": "MultiStepLR", "per": "step" if steps else "epoch", "scaling": "none"}
     milestones = [int(part * (steps or epochs)) for part in (0.6, 0.85)]
