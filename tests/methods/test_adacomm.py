@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,6 +109,33 @@ def test_all_ranks_have_the_interval_of_all_losses(run, P: int, K: int) -> None:
     alone(P, K, SGD, 24, adaptive(6, 2, expected))
     assert len(set(expected)) > 2
     assert run(P * K, noted) == [expected if P > 1 else [None] * 24] * (P * K)
+
+
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (1, 2)])
+def test_no_rank_goes_by_its_own_loss(run, P: int, K: int) -> None:
+    """Those of the last rank fall the most: neither one rank's nor one position's would do."""
+    steps = 40
+
+    def loss_of(rank: int, t: int) -> float:
+        return 1.0 / (1.0 + 4 * rank * t)
+
+    def noted(world: Transport) -> list[float | None]:
+        job, net = form(world, groups=P), model()
+        optimizer = hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, adacomm(16, block=8))
+        found = []
+        for t in range(steps):
+            optimizer.step(loss=loss_of(world.rank, t))
+            found.append(optimizer.notes.get("interval"))
+        return found
+
+    def by(ranks: Sequence[int]) -> list[int]:
+        losses = [sum(loss_of(rank, t) for rank in ranks) / len(ranks) for t in range(steps)]
+        return intervals_of(Adaptive(16, block=8), [(0.1, F) for F in losses])
+
+    expected = by(range(P * K)) if P > 1 else [None] * steps
+    assert all(by([rank]) != expected for rank in range(P * K))
+    assert K == 1 or all(by(range(j, P * K, K)) != expected for j in range(K))
+    assert run(P * K, noted) == [expected] * (P * K)
 
 
 def test_a_closure_gives_the_loss_too(run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, optim
 
 from hpcsgd.averagers import Averaged, Mean, MeanOfAll, Reset
@@ -89,6 +90,15 @@ def test_a_whole_step_around_gossip_is_gossip(run, P: int, K: int, weight: float
     plain = run(P * K, gossiping, P, weight, None)
     wrapped = run(P * K, gossiping, P, weight, lambda params: optim.SGD(params, lr=1.0))
     same(wrapped, list(zip(*plain[::K], strict=True)), K)
+
+
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (4, 1), (2, 2)])
+def test_the_first_step_is_from_the_start(run, P: int, K: int) -> None:
+    """Whatever the averager does to the model before the update."""
+    plain = run(P * K, gossiping, P, 3.0, None)
+    half = run(P * K, gossiping, P, 3.0, lambda params: optim.SGD(params, lr=0.5))
+    for mine, theirs in zip(half, plain, strict=True):
+        torch.testing.assert_close(mine[0], (vector(model()) + theirs[0]) / 2, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("K", [1, 2])
