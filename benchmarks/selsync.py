@@ -32,7 +32,7 @@ PARTS = {
     "overhead": selsync_overhead.measure,
 }
 """Each prints its table and gives rows, goals and what to say of the machine."""
-IMAGES = {"table": 9600, "partition": 9600, "non_iid": 12000}
+IMAGES = {"table": 6400, "partition": 9600, "non_iid": 12000}
 QUICK = 1280
 
 

@@ -13,7 +13,7 @@ from selsync_trainings import BATCH, job, on_shaped, train
 from hpcsgd.data import Store
 
 WORKERS = 8
-RATE = "3mbit"
+RATE = "1500kbit"
 """Of a link: BSP then communicates some twenty times as long as it computes. In the paper VGG11, 507 MB,
 crosses 5 Gb/s in 0.8 s, and a step computes for some hundredths of a second."""
 EPOCHS = 8
