@@ -95,7 +95,7 @@ REFUSED = {
     "--data.partition.name seldq": "[data] partition: no 'seldq'; did you mean 'seldp'? Allowed: by_label, ",
     "--data.partition.alpha 3": "[data] partition: name = None: expected one of by_label, defdp, dirichlet, ",
     '--data.partition {name="dirichlet"}': "[data] partition: Dirichlet needs 'alpha'; given: none",
-    '--data.partition {name="dirichlet",alpah=1}': "has no argument 'alpah'; did you mean 'alpha'",
+    '--data.partition {name="dirichlet",alphas=1}': "has no argument 'alphas'; did you mean 'alpha'",
     '--data.partition {name="dirichlet",alpha="x"}': "Dirichlet: alpha = 'x': expected float",
     '--data.partition {name="dirichlet",alpha=0}': "[data] partition: alpha = 0: must be a number > 0",
     '--data.partition {name="seldp"} --data.share 1': "[data] share = 1.0 beside partition: give one of them",
