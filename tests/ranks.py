@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import os
 import pickle
 import threading
 import traceback
-from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from unittest import mock
 
 import pytest
 
 from hpcsgd.transport import PeerLost, Transport
+
+if TYPE_CHECKING:
+    from hpcsgd.transport.mpi import MpiBackend
 
 
 def _from_launcher(*names: str) -> int | None:
@@ -49,11 +54,14 @@ class Processes:
         """The results of `function(world, *args)` on all ranks, or the exception of one of them."""
         if n != RANKS:
             pytest.skip(f"this world has {RANKS} ranks")
-        outcomes = self.gather(self.attempt(function, *args))
+        with splitting() as made:
+            outcomes = self.gather(self.attempt(function, *args))
         tests = sorted({outcome.test for outcome in outcomes})
         assert len(tests) == 1, f"the ranks are in different tests: {', '.join(tests)}"
         if errors := [outcome.error for outcome in outcomes if outcome.error is not None]:
             raise cause(errors)
+        for backend in reversed(made):  # an MPI library has some two thousand communicators
+            backend._comm.Free()
         return [outcome.value for outcome in outcomes]
 
     def attempt(self, function: Callable[..., Any], *args: Any) -> Outcome:
@@ -89,6 +97,23 @@ class Processes:
     def same(self, item: Any) -> Any:
         """Rank 0's `item`, on every rank."""
         return self.control.gather_objects(item)[0]
+
+
+@contextlib.contextmanager
+def splitting() -> Iterator[list[MpiBackend]]:
+    """The communicators that are split off meanwhile, in the same order on all their ranks."""
+    from hpcsgd.transport.mpi import MpiBackend
+
+    made: list[MpiBackend] = []
+    split = MpiBackend.split
+
+    def noted(backend: MpiBackend, color: int, key: int) -> MpiBackend:
+        new = cast("MpiBackend", split(backend, color, key))
+        made.append(new)
+        return new
+
+    with mock.patch.object(MpiBackend, "split", noted):
+        yield made
 
 
 @functools.cache
