@@ -12,7 +12,7 @@ export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
 cd "$(dirname "$0")/.."
 for n in "$@"; do
   echo "== $n ranks"
-  timeout --kill-after=10 600 "$mpiexec" -n "$n" \
+  timeout --kill-after=10 1200 "$mpiexec" -n "$n" \
     "$python" -m pytest -m "ranks and not long" -q --color=no -p no:cacheprovider </dev/null ||
     { code=$?; echo "$n ranks: exit code $code" >&2; exit "$code"; }
 done
