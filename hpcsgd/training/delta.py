@@ -69,6 +69,7 @@ def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
         parts.optimizer.step(loss=loss)
         if parts.scheduler is not None and config.schedule.per == "step":
             parts.scheduler.step()
+        parts.batches.advance()
         rows.append(significance.changes.tolist())
     return changes_of(rows)
 
@@ -76,10 +77,11 @@ def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
 def _batches(parts: Assembly, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
     epoch = 0
     while True:
-        for x, y in parts.loader:
+        for batch in parts.loader:
             if steps == 0:
                 return
             steps -= 1
+            x, y = batch if parts.injected is None else parts.injected.complete(batch)
             yield x, y
         epoch += 1
         parts.sampler.set_epoch(epoch)
