@@ -288,7 +288,7 @@ def test_an_interrupt_from_the_keyboard(folder: Path) -> None:
     process = launch(folder, "--model.build", "faults:net", "--model.arguments", "{}")
     done = interrupt(folder, process, lambda: process.send_signal(signal.SIGINT))
     assert_ended(folder, done)
-    assert done.messages == ["hpcsgd: rank 0: interrupted"]
+    assert done.messages in ([f"hpcsgd: rank {rank}: interrupted"] for rank in range(2))  # the first to hear
     assert "Traceback" not in done.err
 
 
