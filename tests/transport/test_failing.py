@@ -58,19 +58,20 @@ def test_it_happens_once() -> None:
     assert failed == [1]
 
 
+def _until(event: threading.Event) -> None:
+    assert event.wait(20)
+
+
 def test_a_frozen_rank_is_missed_by_the_others() -> None:
     thaw = threading.Event()
-
-    def freeze() -> None:
-        thaw.wait()
-
-    faults = Faults().at(2, 1, freeze)
+    missed_by_both = threading.Barrier(2, action=thaw.set, timeout=10)
+    faults = Faults().at(2, 1, lambda: _until(thaw))
 
     def training(world: Transport) -> tuple[int, ...]:
         with pytest.raises(PeerLost) as raised:
             steps(world, faults)
-        if world.rank == 0:
-            thaw.set()
+        if world.rank != 2:
+            missed_by_both.wait()
         return raised.value.ranks
 
     told = threads.run(3, training, wrap=lambda inner: FailingBackend(inner, faults), timeout=0.3)
