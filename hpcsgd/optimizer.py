@@ -76,6 +76,7 @@ class DistributedOptimizer(optim.Optimizer):
         if not self._exchange.idle(job):
             self._courier = Courier(self._exchange, self._step, passes=accumulate, overlap=overlap)
         self._step.exchanged = self._courier is not None
+        self._notes: dict[str, float] = {}
         self._stepping = False
         self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
@@ -93,7 +94,7 @@ class DistributedOptimizer(optim.Optimizer):
     @property
     def notes(self) -> dict[str, float]:
         """What the method reported of the last step, such as the `distance` of a meeting."""
-        return self._step.notes
+        return self._notes
 
     def accumulate(self, passes: int) -> None:
         """From the next step on, so many backward passes come before each `step()`; between two steps."""
@@ -118,7 +119,6 @@ class DistributedOptimizer(optim.Optimizer):
         s.t += 1
         s.lr = float(self.param_groups[0]["lr"]) if "lr" in self.param_groups[0] else 0.0
         s.loss = None if loss is None else float(loss)
-        s.notes.clear()
         if self._courier is not None:
             self._courier.finish()
         self.method.how.before_update(s)
@@ -131,6 +131,7 @@ class DistributedOptimizer(optim.Optimizer):
         if self._exchange.shards:
             with phase("parameters"):
                 gather_chunks(s)
+        self._take_notes()
         if self._courier is not None:
             self._courier.start_over()
         return loss
@@ -142,6 +143,7 @@ class DistributedOptimizer(optim.Optimizer):
             self.method.how(self._step)
         if self.method.how.shards:
             self.gather_parameters()
+        self._take_notes()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of the model's parameters."""
@@ -237,6 +239,10 @@ class DistributedOptimizer(optim.Optimizer):
         if self.method.how.shards and not self._exchange.shards:
             with phase("parameters"):
                 gather_chunks(s)
+
+    def _take_notes(self) -> None:
+        """What comes from now on is of the next step: an exchange may begin before that."""
+        self._notes, self._step.notes = self._step.notes, {}
 
     @torch.no_grad()
     def _share_start(self) -> None:
