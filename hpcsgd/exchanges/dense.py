@@ -21,6 +21,9 @@ class AllToAll:
 
     shards = True
 
+    def across_groups(self) -> Exchange:
+        return AcrossGroups(self)
+
     def idle(self, job: Job) -> bool:
         return job.K == 1
 
@@ -39,6 +42,9 @@ class ReduceScatter:
 
     shards = True
 
+    def across_groups(self) -> Exchange:
+        return AcrossGroups(self)
+
     def idle(self, job: Job) -> bool:
         return job.K == 1
 
@@ -56,6 +62,9 @@ class AllReduce:
     """g = mean of the K gradients on every position, each of which updates all of w. 2·(K−1)/K·M sent."""
 
     shards = False
+
+    def across_groups(self) -> Exchange:
+        return AcrossGroups(self)
 
     def idle(self, job: Job) -> bool:
         return job.K == 1
@@ -80,6 +89,9 @@ class AcrossGroups:
     def shards(self) -> bool:
         return self.inner.shards
 
+    def across_groups(self) -> Exchange:
+        return self
+
     def idle(self, job: Job) -> bool:
         return job.size == 1
 
@@ -100,6 +112,9 @@ class Gathered:
 
     inner: Exchange
     shards = False
+
+    def across_groups(self) -> Exchange:
+        return Gathered(self.inner.across_groups())
 
     def idle(self, job: Job) -> bool:
         return self.inner.idle(job)

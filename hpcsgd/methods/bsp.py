@@ -8,11 +8,11 @@ rank cross the slow links instead of M.
 from __future__ import annotations
 
 from hpcsgd.averagers import Mean
-from hpcsgd.exchanges import AcrossGroups, AllToAll
+from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import never
 from hpcsgd.step import Exchange, Method
 
 
 def bsp(exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
     """Synchronous SGD over all N ranks, in two levels where there are groups."""
-    return Method(exchange=AcrossGroups(exchange), when=never, how=Mean())
+    return Method(exchange=exchange.across_groups(), when=never, how=Mean())
