@@ -70,16 +70,19 @@ def local_sgd(
     P: int, K: int, every: int, make: MakeOptimizer, steps: int, together: int = 0
 ) -> list[list[Tensor]]:
     """Groups whose parameters are averaged every I steps; see `alone`."""
-
-    def meet(t: int, nets: list[nn.Module], _: float) -> None:
-        if t % every == 0:
-            average(nets)
-
-    return alone(P, K, make, steps, meet, together)
+    return alone(P, K, make, steps, meet_every(every), together)
 
 
 Meet = Callable[[int, list[nn.Module], float], None]
 """After step t = 1, 2, …: what becomes of the groups' nets, given the mean of their losses in that step."""
+
+
+def meet_every(every: int) -> Meet:
+    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+        if t % every == 0:
+            average(nets)
+
+    return meet
 
 
 def alone(

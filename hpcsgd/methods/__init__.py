@@ -6,7 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpcsgd.averagers import Averaged, Reset, kept
-from hpcsgd.exchanges import AllToAll, ReduceScatter
+from hpcsgd.exchanges import (
+    AllToAll,
+    Gaps,
+    Kept,
+    MomentumCorrection,
+    Plain,
+    RateInside,
+    ReduceScatter,
+    Sparse,
+    everyones,
+    own,
+)
 from hpcsgd.graphs import BipartiteExponential, Complete, Exponential, Ring, UndirectedExponential
 from hpcsgd.methods.ad_psgd import ad_psgd
 from hpcsgd.methods.adacomm import adacomm
@@ -23,6 +34,7 @@ from hpcsgd.methods.selsync import gradients, parameters, selsync
 from hpcsgd.methods.sgp import osgp, sgp
 from hpcsgd.methods.ssp import ssp
 from hpcsgd.methods.switch import switch
+from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, SIDCo, TopK
 from hpcsgd.step import Method
 
 METHODS: Mapping[str, Callable[..., Method]] = {
@@ -47,7 +59,9 @@ METHODS: Mapping[str, Callable[..., Method]] = {
 
 PARTS: Mapping[str, Mapping[str, Any]] = {
     "aggregate": {"parameters": parameters, "gradients": gradients},
+    "combine": {"everyones": everyones, "own": own},
     "exchange": {"alltoall": AllToAll(), "reduce_scatter": ReduceScatter()},
+    "feedback": {"kept": Kept(), "rate_inside": RateInside()},
     "graph": {
         "bipartite_exponential": BipartiteExponential(),
         "complete": Complete(),
@@ -55,9 +69,23 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
         "ring": Ring(),
         "undirected_exponential": UndirectedExponential(),
     },
+    "indices": {"gaps": Gaps(), "plain": Plain()},
     "moments": {"kept": kept, "averaged": Averaged, "reset": Reset},
 }
 """What the arguments of that name are called in a job file."""
+
+MADE: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "exchange": {"sparse": Sparse},
+    "feedback": {"momentum_correction": MomentumCorrection},
+    "sparsifier": {
+        "clt_k": CLTk,
+        "deft": Deft,
+        "hard_threshold": HardThreshold,
+        "sidco": SIDCo,
+        "topk": TopK,
+    },
+}
+"""Those that have arguments themselves: tables with a `name` and the arguments."""
 
 __all__ = [
     "METHODS",

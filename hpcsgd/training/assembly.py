@@ -15,7 +15,7 @@ from hpcsgd.data import Batches, Injected, InjectedBatches, Sampler, Store, crop
 from hpcsgd.errors import UserError, located, near_miss
 from hpcsgd.generators import seed_generators
 from hpcsgd.lr import WarmUp, lr_scale
-from hpcsgd.methods import METHODS, PARTS, Method
+from hpcsgd.methods import MADE, METHODS, PARTS, Method
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.optimizer import DistributedOptimizer
 from hpcsgd.reference import build, call, call_named, resolve, takes
@@ -142,7 +142,9 @@ def _method(table: Mapping[str, Any], steps_per_epoch: int, place: str) -> Metho
         factory = resolve(table["name"], METHODS)
     arguments = {key: value for key, value in table.items() if key != "name"}
     for key, value in arguments.items():
-        if isinstance(value, dict) and "name" in value:
+        if key in PARTS or key in MADE:
+            arguments[key] = _part(key, value, place)
+        elif isinstance(value, dict) and "name" in value:
             arguments[key] = _method(value, steps_per_epoch, f"{place} {key}")
         elif isinstance(value, dict) and "build" in value:
             arguments[key] = _optimizer_maker(value, key, place)
@@ -151,7 +153,6 @@ def _method(table: Mapping[str, Any], steps_per_epoch: int, place: str) -> Metho
     if takes(factory, "steps_per_epoch"):
         arguments.setdefault("steps_per_epoch", steps_per_epoch)
     with located(place):
-        arguments = {key: _part(key, value) for key, value in arguments.items()}
         return call_named(table["name"], factory, METHODS, arguments)
 
 
@@ -169,12 +170,23 @@ def _optimizer_maker(table: Mapping[str, Any], key: str, place: str) -> Callable
     return make
 
 
-def _part(key: str, value: Any) -> Any:
-    if key not in PARTS:
-        return value
-    if not isinstance(value, str) or value not in PARTS[key]:
-        raise UserError(f"{key} = {value!r}: {near_miss(str(value), PARTS[key])}")
-    return PARTS[key][value]
+def _part(key: str, value: Any, place: str) -> Any:
+    """What `value` calls: a name, or a table of a name and arguments, which may be parts again."""
+    given, made = PARTS.get(key, {}), MADE.get(key, {})
+    name, arguments = value, {}
+    if isinstance(value, dict) and "name" in value:
+        name, arguments = value["name"], {k: v for k, v in value.items() if k != "name"}
+    with located(place):
+        if not isinstance(name, str) or name not in {**given, **made}:
+            raise UserError(f"{key} = {name!r}: {near_miss(str(name), {**given, **made})}")
+        if name in given and arguments:
+            raise UserError(f"{key} = {name!r} has no arguments, but {', '.join(arguments)} were given")
+    if name in given:
+        return given[name]
+    place = f"{place} {key}"
+    parts = {k: _part(k, v, place) if k in PARTS or k in MADE else v for k, v in arguments.items()}
+    with located(place):
+        return call_named(name, made[name], made, parts)
 
 
 def _subclasses(module: Any, base: type) -> dict[str, type]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_map
 
 import hpcsgd
-from hpcsgd.exchanges import ReduceScatter
+from hpcsgd.exchanges import ReduceScatter, Sparse
 from hpcsgd.graphs import Exponential, Ring, push_matrix, symmetric_matrix
 from hpcsgd.methods import (
     Method,
@@ -27,15 +27,28 @@ from hpcsgd.methods import (
     ssp,
     switch,
 )
+from hpcsgd.sparsifiers import Deft
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from local_methods import NESTEROV, adaptive, fed_averaging, with_outer
-from references import MakeOptimizer, alone, big_batch, distributed, gossiped, local_sgd, one_step, pushed
+from references import (
+    MakeOptimizer,
+    alone,
+    big_batch,
+    distributed,
+    gossiped,
+    local_sgd,
+    meet_every,
+    one_step,
+    pushed,
+)
 from references import model as make_model
+from sparsifying import deft, sparsified
 from trainings import WAITING_FOR_NOBODY
 
 EVERY = 3
 STEPS = 7
+DENSITY = 0.2
 
 METHODS: dict[str, Callable[[], Method]] = {
     "bsp": bsp,
@@ -51,6 +64,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "FedAvg": lambda: fedavg(0.5, per_epoch=2, steps_per_epoch=5),
     "AdaComm": lambda: adacomm(EVERY, block=2),
     "DiLoCo": lambda: diloco(EVERY),
+    "DEFT, local SGD": lambda: hierarchical(EVERY, Sparse(Deft(DENSITY))),
 }
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "SGD": lambda params: optim.SGD(params, lr=0.1),
@@ -88,6 +102,8 @@ def expected(name: str, P: int, K: int, make: MakeOptimizer) -> list[list[Tensor
         return alone(P, K, make, STEPS, adaptive(EVERY, block=2))
     if name == "DiLoCo":
         return alone(P, K, make, STEPS, with_outer(EVERY, NESTEROV))
+    if name == "DEFT, local SGD":
+        return sparsified(P, K, deft(DENSITY), make, STEPS, meet_every(EVERY))
     if name == "D-PSGD":
         return gossiped(P, K, Ring(), symmetric_matrix, make, STEPS)
     return local_sgd(P, K, EVERY, make, STEPS)

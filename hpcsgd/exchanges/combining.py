@@ -1,0 +1,132 @@
+"""How the workers' selections become one: whose values count at which indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcsgd.exchanges.codecs import Codec
+from hpcsgd.transport import Transport, phase
+
+
+@dataclass(frozen=True)
+class Selected:
+    """By one worker, of its acc (M elements)."""
+
+    acc: Tensor
+    mine: Tensor
+    """Indices, int64, ascending."""
+    code: Tensor
+    """They as they travel, uint8."""
+    leader: int | None
+    """Whose selection counts for all; None: everybody's."""
+    squared_norm: float
+    """Of acc."""
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The same on all workers, but for `sent`."""
+
+    joint: Tensor
+    """Indices, int64, ascending: the union."""
+    mean: Tensor
+    """Over the workers, at the joint indices."""
+    error: float
+    """‖e‖₂, the mean over the workers of what they have left (eq. 2)."""
+    sent: Tensor
+    """Indices of what this worker gave, which is no longer part of its acc."""
+    growth: float
+    """Joint indices for each that a worker selected on the mean."""
+
+
+def everyones(x: Selected, codec: Codec, workers: Transport) -> Combined:
+    """Every worker gives its values at all joint indices: DEFT's algorithm 1, lines 7 to 9.
+
+    Sends the own indices to n−1 others and 2·(n−1)/n values for each joint index.
+    """
+    runs = _of_leader(x, codec, workers) if x.leader is not None else _of_all(x, codec, workers)
+    joint = union(runs)
+    values = x.acc[joint]
+    mean = mean_over(torch.cat([values, _left(x, values)]), workers)
+    return Combined(joint, mean[:-1], mean[-1].item(), joint, _growth(joint, runs))
+
+
+def own(x: Selected, codec: Codec, workers: Transport) -> Combined:
+    """Every worker gives its values at its own indices alone, the others count as zero and are kept.
+
+    The usual way of Top-k (A. Aji, K. Heafield: Sparse Communication for Distributed Gradient Descent, EMNLP
+    2017). Sends n−1 times its own indices and values: half of what `everyones` sends where selections have
+    little in common.
+    """
+    n, runs = workers.size, _of_all(x, codec, workers)
+    values = x.acc[x.mine]
+    counts = [run.numel() + 1 for run in runs]
+    gathered = values.new_empty(sum(counts))
+    with phase("values"):
+        workers.allgatherv(gathered, torch.cat([values, _left(x, values)]), counts).wait()
+    joint = union(runs)
+    total, errors = values.new_zeros(joint.numel()), []
+    for run, theirs in zip(runs, gathered.split(counts), strict=True):
+        total[torch.searchsorted(joint, run)] += theirs[:-1]
+        errors.append(theirs[-1].item())
+    return Combined(joint, total.div_(n), sum(errors) / n, x.mine, _growth(joint, runs))
+
+
+def union(runs: Sequence[Tensor]) -> Tensor:
+    """Ascending, each once, of ascending ones."""
+    return runs[0] if len(runs) == 1 else torch.unique(torch.cat(list(runs)))
+
+
+def _growth(joint: Tensor, runs: Sequence[Tensor]) -> float:
+    selected = sum(run.numel() for run in runs)
+    return joint.numel() * len(runs) / selected if selected else 1.0
+
+
+def mean_over(values: Tensor, workers: Transport) -> Tensor:
+    """Over the workers, in rank order, so that the bits are the same everywhere and every time."""
+    n = workers.size
+    padded = torch.nn.functional.pad(values, (0, -values.numel() % n))
+    received, means = torch.empty_like(padded), torch.empty_like(padded)
+    with phase("values"):
+        workers.alltoall(received, padded).wait()
+        workers.allgather(means, received.view(n, -1).mean(0)).wait()
+    return means[: values.numel()]
+
+
+def _left(x: Selected, given: Tensor) -> Tensor:
+    """‖e‖₂ once these values are gone, as one element."""
+    squared = x.squared_norm - given.double().square().sum()
+    return squared.clamp(min=0).sqrt().to(given.dtype).reshape(1)
+
+
+def _of_all(x: Selected, codec: Codec, workers: Transport) -> list[Tensor]:
+    sizes = torch.empty(2 * workers.size, dtype=torch.int64, device=x.code.device)
+    mine = torch.tensor([x.code.numel(), x.mine.numel()], device=x.code.device)
+    with phase("indices"):
+        workers.allgather(sizes, mine).wait()
+        lengths, counts = sizes.view(-1, 2).T.tolist()
+        codes = x.code.new_empty(sum(lengths))
+        workers.allgatherv(codes, x.code, lengths).wait()
+    return list(_decoded(codec, codes.split(lengths), counts))
+
+
+def _of_leader(x: Selected, codec: Codec, workers: Transport) -> list[Tensor]:
+    assert x.leader is not None
+    code = x.code
+    sizes = torch.tensor([code.numel(), x.mine.numel()], device=code.device)
+    with phase("indices"):
+        workers.bcast(sizes, x.leader).wait()
+        length, count = sizes.tolist()
+        if workers.rank != x.leader:
+            code = code.new_empty(length)
+        workers.bcast(code, x.leader).wait()
+    return [codec.decode(code, count)]
+
+
+def _decoded(codec: Codec, codes: Sequence[Tensor], counts: Sequence[int]) -> Iterator[Tensor]:
+    for code, count in zip(codes, counts, strict=True):
+        yield codec.decode(code, count)

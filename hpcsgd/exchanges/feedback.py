@@ -1,0 +1,172 @@
+"""Error feedback: what was not sent is kept and added to what comes next, so that nothing is lost.
+
+Every worker has one vector acc over all of the model. A gradient is moved into it (acc = e + g), what is sent
+is taken out of it, and the rest is e of the next step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, optim
+
+from hpcsgd import kernels
+from hpcsgd.errors import UserError
+from hpcsgd.flat import Bucket
+from hpcsgd.step import Step
+
+
+class Feedback(Protocol):
+    """What goes into acc, and what becomes of what was sent."""
+
+    def require_fitting(self, optimizer: optim.Optimizer) -> None:
+        """Raise `UserError` for an optimizer with which the update would be wrong."""
+        ...
+
+    def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:
+        """Change the gradient, in place, that is about to go into acc."""
+        ...
+
+    def after(self, s: Step, mean: Tensor) -> None:
+        """Change the mean of what was sent, in place, that is about to go to the optimizer."""
+        ...
+
+    @property
+    def velocity(self) -> bool:
+        """Whether it needs another vector like acc, which is zeroed where acc is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kept:
+    """acc = e + g; the optimizer's rate, momentum and weight decay act on the mean that was sent.
+
+    As in the code of DEFT's authors; equal to their algorithm 1 for plain SGD at a constant rate.
+    """
+
+    velocity = False
+
+    def require_fitting(self, optimizer: optim.Optimizer) -> None:
+        pass
+
+    def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:
+        pass
+
+    def after(self, s: Step, mean: Tensor) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class RateInside:
+    """acc = e + η·g, and w −= mean of what was sent: algorithm 1 to the letter. For plain SGD alone."""
+
+    velocity = False
+
+    def require_fitting(self, optimizer: optim.Optimizer) -> None:
+        _require_plain_sgd("rate_inside", optimizer, ("momentum", "weight_decay", "maximize"))
+        rates = {group["lr"] for group in optimizer.param_groups}
+        if len(rates) > 1:
+            raise UserError(f"feedback rate_inside: one learning rate for all, not {sorted(rates)}")
+
+    def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:
+        g.mul_(self._rate(s))
+
+    def after(self, s: Step, mean: Tensor) -> None:
+        mean.div_(self._rate(s))
+
+    def _rate(self, s: Step) -> float:
+        rate = float(s.moments.optimizer.param_groups[0]["lr"])
+        if rate == 0:
+            raise UserError("feedback rate_inside: what is sent at a learning rate of 0 would be lost")
+        return rate
+
+
+@dataclass(frozen=True)
+class MomentumCorrection:
+    """u = m·u + g; acc = e + u; u is zeroed where acc is. For SGD without momentum of its own.
+
+    Y. Lin et al.: Deep Gradient Compression, ICLR 2018, section 3: momentum correction and momentum factor
+    masking. What waits for being sent gathers momentum meanwhile.
+    """
+
+    momentum: float
+    velocity = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"momentum = {self.momentum}: expected a number ≥ 0 and < 1")
+
+    def require_fitting(self, optimizer: optim.Optimizer) -> None:
+        _require_plain_sgd("momentum_correction", optimizer, ("momentum",))
+
+    def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:
+        assert velocity is not None
+        g.copy_(velocity.mul_(self.momentum).add_(g))
+
+    def after(self, s: Step, mean: Tensor) -> None:
+        pass
+
+
+class Residual:
+    """acc of one worker. Float32, or float64 where a parameter is."""
+
+    def __init__(self, buckets: Sequence[Bucket], velocity: bool) -> None:
+        devices = {b.w.device for b in buckets}
+        if len(devices) > 1:
+            names = ", ".join(sorted(map(str, devices)))
+            raise UserError(f"sparse exchange of parameters on {names}: they have to be on one device")
+        sizes = [slot.stop - slot.start for b in buckets for slot in b.slots]
+        self.layers = torch.tensor([0, *sizes]).cumsum(0)
+        """Bounds (int64) of the parameters' own vectors in acc."""
+        starts = [0, *itertools.accumulate(b.slots[-1].stop for b in buckets)]
+        self.spans = [slice(*ends) for ends in itertools.pairwise(starts)]
+        """Where each bucket lies in acc."""
+        dtype = torch.float64 if any(b.w.dtype == torch.float64 for b in buckets) else torch.float32
+        self.acc = torch.zeros(starts[-1], dtype=dtype, device=buckets[0].w.device)
+        self.velocity = torch.zeros_like(self.acc) if velocity else None
+
+    def take_in(self, g: Tensor, i: int, bounds: Tensor) -> Tensor:
+        """Move the gradient of bucket i into acc, leaving zeros; the squared norms (float64) of the layers
+        between `bounds`, which are of acc."""
+        span = self.spans[i]
+        inside = bounds[(bounds >= span.start) & (bounds <= span.stop)] - span.start
+        if g.dtype != torch.float64 and self.acc.dtype == torch.float64:
+            moved = g.double()
+            g.zero_()
+            g = moved
+        return kernels.accumulate(self.acc[span], g, inside)
+
+    def put_into(self, buckets: Sequence[Bucket], indices: Tensor, values: Tensor) -> None:
+        """Into the gradients, which are zero, at `indices` (ascending) of acc."""
+        ends = torch.tensor([span.stop for span in self.spans], device=indices.device)
+        counts = torch.searchsorted(indices, ends).diff(prepend=ends.new_zeros(1)).tolist()
+        parts = zip(indices.split(counts), values.split(counts), strict=True)
+        for b, span, (where, what) in zip(buckets, self.spans, parts, strict=True):
+            b.g[where - span.start] = what.to(b.g.dtype)
+
+    def release(self, indices: Tensor) -> None:
+        """These have been sent."""
+        self.acc[indices] = 0
+        if self.velocity is not None:
+            self.velocity[indices] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"acc": self.acc, "velocity": self.velocity}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.acc.copy_(state["acc"])
+        if self.velocity is not None:
+            self.velocity.copy_(state["velocity"])
+
+
+def _require_plain_sgd(name: str, optimizer: optim.Optimizer, without: tuple[str, ...]) -> None:
+    if type(optimizer) is not optim.SGD:
+        raise UserError(f"feedback {name} is for SGD, not for {type(optimizer).__name__}")
+    for group in optimizer.param_groups:
+        for key in without:
+            if group[key]:
+                raise UserError(f"feedback {name}: the optimizer must not have {key} = {group[key]}")

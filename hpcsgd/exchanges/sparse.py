@@ -1,0 +1,174 @@
+"""Sparse exchange: of each gradient only some elements travel, the rest is kept for later.
+
+D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1, "distributed SGD with sparsification", on each of n workers:
+
+    5   acc = e + g
+    6   idx_i = select(acc)                 the sparsifier
+    7   idx = union over the workers        gathered
+    8   s = mean over the workers of acc[idx]
+    10  w −= s                              here by the user's optimizer, from the gradient s
+    11  acc[idx] = 0
+    12  e = acc
+
+Line 5 runs bucket by bucket while the backward pass goes on, the others when the last gradient is there,
+since what to select from a layer depends on all of them. Every worker updates all of w: sending updated
+chunks would be dense again.
+
+A group of one rank has nobody to send to, and its gradients stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges.codecs import Codec, Gaps
+from hpcsgd.exchanges.combining import Combined, Selected, everyones
+from hpcsgd.exchanges.feedback import Feedback, Kept, Residual
+from hpcsgd.flat import Bucket
+from hpcsgd.sparsifiers import Accumulated, Sparsifier
+from hpcsgd.step import Stateful, Step
+from hpcsgd.topology import Job
+from hpcsgd.transport import Transport
+
+Combine = Callable[[Selected, Codec, Transport], Combined]
+
+
+class Sparse:
+    """Of each gradient of the group what `sparsifier` selects; the rest is kept in a residual of M elements
+    (float32; float64 where a parameter is), which is this worker's alone and part of a checkpoint.
+
+    Args:
+        sparsifier: such as `Deft(density=0.01)`.
+        combine: `everyones` values at the union of all indices, as above, or each worker's `own` ones.
+        feedback: `Kept()`, `MomentumCorrection(momentum)` or `RateInside()`.
+        indices: how they travel, `Gaps()` or `Plain()`.
+
+    Notes of every step: `density` (|idx|/M), `error` (‖e‖₂, mean over the workers, eq. 2), `growth` (|idx|
+    over the mean number that a worker selected; where sets overlap), and seconds in `select`, `encode`,
+    `exchange` and `apply`. Not for loss scaling that changes: the residual is of the scaled loss.
+
+    Raises `UserError` at the first exchange where optimizer and feedback do not go together.
+    """
+
+    shards = False
+
+    def __init__(
+        self,
+        sparsifier: Sparsifier,
+        combine: Combine = everyones,
+        feedback: Feedback = Kept(),  # noqa: B008 - frozen
+        indices: Codec = Gaps(),  # noqa: B008 - frozen
+    ) -> None:
+        if sparsifier.disjoint and combine is not everyones:
+            name = type(sparsifier).__name__
+            raise UserError(
+                f"combine own: with {name} each element is one worker's to choose, and all must give theirs"
+            )
+        self.sparsifier = sparsifier
+        self.combine, self.feedback, self.indices = combine, feedback, indices
+        self.t = 0
+        """Exchanges so far; the step's own count may change while an exchange runs."""
+        self._everywhere = False
+        self._residual: Residual | None = None
+        self._saved: dict[str, Any] | None = None
+        self._norms: list[Tensor] = []
+
+    def across_groups(self) -> Sparse:
+        """The workers are all ranks of the job, not those of one group."""
+        made = Sparse(self.sparsifier, self.combine, self.feedback, self.indices)
+        made._everywhere = True
+        return made
+
+    def idle(self, job: Job) -> bool:
+        return self._workers(job).size == 1
+
+    def __call__(self, s: Step, b: Bucket) -> None:
+        if self.idle(s.job):
+            return
+        if self._residual is None:
+            self._residual = self._begin(s)
+        i = len(self._norms)
+        assert b is s.buckets[i]
+        self._take_in(s, b, i)
+        if i + 1 == len(s.buckets):
+            self._send(s)
+
+    def state_dict(self) -> dict[str, Any]:
+        residual = self._saved if self._residual is None else self._residual.state_dict()
+        state = {"t": self.t, "residual": residual}
+        return state | ({"sparsifier": self.sparsifier.state_dict()} if self._remembers() else {})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.t, self._saved = state["t"], state["residual"]
+        if self._residual is not None and self._saved is not None:
+            self._residual.load_state_dict(self._saved)
+        if self._remembers():
+            self.sparsifier.load_state_dict(state["sparsifier"])
+
+    def _workers(self, job: Job) -> Transport:
+        return job.world if self._everywhere else job.group
+
+    def _begin(self, s: Step) -> Residual:
+        self.feedback.require_fitting(s.moments.optimizer)
+        residual = Residual(s.buckets, self.feedback.velocity)
+        if self._saved is not None:
+            residual.load_state_dict(self._saved)
+        self._bounds = self.sparsifier.cut(residual.layers, self._workers(s.job).size)
+        return residual
+
+    def _take_in(self, s: Step, b: Bucket, i: int) -> None:
+        """Line 5, for one bucket."""
+        residual = self._residual
+        assert residual is not None
+        g, velocity = b.g[: b.slots[-1].stop], residual.velocity
+        self.feedback.before(s, g, None if velocity is None else velocity[residual.spans[i]])
+        self._norms.append(residual.take_in(g, i, self._bounds))
+
+    def _send(self, s: Step) -> None:
+        """Lines 6 to 12."""
+        residual, workers = self._residual, self._workers(s.job)
+        assert residual is not None
+        squared_norms = torch.cat(self._norms)
+        self._norms.clear()
+        seconds = Seconds(s.notes)
+        with seconds.of("select"):
+            accumulated = Accumulated(residual.acc, self._bounds, squared_norms)
+            mine = self.sparsifier.select(accumulated, self.t, workers)
+        with seconds.of("encode"):
+            code = self.indices.encode(mine, residual.acc.numel())
+        with seconds.of("exchange"):
+            leader = self.sparsifier.leader(self.t, workers.size)
+            selected = Selected(residual.acc, mine, code, leader, squared_norms.sum().item())
+            combined = self.combine(selected, self.indices, workers)
+        with seconds.of("apply"):
+            residual.release(combined.sent)
+            self.feedback.after(s, combined.mean)
+            residual.put_into(s.buckets, combined.joint, combined.mean)
+        self.t += 1
+        s.notes["density"] = combined.joint.numel() / residual.acc.numel()
+        s.notes["error"] = combined.error
+        if not self.sparsifier.disjoint:
+            s.notes["growth"] = combined.growth
+
+    def _remembers(self) -> bool:
+        return isinstance(self.sparsifier, Stateful)
+
+
+class Seconds:
+    """Notes how long parts of a step took on this worker."""
+
+    def __init__(self, notes: dict[str, float]) -> None:
+        self._notes = notes
+
+    @contextlib.contextmanager
+    def of(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._notes[f"{part}_seconds"] = time.perf_counter() - start

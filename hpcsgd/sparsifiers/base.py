@@ -1,0 +1,55 @@
+"""What selects: which elements of the accumulated gradients the workers send in a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from hpcsgd.errors import UserError
+from hpcsgd.transport import Transport
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """What a worker has gathered and not sent yet: acc = e + g in DEFT's algorithm 1."""
+
+    acc: Tensor
+    """(M,), of any float dtype."""
+    bounds: Tensor
+    """(L + 1,), int64 on the CPU: layer i is [bounds[i], bounds[i+1]), as the sparsifier had them cut."""
+    squared_norms: Tensor
+    """(L,), float64: of each layer of acc."""
+
+
+class Sparsifier(Protocol):
+    """Selects on each of n workers. `t` counts the steps, from 0."""
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether no two workers ever select the same element."""
+        ...
+
+    def cut(self, layers: Tensor, n: int) -> Tensor:
+        """The bounds of what norms are wanted of, from those of the parameters' own vectors."""
+        ...
+
+    def leader(self, t: int, n: int) -> int | None:
+        """The worker that selects for all of them; None where each of them selects."""
+        ...
+
+    def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
+        """Indices into acc, int64, ascending: this worker's. Collective over the workers."""
+        ...
+
+
+def require_density(density: float) -> None:
+    """Raise `UserError` for what is no share of a vector."""
+    if not 0 < density <= 1:
+        raise UserError(f"density = {density}: the share of elements to send, > 0 and ≤ 1")
+
+
+def wanted(density: float, M: int) -> int:
+    """k, the number of elements to select of M."""
+    return max(1, round(density * M))

@@ -1,0 +1,39 @@
+"""Cyclic local top-k: one worker after the other selects for all of them.
+
+C. Chen et al.: ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed
+Training, NeurIPS 2020. In step t worker t mod n takes the top k of its own accumulated gradient and
+broadcasts the indices. There is no build-up, but the others wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcsgd.sparsifiers.base import Accumulated, require_density, wanted
+from hpcsgd.sparsifiers.topk import top
+from hpcsgd.transport import Transport
+
+
+@dataclass(frozen=True)
+class CLTk:
+    """`density` (d): k = d·M, rounded, at least 1."""
+
+    density: float
+    disjoint = True
+
+    def __post_init__(self) -> None:
+        require_density(self.density)
+
+    def cut(self, layers: Tensor, n: int) -> Tensor:
+        return layers
+
+    def leader(self, t: int, n: int) -> int | None:
+        return t % n
+
+    def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
+        if workers.rank != self.leader(t, workers.size):
+            return torch.empty(0, dtype=torch.int64, device=x.acc.device)
+        return top(x.acc, wanted(self.density, x.acc.numel()))

@@ -1,0 +1,117 @@
+"""DEFT: the workers divide the selection among them, by layers, and take more where gradients are larger.
+
+D. Yoon, S. Oh: DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient
+Sparsification, ICPP 2023 ("algorithm …" below is there):
+
+    partition   algorithm 2: a layer of more than M/n elements is cut into equal pieces, layers themselves
+    assign      algorithm 3: k is shared out over the layers by the norms of what they accumulated
+    allocate    algorithm 4: the layers go to n bins of about equal cost; worker t mod n decides for all
+    select      algorithm 5: each worker takes the top k_layer of each layer in its bin, and no others
+
+The index sets of the workers are disjoint, so their union does not grow with n, and each of them searches
+M/n elements: selection becomes faster than linearly in n (eq. 9).
+
+Differences from the paper: pieces of one layer differ by one element at most; what a layer cannot take of
+its share goes to those after it, so that Σ k_layer = k always; log k of a layer with k = 1 counts as 1, that
+of one with k = 0 as no work (eq. 3). The norms that decide are a worker's own: with `exact` False each takes
+its own k's, and the number sent is only about k (the paper's way); True has worker t mod n broadcast its k's
+too, 4 bytes a layer, and exactly k are sent.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcsgd import kernels
+from hpcsgd.sparsifiers.base import Accumulated, require_density, wanted
+from hpcsgd.transport import Transport, phase
+
+
+@dataclass(frozen=True)
+class Deft:
+    """`density` (d): k = d·M, rounded, at least 1. `floor`: how many elements of a layer are sent at least
+    (the authors' code has 1, which raises the density by up to layers/M)."""
+
+    density: float
+    exact: bool = False
+    floor: int = 0
+    disjoint = True
+
+    def __post_init__(self) -> None:
+        require_density(self.density)
+
+    def cut(self, layers: Tensor, n: int) -> Tensor:
+        return partition(layers, n)
+
+    def leader(self, t: int, n: int) -> int | None:
+        return None
+
+    def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
+        sizes = x.bounds.diff().tolist()
+        k = assign(x.squared_norms.sqrt().tolist(), sizes, wanted(self.density, x.acc.numel()), self.floor)
+        bins = allocate(sizes, k, workers.size)
+        if workers.size > 1:
+            bins, k = self._agreed(bins, k, t % workers.size, workers)
+        mine = torch.tensor([layer for layer, b in enumerate(bins) if b == workers.rank], dtype=torch.int64)
+        return kernels.largest(x.acc, x.bounds[mine], x.bounds[mine + 1], torch.tensor(k)[mine])
+
+    def _agreed(
+        self, bins: list[int], k: list[int], decides: int, workers: Transport
+    ) -> tuple[list[int], list[int]]:
+        """What worker `decides` has."""
+        decision = torch.tensor([bins, k] if self.exact else [bins], dtype=torch.int32)
+        with phase("allocation"):
+            workers.bcast(decision, decides).wait()
+        return decision[0].tolist(), decision[1].tolist() if self.exact else k
+
+
+def partition(layers: Tensor, n: int) -> Tensor:
+    """Bounds of pieces of at most M/n elements (int64), from those of the layers; algorithm 2."""
+    bounds = layers.tolist()
+    M, cut = bounds[-1], [0]
+    for start, stop in itertools.pairwise(bounds):
+        size = stop - start
+        pieces = min(size, -(-size * n // M))  # ⌈size / (M/n)⌉
+        cut += [start + size * (i + 1) // pieces for i in range(pieces)]
+    return torch.tensor(cut)
+
+
+def assign(norms: list[float], sizes: list[int], k: int, floor: int = 0) -> list[int]:
+    """k_layer of every layer, Σ k_layer = k; algorithm 3. `floor` (or the size) is the least of each, beyond
+    k where need be."""
+    norms = _finite(norms)
+    order = sorted(range(len(norms)), key=lambda layer: -norms[layer])
+    k_layer, k_remain, room = [0] * len(norms), k, sum(sizes)
+    norm_remain = math.fsum(norms)
+    for layer in order:
+        room -= sizes[layer]
+        share = round(k_remain * norms[layer] / norm_remain) if norm_remain > 0 else 0
+        k_layer[layer] = max(min(share, sizes[layer], k_remain), k_remain - room)
+        k_remain -= k_layer[layer]
+        norm_remain -= norms[layer]
+    return [max(chosen, min(floor, size)) for chosen, size in zip(k_layer, sizes, strict=True)]
+
+
+def _finite(norms: list[float]) -> list[float]:
+    """Layers with anything that is not a number come first, since that is to reach everybody at once."""
+    if all(map(math.isfinite, norms)):
+        return norms
+    return [0.0 if math.isfinite(norm) else 1.0 for norm in norms]
+
+
+def allocate(sizes: list[int], k: list[int], n: int) -> list[int]:
+    """The bin, 0 … n−1, of every layer: the costliest first, each into the least filled bin; algorithm 4."""
+    costs = [size * max(1.0, math.log2(each)) if each else 0.0 for size, each in zip(sizes, k, strict=True)]
+    loads = [(0.0, b) for b in range(n)]
+    bins = [0] * len(sizes)
+    for layer in sorted(range(len(sizes)), key=lambda layer: -costs[layer]):
+        load, b = heapq.heappop(loads)
+        bins[layer] = b
+        heapq.heappush(loads, (load + costs[layer], b))
+    return bins

@@ -1,0 +1,37 @@
+"""Hard threshold: every worker sends what is at least λ in its accumulated gradient.
+
+A. Sahu et al.: Rethinking Gradient Sparsification as Total Error Minimization, NeurIPS 2021. One comparison
+an element; the number of those sent is whatever it turns out to be, and λ is to be found for each model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hpcsgd import kernels
+from hpcsgd.errors import UserError
+from hpcsgd.sparsifiers.base import Accumulated
+from hpcsgd.transport import Transport
+
+
+@dataclass(frozen=True)
+class HardThreshold:
+    """`threshold` (λ), in the gradient's own unit. NaN counts as larger."""
+
+    threshold: float
+    disjoint = False
+
+    def __post_init__(self) -> None:
+        if not self.threshold > 0:
+            raise UserError(f"threshold = {self.threshold}: a magnitude of gradients, > 0")
+
+    def cut(self, layers: Tensor, n: int) -> Tensor:
+        return layers
+
+    def leader(self, t: int, n: int) -> int | None:
+        return None
+
+    def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
+        return kernels.above(x.acc, self.threshold)

@@ -1,0 +1,43 @@
+"""Top-k: every worker sends the k elements that are largest by magnitude in its own accumulated gradient.
+
+D. Alistarh et al.: The Convergence of Sparsified Gradient Methods, NeurIPS 2018; A. Aji, K. Heafield: Sparse
+Communication for Distributed Gradient Descent, EMNLP 2017. The union of what n workers select grows with n,
+up to n·k elements: gradient build-up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcsgd import kernels
+from hpcsgd.sparsifiers.base import Accumulated, require_density, wanted
+from hpcsgd.transport import Transport
+
+
+@dataclass(frozen=True)
+class TopK:
+    """`density` (d): k = d·M, rounded, at least 1."""
+
+    density: float
+    disjoint = False
+
+    def __post_init__(self) -> None:
+        require_density(self.density)
+
+    def cut(self, layers: Tensor, n: int) -> Tensor:
+        return layers
+
+    def leader(self, t: int, n: int) -> int | None:
+        return None
+
+    def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
+        return top(x.acc, wanted(self.density, x.acc.numel()))
+
+
+def top(acc: Tensor, k: int) -> Tensor:
+    """Indices, ascending, of the k elements of largest magnitude of a vector."""
+    whole = torch.tensor([acc.numel()])
+    return kernels.largest(acc, torch.zeros_like(whole), whole, torch.tensor([k]))

@@ -1,0 +1,133 @@
+"""DEFT's algorithm 1 and what selects in it, in plain numpy: no ranks, no kernels, no buckets."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from references import MakeOptimizer, Meet, batch, loss, model, vector
+
+Select = Callable[[Sequence[np.ndarray], Sequence[int], int], np.ndarray]
+"""The joint indices, given acc of all workers, the sizes of their layers, and t = 0, 1, …"""
+
+
+def largest(acc: np.ndarray, k: int) -> np.ndarray:
+    return np.argsort(-np.abs(acc), kind="stable")[:k]
+
+
+def of(density: float, acc: np.ndarray) -> int:
+    return max(1, round(density * acc.size))
+
+
+def topk(density: float) -> Select:
+    return lambda accs, sizes, t: np.unique(np.concatenate([largest(a, of(density, a)) for a in accs]))
+
+
+def clt_k(density: float) -> Select:
+    def select(accs: Sequence[np.ndarray], sizes: Sequence[int], t: int) -> np.ndarray:
+        leader = accs[t % len(accs)]
+        return np.sort(largest(leader, of(density, leader)))
+
+    return select
+
+
+def threshold(least: float) -> Select:
+    return lambda accs, sizes, t: np.flatnonzero(np.max([np.abs(a) for a in accs], axis=0) >= least)
+
+
+def deft(density: float, exact: bool = False) -> Select:
+    def select(accs: Sequence[np.ndarray], sizes: Sequence[int], t: int) -> np.ndarray:
+        n, k = len(accs), of(density, accs[0])
+        pieces = pieces_of(sizes, n)
+        ks = [
+            shares([float(np.linalg.norm(acc[p])) for p in pieces], list(map(len, pieces)), k) for acc in accs
+        ]
+        bins = packed([len(p) for p in pieces], ks[t % n], n)
+        if exact:
+            ks = [ks[t % n]] * n
+        chosen = [
+            pieces[i][largest(accs[worker][pieces[i]], ks[worker][i])]
+            for worker in range(n)
+            for i in bins[worker]
+        ]
+        return np.sort(np.concatenate(chosen))
+
+    return select
+
+
+def pieces_of(sizes: Sequence[int], n: int) -> list[np.ndarray]:
+    """Indices of each: layers, cut into the least number of pieces that do not exceed M/n."""
+    M, start, pieces = sum(sizes), 0, []
+    for size in sizes:
+        parts = next(p for p in range(1, size + 1) if p == size or size / p <= M / n)
+        cuts = [start + size * i // parts for i in range(parts + 1)]
+        pieces += [np.arange(*ends) for ends in itertools.pairwise(cuts)]
+        start += size
+    return pieces
+
+
+def shares(norms: Sequence[float], sizes: Sequence[int], k: int) -> list[int]:
+    """Algorithm 3; what later layers could not hold, earlier ones have to."""
+    given = [0] * len(norms)
+    order = sorted(range(len(norms)), key=lambda i: -norms[i])
+    for place, i in enumerate(order):
+        left, norm_left = k - sum(given), sum(norms[j] for j in order[place:])
+        later = sum(sizes[j] for j in order[place + 1 :])
+        share = round(left * norms[i] / norm_left) if norm_left else 0
+        given[i] = max(min(share, sizes[i]), left - later)
+    return given
+
+
+def packed(sizes: Sequence[int], k: Sequence[int], n: int) -> list[list[int]]:
+    """Algorithm 4: the layers of each bin."""
+    costs = [s * max(1, math.log2(each)) if each else 0 for s, each in zip(sizes, k, strict=True)]
+    bins: list[list[int]] = [[] for _ in range(n)]
+    for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):
+        min(bins, key=lambda b: sum(costs[j] for j in b)).append(i)
+    return bins
+
+
+def sparsified(
+    P: int, K: int, select: Select, make: MakeOptimizer, steps: int, meet: Meet | None = None
+) -> list[list[Tensor]]:
+    """P nets, each trained by K workers with algorithm 1, that `meet` after every step. [step][group]."""
+    nets = [model() for _ in range(P)]
+    optimizers = [make(list(net.parameters())) for net in nets]
+    M = vector(nets[0]).numel()
+    e = np.zeros((P, K, M))
+    history = []
+    for t in range(steps):
+        for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            acc = e[g] + np.stack([backwards_gradient(net, t, g * K + i) for i in range(K)])
+            sizes = [p.numel() for p in reversed(list(net.parameters()))]
+            joint = select(list(acc), sizes, t) if K > 1 else np.arange(M)
+            mean = np.zeros(M)
+            mean[joint] = acc[:, joint].mean(0)
+            acc[:, joint] = 0
+            e[g] = acc
+            put_backwards(net, mean)
+            optimizer.step()
+        if meet is not None:
+            meet(t + 1, nets, 0.0)
+        history.append([vector(net) for net in nets])
+    return history
+
+
+def backwards_gradient(net: torch.nn.Module, t: int, rank: int) -> np.ndarray:
+    """The last parameter's first, as buckets run."""
+    net.zero_grad()
+    loss(net, *batch(t, rank)).backward()
+    grads = [p.grad for p in net.parameters()]
+    return np.concatenate([g.reshape(-1).numpy() for g in reversed(grads) if g is not None])
+
+
+def put_backwards(net: torch.nn.Module, values: np.ndarray) -> None:
+    stop = values.size
+    for p in net.parameters():
+        p.grad = torch.from_numpy(values[stop - p.numel() : stop].copy()).view_as(p)
+        stop -= p.numel()
