@@ -34,6 +34,11 @@ HPCSGD_API int64_t hpcsgd_sample(int64_t n, int64_t k, int64_t* positions);
 HPCSGD_API int64_t hpcsgd_above(const float* x, int64_t n, float threshold, int64_t* out, int64_t room,
                                 int32_t threads, int32_t portable);
 
+// DEFT's algorithms 3 and 4: k[i] of layer [bounds[i], bounds[i + 1]), `total` in all and at least `floor` each, and
+// the bin, 0 … workers - 1, that it goes into.
+HPCSGD_API int64_t hpcsgd_share_out(const double* squared_norms, const int64_t* bounds, int64_t layers, int64_t total,
+                                    int64_t floor, int64_t workers, int64_t* k, int32_t* bins);
+
 // The bytes that `hpcsgd_encode` will write; NOT_ASCENDING unless 0 <= indices[0] < indices[1] < …
 HPCSGD_API int64_t hpcsgd_encoded_bytes(const int64_t* indices, int64_t count);
 

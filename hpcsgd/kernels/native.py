@@ -26,6 +26,7 @@ _SIGNATURES = {
     "accumulate": [_POINTER, _POINTER, _INT, _POINTER, _LONG, _POINTER, _INT, _INT],
     "largest": [_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _INT, _INT],
     "above": [_POINTER, _LONG, ctypes.c_float, _POINTER, _LONG, _INT, _INT],
+    "share_out": [_POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER, _POINTER],
     "encoded_bytes": [_POINTER, _LONG],
     "encode": [_POINTER, _LONG, _POINTER],
     "decode": [_POINTER, _LONG, _LONG, _POINTER],
@@ -87,6 +88,16 @@ class Native:
             if count <= room:
                 return out[:count].clone()
             room = count
+
+    def share_out(
+        self, squared_norms: Tensor, bounds: Tensor, k: int, floor: int, workers: int
+    ) -> tuple[Tensor, Tensor]:
+        """DEFT's algorithms 3 and 4: k (int64) and bin (int32) of each layer; see `sparsifiers.deft`."""
+        layers = squared_norms.numel()
+        ks, bins = torch.empty(layers, dtype=torch.int64), torch.empty(layers, dtype=torch.int32)
+        arguments = (squared_norms.data_ptr(), bounds.data_ptr(), layers, k, floor, workers)
+        self._call("share_out", *arguments, ks.data_ptr(), bins.data_ptr())
+        return ks, bins
 
     def encode(self, indices: Tensor) -> Tensor:
         count = indices.numel()

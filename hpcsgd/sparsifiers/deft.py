@@ -53,22 +53,24 @@ class Deft:
         return None
 
     def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
-        sizes = x.bounds.diff().tolist()
-        k = assign(x.squared_norms.sqrt().tolist(), sizes, wanted(self.density, x.acc.numel()), self.floor)
-        bins = allocate(sizes, k, workers.size)
+        k, bins = share_out(x, wanted(self.density, x.acc.numel()), self.floor, workers.size)
         if workers.size > 1:
-            bins, k = self._agreed(bins, k, t % workers.size, workers)
-        mine = torch.tensor([layer for layer, b in enumerate(bins) if b == workers.rank], dtype=torch.int64)
-        return kernels.largest(x.acc, x.bounds[mine], x.bounds[mine + 1], torch.tensor(k)[mine])
+            decision = torch.stack([bins, k.int()]) if self.exact else bins.view(1, -1)
+            with phase("allocation"):
+                workers.bcast(decision, t % workers.size).wait()
+            bins, k = decision[0], decision[1].long() if self.exact else k
+        mine = torch.nonzero(bins == workers.rank).view(-1)
+        return kernels.largest(x.acc, x.bounds[mine], x.bounds[mine + 1], k[mine])
 
-    def _agreed(
-        self, bins: list[int], k: list[int], decides: int, workers: Transport
-    ) -> tuple[list[int], list[int]]:
-        """What worker `decides` has."""
-        decision = torch.tensor([bins, k] if self.exact else [bins], dtype=torch.int32)
-        with phase("allocation"):
-            workers.bcast(decision, decides).wait()
-        return decision[0].tolist(), decision[1].tolist() if self.exact else k
+
+def share_out(x: Accumulated, k: int, floor: int, n: int) -> tuple[Tensor, Tensor]:
+    """k (int64) and bin (int32) of every layer, as this worker sees them; on the CPU."""
+    library, squared_norms = kernels.native(), x.squared_norms.cpu()
+    if library is not None:
+        return library.share_out(squared_norms, x.bounds, k, floor, n)
+    sizes = x.bounds.diff().tolist()
+    ks = assign(squared_norms.sqrt().tolist(), sizes, k, floor)
+    return torch.tensor(ks), torch.tensor(allocate(sizes, ks, n), dtype=torch.int32)
 
 
 def partition(layers: Tensor, n: int) -> Tensor:
@@ -87,14 +89,13 @@ def assign(norms: list[float], sizes: list[int], k: int, floor: int = 0) -> list
     k where need be."""
     norms = _finite(norms)
     order = sorted(range(len(norms)), key=lambda layer: -norms[layer])
+    sums = list(itertools.accumulate(norms[layer] for layer in reversed(order)))
     k_layer, k_remain, room = [0] * len(norms), k, sum(sizes)
-    norm_remain = math.fsum(norms)
-    for layer in order:
+    for layer, norm_remain in zip(order, reversed(sums), strict=True):
         room -= sizes[layer]
         share = round(k_remain * norms[layer] / norm_remain) if norm_remain > 0 else 0
         k_layer[layer] = max(min(share, sizes[layer], k_remain), k_remain - room)
         k_remain -= k_layer[layer]
-        norm_remain -= norms[layer]
     return [max(chosen, min(floor, size)) for chosen, size in zip(k_layer, sizes, strict=True)]
 
 

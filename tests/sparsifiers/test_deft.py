@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcsgd import kernels
 from hpcsgd.errors import UserError
 from hpcsgd.sparsifiers import Accumulated, CLTk, Deft, TopK
 from hpcsgd.sparsifiers.deft import allocate, assign, partition
@@ -51,6 +52,21 @@ def test_assigned_as_by_algorithm_3(data: st.DataObject, sizes: list[int]) -> No
     norms = [float(data.draw(st.integers(0, 50))) for _ in sizes]  # whole numbers: their sums are exact
     k = data.draw(st.integers(1, sum(sizes)))
     assert assign(norms, sizes, k) == shares(norms, sizes, k)
+
+
+@given(st.data(), SIZES, st.integers(1, 20), st.integers(0, 3))
+def test_the_native_library_shares_out_the_same(
+    data: st.DataObject, sizes: list[int], n: int, floor: int
+) -> None:
+    library = kernels.native()
+    if library is None:
+        pytest.skip("no native kernels were built")
+    norms = [data.draw(st.one_of(NORMS, st.sampled_from([math.nan, math.inf]))) for _ in sizes]
+    k = data.draw(st.integers(1, sum(sizes)))
+    squared = torch.tensor(norms, dtype=torch.float64).square()
+    ks, bins = library.share_out(squared, bounds(sizes), k, floor, n)
+    assert ks.tolist() == assign(squared.sqrt().tolist(), sizes, k, floor)
+    assert bins.tolist() == allocate(sizes, ks.tolist(), n)
 
 
 def test_larger_norms_get_more() -> None:
