@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         SelDP,
     )
     from hpcsgd.errors import JobError, UserError
+    from hpcsgd.exchanges import MomentumCorrection, RateInside, Sparse
     from hpcsgd.lr import WarmUp, lr_scale
     from hpcsgd.methods import (
         Method,
@@ -46,24 +47,33 @@ if TYPE_CHECKING:
     )
     from hpcsgd.natural_gradient import NaturalGradient
     from hpcsgd.optimizer import DistributedOptimizer
+    from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, SIDCo, TopK
     from hpcsgd.topology import Job, init
     from hpcsgd.tuning.own import probe
 
 _HOMES = {
     "ByLabel": "data",
+    "CLTk": "sparsifiers",
     "DefDP": "data",
+    "Deft": "sparsifiers",
     "Dirichlet": "data",
     "DistributedOptimizer": "optimizer",
+    "HardThreshold": "sparsifiers",
     "Injected": "data",
     "InjectedBatches": "data",
     "Injection": "data",
     "Job": "topology",
     "JobError": "errors",
     "Method": "methods",
+    "MomentumCorrection": "exchanges",
     "NaturalGradient": "natural_gradient",
     "Overlapping": "data",
+    "RateInside": "exchanges",
+    "SIDCo": "sparsifiers",
     "Sampler": "data",
     "SelDP": "data",
+    "Sparse": "exchanges",
+    "TopK": "sparsifiers",
     "UserError": "errors",
     "WarmUp": "lr",
     "ad_psgd": "methods",
@@ -90,19 +100,27 @@ _HOMES = {
 
 __all__ = [
     "ByLabel",
+    "CLTk",
     "DefDP",
+    "Deft",
     "Dirichlet",
     "DistributedOptimizer",
+    "HardThreshold",
     "Injected",
     "InjectedBatches",
     "Injection",
     "Job",
     "JobError",
     "Method",
+    "MomentumCorrection",
     "NaturalGradient",
     "Overlapping",
+    "RateInside",
+    "SIDCo",
     "Sampler",
     "SelDP",
+    "Sparse",
+    "TopK",
     "UserError",
     "WarmUp",
     "ad_psgd",
