@@ -72,7 +72,8 @@ void Candidates::append(const float* x, int64_t offset, const Hit* hits, int64_t
     size_ = size;
 }
 
-// Drops all but the k largest; from then on only larger ones than the key returned count, as ties go to the first.
+// Drops all but the k largest and returns the least of these: ties go to the first, so what comes must be
+// larger.
 uint32_t Candidates::keep_largest(int64_t k) {
     Cut cut = cut_of({keys()}, k);
     const uint32_t least = cut.key;

@@ -35,7 +35,7 @@ class Candidates {
     };
     Sides sides(uint32_t key) const;
 
-    // Writes the first `count` positions that are above the cut, or equal and among the first `ties`; adds `offset`.
+    // Writes, plus `offset`, the `count` positions that are above the cut or among its first `ties`.
     void write(Cut cut, int64_t count, int64_t offset, int64_t* out) const;
 
    private:
