@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from hpcsgd.data.layout import Header, dataset, open_store
-from hpcsgd.data.split import Batch, Split, collate, damaged
+from hpcsgd.data.split import Batch, Split, damaged
 from hpcsgd.errors import UserError, near_miss
-
-__all__ = ["Batch", "Store", "collate"]
 
 
 class Store(Split):
