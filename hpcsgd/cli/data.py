@@ -17,7 +17,8 @@ def convert(kind: str, /, *paths: Path) -> None:
     """Convert a data set from the files its authors distribute to an HDF5 store.
 
     :param kind: Which data set: cifar10, cifar100, mnist, digits, wikitext or movielens.
-    :param paths: SRC, the files as downloaded (digits need none; what comes as a zip has to be unpacked), and DST, the store to write.
+    :param paths: SRC, the files as downloaded (digits need none; a zip has to be unpacked), and DST, the
+        store to write.
     """
     with told_in_one_line():
         if len(paths) not in (1, 2):

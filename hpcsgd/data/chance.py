@@ -39,7 +39,7 @@ def dirichlet(alpha: float, shape: tuple[int, int], seed: int) -> NDArray[np.flo
 
 
 def distinct(count: int, below: int, without: set[int], *of: int) -> list[int]:
-    """So many different numbers from 0 to `below`, none of `without`; always the same for the numbers `of`."""
+    """So many different numbers less than `below`, none of `without`; the same for the same numbers `of`."""
     assert below - len(without) >= count
     bits = np.random.PCG64(np.random.SeedSequence(0, spawn_key=(Purpose.OTHERS, *of)))
     found: dict[int, None] = {}

@@ -39,7 +39,8 @@ class Vocabulary:
     def read(file: h5py.File) -> Vocabulary:
         """Raises `KeyError` if something is missing, and `OSError` where it is damaged."""
         text = np.asarray(file["types"]).tobytes().decode()
-        return Vocabulary(str(file.attrs["kind"].decode()), tuple(text.split("\n")))  # pyright: ignore
+        kind = str(file.attrs["kind"].decode())  # pyright: ignore[reportAttributeAccessIssue]
+        return Vocabulary(kind, tuple(text.split("\n")))
 
 
 @dataclass(frozen=True)

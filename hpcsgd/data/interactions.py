@@ -52,8 +52,8 @@ class Names:
 
 @dataclass(frozen=True)
 class Interactions:
-    """Ratings that were read: of user `users[i]`, item `items[i]` and time `times[i]`, int64 [n], by the names
-    that their authors have for them. No user has rated an item twice."""
+    """Ratings that were read: rating i is of user `users[i]` and item `items[i]`, as their authors call them,
+    at `times[i]`; int64 [n]. No user has rated an item twice."""
 
     users: NDArray[np.int64]
     items: NDArray[np.int64]

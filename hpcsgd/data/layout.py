@@ -1,15 +1,15 @@
 """What a store looks like inside: the one place that both its writer and its readers go by.
 
-A store is an HDF5 file with groups, its splits, among them `train` and `test`; everything in them has Fletcher-32
+A store is an HDF5 file with groups, its splits, among them `train` and `test`. All data in it has Fletcher-32
 checksums. It has one of three forms:
 
-=======  ====================================================================================================
+=======  =================================================================================================
 images   `x` uint8 [n, C, H, W], one row a chunk, and `y` uint8 [n]
-tokens   `x` int32 [blocks, 1024], one block a chunk, of which the first `tokens`, an attribute of the group,
-         count; beside the groups `types`, the vocabulary as UTF-8 text, a line each
-ratings  `x` int32 [n, 2 + m]: a user, an item that the user has rated, and m that the user has not; beside
-         the groups `users` and `items`, int64: what their authors call user and item 0, 1, …
-=======  ====================================================================================================
+tokens   `x` int32 [blocks, 1024], one block a chunk, of which the first `tokens`, an attribute of the
+         group, count; beside the groups `types`, the vocabulary as UTF-8 text, a line each
+ratings  `x` int32 [n, 2 + m]: a user, an item that the user has rated, and m that the user has not;
+         beside the groups `users` and `items`, int64: what their authors call user and item 0, 1, …
+=======  =================================================================================================
 
 The fields of `Header`, and what else a form has, are attributes of the file.
 """

@@ -1,8 +1,8 @@
 """Who has rated what as samples for a recommender: an item that the user has rated beside some that not.
 
-Of "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, sections 3.1.1 and 4.1). Difference: there
-ratings and negatives are shuffled together; here a sample is a rating with all of its negatives, so a batch of b
-holds b · (1 + negatives) pairs.
+Of "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, sections 3.1.1 and 4.1). Difference:
+there ratings and negatives are shuffled together; here a sample is a rating with all of its negatives, so a
+batch of b holds b · (1 + negatives) pairs.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _read_all(path: Path, split: str) -> tuple[Names, NDArray[np.int32], NDArray
             raise UserError(f"{path}: no split {split!r}; {near_miss(split, splits)}")
         try:
             names = Names.read(file)
-            rows, known = (np.asarray(dataset(file, f"{name}/x")) for name in (split, "train"))
+            rows, known = (dataset(file, f"{name}/x")[:].astype(np.int32) for name in (split, "train"))
         except (OSError, RuntimeError, KeyError) as error:
             raise damaged(path, split, f"ratings cannot be read ({error})") from error
     for name, found in ((split, rows), ("train", known)):

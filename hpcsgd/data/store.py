@@ -18,7 +18,7 @@ from hpcsgd.errors import UserError, near_miss
 class Store(Split):
     """One split of a store of images as normalized samples: x float32 [C, H, W], y an int64 scalar.
 
-    A sample is (pixel / scale - mean) / std, with the values in `header`. A `Batch` of b of them has x float32
+    A sample is (pixel / scale - mean) / std, with the values in `header`. A `Batch` of b has x float32
     [b, C, H, W] and y int64 [b].
 
     Raises `UserError` if there is no such file or split or the file is not a store of images and, when

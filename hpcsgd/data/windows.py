@@ -97,6 +97,7 @@ def _read_header(path: Path, split: str) -> tuple[Vocabulary, int]:
             blocks = dataset(file, f"{split}/x")
         except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
             raise damaged(path, split, f"header or vocabulary cannot be read ({error})") from error
-        if blocks.shape != (-(-tokens // BLOCK), BLOCK) or (blocks.chunks, blocks.dtype) != ((1, BLOCK), TOKEN):
+        form = blocks.shape, blocks.chunks, blocks.dtype
+        if form != ((-(-tokens // BLOCK), BLOCK), (1, BLOCK), TOKEN):
             raise damaged(path, split, f"{tokens} tokens in blocks {blocks.shape} of {blocks.dtype}")
     return vocabulary, tokens

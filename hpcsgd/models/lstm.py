@@ -1,9 +1,9 @@
 """The classical language model: an embedding, layers of LSTM, a score for every type of token.
 
 "Recurrent Neural Network Regularization" (Zaremba et al., 2014), https://arxiv.org/abs/1409.2329: dropout
-between layers, not along time. Tied weights: https://arxiv.org/abs/1608.05859. Difference from both: there the
-state is carried from one piece of the text to the next, here every window of tokens starts from zeros, so that
-samples can come in any order, to any rank.
+between layers, not along time. Tied weights: https://arxiv.org/abs/1608.05859. Difference from both: there
+the state is carried from one piece of the text to the next; here every window of tokens starts from zeros, so
+that samples can come in any order, to any rank.
 """
 
 from __future__ import annotations

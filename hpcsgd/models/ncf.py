@@ -1,8 +1,8 @@
 """NeuMF of "Neural Collaborative Filtering" (He et al., 2017): https://arxiv.org/abs/1708.05031.
 
-Who likes what, of users and items alone: a product of embeddings (GMF, eq. 8 and 9) and a perceptron on others
-(eq. 10), joined by one layer (eq. 12). Differences from the paper: the score comes before the sigmoid, which
-the loss applies; the two halves are trained together from the beginning, not each alone first.
+Who likes what, of users and items alone: a product of embeddings (GMF, eq. 8 and 9) and a perceptron on
+others (eq. 10), joined by one layer (eq. 12). Differences from the paper: the score comes before the sigmoid,
+which the loss applies; the two halves are trained together from the beginning, not each alone first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The residual network of 18 layers (He et al., 2015) as it is trained on CIFAR.
 
 https://arxiv.org/abs/1512.03385, table 1: four stages of two blocks with 64, 128, 256 and 512 channels, each
-stage but the first of half the size of the one before. Shortcuts are option B: where the size changes, a 1 x 1
-convolution with batch norm. Difference from the paper's network, which is for ImageNet: a 3 x 3 stem without
-stride and no max pooling, so that 32 x 32 pixels are still 4 x 4 in the last stage.
+stage but the first of half the size of the one before. Shortcuts are option B: where the size changes, a
+1 x 1 convolution with batch norm. Difference from the paper's network, which is for ImageNet: a 3 x 3 stem
+without stride and no max pooling, so that 32 x 32 pixels are still 4 x 4 in the last stage.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def test_parameters_of_the_lstm(arguments: dict[str, Any], count: int) -> None:
 def test_the_lstm_is_that_of_its_equations() -> None:
     torch.manual_seed(0)
     model = lstm(5, embedding=3, hidden=2, layers=1, dropout=0.5).eval()
-    cell = model.lstm
+    cell: Any = model.lstm
     x = torch.tensor([[4, 0, 1]])
     h = c = torch.zeros(2)
     for t, token in enumerate(x[0]):
@@ -177,7 +177,7 @@ def test_tied_weights() -> None:
 
 def test_neumf_is_that_of_its_equations() -> None:
     torch.manual_seed(0)
-    model = ncf(4, 6, factors=3, hidden=(8, 5))
+    model: Any = ncf(4, 6, factors=3, hidden=(8, 5))
     assert parameters(model) == 4 * (3 + 4) + 6 * (3 + 4) + (8 * 5 + 5) + (3 + 5 + 1)
     u, i = 2, 5
     deep = torch.cat([model.deep_user.weight[u], model.deep_item.weight[i]])

@@ -1,7 +1,7 @@
 """MovieLens as distributed: a line for each rating, with user, item, rating and time.
 
-https://grouplens.org/datasets/movielens: `u.data` of ml-100k, `ratings.dat` of ml-1m and ml-10m, `ratings.csv` of
-ml-20m and later ones.
+https://grouplens.org/datasets/movielens: `u.data` of ml-100k, `ratings.dat` of ml-1m and ml-10m, `ratings.csv`
+of ml-20m and later ones.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read(source: Path | None) -> Interactions:
 def _find(source: Path) -> Path:
     found = [path for path in (source, *(source / name for name in TABLES)) if path.is_file()]
     if len(found) != 1 or found[0].name not in TABLES:
-        raise UserError(f"{source}: expected one of {', '.join(TABLES)}, or the folder that holds one of them")
+        raise UserError(f"{source}: expected one of {', '.join(TABLES)}, or the folder that holds it")
     return found[0]
 
 
