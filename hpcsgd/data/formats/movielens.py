@@ -1,7 +1,7 @@
 """MovieLens as distributed: a line for each rating, with user, item, rating and time.
 
-https://grouplens.org/datasets/movielens: `u.data` of ml-100k, `ratings.dat` of ml-1m and ml-10m, `ratings.csv`
-of ml-20m and later ones.
+https://grouplens.org/datasets/movielens: `u.data` of ml-100k, `ratings.dat` of ml-1m and ml-10m, and
+`ratings.csv` of ml-20m and later ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which items does a user like? Binary cross-entropy, and how often the right one is among the first ten.
 
 "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, sections 3.1.1 and 4.1): an item that the
-user has rated is to score higher than others. HR@10 is the share of users for whom it is among the ten highest
-of its row, and NDCG@10 counts it 1/log2(place + 1) there, places from 1.
+user has rated is to score higher than others. HR@10 is the share of users for whom it is among the highest
+ten of its row, and NDCG@10 counts it 1/log2(place + 1) there, places from 1.
 """
 
 from __future__ import annotations
