@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.data.chance import distinct
 from hpcsgd.data.layout import label
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, located
 
 OTHERS = 99
 """Items beside the one held out; drawn once for everybody, so that results can be compared."""
@@ -53,8 +53,9 @@ class Names:
 @dataclass(frozen=True)
 class Interactions:
     """Ratings that were read: rating i is of user `users[i]` and item `items[i]`, as their authors call them,
-    at `times[i]`; int64 [n]. No user has rated an item twice."""
+    at `times[i]`; int64 [n]. No user has rated an item twice. `source`: where they come from."""
 
+    source: str
     users: NDArray[np.int64]
     items: NDArray[np.int64]
     times: NDArray[np.int64]
@@ -73,11 +74,12 @@ class Interactions:
         pairs = np.stack([user, item], axis=1).astype(np.int32)
         held_out = self._held_out
         if not held_out.any():
-            raise UserError("no user has two ratings: nothing can be held out for testing")
+            raise UserError(f"{self.source}: no user has two ratings: nothing can be held out for testing")
         names = Names(kind, user_names, item_names)
         names.write(file)
         _write(file.create_group("train"), "x", pairs[~held_out])
-        others = _others(pairs, pairs[held_out, 0], names)
+        with located(self.source):
+            others = _others(pairs, pairs[held_out, 0], names)
         _write(file.create_group("test"), "x", np.concatenate([pairs[held_out], others], axis=1))
         return names
 

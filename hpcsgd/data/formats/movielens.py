@@ -54,7 +54,7 @@ def read(source: Path | None) -> Interactions:
             ) from error
     users, items, times = (np.frombuffer(column, np.int64) for column in columns)
     _require_once(users, items, path)
-    return Interactions(users, items, times)
+    return Interactions(str(path), users, items, times)
 
 
 def _find(source: Path) -> Path:

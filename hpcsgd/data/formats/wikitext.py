@@ -1,8 +1,8 @@
 """WikiText-2 and WikiText-103 as distributed: `wiki.{train,valid,test}.tokens`.
 
 "Pointer Sentinel Mixture Models" (Merity et al., 2016), https://arxiv.org/abs/1609.07843: lines of words
-between spaces, where rare ones are already `<unk>`. Every line, also an empty one, ends with the word `<eos>`,
-which the files leave to the reader: so their authors count 2,088,628 tokens and 33,278 types in WikiText-2.
+between spaces, where rare ones are already `<unk>`. Every line ends with the word `<eos>`, which
+the files leave to the reader: so their authors count 2,088,628 tokens and 33,278 types in WikiText-2.
 """
 
 from __future__ import annotations
