@@ -16,8 +16,9 @@ data = App(name="data", help="Make stores to train on.")
 def convert(kind: str, /, *paths: Path) -> None:
     """Convert a data set from the files its authors distribute to an HDF5 store.
 
-    :param kind: Which data set: cifar10, cifar100, mnist or digits.
-    :param paths: SRC, the files as downloaded (digits need none), and DST, the store to write.
+    :param kind: Which data set: cifar10, cifar100, mnist, digits, wikitext or movielens.
+    :param paths: SRC, the files as downloaded (digits need none; a zip has to be unpacked), and DST, the
+        store to write.
     """
     with told_in_one_line():
         if len(paths) not in (1, 2):

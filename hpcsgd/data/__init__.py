@@ -7,9 +7,13 @@ from hpcsgd.data.batches import Batches
 from hpcsgd.data.convert import Summary, convert
 from hpcsgd.data.formats import READERS
 from hpcsgd.data.injection import Injected, InjectedBatches, Injection
+from hpcsgd.data.open_split import open_split
 from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlapping, Partition, SelDP
+from hpcsgd.data.ratings import Ratings
 from hpcsgd.data.sampler import Sampler, Seat
-from hpcsgd.data.store import Batch, Store, collate
+from hpcsgd.data.split import Batch, Split, collate
+from hpcsgd.data.store import Store
+from hpcsgd.data.windows import Windows
 
 __all__ = [
     "PARTITIONS",
@@ -24,12 +28,16 @@ __all__ = [
     "Injection",
     "Overlapping",
     "Partition",
+    "Ratings",
     "Sampler",
     "Seat",
     "SelDP",
+    "Split",
     "Store",
     "Summary",
+    "Windows",
     "collate",
     "convert",
     "crop_and_flip",
+    "open_split",
 ]

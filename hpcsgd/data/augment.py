@@ -6,6 +6,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import pad
 
+from hpcsgd.errors import UserError
+
 PADDING = 4
 
 
@@ -13,8 +15,10 @@ def crop_and_flip(x: Tensor, generator: Generator) -> Tensor:
     """Pad each image of x [b, C, H, W] by 4 zeros all round, cut a random H x W piece, mirror half of them.
 
     The usual augmentation of CIFAR (https://arxiv.org/abs/1512.03385, section 4.2). All chance comes from
-    `generator`. The result is a new tensor like x.
+    `generator`. The result is a new tensor like x. Raises `UserError` for samples that are no images.
     """
+    if x.dim() != 4:
+        raise UserError(f"crop_and_flip: samples of shape {list(x.shape[1:])} are no images [C, H, W]")
     b, _, height, width = x.shape
     padded = pad(x, (PADDING,) * 4)
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # [b, C, 9, 9, H, W], a view

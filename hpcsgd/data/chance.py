@@ -15,6 +15,7 @@ class Purpose(IntEnum):
     PASS = 2
     PROPORTIONS = 3
     SHARERS = 4
+    OTHERS = 5
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -35,6 +36,17 @@ def dirichlet(alpha: float, shape: tuple[int, int], seed: int) -> NDArray[np.flo
     logs = np.log(frozen.standard_gamma(alpha + 1, shape)) + np.log1p(-frozen.random_sample(shape)) / alpha
     weights = np.exp(logs - logs.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
+
+
+def distinct(count: int, below: int, without: set[int], *of: int) -> list[int]:
+    """So many different numbers less than `below`, none of `without`; the same for the same numbers `of`."""
+    assert below - len(without) >= count
+    bits = np.random.PCG64(np.random.SeedSequence(0, spawn_key=(Purpose.OTHERS, *of)))
+    found: dict[int, None] = {}
+    while len(found) < count:
+        drawn = (bits.random_raw(2 * count) % np.uint64(below)).tolist()
+        found.update(dict.fromkeys(number for number in drawn if number not in without))
+    return list(found)[:count]
 
 
 def _order(n: int, seeds: np.random.SeedSequence) -> NDArray[np.int64]:

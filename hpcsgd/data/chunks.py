@@ -27,11 +27,11 @@ class DamagedRowsError(Exception):
 
 
 def read_rows(dataset: h5py.Dataset, rows: Sequence[int]) -> NDArray[np.uint8]:
-    """The `rows` of a dataset [n, ...] of uint8, one row a chunk, as uint8 [len(rows), bytes a row].
+    """The `rows` of a dataset [n, ...], one row a chunk, as they lie in the file: uint8 [len(rows), bytes].
 
     Raises `DamagedRowsError`. The result is read-only.
     """
-    width = prod(dataset.shape[1:]) + CHECKSUM_BYTES
+    width = prod(dataset.shape[1:]) * dataset.dtype.itemsize + CHECKSUM_BYTES
     source, inner = dataset.id, (0,) * (dataset.ndim - 1)
     chunks = b"".join(_chunk(source, (row, *inner), width) for row in rows)
     stored = np.frombuffer(chunks, np.uint8).reshape(len(rows), width)

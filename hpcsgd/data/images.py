@@ -1,15 +1,21 @@
-"""What a reader of an original format hands to the writer of the store."""
+"""What a reader of an original format of images hands to the writer of the store, and that writer."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data.layout import Header
+
 BLOCK_ROWS = 1000
+STATISTICS_SPLIT = "train"
+LABELS_A_CHUNK = 1 << 16
 
 
 class Block(NamedTuple):
@@ -35,6 +41,24 @@ class Images:
     rows: Mapping[str, int]
     blocks: Iterator[Block]
 
+    def write(self, file: h5py.File, kind: str) -> Header:
+        """Read all blocks into `file`, as the store of the collection `kind`."""
+        datasets = {split: _create(file, split, rows, self.shape) for split, rows in self.rows.items()}
+        histogram = np.zeros((self.shape[0], 256), np.int64)
+        written: Counter[str] = Counter()
+        for block in self.blocks:
+            x, y = datasets[block.split]
+            rows = slice(block.start, block.start + len(block.labels))
+            x[rows], y[rows] = block.images, block.labels
+            written[block.split] += len(block.labels)
+            if block.split == STATISTICS_SPLIT:
+                histogram += _histogram(block)
+        assert written == Counter(self.rows), f"the reader of {kind} gave {written}, announced {self.rows}"
+        mean, std = _mean_and_std(histogram, self.scale)
+        header = Header(kind, self.classes, self.shape, self.scale, mean, std)
+        header.write(file)
+        return header
+
 
 def in_blocks(
     split: str, start: int, images: NDArray[np.uint8], labels: NDArray[np.uint8]
@@ -43,3 +67,27 @@ def in_blocks(
     for first in range(0, len(images), BLOCK_ROWS):
         rows = slice(first, first + BLOCK_ROWS)
         yield Block(split, start + first, images[rows], labels[rows])
+
+
+def _create(
+    file: h5py.File, split: str, rows: int, shape: tuple[int, ...]
+) -> tuple[h5py.Dataset, h5py.Dataset]:
+    group = file.create_group(split)
+    x = group.create_dataset("x", (rows, *shape), np.uint8, chunks=(1, *shape), fletcher32=True)
+    y = group.create_dataset("y", (rows,), np.uint8, chunks=(min(rows, LABELS_A_CHUNK),), fletcher32=True)
+    return x, y
+
+
+def _histogram(block: Block) -> NDArray[np.int64]:
+    """How often each pixel value occurs in each channel: [C, 256]."""
+    channels = range(block.images.shape[1])
+    return np.stack([np.bincount(block.images[:, c].ravel(), minlength=256) for c in channels])
+
+
+def _mean_and_std(histogram: NDArray[np.int64], scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    values = np.arange(256) / scale
+    shares = histogram / histogram.sum(axis=1, keepdims=True)
+    mean = shares @ values
+    std = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(axis=1))
+    std[std == 0] = 1.0  # a constant channel becomes 0, not a division by zero
+    return tuple(mean.tolist()), tuple(std.tolist())

@@ -1,27 +1,43 @@
 """What a store looks like inside: the one place that both its writer and its readers go by.
 
-A store is an HDF5 file with the groups `train` and `test`, each with `x` uint8 [n, C, H, W], one row a chunk,
-and `y` uint8 [n], both with Fletcher-32 checksums. The fields of `Header` are attributes of the file.
+A store is an HDF5 file with groups, its splits, among them `train` and `test`. All data in it has Fletcher-32
+checksums. It has one of three forms:
+
+=======  =================================================================================================
+images   `x` uint8 [n, C, H, W], one row a chunk, and `y` uint8 [n]
+tokens   `x` int32 [blocks, 1024], one block a chunk, of which the first `tokens`, an attribute of the
+         group, count; beside the groups `types`, the vocabulary as UTF-8 text, a line each
+ratings  `x` int32 [n, 2 + m]: a user, an item that the user has rated, and m that the user has not;
+         beside the groups `users` and `items`, int64: what their authors call user and item 0, 1, …
+=======  =================================================================================================
+
+The fields of `Header`, and what else a form has, are attributes of the file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import numpy as np
 
 from hpcsgd.errors import UserError
 
-FORMAT = "hpcsgd images"
+Form = Literal["images", "tokens", "ratings"]
+FORMATS: dict[bytes, Form] = {
+    b"hpcsgd images": "images",
+    b"hpcsgd tokens": "tokens",
+    b"hpcsgd ratings": "ratings",
+}
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a store holds.
+    """What a store of images holds.
 
     `kind` is the collection's name, `shape` (C, H, W), `scale` the largest pixel value; `mean` and `std` are
     those of the training split, a value per channel, of pixels divided by `scale`.
@@ -34,13 +50,16 @@ class Header:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def holds(self) -> str:
+        """In words, for whoever has converted it."""
+        return f"{' x '.join(map(str, self.shape))}, {len(self.classes)} classes"
+
     def write(self, file: h5py.File) -> None:
         """Set the attributes of `file`."""
-        # Texts of fixed length lie within HDF5's checksummed headers, others do not.
-        texts = {"format": FORMAT, "kind": self.kind, "classes": self.classes}
-        file.attrs.update({name: np.char.encode(text, "utf-8") for name, text in texts.items()})
+        label(file, "images", kind=self.kind, classes=self.classes)
         numbers = {"shape": self.shape, "scale": self.scale, "mean": self.mean, "std": self.std}
-        file.attrs.update({"version": VERSION, **numbers})
+        file.attrs.update(numbers)
 
     @staticmethod
     def read(file: h5py.File) -> Header:
@@ -57,8 +76,40 @@ class Header:
         )
 
 
-def open_store(path: Path) -> h5py.File:
-    """Open a store for reading; raises `UserError` if there is none at `path` or it is of another version."""
+def label(file: h5py.File, form: Form, **texts: str | Sequence[str]) -> None:
+    """Note in `file` which form of store it is, and these texts."""
+    # Texts of fixed length lie within HDF5's checksummed headers, others do not.
+    given = {"format": f"hpcsgd {form}", **texts}
+    file.attrs.update({name: np.char.encode(text, "utf-8") for name, text in given.items()})
+    file.attrs["version"] = VERSION
+
+
+def form_of(path: Path) -> Form:
+    """Which store there is at `path`; raises `UserError` if none, or one of another version."""
+    file, form = _open(path)
+    file.close()
+    return form
+
+
+def open_store(path: Path, form: Form = "images") -> h5py.File:
+    """Open a store for reading; raises `UserError` if there is none at `path`, or it is of another form or
+    version."""
+    file, found = _open(path)
+    if found != form:
+        file.close()
+        raise UserError(f"{path}: a store of {found}, one of {form} is needed")
+    return file
+
+
+def dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    """What `file` has under this name; raises `KeyError`."""
+    found = file[name]
+    if not isinstance(found, h5py.Dataset):
+        raise KeyError(f"{name} is no dataset")
+    return found
+
+
+def _open(path: Path) -> tuple[h5py.File, Form]:
     if not path.exists():
         raise UserError(f"{path}: no such file; `hpcsgd data convert` makes a store")
     try:
@@ -67,7 +118,7 @@ def open_store(path: Path) -> h5py.File:
         form, version = file.attrs.get("format"), file.attrs.get("version")
     except (OSError, RuntimeError, KeyError) as error:
         raise UserError(f"{path}: not a store, or damaged ({error})") from error
-    if form != FORMAT.encode():
+    if not isinstance(form, bytes) or form not in FORMATS:
         file.close()
         raise UserError(f"{path}: an HDF5 file, but not a store made by `hpcsgd data convert`")
     if version != VERSION:
@@ -75,4 +126,4 @@ def open_store(path: Path) -> h5py.File:
         raise UserError(
             f"{path}: a store of version {version}, only {VERSION} is read here; convert it again"
         )
-    return file
+    return file, FORMATS[form]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcsgd.data import Store
+from hpcsgd.data import open_split
 from hpcsgd.doctor.finding import Finding, error, numbers, ok
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
@@ -21,7 +21,7 @@ def open_everywhere(world: Transport, path: Path) -> Finding:
 
 def _read(path: Path) -> tuple[int, str]:
     try:
-        train = Store(path, "train")
+        train = open_split(path, "train")
         train.__getitems__([0])
     except UserError as problem:
         return 0, str(problem)

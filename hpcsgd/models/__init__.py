@@ -9,13 +9,19 @@ from torch import nn
 
 from hpcsgd import reference
 from hpcsgd.models.cnn import cnn
+from hpcsgd.models.lstm import lstm
 from hpcsgd.models.mlp import mlp
+from hpcsgd.models.ncf import ncf
 from hpcsgd.models.resnet import cifar_resnet, resnet20, resnet32, resnet44, resnet56, resnet110
+from hpcsgd.models.resnet18 import resnet18
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cifar_resnet": cifar_resnet,
     "cnn": cnn,
+    "lstm": lstm,
     "mlp": mlp,
+    "ncf": ncf,
+    "resnet18": resnet18,
     "resnet20": resnet20,
     "resnet32": resnet32,
     "resnet44": resnet44,
@@ -38,7 +44,10 @@ __all__ = [
     "build",
     "cifar_resnet",
     "cnn",
+    "lstm",
     "mlp",
+    "ncf",
+    "resnet18",
     "resnet20",
     "resnet32",
     "resnet44",

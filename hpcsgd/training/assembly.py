@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcsgd import models
-from hpcsgd.data import Batches, Injected, InjectedBatches, Sampler, Store, crop_and_flip
+from hpcsgd.data import Batches, Injected, InjectedBatches, Sampler, Split, crop_and_flip
 from hpcsgd.errors import UserError, located, near_miss
 from hpcsgd.generators import seed_generators
 from hpcsgd.lr import WarmUp, lr_scale
@@ -21,7 +21,8 @@ from hpcsgd.optimizer import DistributedOptimizer
 from hpcsgd.reference import build, call, call_named, resolve, takes
 from hpcsgd.topology import Job
 from hpcsgd.training.config import Config
-from hpcsgd.training.dealing import batches_of, deal, make_loader
+from hpcsgd.training.dealing import batches_of, deal, make_loader, opened
+from hpcsgd.training.tasks import Task, task_of
 from hpcsgd.training.trial import require_fitting
 
 Transform = Callable[[Tensor, Generator], Tensor]
@@ -33,6 +34,7 @@ class Assembly:
     """Everything that trains, ready to go."""
 
     model: nn.Module
+    task: Task
     optimizer: DistributedOptimizer
     warm_up: WarmUp
     scheduler: LRScheduler | None
@@ -44,11 +46,16 @@ class Assembly:
     """What completes the batches of `loader`, where groups share samples."""
     transform: Transform
     generator: Generator
-    """This rank's chance in `transform`."""
-    test: Store
+    """This rank's chance in `vary`."""
+    train: Split
+    test: Split
     steps_per_epoch: int
     natural_gradient: NaturalGradient | None
     """Around `optimizer`; its hooks do everything, so that nobody has to step it."""
+
+    def vary(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What to train on in place of these samples: transformed, and as the data has it."""
+        return self.train.vary(self.transform(x, self.generator), y, self.generator)
 
 
 def assemble(config: Config, job: Job, source: str) -> Assembly:
@@ -57,14 +64,14 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     Raises `JobError` naming file and key.
     """
     with job.together("preparing the run"), located(source):
-        with located("[data] store"):
-            train, test = Store(config.data.store, "train"), Store(config.data.store, "test")
+        train, test = opened(config.data, "train"), opened(config.data, "test")
+        task = task_of(train)
         sampler = deal(train, job, config)
         batches = batches_of(sampler, job, config.data)
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = models.build(config.model.build, config.model.arguments)
-        require_fitting(model, train, config.model.build)
+        require_fitting(model, train, task, config.model.build)
         inner = make_optimizer(config, model, job.groups)
         steps_per_epoch = len(batches)
         method = make_method(config, steps_per_epoch)
@@ -79,6 +86,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     loader = make_loader(train, batches, config.data.workers)
     return Assembly(
         model=model,
+        task=task,
         optimizer=optimizer,
         warm_up=warm_up,
         scheduler=scheduler,
@@ -88,6 +96,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         injected=Injected(loader, job) if isinstance(batches, InjectedBatches) else None,
         transform=transform,
         generator=Generator().manual_seed(own),
+        train=train,
         test=test,
         steps_per_epoch=steps_per_epoch,
         natural_gradient=natural_gradient,

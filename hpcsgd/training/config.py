@@ -41,6 +41,7 @@ class DataSection:
 
     store: Path  # absolute after `load`
     batch_size: Count  # samples of one GROUP per step
+    arguments: dict[str, Any] = field(default_factory=dict)  # how a store of this form becomes samples
     partition: dict[str, Any] | None = None  # name and arguments: how groups divide the samples
     share: Annotated[float, Above(0)] | None = None  # short for { name = "overlapping", share = … }
     injection: dict[str, Any] | None = None  # alpha and beta: what groups give each other of their batches

@@ -1,4 +1,4 @@
-"""A run as a picture: loss, test accuracy, distance between groups, and where time and bytes went."""
+"""A run as a picture: loss, figure of merit, distance between groups, and where time and bytes went."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from hpcsgd.atomic import replacing
+from hpcsgd.training.figures import FIGURES, found_in
 from hpcsgd.training.metrics import Record
 from hpcsgd.training.report import byte_text, note_totals, of_kind, phase_totals, second_text
 
@@ -70,15 +71,19 @@ def _loss(axes: Axes, records: Sequence[Record]) -> None:
     axes.xaxis.set_major_locator(_whole_numbers())
 
 
-def _accuracy(axes: Axes, records: Sequence[Record]) -> None:
-    epochs, accuracy = _column(records, "epoch"), _column(records, "accuracy")
-    best = int(np.argmax(accuracy))
-    axes.plot(epochs, accuracy, color=GREEN, marker="o", markersize=4)
+def _merit(axes: Axes, records: Sequence[Record]) -> None:
+    """The figure of merit that counts."""
+    key = found_in(records)[0]
+    figure = FIGURES[key]
+    epochs, values = _column(records, "epoch"), _column(records, key)
+    best = figure.best(range(len(values)), key=values.__getitem__)
+    axes.plot(epochs, values, color=GREEN, marker="o", markersize=4)
     axes.plot(
-        epochs[best], accuracy[best], "o", color=GREEN, markersize=11, fillstyle="none", markeredgewidth=2
+        epochs[best], values[best], "o", color=GREEN, markersize=11, fillstyle="none", markeredgewidth=2
     )
-    axes.set(title=f"test accuracy: best {accuracy[best]:.4f} at epoch {epochs[best]:g}", xlabel="epoch")
-    axes.set_ylabel("accuracy", color=GREEN)
+    title = f"test {figure.name}: best {figure.text(float(values[best]))} at epoch {epochs[best]:g}"
+    axes.set(title=title, xlabel="epoch")
+    axes.set_ylabel(figure.name, color=GREEN)
     axes.xaxis.set_major_locator(_whole_numbers())
     right = axes.twinx()
     right.plot(epochs, _column(records, "loss"), color=ORANGE, linestyle="--", marker="o", markersize=3)
@@ -138,7 +143,7 @@ def _noting(records: Sequence[Record]) -> list[Record]:
 NOTES = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
 CURVES: dict[Callable[[Axes, Sequence[Record]], None], Callable[[Sequence[Record]], list[Record]]] = {
     _loss: partial(of_kind, kind="step"),
-    _accuracy: partial(of_kind, kind="evaluation"),
+    _merit: partial(of_kind, kind="evaluation"),
     _distance: _distances,
     _changes: _chosen,
     _staleness: _noting,

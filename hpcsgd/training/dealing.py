@@ -18,7 +18,8 @@ from hpcsgd.data import (
     Partition,
     Sampler,
     Seat,
-    Store,
+    Split,
+    open_split,
 )
 from hpcsgd.errors import UserError, located
 from hpcsgd.reference import call, call_named, resolve
@@ -28,7 +29,13 @@ from hpcsgd.training.config import Config, DataSection
 log = logging.getLogger(__name__)
 
 
-def deal(train: Store, job: Job, config: Config) -> Sampler:
+def opened(data: DataSection, split: str) -> Split:
+    """A split of the store; raises `UserError` naming the key."""
+    with located("[data] arguments" if data.arguments else "[data] store"):
+        return open_split(data.store, split, data.arguments)
+
+
+def deal(train: Split, job: Job, config: Config) -> Sampler:
     """The samples of this rank, or of its island."""
     if job.meetings is None:
         return _sampler(train, job, config)
@@ -38,7 +45,7 @@ def deal(train: Store, job: Job, config: Config) -> Sampler:
     return _sampler(train, island, config)
 
 
-def _sampler(train: Store, place: Job | Seat, config: Config) -> Sampler:
+def _sampler(train: Split, place: Job | Seat, config: Config) -> Sampler:
     partition = make_partition(config.data)
     with located("[data] store" if partition is None else "[data] partition"):
         return Sampler(train, place, seed=config.seed, partition=partition, labels=train.labels)
@@ -111,12 +118,11 @@ def make_injection(data: DataSection) -> Injection | None:
 def require_divisible(config: Config, P: int, K: int) -> None:
     """Raises `UserError` where P groups of K ranks cannot have the samples as configured."""
     seat = Seat(0, P * K, K)
-    with located("[data] store"):
-        train = Store(config.data.store, "train")
+    train = opened(config.data, "train")
     _batches(_sampler(train, seat, config), seat, config.data)
 
 
-def make_loader(train: Store, batches: Batches | InjectedBatches, workers: int) -> DataLoader[Any]:
+def make_loader(train: Split, batches: Batches | InjectedBatches, workers: int) -> DataLoader[Any]:
     return DataLoader(
         train,
         batch_sampler=batches,

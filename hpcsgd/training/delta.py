@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from hpcsgd.atomic import replacing
 from hpcsgd.errors import JobError, UserError
@@ -60,8 +59,9 @@ def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
     significance = parts.optimizer.method.when
     assert isinstance(significance, Significance)
     rows: list[list[float]] = []
-    for x, y in _batches(parts, steps):
-        loss = cross_entropy(parts.model(parts.transform(x, parts.generator)), y)
+    for loaded in _batches(parts, steps):
+        x, y = parts.vary(*loaded)
+        loss = parts.task.loss(parts.model(x), y)
         if not loss.isfinite():
             raise JobError(f"the loss is {loss.item()} after {parts.optimizer.t} steps: try a lower rate")
         parts.optimizer.zero_grad()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from hpcsgd.checkpoint import Checkpoints, capture
 from hpcsgd.errors import JobError, UserError
@@ -19,6 +18,7 @@ from hpcsgd.generators import generators_state, load_generators_state
 from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.config import Config
 from hpcsgd.training.evaluation import evaluate
+from hpcsgd.training.figures import written
 from hpcsgd.training.meter import Meter, Reading
 from hpcsgd.training.metrics import Metrics
 from hpcsgd.training.progress import Progress
@@ -97,7 +97,7 @@ class Loop(ABC):
     def _step(self, x: Tensor, y: Tensor, data_seconds: float) -> None:
         parts = self._parts
         optimizer = parts.optimizer
-        loss = self._backward(parts.transform(x, parts.generator), y)
+        loss = self._backward(*parts.vary(x, y))
         self._lr = float(optimizer.param_groups[0]["lr"]) * parts.warm_up.factor()
         optimizer.step(loss=loss)
         if parts.scheduler is not None and self._per_step:
@@ -122,7 +122,7 @@ class Loop(ABC):
         parts.optimizer.zero_grad()
         parts.optimizer.accumulate(len(pieces))
         for some_x, some_y in pieces:
-            loss = cross_entropy(parts.model(some_x), some_y)
+            loss = parts.task.loss(parts.model(some_x), some_y)
             _require_finite(loss, parts.optimizer.t + 1)
             share = weight * len(some_y) / len(y)
             (loss if share == 1 else loss * share).backward()
@@ -188,12 +188,12 @@ class Loop(ABC):
                 step=self._parts.optimizer.t,
                 epoch=self._epoch,
                 loss=score.loss,
-                accuracy=score.accuracy,
                 distance=score.distance,
                 seconds=score.seconds,
+                **score.figures,
             )
         self._progress.note(
-            f"epoch {self._epoch}/{self._config.epochs}  test accuracy {score.accuracy:.4f}  "
+            f"epoch {self._epoch}/{self._config.epochs}  test {written(score.figures)}  "
             f"loss {score.loss:.4f}  in {score.seconds:.1f} s"
         )
         self._meter.pause()

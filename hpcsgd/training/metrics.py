@@ -11,7 +11,8 @@ kind            fields beside ``kind`` and ``step``
 ``meeting``     distance: D of eq. 9, how far the groups were apart when they met
 ``selection``   delta, vote and met, of SelSync: Δ of rank 0's group, whether that asked for a meeting (0
                 or 1), and whether there was one
-``evaluation``  epoch, loss, accuracy, distance (D of the groups from the mean model), seconds
+``evaluation``  epoch, loss, distance (D of the groups from the mean model), seconds, and the figures of the
+                task: accuracy, or perplexity, or hr10 and ndcg10
 ``epoch``       epoch, loss, seconds
 ==============  ==========================================================================================
 """
@@ -68,10 +69,10 @@ class Metrics:
         self._append("selection", step=step, delta=delta, vote=vote, met=met)
 
     def evaluation(
-        self, *, step: int, epoch: int, loss: float, accuracy: float, distance: float, seconds: float
+        self, *, step: int, epoch: int, loss: float, distance: float, seconds: float, **figures: float
     ) -> None:
-        """The averaged model on the test data: mean loss, accuracy in 0..1; and the groups' D from it."""
-        score = {"loss": loss, "accuracy": accuracy, "distance": distance, "seconds": seconds}
+        """The averaged model on the test data: mean loss, figures of merit; and the groups' D from it."""
+        score = {"loss": loss, **figures, "distance": distance, "seconds": seconds}
         self._append("evaluation", step=step, epoch=epoch, **score)
 
     def epoch(self, *, step: int, epoch: int, loss: float, seconds: float) -> None:

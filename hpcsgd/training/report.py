@@ -8,6 +8,7 @@ from datetime import timedelta
 from statistics import median
 from typing import Any
 
+from hpcsgd.training.figures import FIGURES, found_in, written
 from hpcsgd.training.metrics import Record
 
 Summary = dict[str, Any]
@@ -50,7 +51,7 @@ def summary(records: Sequence[Record]) -> Summary:
     samples = sum(record["samples"] for record in steps)
     seconds = sum(record["samples"] / record["samples_per_s"] for record in steps if record["samples_per_s"])
     last, tested = _last(steps), _last(evaluations)
-    best = max(evaluations, key=lambda record: record["accuracy"], default={})
+    merits, best_epoch = _merits(evaluations)
     distances = [record["distance"] for record in of_kind(records, "meeting")]
     last_step = max((record["step"] for record in records), default=0)
     return {
@@ -62,9 +63,8 @@ def summary(records: Sequence[Record]) -> Summary:
         "training_loss": last.get("loss"),
         "loss": tested.get("loss"),
         "best_loss": min((record["loss"] for record in evaluations), default=None),
-        "accuracy": tested.get("accuracy"),
-        "best_accuracy": best.get("accuracy"),
-        "best_epoch": best.get("epoch"),
+        **merits,
+        "best_epoch": best_epoch,
         "meetings": len(distances),
         "lssr": lssr(records, last_step),
         "median_distance": median(distances) if distances else None,
@@ -75,6 +75,19 @@ def summary(records: Sequence[Record]) -> Summary:
         "bytes_per_phase": phase_totals(records, "bytes"),
         "bytes_per_link": {str(group): size for group, size in link_totals(records).items()},
     }
+
+
+def _merits(evaluations: Sequence[Record]) -> tuple[Summary, int | None]:
+    """The last and the best value of each figure of merit, and after which epoch the first one was best."""
+    if not evaluations:
+        return {"accuracy": None, "best_accuracy": None}, None
+    merits: Summary = {}
+    first, *_ = keys = found_in(evaluations)
+    for key in keys:
+        values = [record[key] for record in evaluations]
+        merits |= {key: values[-1], f"best_{key}": FIGURES[key].best(values)}
+    best = FIGURES[first].best(evaluations, key=lambda record: record[first])
+    return merits, best["epoch"]
 
 
 def lssr(records: Iterable[Record], steps: int) -> float | None:
@@ -104,9 +117,8 @@ def summary_text(numbers: Summary) -> str:
         lines.append(f"speed     {numbers['samples_per_s']:,.0f} samples/s")
     if numbers["training_loss"] is not None:
         lines.append(f"loss      {numbers['training_loss']:.4g} in training")
-    if numbers["accuracy"] is not None:
-        best = f"best {numbers['best_accuracy']:.4f} after epoch {numbers['best_epoch']}"
-        lines.append(f"test      accuracy {numbers['accuracy']:.4f} ({best}), loss {numbers['loss']:.4g}")
+    if numbers["loss"] is not None:
+        lines.append(f"test      {_tested(numbers)}, loss {numbers['loss']:.4g}")
     if numbers["median_distance"] is not None:
         met = f"{numbers['meetings']:,} times, median distance {numbers['median_distance']:.3g}"
         lines.append(f"groups    met {met}; {numbers['lssr']:.1%} of the steps alone")
@@ -128,6 +140,14 @@ def summary_text(numbers: Summary) -> str:
             f"links     from rank 0 to {len(links)} groups, {byte_text(max(links.values()))} at most"
         )
     return "\n".join(lines)
+
+
+def _tested(numbers: Summary) -> str:
+    first, *others = found_in([numbers])
+    figure = FIGURES[first]
+    best = f"best {figure.text(numbers[f'best_{first}'])} after epoch {numbers['best_epoch']}"
+    more = "".join(f", {written({key: numbers[key]})}" for key in others)
+    return f"{written({first: numbers[first]})} ({best}){more}"
 
 
 def _ahead(numbers: Summary) -> str:

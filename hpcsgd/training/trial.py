@@ -5,33 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.data import Store
+from hpcsgd.data import Split
 from hpcsgd.errors import UserError
 from hpcsgd.models import MODELS
+from hpcsgd.training.tasks import Task
 
 
-def require_fitting(model: nn.Module, data: Store, name: str) -> None:
-    """Raise `UserError` unless `model`, built by `name`, gives two samples of `data` a score for every class.
+def require_fitting(model: nn.Module, data: Split, task: Task, name: str) -> None:
+    """Raise `UserError` unless `model`, built by `name`, gives two samples of `data` the scores of `task`.
 
     What a model of the user's own raises comes through: its traceback tells more.
     """
-    x, _ = data.collate(data.__getitems__([0, len(data) - 1]))
+    x = data.trial()
     try:
         scores = _scores(model, x)
-    except RuntimeError as error:
+    except (RuntimeError, IndexError, ValueError) as error:
         if name not in MODELS:
             raise
         raise UserError(
-            f"[model]: {name} does not take samples of shape {list(data.shape)}: {error}"
+            f"[model]: {name} does not take samples of shape {list(x.shape[1:])}: {error}"
         ) from error
-    classes = len(data.classes)
     if not isinstance(scores, Tensor):
         raise UserError(f"[model]: {name} gives a {type(scores).__name__}, expected a tensor of scores")
-    if scores.dim() != 2 or len(scores) != len(x) or scores.shape[1] < classes:
-        raise UserError(
-            f"[model]: {name} gives scores of shape {list(scores.shape)} for {len(x)} samples, but "
-            f"{data.path} has {classes} classes: expected {[len(x), classes]}"
-        )
+    task.require(scores, x, name)
 
 
 def _scores(model: nn.Module, x: Tensor) -> object:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from hpcsgd import models
-from hpcsgd.data import Store
+from hpcsgd.data import Split
 from hpcsgd.generators import generators_state, load_generators_state, seed_generators
 from hpcsgd.lr import WarmUp, lr_scale
 from hpcsgd.training.assembly import (
@@ -20,7 +19,8 @@ from hpcsgd.training.assembly import (
     make_transform,
 )
 from hpcsgd.training.config import Config
-from hpcsgd.training.dealing import batch_of_rank
+from hpcsgd.training.dealing import batch_of_rank, opened
+from hpcsgd.training.tasks import task_of
 from hpcsgd.training.trial import require_fitting
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
@@ -45,21 +45,23 @@ def virtual_groups(
 
     `warm_up_steps` replaces the configured warm-up. Raises `UserError` where the configuration does not fit.
     """
-    train = Store(config.data.store, "train")
+    train = opened(config.data, "train")
+    task = task_of(train)
     seed_generators(config.seed)
     model = models.build(config.model.build, config.model.arguments)
-    require_fitting(model, train, config.model.build)
+    require_fitting(model, train, task, config.model.build)
     model.to(device)
     hosted = range(world.rank, P, world.size)
     trainees = [_trainee(config, train, copy.deepcopy(model), g, P, K, warm_up_steps) for g in hosted]
-    test = Store(config.data.store, "test")
-    x, y = test.collate(test.__getitems__(list(range(0, len(test), -(-len(test) // HELD_OUT)))))
+    test = opened(config.data, "test")
+    shown = range(0, len(test), -(-len(test) // min(HELD_OUT, task.at_once)))
+    x, y = test.collate(test.__getitems__(list(shown)))
     chance = Chance(generators_state, load_generators_state)
-    return VirtualGroups(trainees, P, world, cross_entropy, chance, (x.to(device), y.to(device)), idle)
+    return VirtualGroups(trainees, P, world, task.loss, chance, (x.to(device), y.to(device)), idle)
 
 
 def _trainee(
-    config: Config, train: Store, model: nn.Module, g: int, P: int, K: int, warm_up_steps: int | None
+    config: Config, train: Split, model: nn.Module, g: int, P: int, K: int, warm_up_steps: int | None
 ) -> Trainee:
     optimizer = make_optimizer(config, model, P)
     make_natural_gradient(config, optimizer, model)  # its estimates are the group's, not of each member
@@ -83,12 +85,12 @@ def _trainee(
     return Trainee(model, optimizer, members, after_update)
 
 
-def _member(config: Config, train: Store, batch: int, rank: int, size: int, device: torch.device) -> Member:
+def _member(config: Config, train: Split, batch: int, rank: int, size: int, device: torch.device) -> Member:
     transform = make_transform(config.data.transform)
     generator = Generator().manual_seed(config.seed + 1 + rank)
 
     def load(rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         x, y = train.collate(train.__getitems__(list(rows)))
-        return transform(x.to(device), generator), y.to(device)
+        return train.vary(transform(x.to(device), generator), y.to(device), generator)
 
     return member(train, load, batch, rank, size, config.seed)

@@ -8,14 +8,17 @@ import torch
 from torch import nn
 
 from hpcsgd.errors import UserError
-from hpcsgd.models import MODELS, build, cifar_resnet, cnn, mlp
+from hpcsgd.models import MODELS, build, cifar_resnet, cnn, lstm, mlp, ncf, resnet18
 from hpcsgd.models.resnet import Block
+from hpcsgd.models.resnet18 import ProjectionBlock
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "cifar_resnet": {"depth": 8, "classes": 7},
     "cnn": {"shape": [3, 32, 32], "classes": 7},
+    "lstm": {"types": 7, "embedding": 6, "hidden": 5, "layers": 2},
     "mlp": {"inputs": 3 * 32 * 32, "hidden": [8, 4], "classes": 7},
-    **{f"resnet{depth}": {"classes": 7} for depth in (20, 32, 44, 56, 110)},
+    "ncf": {"users": 7, "items": 7},
+    **{f"resnet{depth}": {"classes": 7} for depth in (18, 20, 32, 44, 56, 110)},
 }
 
 
@@ -27,14 +30,21 @@ def test_every_name_has_an_example() -> None:
     assert EXAMPLES.keys() == MODELS.keys()
 
 
+IDS = {"lstm": [2, 4], "ncf": [2, 7, 2]}
+"""The shape of what other models than those of images take."""
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_parameter_learns(name: str) -> None:
     torch.manual_seed(0)
     model = build(name, EXAMPLES[name])
-    output = model(torch.randn(2, 3, 32, 32))
-    assert output.shape == (2, 7)
-    nn.functional.cross_entropy(output, torch.tensor([1, 2])).backward()
+    output = model(torch.randint(7, IDS[name]) if name in IDS else torch.randn(2, 3, 32, 32))
+    assert len(output) == 2
+    assert output.shape[-1] == 7
+    output = output.reshape(-1, 7)
+    nn.functional.cross_entropy(output, torch.arange(len(output)) % 7).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert all(p.grad.any() for p in model.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize(
@@ -105,3 +115,90 @@ def test_the_users_own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     assert parameters(build("own_network:net", {"width": 3})) == 4
+
+
+def test_resnet18_is_that_of_cifar() -> None:
+    model = build("resnet18", {})
+    assert parameters(model) == 11_173_962
+    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
+    assert len(convs) == 17
+    assert not [m for m in model.modules() if isinstance(m, nn.MaxPool2d)]
+    assert model[:-3](torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)
+
+
+def test_a_projection_where_the_size_changes_alone() -> None:
+    kinds = [type(b.shortcut) for b in resnet18().modules() if isinstance(b, ProjectionBlock)]
+    assert kinds == [nn.Identity] * 2 + [nn.Sequential, nn.Identity] * 3
+    block = ProjectionBlock(2, 4, stride=2).eval()
+    for conv in (block.conv1, block.conv2):
+        nn.init.zeros_(conv.weight)
+    x = torch.randn(1, 2, 4, 4)
+    projection = next(block.shortcut.children())
+    torch.testing.assert_close(block(x), (projection(x) / (1 + 1e-5) ** 0.5).relu())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [({}, 13_987_678), ({"tied": True}, 7_332_078), ({"hidden": 650, "embedding": 650}, 50_065_078)],
+)
+def test_parameters_of_the_lstm(arguments: dict[str, Any], count: int) -> None:
+    """By hand: V·e + Σ over layers of 4h·(inputs + h + 2) + h·V + V."""
+    assert parameters(lstm(33_278, **arguments)) == count
+
+
+def test_the_lstm_is_that_of_its_equations() -> None:
+    torch.manual_seed(0)
+    model = lstm(5, embedding=3, hidden=2, layers=1, dropout=0.5).eval()
+    cell: Any = model.lstm
+    x = torch.tensor([[4, 0, 1]])
+    h = c = torch.zeros(2)
+    for t, token in enumerate(x[0]):
+        gates = cell.weight_ih_l0 @ model.embedding.weight[token] + cell.bias_ih_l0
+        i, f, g, o = (gates + cell.weight_hh_l0 @ h + cell.bias_hh_l0).chunk(4)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        torch.testing.assert_close(model(x)[0, t], model.scores(h))
+
+
+def test_dropout_before_between_and_after() -> None:
+    model = lstm(5, dropout=0.9).train()
+    assert (model.lstm.dropout, model.dropout.p) == (0.9, 0.9)
+    x = torch.zeros(1, 3, dtype=torch.int64)
+    assert not torch.equal(model(x), model(x))
+    assert torch.equal(model.eval()(x), model(x))
+    assert lstm(5, layers=1, dropout=0.9).lstm.dropout == 0
+
+
+def test_tied_weights() -> None:
+    model = lstm(5, embedding=3, hidden=3, tied=True)
+    assert model.scores.weight is model.embedding.weight
+    assert len(list(model.parameters())) == 2 + 8
+
+
+def test_neumf_is_that_of_its_equations() -> None:
+    torch.manual_seed(0)
+    model: Any = ncf(4, 6, factors=3, hidden=(8, 5))
+    assert parameters(model) == 4 * (3 + 4) + 6 * (3 + 4) + (8 * 5 + 5) + (3 + 5 + 1)
+    u, i = 2, 5
+    deep = torch.cat([model.deep_user.weight[u], model.deep_item.weight[i]])
+    deep = (model.deep[0].weight @ deep + model.deep[0].bias).relu()
+    product = model.product_user.weight[u] * model.product_item.weight[i]
+    expected = model.score(torch.cat([product, deep]))[0]
+    torch.testing.assert_close(model(torch.tensor([[[0, 1], [u, i]]]))[0, 1], expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (lstm, {"types": 0}, "lstm: types = 0: must be at least 1"),
+        (lstm, {"types": 3, "layers": 0}, "lstm: layers = 0: must be at least 1"),
+        (lstm, {"types": 3, "dropout": 1.0}, "lstm: dropout = 1.0: must be at least 0 and less than 1"),
+        (lstm, {"types": 3, "embedding": 4, "tied": True}, "need embedding = hidden, not 4 and 200"),
+        (ncf, {"users": 3, "items": 0}, "items = 0, factors = 8: must be at least 1"),
+        (ncf, {"users": 3, "items": 3, "hidden": [3]}, r"hidden = \[3\]: sizes of 1 or more, the first"),
+        (ncf, {"users": 3, "items": 3, "hidden": []}, r"hidden = \[\]: sizes of 1 or more"),
+    ],
+)
+def test_sizes_that_cannot_be(make: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(**arguments)

@@ -73,7 +73,7 @@ def assert_one_line(done: Ended, line: str) -> None:
 
 
 NAMES = 'Allowed: {}, or "package.module:function"'
-MODELS = "cifar_resnet, cnn, mlp, resnet110, resnet20, resnet32, resnet44, resnet56"
+MODELS = "cifar_resnet, cnn, lstm, mlp, ncf, resnet110, resnet18, resnet20, resnet32, resnet44, resnet56"
 
 CASES = {
     # the file

@@ -1,4 +1,4 @@
-"""Readers of the formats in which image collections are distributed: one format, one file."""
+"""Readers of the formats in which collections are distributed: one format, one file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from hpcsgd.data.formats import cifar, digits, idx
+from hpcsgd.data.corpus import Corpus
+from hpcsgd.data.formats import cifar, digits, idx, movielens, wikitext
 from hpcsgd.data.images import Images
+from hpcsgd.data.interactions import Interactions
 
-READERS: dict[str, Callable[[Path | None], Images]] = {
+READERS: dict[str, Callable[[Path | None], Images | Corpus | Interactions]] = {
     "cifar10": partial(cifar.read, cifar.CIFAR10),
     "cifar100": partial(cifar.read, cifar.CIFAR100),
     "digits": digits.read,
     "mnist": idx.read,
+    "movielens": movielens.read,
+    "wikitext": wikitext.read,
 }

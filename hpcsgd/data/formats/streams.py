@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from hpcsgd.errors import UserError
 
+BLOCK = 1 << 20
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, tarfile.TarError)
 DECOMPRESSORS: dict[bytes, Callable[..., Any]] = {
     b"\x1f\x8b": gzip.open,
@@ -57,6 +58,15 @@ class InputStream:
         if len(data) < count:
             raise self.error(f"the file ends here, {count - len(data)} bytes short of {what}")
         return data
+
+    def lines(self) -> Iterator[bytes]:
+        """What is left, line by line without the line breaks."""
+        begun = b""
+        while block := self.read(BLOCK):
+            *whole, begun = (begun + block).split(b"\n")
+            yield from whole
+        if begun:
+            yield begun
 
     def expect_end(self, what: str) -> None:
         """Raise `UserError` if anything follows."""
@@ -112,7 +122,7 @@ def _in_archive(path: Path, wanted: Container[str]) -> Iterator[InputStream]:
 
 def _drain(stream: IO[bytes]) -> None:
     """Read to the end: only there do gzip and xz compare their checksums."""
-    while stream.read(1 << 20):
+    while stream.read(BLOCK):
         pass
 
 

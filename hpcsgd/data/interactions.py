@@ -1,0 +1,118 @@
+"""Who has rated what, on its way into a store: one item of each user is held out for testing.
+
+The protocol of "Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, section 4.1): ratings are
+taken as signs of interest, whatever their value; of each user the latest one is held out (leave one out); a
+model has to find it among 99 items that the user has not rated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.chance import distinct
+from hpcsgd.data.layout import label
+from hpcsgd.errors import UserError, located
+
+OTHERS = 99
+"""Items beside the one held out; drawn once for everybody, so that results can be compared."""
+ROWS_A_CHUNK = 1 << 12
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a store of ratings holds: of the collection `kind`, what its authors call user 0, 1, … and item
+    0, 1, …, int64."""
+
+    kind: str
+    users: NDArray[np.int64]
+    items: NDArray[np.int64]
+
+    @property
+    def holds(self) -> str:
+        """In words, for whoever has converted it."""
+        return f"{len(self.users)} users, {len(self.items)} items"
+
+    def write(self, file: h5py.File) -> None:
+        label(file, "ratings", kind=self.kind)
+        for name, values in (("users", self.users), ("items", self.items)):
+            _write(file, name, values)
+
+    @staticmethod
+    def read(file: h5py.File) -> Names:
+        """Raises `KeyError` if something is missing, and `OSError` where it is damaged."""
+        kind = str(file.attrs["kind"].decode())  # pyright: ignore[reportAttributeAccessIssue]
+        return Names(kind, np.asarray(file["users"]), np.asarray(file["items"]))
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Ratings that were read: rating i is of user `users[i]` and item `items[i]`, as their authors call them,
+    at `times[i]`; int64 [n]. No user has rated an item twice. `source`: where they come from."""
+
+    source: str
+    users: NDArray[np.int64]
+    items: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Ratings of each split."""
+        held_out = int(np.sum(self._held_out))
+        return {"train": len(self.users) - held_out, "test": held_out}
+
+    def write(self, file: h5py.File, kind: str) -> Names:
+        """Fill `file` as the store of the collection `kind`. Raises `UserError` where nobody has rated twice,
+        or somebody nearly everything."""
+        user_names, user = np.unique(self.users, return_inverse=True)
+        item_names, item = np.unique(self.items, return_inverse=True)
+        pairs = np.stack([user, item], axis=1).astype(np.int32)
+        held_out = self._held_out
+        if not held_out.any():
+            raise UserError(f"{self.source}: no user has two ratings: nothing can be held out for testing")
+        names = Names(kind, user_names, item_names)
+        names.write(file)
+        _write(file.create_group("train"), "x", pairs[~held_out])
+        with located(self.source):
+            others = _others(pairs, pairs[held_out, 0], names)
+        _write(file.create_group("test"), "x", np.concatenate([pairs[held_out], others], axis=1))
+        return names
+
+    @cached_property
+    def _held_out(self) -> NDArray[np.bool_]:
+        """The latest rating of each user who has two; of equally late ones the last."""
+        order = np.lexsort([self.times, self.users])  # stable
+        users = self.users[order]
+        change = users[1:] != users[:-1]
+        last, first = np.append(change, True), np.append(True, change)
+        held_out = np.zeros(len(users), bool)
+        held_out[order] = last & ~first
+        return held_out
+
+
+def _others(pairs: NDArray[np.int32], users: NDArray[np.int32], names: Names) -> NDArray[np.int32]:
+    """For each of `users` items that are in none of the user's pairs: int32 [len(users), OTHERS]."""
+    count = len(names.items)
+    by_user = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    starts = np.searchsorted(by_user[:, 0], np.arange(len(names.users) + 1))
+    drawn = np.empty((len(users), OTHERS), np.int32)
+    for row, user in enumerate(users.tolist()):
+        rated = by_user[starts[user] : starts[user + 1], 1]
+        if count - len(rated) < OTHERS:
+            raise UserError(
+                f"user {names.users[user]} has rated {len(rated)} of {count} items: to test on, "
+                f"{OTHERS} others are needed"
+            )
+        drawn[row] = distinct(OTHERS, count, set(rated.tolist()), user)
+    return drawn
+
+
+def _write(group: h5py.File | h5py.Group, name: str, values: NDArray[np.generic]) -> None:
+    chunks = (min(len(values), ROWS_A_CHUNK), *values.shape[1:])
+    little_endian = values.astype(values.dtype.newbyteorder("<"))
+    group.create_dataset(name, data=little_endian, chunks=chunks, fletcher32=True)

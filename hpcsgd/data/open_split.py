@@ -1,0 +1,28 @@
+"""A split of whatever store there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.data.layout import Form, form_of
+from hpcsgd.data.ratings import Ratings
+from hpcsgd.data.split import Split
+from hpcsgd.data.store import Store
+from hpcsgd.data.windows import Windows
+from hpcsgd.reference import call
+
+SPLITS: Mapping[Form, type[Store | Windows | Ratings]] = {
+    "images": Store,
+    "tokens": Windows,
+    "ratings": Ratings,
+}
+
+
+def open_split(path: Path, split: str, arguments: Mapping[str, Any] | None = None) -> Split:
+    """What the class that reads the store at `path` makes of this split and these keyword arguments.
+
+    Raises `UserError` where it does not take them, and what the class raises.
+    """
+    return call(SPLITS[form_of(path)], arguments or {}, path, split)

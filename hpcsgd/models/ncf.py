@@ -1,0 +1,59 @@
+"""NeuMF of "Neural Collaborative Filtering" (He et al., 2017): https://arxiv.org/abs/1708.05031.
+
+Who likes what, of users and items alone: a product of embeddings (GMF, eq. 8 and 9) and a perceptron on
+others (eq. 10), joined by one layer (eq. 12). Differences from the paper: the score comes before the sigmoid,
+which the loss applies; the two halves are trained together from the beginning, not each alone first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.errors import UserError
+
+DEVIATION = 0.01
+"""Of the embeddings at the start (section 4.1 of the paper)."""
+
+
+class NeuMF(nn.Module):
+    """Pairs of user and item, int64 [..., 2] → a score each [...]: more than 0 where more likely than not."""
+
+    def __init__(self, users: int, items: int, factors: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        first, *rest = hidden
+        self.product_user, self.product_item = _embedding(users, factors), _embedding(items, factors)
+        self.deep_user, self.deep_item = _embedding(users, first // 2), _embedding(items, first // 2)
+        layers: list[nn.Module] = []
+        for before, after in pairwise([first, *rest]):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.deep = nn.Sequential(*layers)
+        self.score = nn.Linear(factors + hidden[-1], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        user, item = x.unbind(-1)
+        product = self.product_user(user) * self.product_item(item)
+        deep = self.deep(torch.cat([self.deep_user(user), self.deep_item(item)], -1))
+        return self.score(torch.cat([product, deep], -1)).squeeze(-1)
+
+
+def ncf(users: int, items: int, factors: int = 8, hidden: Sequence[int] = (64, 32, 16, 8)) -> NeuMF:
+    """A `NeuMF` of `factors` in the product and layers of `hidden` units in the perceptron.
+
+    Half of the first of `hidden` is the user's embedding there, the other half the item's. Raises `UserError`
+    for sizes that cannot be.
+    """
+    if min(users, items, factors) < 1:
+        raise UserError(f"ncf: users = {users}, items = {items}, factors = {factors}: must be at least 1")
+    if not hidden or min(hidden) < 1 or hidden[0] % 2:
+        raise UserError(f"ncf: hidden = {list(hidden)}: sizes of 1 or more, the first one even")
+    return NeuMF(users, items, factors, hidden)
+
+
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    made = nn.Embedding(rows, width)
+    nn.init.normal_(made.weight, std=DEVIATION)
+    return made

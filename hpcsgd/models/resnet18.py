@@ -1,0 +1,49 @@
+"""The residual network of 18 layers (He et al., 2015) as it is trained on CIFAR.
+
+https://arxiv.org/abs/1512.03385, table 1: four stages of two blocks with 64, 128, 256 and 512 channels, each
+stage but the first of half the size of the one before. Shortcuts are option B: where the size changes, a
+1 x 1 convolution with batch norm. Difference from the paper's network, which is for ImageNet: a 3 x 3 stem
+without stride and no max pooling, so that 32 x 32 pixels are still 4 x 4 in the last stage.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+WIDTHS = (64, 128, 256, 512)
+BLOCKS = 2
+
+
+class ProjectionBlock(nn.Module):
+    """relu(s(x) + f(x)), f two convolutions with batch norm: [b, inputs, H, W] → [b, outputs, H/s, W/s].
+
+    The shortcut s is x itself, or a 1 x 1 convolution with batch norm where f changes the size.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = _conv(inputs, outputs, stride), nn.BatchNorm2d(outputs)
+        self.conv2, self.norm2 = _conv(outputs, outputs, 1), nn.BatchNorm2d(outputs)
+        projection = nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else nn.Sequential(projection, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = self.norm2(self.conv2(relu(self.norm1(self.conv1(x)))))
+        return relu(residual + self.shortcut(x))
+
+
+def resnet18(classes: int = 10, channels: int = 3) -> nn.Sequential:
+    """11.2 M parameters: [b, channels, H, W] → [b, classes]. Convolutions start as torch makes them."""
+    layers: list[nn.Module] = [_conv(channels, WIDTHS[0], 1), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU()]
+    inputs = WIDTHS[0]
+    for width in WIDTHS:
+        for block in range(BLOCKS):
+            layers.append(ProjectionBlock(inputs, width, stride=2 if width > inputs and block == 0 else 1))
+            inputs = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+
+
+def _conv(inputs: int, outputs: int, stride: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False)

@@ -1,0 +1,45 @@
+"""Which token comes next? Cross-entropy over tokens, and the perplexity, its exponential."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from hpcsgd.data import Windows
+from hpcsgd.data.windows import IGNORED
+from hpcsgd.training.tasks.task import Result, unfit
+
+SCORES_AT_ONCE = 1 << 25
+"""128 MB."""
+
+
+class Language:
+    """Scores [b, bptt, types] or more, y int64 [b, bptt], where `IGNORED` counts for nothing.
+
+    Of each window the first tokens are guessed knowing little, as no state is carried from the window before:
+    perplexities are higher than where it is.
+    """
+
+    tallied = 2
+
+    def __init__(self, data: Windows) -> None:
+        self._data = data
+        self.at_once = max(1, SCORES_AT_ONCE // (data.bptt * len(data.types)))
+
+    def loss(self, scores: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=IGNORED)
+
+    def tally(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Loss, tokens."""
+        loss = cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="sum")
+        return torch.tensor([loss, (y != IGNORED).sum()], dtype=torch.float64)
+
+    def result(self, tally: Tensor) -> Result:
+        mean = tally[0] / tally[1]
+        return Result(mean.item(), {"perplexity": mean.exp().item()})
+
+    def require(self, scores: Tensor, x: Tensor, model: str) -> None:
+        types = len(self._data.types)
+        if scores.shape[:-1] != x.shape or scores.shape[-1] < types:
+            raise unfit(model, scores, x, f"{self._data.path} has {types} types", [*x.shape, types])
