@@ -109,15 +109,19 @@ class Exchange(Protocol):
         """True: `b.g_own` is the result and each position updates its own chunk. False: `b.g` is."""
         ...
 
-    def across_groups(self) -> Exchange:
-        """The exchange among all ranks of the job instead of those of a group."""
-        ...
-
     def idle(self, job: Job) -> bool:
         """Whether there is nothing to do in this job, so that gradients stay where autograd put them."""
         ...
 
     def __call__(self, s: Step, b: Bucket) -> None: ...
+
+
+class GroupExchange(Exchange, Protocol):
+    """One that can be among all ranks of the job, too."""
+
+    def across_groups(self) -> Exchange:
+        """It, among them instead of those of a group."""
+        ...
 
 
 class Schedule(Protocol):

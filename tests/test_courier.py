@@ -15,7 +15,7 @@ from hpcsgd.averagers import Mean
 from hpcsgd.exchanges import AllReduce
 from hpcsgd.flat import Bucket
 from hpcsgd.schedules import never
-from hpcsgd.step import Exchange, Step
+from hpcsgd.step import Step
 from hpcsgd.topology import Job, form
 from hpcsgd.transport import Transport
 from references import batch, gathered_step, loss, one_step, vector
@@ -32,9 +32,6 @@ class Watched:
     backward_over: list[bool] = field(default_factory=lambda: [False])
     seen: list[tuple[int, bool]] = field(default_factory=list)
     shards = False
-
-    def across_groups(self) -> Exchange:
-        return self
 
     def idle(self, job: Job) -> bool:
         return False

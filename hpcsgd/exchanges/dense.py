@@ -89,9 +89,6 @@ class AcrossGroups:
     def shards(self) -> bool:
         return self.inner.shards
 
-    def across_groups(self) -> Exchange:
-        return self
-
     def idle(self, job: Job) -> bool:
         return job.size == 1
 
@@ -112,9 +109,6 @@ class Gathered:
 
     inner: Exchange
     shards = False
-
-    def across_groups(self) -> Exchange:
-        return Gathered(self.inner.across_groups())
 
     def idle(self, job: Job) -> bool:
         return self.inner.idle(job)

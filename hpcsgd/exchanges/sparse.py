@@ -103,14 +103,14 @@ class Sparse:
     def state_dict(self) -> dict[str, Any]:
         residual = self._saved if self._residual is None else self._residual.state_dict()
         state = {"t": self.t, "residual": residual}
-        return state | ({"sparsifier": self.sparsifier.state_dict()} if self._remembers() else {})
+        return state | {name: part.state_dict() for name, part in self._stateful().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.t, self._saved = state["t"], state["residual"]
         if self._residual is not None and self._saved is not None:
             self._residual.load_state_dict(self._saved)
-        if self._remembers():
-            self.sparsifier.load_state_dict(state["sparsifier"])
+        for name, part in self._stateful().items():
+            part.load_state_dict(state[name])
 
     def _workers(self, job: Job) -> Transport:
         return job.world if self._everywhere else job.group
@@ -157,8 +157,8 @@ class Sparse:
         if not self.sparsifier.disjoint:
             s.notes["growth"] = combined.growth
 
-    def _remembers(self) -> bool:
-        return isinstance(self.sparsifier, Stateful)
+    def _stateful(self) -> dict[str, Stateful]:
+        return {"sparsifier": self.sparsifier} if isinstance(self.sparsifier, Stateful) else {}
 
 
 class Seconds:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from hpcsgd.averagers import Mean
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import never
-from hpcsgd.step import Exchange, Method
+from hpcsgd.step import GroupExchange, Method
 
 
-def bsp(exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
+def bsp(exchange: GroupExchange = AllToAll()) -> Method:  # noqa: B008 - frozen
     """Synchronous SGD over all N ranks, in two levels where there are groups."""
     return Method(exchange=exchange.across_groups(), when=never, how=Mean())

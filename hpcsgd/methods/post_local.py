@@ -23,7 +23,7 @@ from hpcsgd.step import Averager, Exchange, Method
 
 def post_local(
     every: int,
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: GroupExchange = AllToAll(),  # noqa: B008 - frozen
     moments: Callable[[Averager], Averager] = kept,
 ) -> Method:
     """`bsp`, and from the first decay of the learning rate on `hierarchical` with its meetings after every

@@ -131,6 +131,20 @@ def _changes(axes: Axes, records: Sequence[Record]) -> None:
     axes.legend()
 
 
+def _sparse(axes: Axes, records: Sequence[Record]) -> None:
+    steps, density = _column(records, "step"), _column(records, "density")
+    axes.plot(steps, density, color=BLUE, linewidth=1)
+    axes.set(title=f"density: {density.mean():.3%} sent", xlabel="step", ylim=(0, 1.1 * density.max() or 1))
+    axes.set_ylabel("density", color=BLUE)
+    axes.xaxis.set_major_locator(_whole_numbers())
+    right = axes.twinx()
+    right.plot(steps, _column(records, "error"), color=ORANGE, linewidth=1)
+    right.set_ylabel("error ‖e‖", color=ORANGE)
+    right.set_ylim(bottom=0)
+    right.grid(visible=False)
+    right.spines["right"].set_visible(True)
+
+
 def _chosen(records: Sequence[Record]) -> list[Record]:
     found = of_kind(records, "selection")
     return found if len(found) > 1 else []
@@ -146,6 +160,7 @@ CURVES: dict[Callable[[Axes, Sequence[Record]], None], Callable[[Sequence[Record
     _merit: partial(of_kind, kind="evaluation"),
     _distance: _distances,
     _changes: _chosen,
+    _sparse: partial(of_kind, kind="sparse"),
     _staleness: _noting,
 }
 """What draws a panel, and what it draws."""

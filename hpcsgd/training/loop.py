@@ -20,7 +20,7 @@ from hpcsgd.training.config import Config
 from hpcsgd.training.evaluation import evaluate
 from hpcsgd.training.figures import written
 from hpcsgd.training.meter import Meter, Reading
-from hpcsgd.training.metrics import Metrics
+from hpcsgd.training.metrics import Metrics, of_sparse
 from hpcsgd.training.progress import Progress
 from hpcsgd.training.promise import Promise
 from hpcsgd.training.scheduler import scheduler_state, take_up_scheduler
@@ -134,6 +134,8 @@ class Loop(ABC):
         if self.metrics is not None and "delta" in notes:
             chosen = {name: notes[name] for name in ("delta", "vote", "met")}
             self.metrics.selection(step=self._parts.optimizer.t, **chosen)
+        if self.metrics is not None and "density" in notes:
+            self.metrics.sparse(step=self._parts.optimizer.t, **of_sparse(notes))
         if "distance" in notes:
             self._note_meeting(notes["distance"])
 

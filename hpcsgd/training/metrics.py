@@ -11,6 +11,8 @@ kind            fields beside ``kind`` and ``step``
 ``meeting``     distance: D of eq. 9, how far the groups were apart when they met
 ``selection``   delta, vote and met, of SelSync: Δ of rank 0's group, whether that asked for a meeting (0
                 or 1), and whether there was one
+``sparse``      density, error, growth (where workers' selections overlap) and seconds of select, encode,
+                exchange and apply (``…_seconds``), as noted by rank 0's sparse exchange
 ``evaluation``  epoch, loss, distance (D of the groups from the mean model), seconds, and the figures of the
                 task: accuracy, or perplexity, or hr10 and ndcg10
 ``epoch``       epoch, loss, seconds
@@ -28,6 +30,22 @@ from typing import Any, Self
 from hpcsgd.errors import UserError
 
 Record = dict[str, Any]
+
+
+SPARSE = (
+    "density",
+    "error",
+    "growth",
+    "select_seconds",
+    "encode_seconds",
+    "exchange_seconds",
+    "apply_seconds",
+)
+
+
+def of_sparse(notes: Mapping[str, float]) -> dict[str, float]:
+    """What a sparse exchange noted of a step."""
+    return {name: notes[name] for name in SPARSE if name in notes}
 
 
 class Metrics:
@@ -67,6 +85,10 @@ class Metrics:
     def selection(self, *, step: int, delta: float, vote: float, met: float) -> None:
         """What a method that chooses its steps went by in ``step``."""
         self._append("selection", step=step, delta=delta, vote=vote, met=met)
+
+    def sparse(self, *, step: int, **noted: float) -> None:
+        """What a sparse exchange sent in ``step``, and how long its parts took."""
+        self._append("sparse", step=step, **noted)
 
     def evaluation(
         self, *, step: int, epoch: int, loss: float, distance: float, seconds: float, **figures: float

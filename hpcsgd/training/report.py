@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from hpcsgd.training.figures import FIGURES, found_in, written
@@ -68,6 +68,8 @@ def summary(records: Sequence[Record]) -> Summary:
         "meetings": len(distances),
         "lssr": lssr(records, last_step),
         "median_distance": median(distances) if distances else None,
+        "mean_density": _mean_of(records, "density"),
+        "mean_select_seconds": _mean_of(records, "select_seconds"),
         "distance": tested.get("distance"),
         "mean_staleness": _mean(note_totals(records, "staleness")),
         "mean_ahead": _mean(note_totals(records, "ahead")),
@@ -98,6 +100,12 @@ def lssr(records: Iterable[Record], steps: int) -> float | None:
     return 1 - met / steps if chosen or met else None
 
 
+def _mean_of(records: Iterable[Record], key: str) -> float | None:
+    """Of what sparse exchanges noted."""
+    values = [record[key] for record in of_kind(records, "sparse")]
+    return fmean(values) if values else None
+
+
 def _mean(counts: Mapping[int, int]) -> float | None:
     total = sum(counts.values())
     return sum(value * count for value, count in counts.items()) / total if total else None
@@ -126,6 +134,9 @@ def summary_text(numbers: Summary) -> str:
         lines.append(f"groups    shared gradients, but for {numbers['lssr']:.1%} of the steps")
     elif numbers["distance"]:
         lines.append(f"groups    at distance {numbers['distance']:.3g} from their mean at the last test")
+    if numbers["mean_density"] is not None:
+        taken = f"selected in {second_text(numbers['mean_select_seconds'])} a step"
+        lines.append(f"sparse    {numbers['mean_density']:.3%} of the gradients sent, {taken}")
     if numbers["mean_staleness"] is not None:
         lines.append(
             f"stale     by {numbers['mean_staleness']:.2f} updates of others in the mean{_ahead(numbers)}"

@@ -61,6 +61,10 @@ DISTANCE = "distance D at meetings: median 0.0055"
 CHOSEN: list[Record] = [
     {"kind": "selection", "step": n, "delta": 0.5 / n, "vote": 0.0, "met": float(n < 3)} for n in range(1, 4)
 ]
+SPARSE: list[Record] = [
+    {"kind": "sparse", "step": n, "density": 0.01 * n, "error": 1.5 * n, "select_seconds": 0.001}
+    for n in (1, 2, 3)
+]
 APART: list[Record] = [{**record, "distance": 0.5} for record in EVALUATIONS]
 LATE: list[Record] = [{**record, "staleness": {"0": 3, "2": 1}, "ahead": {"1": 4}} for record in ALONE]
 
@@ -71,6 +75,7 @@ LATE: list[Record] = [{**record, "staleness": {"0": 3, "2": 1}, "ahead": {"1": 4
         (STEPS + EVALUATIONS + MEETINGS, [LOSS, ACCURACY, DISTANCE, PHASES]),
         (STEPS + EVALUATIONS, [LOSS, ACCURACY, PHASES]),
         (ALONE, [LOSS]),
+        (ALONE + SPARSE, [LOSS, "density: 2.000% sent"]),
         (APART, [ACCURACY, "distance D at evaluations: median 0.5"]),
         (LATE, [LOSS, "how late and how far ahead"]),
         (MEETINGS, [DISTANCE]),
@@ -83,6 +88,7 @@ LATE: list[Record] = [{**record, "staleness": {"0": 3, "2": 1}, "ahead": {"1": 4
         "all",
         "no meetings",
         "no phases",
+        "sparse",
         "gossip",
         "waiting for nobody",
         "meetings only",

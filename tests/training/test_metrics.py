@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.errors import UserError
-from hpcsgd.training.metrics import Metrics, read
+from hpcsgd.training.metrics import Metrics, of_sparse, read
 
 
 def add_step(metrics: Metrics, step: int) -> None:
@@ -27,6 +27,7 @@ def add_all(metrics: Metrics, steps: range) -> None:
     for step in steps:
         metrics.meeting(step=step, distance=0.5)
         metrics.selection(step=step, delta=0.25, vote=1.0, met=1.0)
+        metrics.sparse(step=step, **of_sparse({"density": 0.01, "error": 2.5, "distance": 3.0}))
         add_step(metrics, step)
         metrics.evaluation(step=step, epoch=step, loss=0.3, accuracy=0.9, distance=0.2, seconds=1.0)
         metrics.epoch(step=step, epoch=step, loss=0.4, seconds=2.0)
@@ -38,6 +39,7 @@ def test_records_read_back_as_written_and_at_once(tmp_path: Path) -> None:
     assert read(tmp_path / "metrics.jsonl") == [
         {"kind": "meeting", "step": 1, "distance": 0.5},
         {"kind": "selection", "step": 1, "delta": 0.25, "vote": 1.0, "met": 1.0},
+        {"kind": "sparse", "step": 1, "density": 0.01, "error": 2.5},
         {
             "kind": "step",
             "step": 1,

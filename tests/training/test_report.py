@@ -48,6 +48,8 @@ def test_the_numbers_add_up() -> None:
         "best_epoch": 2,
         "meetings": 3,
         "lssr": 0.9,
+        "mean_density": None,
+        "mean_select_seconds": None,
         "median_distance": 0.2,
         "distance": None,
         "mean_staleness": None,
@@ -97,6 +99,17 @@ def test_steps_that_were_chosen() -> None:
     assert lssr(GOSSIP, 20) is None
     numbers = summary([*chosen, step(4, 100, 50.0)])
     assert "groups    shared gradients, but for 75.0% of the steps" in summary_text(numbers).splitlines()
+
+
+def test_sparse_exchanges() -> None:
+    sent = [
+        {"kind": "sparse", "step": n, "density": 0.01 * n, "error": 1.0, "select_seconds": 0.002}
+        for n in (1, 2)
+    ]
+    numbers = summary([*sent, step(2, 100, 50.0)])
+    assert numbers["mean_density"] == pytest.approx(0.015)
+    line = "sparse    1.500% of the gradients sent, selected in 0.002 s a step"
+    assert line in summary_text(numbers).splitlines()
 
 
 @pytest.mark.parametrize("count", range(len(RECORDS) + 1))
