@@ -18,7 +18,7 @@ from hpcsgd.exchanges import AllToAll
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.hierarchical import hierarchical
 from hpcsgd.methods.switch import FIRST_LR_DECAY, switch
-from hpcsgd.step import Averager, Exchange, Method
+from hpcsgd.step import Averager, GroupExchange, Method
 
 
 def post_local(
