@@ -4,8 +4,8 @@
 
 `torch.topk` and `torch.kthvalue` are given `x.abs()`, `numpy.argpartition` `numpy.abs(x)`: the time for that
 is theirs, as it would be a user's. kthvalue finds the threshold only. "one read" is `x.sum()` with as many
-threads, which adds up vectors as fast as memory delivers them; the table has the gigabytes a second. Contestants
-take turns: ours and the read in many rounds, ours and the slow ones in few.
+threads, which adds up vectors as fast as memory delivers them; the table has the gigabytes a second.
+Contestants take turns: ours and the read in many rounds, ours and the slow ones in few.
 """
 
 from __future__ import annotations
