@@ -22,11 +22,12 @@ from hpcsgd.topology import form
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.config import load
 from hpcsgd.training.evaluation import evaluate
+from hpcsgd.training.loop import Loop
 from hpcsgd.training.metrics import read
 from hpcsgd.training.tasks import task_of
 from hpcsgd.transport import Transport
 from training.launches import launch
-from training.test_interruptions import assert_same_outcome, killed, train
+from training.test_interruptions import Killed, assert_same_outcome, killed, train
 from training.workloads import MODELS, WORKLOADS
 
 a_run = importlib.import_module("hpcsgd.training.run")  # the package has a function of that name
@@ -89,7 +90,7 @@ def test_it_learns(job_file: Path) -> None:
     assert "accuracy" not in summary
 
 
-@pytest.mark.parametrize("step", [1, 3, 7, 8, 11])
+@pytest.mark.parametrize("step", [3, 8, 11])
 def test_interrupted_or_not_the_bits_are_the_same(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -103,7 +104,7 @@ def test_interrupted_or_not_the_bits_are_the_same(
     assert train(job_file, tmp_path / "stopped", at=step) == ["enough"]
     assert train(job_file, tmp_path / "stopped", resume=True) == [None]
     assert_same_outcome(tmp_path / "stopped", tmp_path / "whole")
-    with pytest.raises(Exception, match="^$"):
+    with pytest.raises(Killed):
         train(job_file, tmp_path / "killed", "--training.checkpoint_every", "2", at=step, what=killed)
     train(job_file, tmp_path / "killed", "--training.checkpoint_every", "2", resume=True)
     assert_same_outcome(tmp_path / "killed", tmp_path / "whole")
@@ -114,9 +115,14 @@ def test_chance_makes_a_difference(job_file: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(a_run, "_report", lambda _: None)
     train(job_file, tmp_path / "whole")
     train(job_file, tmp_path / "resumed", at=3)
-    forgetting = "hpcsgd.training.loop.load_generators_state", lambda _: torch.manual_seed(77)
-    monkeypatch.setattr(*forgetting)
-    monkeypatch.setattr("torch.Generator.set_state", lambda *_: None)
+    take_up = Loop.take_up
+
+    def forgetful(loop: Loop, shared: Any, own: Any) -> None:
+        take_up(loop, shared, own)
+        torch.manual_seed(77)
+        loop._parts.generator.manual_seed(77)
+
+    monkeypatch.setattr(Loop, "take_up", forgetful)
     train(job_file, tmp_path / "resumed", resume=True)
     with pytest.raises(AssertionError):
         assert_same_outcome(tmp_path / "resumed", tmp_path / "whole")
