@@ -33,7 +33,8 @@ def samples(name: str, n: int = 23) -> tuple[Tensor, Tensor]:
     generator = Generator().manual_seed(1)
     match name:
         case "classification":
-            return randn(n, 3), torch.randint(3, (n,), generator=generator)
+            y = torch.randint(3, (n,), generator=generator)
+            return randn(n, 3) + torch.eye(3)[y], y
         case "language":
             y = torch.randint(4, (n, 5), generator=generator)
             y[-1, :3] = IGNORED
