@@ -69,6 +69,11 @@ def one_huge(rng: np.random.Generator, n: int) -> np.ndarray:
     return x
 
 
+def one_bit_more_at_the_end(rng: np.random.Generator, n: int) -> np.ndarray:
+    """The next larger float32: what a floor that is a little too high would miss."""
+    return np.where(np.arange(n) < 0.8 * n, np.float32(1), np.nextafter(np.float32(1), np.float32(2)))
+
+
 def at_the_end(rng: np.random.Generator, n: int) -> np.ndarray:
     x = rng.standard_normal(n)
     x[n - n // 20 :] *= 1000
@@ -77,7 +82,7 @@ def at_the_end(rng: np.random.Generator, n: int) -> np.ndarray:
 
 MAKERS = (
     normal, heavy, any_bits, denormal, few_values, special, constant, all_nan, ascending, descending,
-    periodic, one_huge, at_the_end,
+    periodic, one_huge, at_the_end, one_bit_more_at_the_end,
 )  # fmt: skip
 
 
@@ -164,9 +169,9 @@ def test_segments_outside_or_overlapping_are_our_mistake(segments):
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
 def test_small_arrays(everywhere, maker):
-    """Around the length of a vector, of a word of 32 elements and of a block."""
+    """Around the length of a vector, of a word of 32 elements and of a block of 512."""
     rng = np.random.default_rng(1)
-    for n in [*range(1, 70), 255, 256, 257, 2047, 2048, 2049, 4097]:
+    for n in [*range(1, 70), 255, 256, 257, 511, 512, 513, 1025, 4097]:
         x = made(maker, rng, n, shift=n % 5)
         k = int(rng.integers(0, n + 1))
         check(lambda call: everywhere(call, threads=(1,)), x, *lists([0], [n], [k]))
