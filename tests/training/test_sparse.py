@@ -1,4 +1,4 @@
-"""Sparse exchanges of a job file: what it makes, what it refuses, and that nothing kept is lost on the way."""
+"""Sparse exchanges of a job file: what it makes, what it refuses, and that nothing kept gets lost."""
 
 from __future__ import annotations
 
@@ -126,8 +126,6 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
 def test_what_is_recorded(job_file: Path, tmp_path: Path) -> None:
     words = "--job.groups 1 --data.batch_size 8 --training.epochs 1"
     options = [*exchange(sparsifier=DEFT), *words.split()]
-        *["--job.groups", "1", "--data.batch_size", "8", "--training.epochs", "1"]
-    ]
     test_interruptions.train(job_file, tmp_path / "run", *options, n=2)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     sparse = [record for record in map(json.loads, lines) if record["kind"] == "sparse"]
