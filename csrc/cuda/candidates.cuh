@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(SAMPLERS) sample(const float* x, const Segment
 
 // A block for each tile. Tiles take their part of the candidates' memory in any order, and lists tell where; whether
 // all of a segment's candidates have room does not depend on the order.
-__global__ void __launch_bounds__(THREADS) collect(const float* x, const Segment* table, int rows, Workspace work) {
+__global__ void __launch_bounds__(THREADS, 4) collect(const float* x, const Segment* table, int rows, Workspace work) {
     __shared__ int counts[WARPS];
     __shared__ unsigned long long taken;
     const int row = row_of(table, rows, blockIdx.x, &Segment::first_tile);

@@ -14,12 +14,14 @@ struct Elements {
     int count;
     int64_t begin;
 
-    // The keys of this thread's elements of the BATCH·WARP from `from` on; lanes take turns.
+    // The keys of this thread's elements of the BATCH·WARP from `from` on; lanes take turns. There is no branch, so
+    // that loads do not wait for each other.
     __device__ void read(int from, uint32_t (&keys)[BATCH]) const {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             const int i = place(from, b);
-            keys[b] = i < count ? key_of(values[i]) : 0;
+            const uint32_t key = key_of(values[min(i, count - 1)]);
+            keys[b] = i < count ? key : 0;
         }
     }
     __device__ static int place(int from, int b) { return from + b * WARP + int(threadIdx.x % WARP); }
