@@ -1,0 +1,41 @@
+// The C interface of libhpcsgd_cpu.so. hpcsgd/kernels/native.py calls it by ctypes; nothing of Python or torch is needed.
+//
+// Sizes and positions are int64. `threads` is the most threads a call may use; results do not depend on it.
+// `portable` is 1 where vector instructions beyond the compiler's default must not be used; results are the same.
+// Functions return 0 or a count; a negative number is one of the errors below, and outputs are then undefined.
+#pragma once
+
+#include <cstdint>
+
+#define HPCSGD_API extern "C" __attribute__((visibility("default")))
+
+enum Error : int64_t { OUT_OF_MEMORY = -1, NOT_ASCENDING = -2, MALFORMED = -3 };
+
+enum GradientType : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+// The name of the instructions that a call with portable = 0 uses on this CPU.
+HPCSGD_API const char* hpcsgd_instructions();
+
+// acc += g, g = 0, norms[i] = sum of acc² over [starts[i], starts[i + 1]) for 0 <= i < segments.
+HPCSGD_API int64_t hpcsgd_accumulate(float* acc, void* g, int32_t type, const int64_t* starts, int64_t segments,
+                                     double* norms, int32_t threads, int32_t portable);
+
+// out: for each segment, ascending, the indices of the k[i] elements of largest magnitude in [starts[i], stops[i]).
+// Ties go to the lowest index; NaN > Inf > finite.
+HPCSGD_API int64_t hpcsgd_largest(const float* x, const int64_t* starts, const int64_t* stops, const int64_t* k,
+                                  int64_t segments, int64_t* out, int32_t threads, int32_t portable);
+
+// Returns how many of the n elements have |x| >= threshold or are NaN; writes their indices, ascending, to out
+// where they are at most `room`.
+HPCSGD_API int64_t hpcsgd_above(const float* x, int64_t n, float threshold, int64_t* out, int64_t room,
+                                int32_t threads, int32_t portable);
+
+// The bytes that `hpcsgd_encode` will write; NOT_ASCENDING unless 0 <= indices[0] < indices[1] < …
+HPCSGD_API int64_t hpcsgd_encoded_bytes(const int64_t* indices, int64_t count);
+
+// Each index as its distance from the one before, less one, in groups of 7 bits from the low end on; the top bit of
+// a byte tells that another follows. Returns the bytes written.
+HPCSGD_API int64_t hpcsgd_encode(const int64_t* indices, int64_t count, uint8_t* code);
+
+// The inverse; MALFORMED where `code` does not hold exactly `count` indices below 2^63.
+HPCSGD_API int64_t hpcsgd_decode(const uint8_t* code, int64_t bytes, int64_t count, int64_t* indices);

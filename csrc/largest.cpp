@@ -1,0 +1,130 @@
+// The k elements of largest magnitude of every segment: a floor by a sample, one pass that collects what is above it,
+// an exact choice among that. The sample decides about the time only, never about the result.
+#include <algorithm>
+#include <cmath>
+#include <new>
+#include <vector>
+
+#include "candidates.h"
+#include "kernels.h"
+#include "magnitude.h"
+#include "workers.h"
+
+namespace {
+
+constexpr int64_t SHARE = 1 << 20;        // elements that are worth a thread
+constexpr int64_t LONGEST = 1ll << 31;    // of a part: positions in it have 32 bits
+constexpr int64_t PARTS_PER_THREAD = 4;   // so that a thread that is held up has less left to do
+constexpr int64_t SAMPLED = 1 << 13;      // elements from which on a sample pays
+
+struct Part {
+    int64_t segment, begin, end;
+    Candidates found{};
+    int64_t count = 0, ties = 0, out = 0;  // what of `found` is taken, and where it goes
+};
+
+struct Segment {
+    const float* x;
+    int64_t begin, end, k, out;
+    int32_t floor = NO_FLOOR;
+    Cut cut{};
+    std::vector<Part*> parts{};
+};
+
+// Keys at evenly spread places, each shifted by chance against patterns in x.
+std::vector<uint32_t> sample_of(const float* x, int64_t n, int64_t size) {
+    std::vector<uint32_t> keys(static_cast<size_t>(size));
+    const uint64_t stride = uint64_t(n / size);
+    for (uint64_t i = 0; i < uint64_t(size); ++i) {
+        const uint64_t chance = (i + 1) * 0x9e3779b97f4a7c15 >> 32;
+        keys[i] = key(x[i * stride + (stride * chance >> 32)]);
+    }
+    return keys;
+}
+
+// A key that somewhat more than k of n elements exceed, most likely.
+int32_t sampled_floor(const float* x, int64_t n, int64_t k) {
+    if (n < SAMPLED) return NO_FLOOR;
+    // Of a sample of m about p = k·m/n ± √p are among the k largest. A floor 4·√p below the p-th costs 4·√p·n/m more
+    // candidates, a larger sample more reads: their sum is least where m grows as the cube root of k·n.
+    const int64_t m = std::min(int64_t(std::cbrt(4.0 * double(k) * double(n))) + 256, n / 4);
+    const double p = double(k) * double(m) / double(n);
+    const int64_t rank = int64_t(p + 4 * std::sqrt(p)) + 2;
+    if (rank > m / 2) return NO_FLOOR;
+    const std::vector<uint32_t> keys = sample_of(x, n, m);
+    return int32_t(cut_of({{keys.data(), m}}, rank).key) - 1;
+}
+
+int64_t collected(const Segment& segment) {
+    int64_t sum = 0;
+    for (const Part* part : segment.parts) sum += part->found.keys().count;
+    return sum;
+}
+
+void find_cut(Segment& segment) {
+    std::vector<Keys> lists;
+    for (const Part* part : segment.parts) lists.push_back(part->found.keys());
+    segment.cut = cut_of(lists, segment.k);
+    int64_t ties = segment.cut.ties, out = segment.out;
+    for (Part* part : segment.parts) {
+        const auto [above, equal] = part->found.sides(segment.cut.key);
+        part->ties = std::min(ties, equal);
+        part->count = above + part->ties;
+        part->out = out;
+        ties -= part->ties;
+        out += part->count;
+    }
+}
+
+void select(const float* x, std::vector<Segment>& segments, std::vector<Part>& parts, int64_t* out, int64_t threads,
+            const Instructions& with) {
+    const auto collect = [&](Part& part) {
+        const Segment& segment = segments[size_t(part.segment)];
+        const int64_t n = part.end - part.begin;
+        part.found.collect(x + part.begin, n, std::min(segment.k, n), segment.floor, with);
+    };
+    for_each(int64_t(segments.size()), threads, [&](int64_t i) {
+        Segment& segment = segments[size_t(i)];
+        segment.floor = sampled_floor(x + segment.begin, segment.end - segment.begin, segment.k);
+    });
+    for_each(int64_t(parts.size()), threads, [&](int64_t i) { collect(parts[size_t(i)]); });
+    std::vector<Part*> again;
+    for (Segment& segment : segments)
+        if (collected(segment) < segment.k) {  // the sample was not like the rest
+            segment.floor = NO_FLOOR;
+            again.insert(again.end(), segment.parts.begin(), segment.parts.end());
+        }
+    for_each(int64_t(again.size()), threads, [&](int64_t i) { collect(*again[size_t(i)]); });
+    for_each(int64_t(segments.size()), threads, [&](int64_t i) { find_cut(segments[size_t(i)]); });
+    for_each(int64_t(parts.size()), threads, [&](int64_t i) {
+        const Part& part = parts[size_t(i)];
+        const Cut cut = {segments[size_t(part.segment)].cut.key, part.ties};
+        part.found.write(cut, part.count, part.begin, out + part.out);
+    });
+}
+
+}  // namespace
+
+HPCSGD_API int64_t hpcsgd_largest(const float* x, const int64_t* starts, const int64_t* stops, const int64_t* k,
+                                  int64_t segments, int64_t* out, int32_t threads, int32_t portable) try {
+    std::vector<Segment> chosen;
+    int64_t elements = 0, indices = 0;
+    for (int64_t i = 0; i < segments; ++i) {
+        if (k[i] == 0) continue;
+        chosen.push_back({x, starts[i], stops[i], k[i], indices});
+        elements += stops[i] - starts[i];
+        indices += k[i];
+    }
+    const int64_t used = std::max<int64_t>(1, std::min<int64_t>(threads, elements / SHARE));
+    const int64_t share = used == 1 ? LONGEST : std::max(SHARE, elements / (used * PARTS_PER_THREAD));
+    const int64_t length = std::min(share, LONGEST);
+    std::vector<Part> parts;
+    for (size_t i = 0; i < chosen.size(); ++i)
+        for (int64_t begin = chosen[i].begin; begin < chosen[i].end; begin += length)
+            parts.push_back({int64_t(i), begin, std::min(begin + length, chosen[i].end)});
+    for (Part& part : parts) chosen[size_t(part.segment)].parts.push_back(&part);
+    select(x, chosen, parts, out, used, instructions(portable));
+    return 0;
+} catch (const std::bad_alloc&) {
+    return OUT_OF_MEMORY;
+}

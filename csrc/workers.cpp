@@ -1,0 +1,34 @@
+#include "workers.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+void for_each(int64_t count, int64_t threads, const std::function<void(int64_t)>& task) {
+    std::atomic<int64_t> next{0};
+    std::exception_ptr failure;
+    std::mutex guard;
+    const auto work = [&] {
+        try {
+            for (int64_t i; (i = next.fetch_add(1)) < count;) task(i);
+        } catch (...) {
+            const std::lock_guard<std::mutex> lock(guard);
+            failure = std::current_exception();
+            next = count;
+        }
+    };
+    std::vector<std::thread> others;
+    try {
+        const int64_t wanted = std::min(threads, count) - 1;
+        if (wanted > 0) others.reserve(size_t(wanted));
+        for (int64_t i = 0; i < wanted; ++i) others.emplace_back(work);
+    } catch (const std::system_error&) {  // no more threads to be had: those that there are do it all
+    }
+    work();
+    for (auto& other : others) other.join();
+    if (failure) std::rethrow_exception(failure);
+}

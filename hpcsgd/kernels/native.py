@@ -1,0 +1,123 @@
+"""The shared object built from csrc/, called by ctypes on `data_ptr()`: no part of it knows torch.
+
+Arguments are as in `hpcsgd.kernels`, which checks them; here they are float32 (or what else is said), contiguous
+and on the CPU. Every function is one call for all segments, during which Python's lock is free.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcsgd.errors import UserError
+
+FILE = Path(__file__).with_name("libhpcsgd_cpu.so")
+GRADIENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""What `accumulate` takes as g, and its number in csrc/kernels.h."""
+_OUT_OF_MEMORY, _NOT_ASCENDING, _MALFORMED = -1, -2, -3
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_SIGNATURES = {
+    "accumulate": [_POINTER, _POINTER, _INT, _POINTER, _LONG, _POINTER, _INT, _INT],
+    "largest": [_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _INT, _INT],
+    "above": [_POINTER, _LONG, ctypes.c_float, _POINTER, _LONG, _INT, _INT],
+    "encoded_bytes": [_POINTER, _LONG],
+    "encode": [_POINTER, _LONG, _POINTER],
+    "decode": [_POINTER, _LONG, _LONG, _POINTER],
+}
+
+
+@dataclass(frozen=True)
+class Native:
+    """The library in `path`; `portable` keeps it from vector instructions that not every CPU of the kind has.
+
+    Results are the same bits with any instructions and any number of threads, which is torch's own.
+    """
+
+    path: Path
+    library: ctypes.CDLL
+    portable: bool = False
+
+    @classmethod
+    def load(cls, path: Path = FILE) -> Native:
+        """Raises `OSError` where there is no such library, or one that cannot be used here."""
+        library = ctypes.CDLL(str(path))
+        try:
+            for name, arguments in _SIGNATURES.items():
+                function = getattr(library, f"hpcsgd_{name}")  # kept by the library, with its types
+                function.argtypes, function.restype = arguments, _LONG
+            library.hpcsgd_instructions.restype = ctypes.c_char_p
+        except AttributeError as error:
+            raise OSError(f"{path} was built from another version of csrc/: {error}") from error
+        return cls(path, library)
+
+    @property
+    def instructions(self) -> str:
+        """ "avx2" or "portable"."""
+        return "portable" if self.portable else self.library.hpcsgd_instructions().decode()
+
+    def __str__(self) -> str:
+        return f"native, {self.instructions}, {self.path.name}"
+
+    def accumulate(self, acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
+        norms = torch.empty(len(starts) - 1, dtype=torch.float64)
+        kind = GRADIENT_TYPES[g.dtype]
+        arguments = (acc.data_ptr(), g.data_ptr(), kind, starts.data_ptr(), len(norms), norms.data_ptr())
+        self._call("accumulate", *arguments, *self._how())
+        return norms
+
+    def largest(self, x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
+        out = torch.empty(int(k.sum()), dtype=torch.int64)
+        arguments = (starts.data_ptr(), stops.data_ptr(), k.data_ptr(), len(k), out.data_ptr())
+        self._call("largest", x.data_ptr(), *arguments, *self._how())
+        return out
+
+    def above(self, x: Tensor, threshold: float) -> Tensor:
+        least = float32_at_least(threshold)
+        room = max(1024, x.numel() // 16)  # memory that is not written to costs nothing
+        while True:
+            out = torch.empty(room, dtype=torch.int64)
+            arguments = (x.data_ptr(), x.numel(), least, out.data_ptr(), room)
+            count = self._call("above", *arguments, *self._how())
+            if count <= room:
+                return out[:count].clone()
+            room = count
+
+    def encode(self, indices: Tensor) -> Tensor:
+        count = indices.numel()
+        code = torch.empty(self._call("encoded_bytes", indices.data_ptr(), count), dtype=torch.uint8)
+        self._call("encode", indices.data_ptr(), count, code.data_ptr())
+        return code
+
+    def decode(self, code: Tensor, count: int) -> Tensor:
+        indices = torch.empty(count, dtype=torch.int64)
+        self._call("decode", code.data_ptr(), code.numel(), count, indices.data_ptr())
+        return indices
+
+    def _how(self) -> tuple[int, int]:
+        return torch.get_num_threads(), int(self.portable)
+
+    def _call(self, name: str, *arguments: float) -> int:
+        done = getattr(self.library, f"hpcsgd_{name}")(*arguments)
+        if done >= 0:
+            return done
+        if done == _OUT_OF_MEMORY:
+            raise MemoryError(f"hpcsgd_{name}: no memory for candidates")
+        if done == _NOT_ASCENDING:
+            raise UserError("indices to encode must ascend strictly from 0 or more")
+        assert done == _MALFORMED, done
+        raise UserError("bytes that are not the code of so many indices")
+
+
+def float32_at_least(threshold: float) -> float:
+    """The least float32 that is not below: the same float32 elements reach it."""
+    with np.errstate(over="ignore"):
+        nearest = np.float32(threshold)
+    if float(nearest) < threshold:
+        nearest = np.nextafter(nearest, np.float32(math.inf))
+    return float(nearest)

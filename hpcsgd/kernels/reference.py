@@ -1,0 +1,66 @@
+"""What the kernels compute, in plain torch and numpy: any dtype and device, slowly."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcsgd.errors import UserError
+
+
+def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
+    acc += g
+    g.zero_()
+    segments = acc.split(starts.diff().tolist())
+    return torch.stack([segment.double().square().sum() for segment in segments])
+
+
+def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
+    parts = [torch.empty(0, dtype=torch.int64, device=x.device)]
+    for start, stop, count in zip(starts.tolist(), stops.tolist(), k.tolist(), strict=True):
+        # torch sorts NaN above infinity, and equal elements stay in order.
+        order = x[start:stop].abs().sort(descending=True, stable=True).indices
+        parts.append(start + order[:count].sort().values)
+    return torch.cat(parts)
+
+
+def above(x: Tensor, threshold: float) -> Tensor:
+    passing = (x.double().abs() >= threshold) | x.isnan()
+    return passing.nonzero().flatten()
+
+
+def encode(indices: Tensor) -> Tensor:
+    values = indices.cpu().numpy()
+    gaps = np.diff(values, prepend=-1) - 1
+    if values.size and (values[0] < 0 or gaps.min() < 0):
+        raise UserError("indices to encode must ascend strictly from 0 or more")
+    groups = np.ones_like(gaps)
+    for bits in range(7, 63, 7):
+        groups += gaps >> bits > 0
+    ends = groups.cumsum()
+    shifts = 7 * (np.arange(groups.sum()) - np.repeat(ends - groups, groups))
+    code = (np.repeat(gaps, groups) >> shifts & 0x7F).astype(np.uint8) | np.uint8(0x80)
+    code[ends - 1] &= 0x7F
+    return torch.from_numpy(code).to(indices.device)
+
+
+def decode(code: Tensor, count: int) -> Tensor:
+    groups = code.cpu().numpy()
+    ends = (groups < 0x80).nonzero()[0] + 1
+    lengths = np.diff(ends, prepend=0)
+    whole = groups.size == (ends[-1] if ends.size else 0)
+    if ends.size != count or not whole or lengths.max(initial=0) > 9:
+        raise UserError(malformed(code, count))
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64, device=code.device)
+    shifts = 7 * (np.arange(groups.size) - np.repeat(ends - lengths, lengths))
+    gaps = np.add.reduceat((groups & 0x7F).astype(np.int64) << shifts, ends - lengths)
+    indices = np.cumsum(gaps + 1) - 1
+    if (np.diff(indices, prepend=-1) <= 0).any():  # beyond 2^63
+        raise UserError(malformed(code, count))
+    return torch.from_numpy(indices).to(code.device)
+
+
+def malformed(code: Tensor, count: int) -> str:
+    return f"{code.numel()} bytes that are not the code of {count} indices"
