@@ -3,11 +3,11 @@
 
 #include "workspace.cuh"
 
-constexpr int CHOOSERS = GROUP * WARP;  // a block looks at a group, each warp at a tile
+constexpr int CHOOSERS = GROUP * WARP;  // a block looks at a group
+constexpr int BATCH = 4;                // elements that a thread reads at once
 
-constexpr int BATCH = 4;                   // elements of a tile that a thread reads at once
-
-// A warp's part in a choice: the elements of its tile that are still in question, in order.
+// A warp's part in a choice, in order: the candidates of one tile, or where all of a segment's elements are in
+// question, an equal piece of it.
 struct Elements {
     const float* values;
     const uint16_t* positions;  // in the tile; null where `values` are x[begin] and those behind it
@@ -31,31 +31,31 @@ struct Elements {
 struct Choice {
     int row;
     Segment segment;
-    int64_t group, groups;  // in the segment
-    int64_t tile;           // of the warp, in the whole vector
     Elements elements;
 
-    __device__ Choice(const float* vector, const Segment* table, int rows, const Workspace& work)
+    __device__ Choice(const float* x, const Segment* table, int rows, const Workspace& work)
         : row(row_of(table, rows, blockIdx.x, &Segment::first_group)), segment(table[row]) {
-        group = blockIdx.x - segment.first_group;
-        groups = groups_of(segment.size);
-        const int64_t number = group * GROUP + threadIdx.x / WARP;
-        tile = segment.first_tile + number;
-        elements = {};
-        if (number >= tiles_of(segment.size)) return;
-        const Tile place(vector, segment.start, segment.size, number);
-        const unsigned long long candidates = work.states[row].candidates;
-        if (int64_t(candidates) < segment.k || int64_t(candidates) > segment.room) {
-            const int count = place.last > place.first ? place.last - place.first : 0;
-            const int64_t begin = place.begin + place.first;
-            elements = {vector + begin, nullptr, count, begin};
-        } else {
-            const List list = work.lists[tile];
-            elements = {work.magnitudes + list.begin, work.positions + list.begin, list.count, place.begin};
-        }
+        const int64_t number = (blockIdx.x - segment.first_group) * GROUP + threadIdx.x / WARP;
+        const int64_t candidates = int64_t(work.states[row].candidates);
+        if (candidates < segment.k || candidates > segment.room) elements = piece(x, number);
+        else if (number < tiles_of(segment.size)) elements = list(x, number, work);
+        else elements = {nullptr, nullptr, 0, 0};
     }
-    // Whether this warp has a tile, be it empty.
-    __device__ bool has_tile() const { return tile - segment.first_tile < tiles_of(segment.size); }
+
+    __device__ int64_t groups() const { return groups_of(segment.size); }
+
+    __device__ Elements piece(const float* x, int64_t number) const {
+        const int64_t pieces = groups() * GROUP, length = (segment.size + pieces - 1) / pieces;
+        const int64_t first = min(number * length, segment.size), last = min(first + length, segment.size);
+        const int64_t begin = segment.start + first;
+        return {x + begin, nullptr, int(last - first), begin};
+    }
+
+    __device__ Elements list(const float* x, int64_t number, const Workspace& work) const {
+        const Tile tile(x, segment.start, segment.size, number);
+        const List list = work.lists[segment.first_tile + number];
+        return {work.magnitudes + list.begin, work.positions + list.begin, list.count, tile.begin};
+    }
 };
 
 // Adds a group's counts of one digit; the last block of a segment makes the next digit of it.
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(CHOOSERS)
 
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(&state.done, 1u) + 1 == choice.groups;
+    if (threadIdx.x == 0) last = atomicAdd(&state.done, 1u) + 1 == choice.groups();
     __syncthreads();
     if (!last) return;
     __threadfence();
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(CHOOSERS)
     }
 }
 
-// How many elements of every tile and group are above the k-th largest and equal to it.
+// How many elements of every warp and group are above the k-th largest and equal to it.
 __global__ void __launch_bounds__(CHOOSERS)
     count_sides(const float* x, const Segment* table, int rows, Workspace work) {
     __shared__ uint32_t warps[GROUP];
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(CHOOSERS)
     }
     const Sides sum = {warp_sum(mine.above), warp_sum(mine.equal)};
     const bool first = threadIdx.x % WARP == 0;
-    if (first && choice.has_tile()) work.of_tiles[choice.tile] = sum;
+    if (first) work.of_warps[int64_t(blockIdx.x) * GROUP + threadIdx.x / WARP] = sum;
     const uint32_t above = block_sum<CHOOSERS>(first ? sum.above : 0, warps);
     const uint32_t equal = block_sum<CHOOSERS>(first ? sum.equal : 0, warps);
     if (threadIdx.x == 0) work.of_groups[blockIdx.x] = {above, equal};
@@ -135,9 +135,8 @@ __device__ inline Position position_of_warp(const Choice& choice, const Workspac
     }
     const Position groups = {block_sum<CHOOSERS>(mine.above, warps), block_sum<CHOOSERS>(mine.equal, warps)};
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const bool before = lane < warp && choice.has_tile();
-    const Sides tile = before ? work.of_tiles[choice.tile - warp + lane] : Sides{0, 0};
-    return {groups.above + warp_sum(tile.above), groups.equal + warp_sum(tile.equal)};
+    const Sides lower = lane < warp ? work.of_warps[int64_t(blockIdx.x) * GROUP + lane] : Sides{0, 0};
+    return {groups.above + warp_sum(lower.above), groups.equal + warp_sum(lower.equal)};
 }
 
 // Writes the indices, ascending. Of the elements equal to the k-th largest the first ones are taken.

@@ -14,6 +14,9 @@ enum GradientType : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
 HPCSGD_API const char* hpcsgd_cuda_error(int32_t error);
 
+// 0 where this library has code that runs on the device with the driver that is there.
+HPCSGD_API int32_t hpcsgd_cuda_usable(int32_t device);
+
 // acc += g, g = 0, norms[i] = sum of acc² over the segment of row i. Of the rows (struct Segment) only `start`, `size`
 // and `first_tile` count; a row may be empty.
 HPCSGD_API int64_t hpcsgd_cuda_accumulate_bytes(int64_t tiles);

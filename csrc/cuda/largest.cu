@@ -26,3 +26,9 @@ HPCSGD_API int32_t hpcsgd_cuda_largest(int32_t device, cudaStream_t stream, cons
     write<<<by_group, CHOOSERS, 0, stream>>>(x, table, count, work, out);
     return cudaGetLastError();
 }
+
+HPCSGD_API int32_t hpcsgd_cuda_usable(int32_t device) {
+    if (const cudaError_t error = cudaSetDevice(device)) return error;
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, sample);
+}

@@ -23,7 +23,7 @@ struct Workspace {
     State* states;
     unsigned long long* bins;  // BINS of every segment
     List* lists;               // of every tile
-    Sides* of_tiles;
+    Sides* of_warps;           // GROUP of every group
     Sides* of_groups;
     float* magnitudes;    // of the candidates
     uint16_t* positions;  // of the candidates in their tile
@@ -51,7 +51,7 @@ inline Workspace place(Layout& layout, const Sizes& sizes) {
     work.states = layout.array<State>(sizes.segments);
     work.bins = layout.array<unsigned long long>(sizes.segments * BINS);
     work.lists = layout.array<List>(sizes.tiles);
-    work.of_tiles = layout.array<Sides>(sizes.tiles);
+    work.of_warps = layout.array<Sides>(sizes.groups * GROUP);
     work.of_groups = layout.array<Sides>(sizes.groups);
     work.magnitudes = layout.array<float>(sizes.candidates);
     work.positions = layout.array<uint16_t>(sizes.candidates);
