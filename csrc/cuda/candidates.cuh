@@ -17,6 +17,7 @@ __device__ inline int64_t sampled_place(int64_t size, int64_t i) {
     return begin + int64_t(uint64_t(chance) * uint64_t(end - begin) >> 32);
 }
 
+// Zeros are no candidates: there may be many of them where there are few others, and more of those than k.
 __device__ inline uint32_t sampled_threshold(const float* x, const Segment& segment) {
     __shared__ uint32_t bins[BINS];
     uint32_t keys[EACH_SAMPLES];
@@ -34,7 +35,7 @@ __device__ inline uint32_t sampled_threshold(const float* x, const Segment& segm
         __syncthreads();
         sought = next_digit<SAMPLERS>(bins, sought, digit);
     }
-    return sought.prefix;
+    return max(sought.prefix, ZERO_KEY + 1);
 }
 
 // A block for each segment, which also clears what later kernels add to.

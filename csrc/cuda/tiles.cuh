@@ -62,8 +62,8 @@ __device__ inline int place_of(int quad) {
     return warp * SHARE + quad * ROW + lane * VECTOR;
 }
 
-// Keys are ordered as magnitudes are: 1 for ±0, then finite, infinity, one key for all NaNs. 0 is no element.
-constexpr uint32_t NAN_BITS = 0x7f800001;
+// Keys are ordered as magnitudes are: 1 for ±0, then finite, infinity, one for all NaNs. 0 is no element.
+constexpr uint32_t NAN_BITS = 0x7f800001, ZERO_KEY = 1;
 
 __device__ inline uint32_t key_of(float x) { return min(__float_as_uint(x) & 0x7fffffffu, NAN_BITS) + 1; }
 
