@@ -1,7 +1,7 @@
 """The native kernels of csrc/, built where there is a C++ compiler; everything else is in pyproject.toml.
 
-They are plain shared objects with a C interface that hpcsgd/kernels/native.py loads: one wheel for any Python 3
-and any torch.
+They are plain shared objects with a C interface that hpcsgd/kernels/native.py loads: one wheel for any
+Python 3 and any torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthre
 
 
 class SharedObjects(build_ext):
-    """Builds libraries that are no Python modules: without a Python's version in the name, or an init function."""
+    """Builds libraries that are no Python modules: no Python's version in the name, no init function."""
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + ".so"

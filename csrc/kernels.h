@@ -25,6 +25,10 @@ HPCSGD_API int64_t hpcsgd_accumulate(float* acc, void* g, int32_t type, const in
 HPCSGD_API int64_t hpcsgd_largest(const float* x, const int64_t* starts, const int64_t* stops, const int64_t* k,
                                   int64_t segments, int64_t* out, int32_t threads, int32_t portable);
 
+// The positions, at most n / 4, that `hpcsgd_largest` looks at first in a segment of n elements; returns how many.
+// For tests, which have to deceive it.
+HPCSGD_API int64_t hpcsgd_sample(int64_t n, int64_t k, int64_t* positions);
+
 // Returns how many of the n elements have |x| >= threshold or are NaN; writes their indices, ascending, to out
 // where they are at most `room`.
 HPCSGD_API int64_t hpcsgd_above(const float* x, int64_t n, float threshold, int64_t* out, int64_t room,

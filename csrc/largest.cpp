@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr int64_t SHARE = 1 << 20;        // elements that are worth a thread
+constexpr int64_t SHARE = 1 << 19;        // elements that are worth a thread
 constexpr int64_t LONGEST = 1ll << 31;    // of a part: positions in it have 32 bits
 constexpr int64_t PARTS_PER_THREAD = 4;   // so that a thread that is held up has less left to do
 constexpr int64_t SAMPLED = 1 << 13;      // elements from which on a sample pays
@@ -31,28 +31,35 @@ struct Segment {
     std::vector<Part*> parts{};
 };
 
-// Keys at evenly spread places, each shifted by chance against patterns in x.
-std::vector<uint32_t> sample_of(const float* x, int64_t n, int64_t size) {
-    std::vector<uint32_t> keys(static_cast<size_t>(size));
-    const uint64_t stride = uint64_t(n / size);
-    for (uint64_t i = 0; i < uint64_t(size); ++i) {
-        const uint64_t chance = (i + 1) * 0x9e3779b97f4a7c15 >> 32;
-        keys[i] = key(x[i * stride + (stride * chance >> 32)]);
-    }
-    return keys;
+// The rank in a sample of m that the floor is taken at.
+int64_t sample_rank(int64_t n, int64_t k, int64_t m) {
+    const double p = double(k) * double(m) / double(n);
+    return int64_t(p + 4 * std::sqrt(p)) + 2;
+}
+
+// How many of n elements to look at for a floor under the k largest; 0 where that would not pay.
+//
+// Of a sample of m about p = k·m/n ± √p are among the k largest. A floor 4·√p below the p-th costs 4·√p·n/m more
+// candidates, a larger sample more reads: their sum is least where m grows as the cube root of k·n.
+int64_t sample_size(int64_t n, int64_t k) {
+    const int64_t m = std::min(int64_t(std::cbrt(4.0 * double(k) * double(n))) + 256, n / 4);
+    return n < SAMPLED || sample_rank(n, k, m) > m / 2 ? 0 : m;
+}
+
+// The i-th of m positions in n: spread evenly, each then shifted by chance against patterns in x.
+int64_t sample_position(int64_t i, int64_t n, int64_t m) {
+    const int64_t stride = n / m, begin = i * stride + std::min(i, n % m);
+    const uint64_t chance = uint64_t(i + 1) * 0x9e3779b97f4a7c15 >> 32;
+    return begin + int64_t(uint64_t(stride) * chance >> 32);
 }
 
 // A key that somewhat more than k of n elements exceed, most likely.
 int32_t sampled_floor(const float* x, int64_t n, int64_t k) {
-    if (n < SAMPLED) return NO_FLOOR;
-    // Of a sample of m about p = k·m/n ± √p are among the k largest. A floor 4·√p below the p-th costs 4·√p·n/m more
-    // candidates, a larger sample more reads: their sum is least where m grows as the cube root of k·n.
-    const int64_t m = std::min(int64_t(std::cbrt(4.0 * double(k) * double(n))) + 256, n / 4);
-    const double p = double(k) * double(m) / double(n);
-    const int64_t rank = int64_t(p + 4 * std::sqrt(p)) + 2;
-    if (rank > m / 2) return NO_FLOOR;
-    const std::vector<uint32_t> keys = sample_of(x, n, m);
-    return int32_t(cut_of({{keys.data(), m}}, rank).key) - 1;
+    const int64_t m = sample_size(n, k);
+    if (m == 0) return NO_FLOOR;
+    std::vector<uint32_t> keys(static_cast<size_t>(m));
+    for (int64_t i = 0; i < m; ++i) keys[size_t(i)] = key(x[sample_position(i, n, m)]);
+    return int32_t(cut_of({{keys.data(), m}}, sample_rank(n, k, m)).key) - 1;
 }
 
 int64_t collected(const Segment& segment) {
@@ -104,6 +111,12 @@ void select(const float* x, std::vector<Segment>& segments, std::vector<Part>& p
 }
 
 }  // namespace
+
+HPCSGD_API int64_t hpcsgd_sample(int64_t n, int64_t k, int64_t* positions) {
+    const int64_t m = sample_size(n, k);
+    for (int64_t i = 0; i < m; ++i) positions[i] = sample_position(i, n, m);
+    return m;
+}
 
 HPCSGD_API int64_t hpcsgd_largest(const float* x, const int64_t* starts, const int64_t* stops, const int64_t* k,
                                   int64_t segments, int64_t* out, int32_t threads, int32_t portable) try {

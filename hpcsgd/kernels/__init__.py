@@ -1,8 +1,8 @@
-"""What sparse gradient exchange does to whole gradients: accumulate them, choose the largest, name those chosen.
+"""What sparse gradient exchange does to whole gradients: accumulate them, choose the largest, name these.
 
 float32 on the CPU is served by the native library where that was built (csrc/), everything else by
-`hpcsgd.kernels.reference`, which also says what the results are; the two agree bit for bit but for the order in
-which `accumulate` adds up a norm.
+`hpcsgd.kernels.reference`, which also says what the results are; the two agree bit for bit but for the
+order in which `accumulate` adds up a norm.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ logger = logging.getLogger(__name__)
 
 @functools.cache
 def native() -> Native | None:
-    """The native library, which tells its file and instructions; `None` (and a warning, once) where none serves."""
+    """The native library, which tells its file and instructions; `None`, and a warning once, without one."""
     try:
         return Native.load()
     except OSError as error:
         logger.warning(
-            "no native kernels, sparse exchange will be slow; install hpcsgd where there is a C++ compiler (%s)",
+            "no native kernels, so sparse exchange will be slow; pip install hpcsgd again where there is a "
+            "C++ compiler (%s)",
             error,
         )
         return None
@@ -39,36 +40,47 @@ def native() -> Native | None:
 def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
     """`acc += g` and `g = 0` in one pass; returns the squared L2 norm of every segment of `acc` afterwards.
 
-    `acc`: (M,) float32, contiguous; `g`: (M,) float32, bfloat16 or float16; `starts`: (L + 1,) int64 on the CPU,
-    ascending from 0 to M: segment i is [starts[i], starts[i + 1]). Returns (L,) float64 on `acc`'s device, the same
-    bits for any number of threads. Both may also be float64. Raises `UserError` for other dtypes.
+    `acc`: (M,) float32, contiguous; `g`: (M,) float32, bfloat16 or float16; `starts`: (L + 1,) int64 on the
+    CPU, ascending from 0 to M: segment i is [starts[i], starts[i + 1]). Returns (L,) float64 on `acc`'s
+    device, the same bits for any number of threads. `acc` and `g` may also both be float64. Raises
+    `UserError` for other dtypes.
     """
     kinds = (torch.float64,) if acc.dtype == torch.float64 else tuple(GRADIENT_TYPES)
     if acc.dtype not in (torch.float32, torch.float64) or g.dtype not in kinds:
         raise UserError(
-            f"gradients of {g.dtype} cannot be accumulated in {acc.dtype}; allowed: float32, bfloat16 or float16 "
-            "in float32, float64 in float64"
+            f"gradients of {g.dtype} cannot be accumulated in {acc.dtype}; allowed: float32, bfloat16 or "
+            "float16 in float32, float64 in float64"
         )
-    assert acc.dim() == 1 and acc.shape == g.shape and acc.device == g.device
-    assert _is_list(starts) and len(starts) > 0 and starts[0] == 0 and starts[-1] == len(acc)
-    assert (starts.diff() >= 0).all()
-    library = _serving(acc)
-    if library is None or not g.is_contiguous():
+    assert acc.dim() == 1
+    assert acc.shape == g.shape
+    assert acc.device == g.device
+    _require_lists(starts)
+    bounds = starts.numpy()
+    assert bounds.size > 0
+    assert bounds[0] == 0
+    assert bounds[-1] == acc.numel()
+    assert (bounds[1:] >= bounds[:-1]).all()
+    library = _serving(acc) if g.is_contiguous() else None
+    if library is None:
         return reference.accumulate(acc, g, starts)
     return library.accumulate(acc, g, starts)
 
 
 def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-    """Indices of the `k[i]` elements of largest magnitude in `x[starts[i]:stops[i]]`, for all segments at once.
+    """Indices of the `k[i]` elements of largest magnitude in `x[starts[i]:stops[i]]`, for all i at once.
 
-    `x`: (M,) of a floating dtype; `starts`, `stops`, `k`: (S,) int64 on the CPU, segments ascending and disjoint,
-    0 <= k <= stops - starts. Returns (sum(k),) int64 on `x`'s device, ascending. Exactly k[i] of segment i: ties go
-    to the lowest index; NaN > infinity > finite, all NaNs alike. Raises `UserError` where `x` is not floating.
+    `x`: (M,) of a floating dtype; `starts`, `stops`, `k`: (S,) int64 on the CPU, segments ascending and
+    disjoint, 0 <= k <= stops - starts. Returns (sum(k),) int64 on `x`'s device, ascending. Exactly k[i] of
+    segment i: ties go to the lowest index; NaN > infinity > finite, all NaNs alike. Raises `UserError` where
+    `x` is not floating.
     """
     _require_floating(x)
-    assert all(_is_list(each) and len(each) == len(k) for each in (starts, stops, k))
-    assert ((starts >= 0) & (k >= 0) & (k <= stops - starts)).all()
-    assert (starts[1:] >= stops[:-1]).all() and (len(k) == 0 or stops[-1] <= len(x))
+    _require_lists(starts, stops, k)
+    first, last, counts = starts.numpy(), stops.numpy(), k.numpy()
+    assert first.size == last.size == counts.size
+    assert ((counts >= 0) & (counts <= last - first)).all()
+    assert (first[1:] >= last[:-1]).all()
+    assert first.size == 0 or 0 <= first[0] <= last[-1] <= x.numel()
     library = _serving(x)
     if library is None:
         return reference.largest(x, starts, stops, k)
@@ -76,7 +88,7 @@ def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
 
 
 def above(x: Tensor, threshold: float) -> Tensor:
-    """Indices (int64, ascending, on `x`'s device) of the elements of `x` (M,) with |x| >= `threshold`, and of NaNs.
+    """Indices of the elements of `x` (M,) with |x| >= `threshold`, and of NaNs: int64, ascending.
 
     Raises `UserError` where `threshold` is NaN or `x` is not of a floating dtype.
     """
@@ -90,18 +102,21 @@ def above(x: Tensor, threshold: float) -> Tensor:
 def encode(indices: Tensor) -> Tensor:
     """`indices` (int64, strictly ascending, >= 0) as uint8, on the same device, for `decode`.
 
-    Each is told by its distance from the one before, less one, in groups of 7 bits from the low end on; the top
-    bit of a byte tells that another follows: 1 to 9 bytes an index, for one of 100 elements 1.3.
+    Each is told by its distance from the one before, less one, in groups of 7 bits from the low end on; the
+    top bit of a byte tells that another follows. 1 to 9 bytes an index; where one of 100 is chosen, 1.3.
     Raises `UserError` where `indices` do not ascend.
     """
-    assert indices.dtype == torch.int64 and indices.dim() == 1
+    assert indices.dtype == torch.int64
+    assert indices.dim() == 1
     library = native() if _in_memory(indices) else None
     return reference.encode(indices) if library is None else library.encode(indices)
 
 
 def decode(code: Tensor, count: int) -> Tensor:
     """The `count` indices (int64) of which `encode` made `code`; raises `UserError` where it did not."""
-    assert code.dtype == torch.uint8 and code.dim() == 1 and count >= 0
+    assert code.dtype == torch.uint8
+    assert code.dim() == 1
+    assert count >= 0
     library = native() if _in_memory(code) else None
     return reference.decode(code, count) if library is None else library.decode(code, count)
 
@@ -114,8 +129,8 @@ def _in_memory(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.is_contiguous()
 
 
-def _is_list(x: Tensor) -> bool:
-    return x.dtype == torch.int64 and x.dim() == 1 and _in_memory(x)
+def _require_lists(*lists: Tensor) -> None:
+    assert all(each.dtype == torch.int64 and each.dim() == 1 and _in_memory(each) for each in lists)
 
 
 def _require_floating(x: Tensor) -> None:

@@ -1,7 +1,7 @@
 """The shared object built from csrc/, called by ctypes on `data_ptr()`: no part of it knows torch.
 
-Arguments are as in `hpcsgd.kernels`, which checks them; here they are float32 (or what else is said), contiguous
-and on the CPU. Every function is one call for all segments, during which Python's lock is free.
+Arguments are as in `hpcsgd.kernels`, which checks them; here they are float32 (or what else is said),
+contiguous and on the CPU. Every function is one call for all segments, during which Python's lock is free.
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ def above(x: Tensor, threshold: float) -> Tensor:
 
 def encode(indices: Tensor) -> Tensor:
     values = indices.cpu().numpy()
-    gaps = np.diff(values, prepend=-1) - 1
-    if values.size and (values[0] < 0 or gaps.min() < 0):
+    if (values[:1] < 0).any() or (values[1:] <= values[:-1]).any():
         raise UserError("indices to encode must ascend strictly from 0 or more")
+    gaps = np.diff(values, prepend=-1) - 1
     groups = np.ones_like(gaps)
     for bits in range(7, 63, 7):
         groups += gaps >> bits > 0
@@ -49,18 +49,12 @@ def decode(code: Tensor, count: int) -> Tensor:
     groups = code.cpu().numpy()
     ends = (groups < 0x80).nonzero()[0] + 1
     lengths = np.diff(ends, prepend=0)
-    whole = groups.size == (ends[-1] if ends.size else 0)
-    if ends.size != count or not whole or lengths.max(initial=0) > 9:
-        raise UserError(malformed(code, count))
-    if count == 0:
-        return torch.empty(0, dtype=torch.int64, device=code.device)
+    if ends.size != count or groups.size != lengths.sum() or lengths.max(initial=0) > 9:
+        raise UserError("bytes that are not the code of so many indices")
     shifts = 7 * (np.arange(groups.size) - np.repeat(ends - lengths, lengths))
-    gaps = np.add.reduceat((groups & 0x7F).astype(np.int64) << shifts, ends - lengths)
-    indices = np.cumsum(gaps + 1) - 1
-    if (np.diff(indices, prepend=-1) <= 0).any():  # beyond 2^63
-        raise UserError(malformed(code, count))
-    return torch.from_numpy(indices).to(code.device)
-
-
-def malformed(code: Tensor, count: int) -> str:
-    return f"{code.numel()} bytes that are not the code of {count} indices"
+    parts = (groups & 0x7F).astype(np.uint64) << shifts.astype(np.uint64)
+    gaps = np.add.reduceat(parts, ends - lengths) if count else parts
+    indices = np.cumsum(gaps + np.uint64(1), dtype=np.uint64) - np.uint64(1)
+    if (indices >= 2**63).any():
+        raise UserError("bytes that are not the code of so many indices")
+    return torch.from_numpy(indices.astype(np.int64)).to(code.device)

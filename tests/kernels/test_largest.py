@@ -1,0 +1,240 @@
+"""The k of largest magnitude: native against reference, index for index, on arrays made to mislead it."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from hpcsgd import UserError, kernels
+from hpcsgd.kernels import reference
+
+NANS = np.array([0x7F800001, 0x7FC00000, 0xFFC12345, 0x7FFFFFFF, 0xFF800001], np.uint32).view(np.float32)
+SPECIAL = np.array([0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 3e38, 1, *NANS], np.float32)
+
+
+def normal(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.standard_normal(n)
+
+
+def heavy(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.laplace(size=n) ** 3
+
+
+def any_bits(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.integers(0, 2**32, n, np.uint32).view(np.float32)
+
+
+def denormal(rng: np.random.Generator, n: int) -> np.ndarray:
+    return (rng.integers(0, 2**10, n, np.uint32) | rng.integers(0, 2, n, np.uint32) << 31).view(np.float32)
+
+
+def few_values(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.integers(-3, 4, n)
+
+
+def special(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.choice(SPECIAL, n)
+
+
+def constant(rng: np.random.Generator, n: int) -> np.ndarray:
+    return np.full(n, rng.choice([0.0, -2.5, np.inf]))
+
+
+def all_nan(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.choice(NANS, n)
+
+
+def ascending(rng: np.random.Generator, n: int) -> np.ndarray:
+    return np.arange(n) * rng.choice([1.0, -1.0])
+
+
+def descending(rng: np.random.Generator, n: int) -> np.ndarray:
+    return -np.arange(n)[::-1] * rng.choice([1.0, -1.0])
+
+
+def periodic(rng: np.random.Generator, n: int) -> np.ndarray:
+    return np.arange(n) % int(rng.integers(2, 300))
+
+
+def one_huge(rng: np.random.Generator, n: int) -> np.ndarray:
+    x = rng.standard_normal(n) * 1e-20
+    x[rng.integers(0, n, 1 if n else 0)] = -3e38
+    return x
+
+
+def at_the_end(rng: np.random.Generator, n: int) -> np.ndarray:
+    x = rng.standard_normal(n)
+    x[n - n // 20 :] *= 1000
+    return x
+
+
+MAKERS = (
+    normal, heavy, any_bits, denormal, few_values, special, constant, all_nan, ascending, descending,
+    periodic, one_huge, at_the_end,
+)  # fmt: skip
+
+
+def made(maker: Callable[..., np.ndarray], rng: np.random.Generator, n: int, shift: int = 0) -> torch.Tensor:
+    """`n` float32 elements, `shift` elements behind an aligned address."""
+    x = torch.from_numpy(
+        np.concatenate([np.zeros(shift), maker(rng, n)], dtype=np.float32, casting="same_kind")
+    )
+    return x[shift:]
+
+
+def lists(*values: list[int]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.tensor(each, dtype=torch.int64) for each in values)
+
+
+def check(everywhere: Callable[..., list], x: torch.Tensor, *segments: torch.Tensor) -> None:
+    expected = reference.largest(x, *segments)
+    for found in everywhere(lambda library: library.largest(x, *segments)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def cuts(rng: np.random.Generator, n: int, segments: int) -> tuple[torch.Tensor, ...]:
+    """Disjoint segments of [0, n), some empty and some apart, each with some k."""
+    bounds = np.sort(rng.integers(0, n + 1, 2 * segments))
+    starts, stops = bounds[::2], bounds[1::2]
+    lengths = stops - starts
+    k = np.minimum((lengths * rng.choice([0, 0.001, 0.01, 0.3, 1], segments)).astype(int) + 1, lengths)
+    return lists(starts.tolist(), stops.tolist(), (k * (rng.random(segments) > 0.1)).tolist())
+
+
+BOTH = pytest.mark.parametrize("largest", [kernels.largest, reference.largest], ids=["native", "reference"])
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("x", "k", "expected"),
+    [
+        ([1, -3, 2, 0.5], 2, [1, 2]),
+        ([2, -2, 2, -2], 3, [0, 1, 2]),
+        ([0.0, -0.0, 0.0], 2, [0, 1]),
+        ([1e-45, 0, -1e-45], 2, [0, 2]),
+        ([3e38, math.inf, math.nan, -math.inf, 5], 1, [2]),
+        ([3e38, -math.inf, math.nan, math.inf, 5], 2, [1, 2]),
+        ([math.nan, -math.nan, math.inf, math.nan], 2, [0, 1]),
+        ([1, 2], 0, []),
+        ([1, 2], 2, [0, 1]),
+        ([], 0, []),
+    ],
+)
+def test_what_is_largest(largest, x, k, expected):
+    found = largest(torch.tensor(x, dtype=torch.float32), *lists([0], [len(x)], [k]))
+    assert found.dtype == torch.int64
+    assert found.tolist() == expected
+
+
+@BOTH
+def test_every_segment_has_its_own_k(largest):
+    x = torch.tensor([9.0, 1, 2, 3, 9, 9, 5, 4])
+    assert largest(x, *lists([1, 4, 4, 6], [4, 4, 5, 8], [2, 0, 1, 1])).tolist() == [2, 3, 4, 6]
+
+
+def test_float64_is_compared_as_such():
+    x = torch.tensor([1.0, 1 + 1e-12, 1.0], dtype=torch.float64)
+    assert kernels.largest(x, *lists([0], [3], [1])).tolist() == [1]
+
+
+def test_a_view_with_gaps_is_served():
+    x = torch.tensor([1.0, 100, 3, 100, 2, 100])[::2]
+    assert kernels.largest(x, *lists([0], [3], [1])).tolist() == [1]
+
+
+def test_integers_have_no_nan():
+    with pytest.raises(UserError, match="floating"):
+        kernels.largest(torch.arange(3), *lists([0], [3], [1]))
+
+
+@pytest.mark.parametrize(
+    "segments", [([0], [5], [1]), ([0], [4], [5]), ([0, 1], [2, 4], [1, 1]), ([2, 0], [4, 2], [1, 1])]
+)
+def test_segments_outside_or_overlapping_are_our_mistake(segments):
+    with pytest.raises(AssertionError):
+        kernels.largest(torch.ones(4), *lists(*segments))
+
+
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+def test_small_arrays(everywhere, maker):
+    """Around the length of a vector, of a word of 32 elements and of a block."""
+    rng = np.random.default_rng(1)
+    for n in [*range(1, 70), 255, 256, 257, 2047, 2048, 2049, 4097]:
+        x = made(maker, rng, n, shift=n % 5)
+        k = int(rng.integers(0, n + 1))
+        check(lambda call: everywhere(call, threads=(1,)), x, *lists([0], [n], [k]))
+
+
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+def test_arrays_that_overflow_their_candidates(everywhere, maker):
+    """More elements than there is room for candidates, with a sample and without."""
+    rng = np.random.default_rng(2)
+    for n, k in [(6000, 1), (8191, 20), (8192, 20), (30011, 1), (30011, 30), (70001, 700), (70001, 69000)]:
+        check(
+            lambda call: everywhere(call, threads=(1,)), made(maker, rng, n, shift=1), *lists([0], [n], [k])
+        )
+
+
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+def test_several_segments(everywhere, maker):
+    rng = np.random.default_rng(3)
+    for segments in (2, 7, 300):
+        n = int(rng.integers(1, 60_000))
+        check(lambda call: everywhere(call, threads=(1,)), made(maker, rng, n), *cuts(rng, n, segments))
+
+
+@pytest.mark.parametrize(
+    "maker",
+    [normal, few_values, constant, ascending, descending, at_the_end],
+    ids=lambda maker: maker.__name__,
+)
+def test_parts_of_a_segment_share_its_k(everywhere, maker):
+    """Long enough for several threads and several parts each; ties and the largest lie across parts."""
+    rng = np.random.default_rng(4)
+    n = 3 * 2**19 + 77
+    x = made(maker, rng, n, shift=3)
+    check(everywhere, x, *lists([5], [n - 3], [40_000]))
+    check(everywhere, x, *lists([0, 900, 2**19 + 1], [700, 2**19, n], [700, 0, 3]))
+
+
+def test_a_sample_that_deceives(everywhere, native):
+    """What it looks at first is larger than all else: fewer than k are above the floor it chooses."""
+    n, k = 50_000, 100
+    positions = np.zeros(n, np.int64)
+    pointer = positions.ctypes.data_as(ctypes.c_void_p)
+    m = native.library.hpcsgd_sample(ctypes.c_int64(n), ctypes.c_int64(k), pointer)
+    assert 50 < m <= n / 4
+    x = made(normal, np.random.default_rng(5), n)
+    x[positions[:50]] += 100
+    check(everywhere, x, *lists([0], [n], [k]))
+
+
+def test_the_sample_covers_the_segment(native):
+    positions = np.zeros(50_000, np.int64)
+    pointer = positions.ctypes.data_as(ctypes.c_void_p)
+    m = native.library.hpcsgd_sample(ctypes.c_int64(200_000), ctypes.c_int64(500), pointer)
+    chosen = positions[:m]
+    assert (np.diff(chosen) > 0).all()
+    assert chosen[0] >= 0
+    assert chosen[-1] < 200_000
+    assert np.diff(chosen, prepend=0, append=200_000).max() <= 2 * 200_000 / m
+    assert len(np.unique(chosen % 64)) == 64
+
+
+@hypothesis.given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+@hypothesis.settings(max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_any_mixture(everywhere, data, seed):
+    """Stretches of any kinds, one after the other, under segments that do not match them."""
+    rng = np.random.default_rng(seed)
+    stretches = data.draw(st.lists(st.tuples(st.sampled_from(MAKERS), st.integers(0, 12_000)), max_size=4))
+    pieces = [maker(rng, n).astype(np.float32) for maker, n in stretches]
+    x = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *pieces]))
+    segments = data.draw(st.integers(0, 6))
+    check(lambda call: everywhere(call, threads=(2,)), x, *cuts(rng, len(x), segments))
