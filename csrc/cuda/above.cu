@@ -1,5 +1,5 @@
-// The elements whose magnitude reaches a threshold: one pass marks them with a bit each, a second one reads the bits
-// alone. In between the host has to be told how many there are.
+// The elements whose magnitude reaches a threshold: one pass marks them with a bit each, a second one reads
+// the bits alone. In between the host has to be told how many there are.
 #include <cstring>
 
 #include "kernels.cuh"
@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(ADDERS) add_up(Marks marks, int64_t tiles) {
     if (threadIdx.x == 0) *marks.total = sum;
 }
 
-__global__ void __launch_bounds__(THREADS) write_marked(const float* x, int64_t n, Marks marks, int64_t* out) {
+__global__ void __launch_bounds__(THREADS)
+    write_marked(const float* x, int64_t n, Marks marks, int64_t* out) {
     __shared__ int warps[WARPS];
     const Tile tile(x, 0, n, blockIdx.x);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

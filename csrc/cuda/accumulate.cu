@@ -76,7 +76,8 @@ __device__ inline double add_partial(float* acc, Element* g, const Tile& tile) {
     return sum;
 }
 
-// A block for each tile. acc's vectors lie whole in memory, g's only where g begins at the same place in a vector.
+// A block for each tile. acc's vectors lie whole in memory, g's only where g begins at the same place in a
+// vector.
 template <class Element>
 __global__ void __launch_bounds__(THREADS)
     accumulate(float* acc, Element* g, const Segment* table, int rows, double* of_tiles) {
@@ -92,11 +93,14 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 // A block for each segment.
-__global__ void __launch_bounds__(THREADS) add_tiles(const Segment* table, const double* of_tiles, double* norms) {
+__global__ void __launch_bounds__(THREADS)
+    add_tiles(const Segment* table, const double* of_tiles, double* norms) {
     __shared__ double warps[WARPS];
     const Segment segment = table[blockIdx.x];
+    const int64_t tiles = tiles_of(segment.size);
+    of_tiles += segment.first_tile;
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < tiles_of(segment.size); i += THREADS) sum += of_tiles[segment.first_tile + i];
+    for (int64_t i = threadIdx.x; i < tiles; i += THREADS) sum += of_tiles[i];
     const double total = block_sum<THREADS>(sum, warps);
     if (threadIdx.x == 0) norms[blockIdx.x] = total;
 }
@@ -107,9 +111,9 @@ HPCSGD_API const char* hpcsgd_cuda_error(int32_t error) { return cudaGetErrorStr
 
 HPCSGD_API int64_t hpcsgd_cuda_accumulate_bytes(int64_t tiles) { return tiles * int64_t(sizeof(double)); }
 
-HPCSGD_API int32_t hpcsgd_cuda_accumulate(int32_t device, cudaStream_t stream, float* acc, void* g, int32_t type,
-                                          const void* rows, int64_t segments, int64_t tiles, void* memory,
-                                          double* norms) {
+HPCSGD_API int32_t hpcsgd_cuda_accumulate(int32_t device, cudaStream_t stream, float* acc, void* g,
+                                          int32_t type, const void* rows, int64_t segments, int64_t tiles,
+                                          void* memory, double* norms) {
     if (const cudaError_t error = cudaSetDevice(device)) return error;
     const Segment* const table = static_cast<const Segment*>(rows);
     double* const sums = static_cast<double*>(memory);

@@ -1,4 +1,5 @@
-// The candidates of every segment: those not below a threshold that a sample gives, in one pass over the vector.
+// The candidates of every segment: those not below a threshold that a sample gives, in one pass over the
+// vector.
 #pragma once
 
 #include "workspace.cuh"
@@ -48,9 +49,10 @@ __global__ void __launch_bounds__(SAMPLERS) sample(const float* x, const Segment
         work.states[blockIdx.x] = {threshold, 0, 0, {0, static_cast<unsigned long long>(segment.k)}};
 }
 
-// A block for each tile. Tiles take their part of the candidates' memory in any order, and lists tell where; whether
-// all of a segment's candidates have room does not depend on the order.
-__global__ void __launch_bounds__(THREADS, 4) collect(const float* x, const Segment* table, int rows, Workspace work) {
+// A block for each tile. Tiles take their part of the candidates' memory in any order, and lists tell where;
+// whether all of a segment's candidates have room does not depend on the order.
+__global__ void __launch_bounds__(THREADS, 4)
+    collect(const float* x, const Segment* table, int rows, Workspace work) {
     __shared__ int counts[WARPS];
     __shared__ unsigned long long taken;
     const int row = row_of(table, rows, blockIdx.x, &Segment::first_tile);
@@ -77,7 +79,8 @@ __global__ void __launch_bounds__(THREADS, 4) collect(const float* x, const Segm
         total += counts[i];
     }
     if (threadIdx.x == 0) {
-        taken = total > 0 ? atomicAdd(&work.states[row].candidates, static_cast<unsigned long long>(total)) : 0;
+        unsigned long long& candidates = work.states[row].candidates;
+        taken = total > 0 ? atomicAdd(&candidates, static_cast<unsigned long long>(total)) : 0;
         work.lists[blockIdx.x] = {segment.first_candidate + int64_t(taken), total};
     }
     __syncthreads();

@@ -1,4 +1,5 @@
-// The exact choice among the candidates of every segment, or among all its elements where the sample misjudged it.
+// The exact choice among the candidates of every segment, or among all its elements where the sample
+// misjudged it.
 #pragma once
 
 #include "workspace.cuh"
@@ -6,16 +7,16 @@
 constexpr int CHOOSERS = GROUP * WARP;  // a block looks at a group
 constexpr int BATCH = 4;                // elements that a thread reads at once
 
-// A warp's part in a choice, in order: the candidates of one tile, or where all of a segment's elements are in
-// question, an equal piece of it.
+// A warp's part in a choice, in order: the candidates of one tile, or where all of a segment's elements are
+// in question, an equal piece of it.
 struct Elements {
     const float* values;
     const uint16_t* positions;  // in the tile; null where `values` are x[begin] and those behind it
     int count;
     int64_t begin;
 
-    // The keys of this thread's elements of the BATCH·WARP from `from` on; lanes take turns. There is no branch, so
-    // that loads do not wait for each other.
+    // The keys of this thread's elements of the BATCH·WARP from `from` on; lanes take turns. There is no
+    // branch, so that loads do not wait for each other.
     __device__ void read(int from, uint32_t (&keys)[BATCH]) const {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {

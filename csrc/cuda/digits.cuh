@@ -20,7 +20,8 @@ __host__ __device__ inline Digit digit_number(int i) {
     return i == 0 ? Digit{20, 31} : i == 1 ? Digit{10, 20} : Digit{0, 10};
 }
 
-// The key looked for as far as it is known, and which one it is, from 1 on, of those that begin alike, from the top.
+// The key looked for as far as it is known, and which one it is, from 1 on, of those that begin alike, from
+// the top.
 struct Sought {
     uint32_t prefix;
     unsigned long long rank;

@@ -1,9 +1,11 @@
-// The k elements of largest magnitude of every segment of a vector: kernels in a row, none of them waited for.
+// The k elements of largest magnitude of every segment of a vector: kernels in a row, none of them waited
+// for.
 #include "candidates.cuh"
 #include "choice.cuh"
 #include "kernels.cuh"
 
-HPCSGD_API int64_t hpcsgd_cuda_largest_bytes(int64_t segments, int64_t tiles, int64_t groups, int64_t candidates) {
+HPCSGD_API int64_t hpcsgd_cuda_largest_bytes(int64_t segments, int64_t tiles, int64_t groups,
+                                             int64_t candidates) {
     Layout layout{nullptr};
     place(layout, {segments, tiles, groups, candidates});
     return layout.bytes;

@@ -22,8 +22,8 @@ __device__ inline Number warp_prefix(Number value) {
     return value;
 }
 
-// What the threads before this one have, and all have. `warps` is shared memory for one number a warp; every thread
-// of the block has to call, and may use `warps` again when it returns.
+// What the threads before this one have, and all have. `warps` is shared memory for one number a warp; every
+// thread of the block has to call, and may use `warps` again when it returns.
 template <class Number>
 struct Prefix {
     Number before, total;

@@ -79,7 +79,8 @@ __device__ inline Keys keys_at(const float* from) {
     return {{key_of(four.x), key_of(four.y), key_of(four.z), key_of(four.w)}};
 }
 
-// This thread's part of a tile. The first loop is without a branch, so that its loads do not wait for each other.
+// This thread's part of a tile. The first loop is without a branch, so that its loads do not wait for each
+// other.
 __device__ inline void read_keys(const float* x, const Tile& tile, Keys (&keys)[QUADS]) {
     x += tile.begin;
     if (tile.full()) {

@@ -1,8 +1,8 @@
 """The shared object built from csrc/cuda/, called by ctypes on `data_ptr()`: no part of it knows torch.
 
-Arguments are as in `hpcsgd.kernels`, which checks them; here they are float32 (or what else is said), contiguous
-and on one CUDA device, lists of segments on the CPU. Work goes to torch's current stream of that device. Nothing waits
-for it but `above`, where the host has to know how many indices there are.
+Arguments are as in `hpcsgd.kernels`, which checks them; here they are float32 (or what else is said),
+contiguous and on one CUDA device, lists of segments on the CPU. Work goes to torch's current stream of that
+device. Nothing waits for it but `above`, where the host has to know how many indices there are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcsgd.kernels.native import GRADIENT_TYPES, float32_at_least
 
 FILE = Path(__file__).with_name("libhpcsgd_cuda.so")
 TILE, GROUP, SAMPLE = 8192, 16, 8192
-"""Elements of a tile, tiles of a group, elements of a sample: as in csrc/cuda/tiles.cuh and candidates.cuh."""
+"""Elements of a tile, tiles of a group, elements of a sample: csrc/cuda/ has the same numbers."""
 _LEAD = 3  # elements that a tile may begin before its segment, to begin at a multiple of 16 bytes
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _WHERE = [_INT, _POINTER]  # device, stream
@@ -35,7 +35,7 @@ _BYTES = {"accumulate_bytes": [_LONG], "largest_bytes": [_LONG] * 4, "above_byte
 
 
 class Table(NamedTuple):
-    """What the kernels have to know of the segments: `rows` (S, 9) int64 is `struct Segment`, and sums over them."""
+    """What the kernels have to know of S segments: `rows` (S, 9) int64, each a `struct Segment`, and sums."""
 
     rows: np.ndarray
     tiles: int
@@ -57,11 +57,12 @@ class Table(NamedTuple):
 
 
 def threshold_of(sizes: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which of a sample's magnitudes, from the top, is the threshold for candidates, and how many may be found.
+    """Which of a sample's magnitudes, from the top, is the threshold for candidates; room for how many.
 
-    Of SAMPLE elements p ± √p are among the k largest, p = k·SAMPLE/size. The rank is so far below p, and the room so
-    far above what that rank lets expect, that on elements in random order either fails about once in 10⁴ times; then
-    all elements are looked at several times. 0 and 0 where a sample does not pay: few elements, or many chosen.
+    Of SAMPLE elements p ± √p are among the k largest, p = k·SAMPLE/size. The rank is so far beyond p, and the
+    room so far beyond what that rank lets expect, that for elements in random order either fails less than
+    once in 10⁴ times; then all elements are looked at several times. 0 and 0 where a sample does not pay:
+    few elements, or many chosen.
     """
     p = k * (SAMPLE / np.maximum(sizes, 1))
     rank = (p + 4 * np.sqrt(p)).astype(np.int64) + 4
@@ -95,7 +96,7 @@ class Cuda:
         return f"cuda, {self.path.name}"
 
     def require(self, device: torch.device) -> None:
-        """Raises `OSError` where the library has no code for `device`, or the driver is older than the library."""
+        """Raises `OSError` where the library has no code for `device`, or needs a newer driver."""
         if error := self.library.hpcsgd_cuda_usable(device.index):
             raise OSError(f"{self.path.name} cannot be used on {device}: {self._message(error)}")
 
@@ -109,7 +110,9 @@ class Cuda:
         memory = self._memory(acc.device, "accumulate_bytes", table.tiles)
         vectors = (acc.data_ptr(), g.data_ptr(), GRADIENT_TYPES[g.dtype])
         sizes = (len(norms), table.tiles)
-        self._call("accumulate", acc.device, *vectors, rows.data_ptr(), *sizes, memory.data_ptr(), norms.data_ptr())
+        self._call(
+            "accumulate", acc.device, *vectors, rows.data_ptr(), *sizes, memory.data_ptr(), norms.data_ptr()
+        )
         return norms
 
     def largest(self, x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
@@ -154,5 +157,5 @@ class Cuda:
 
 
 def _copied(rows: np.ndarray, device: torch.device) -> Tensor:
-    # From pinned memory the copy is not waited for; torch keeps that memory from others until the copy is done.
+    # From pinned memory the copy is not waited for; torch lets nobody have that memory until it is done.
     return torch.from_numpy(rows).pin_memory().to(device, non_blocking=True)
