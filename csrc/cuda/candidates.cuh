@@ -6,11 +6,12 @@
 
 constexpr int SAMPLERS = 1024;
 constexpr int EACH_SAMPLES = 8;
-constexpr int SAMPLE_BITS = 13;  // hpcsgd/kernels/cuda.py knows the sample's size too
-static_assert(SAMPLERS * EACH_SAMPLES == 1 << SAMPLE_BITS);
+constexpr int SAMPLE_BITS = 13;
+constexpr int SAMPLE = 1 << SAMPLE_BITS;
+static_assert(SAMPLERS * EACH_SAMPLES == SAMPLE);
 
 // One place in each of as many equal stretches; where in it is the same at every call, but without a pattern.
-__device__ inline int64_t sampled_place(int64_t size, int64_t i) {
+__host__ __device__ inline int64_t sampled_place(int64_t size, int64_t i) {
     const int64_t begin = size * i >> SAMPLE_BITS, end = size * (i + 1) >> SAMPLE_BITS;
     uint32_t chance = uint32_t(i) * 0x9e3779b9u;
     chance = (chance ^ chance >> 16) * 0x85ebca6bu;

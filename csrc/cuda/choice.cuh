@@ -15,8 +15,8 @@ struct Elements {
     int count;
     int64_t begin;
 
-    // The keys of this thread's elements of the BATCH·WARP from `from` on; lanes take turns. There is no
-    // branch, so that loads do not wait for each other.
+    // The keys of this thread's elements of the BATCH·WARP from `from` on; lanes take turns. Beyond the last
+    // element they are 0, below all others. There is no branch, so that loads do not wait for each other.
     __device__ void read(int from, uint32_t (&keys)[BATCH]) const {
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(CHOOSERS)
         choice.elements.read(from, keys);
 #pragma unroll
         for (const uint32_t key : keys)
-            if (key > 0 && digit.counts(key, sought.prefix)) atomicAdd(&bins[digit.of(key)], 1u);
+            if (digit.counts(key, sought.prefix)) atomicAdd(&bins[digit.of(key)], 1u);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < BINS; i += CHOOSERS)
@@ -142,7 +142,7 @@ __device__ inline Position position_of_warp(const Choice& choice, const Workspac
 
 // Writes the indices, ascending. Of the elements equal to the k-th largest the first ones are taken.
 __global__ void __launch_bounds__(CHOOSERS)
-    write(const float* x, const Segment* table, int rows, Workspace work, int64_t* out) {
+    write_chosen(const float* x, const Segment* table, int rows, Workspace work, int64_t* out) {
     const Choice choice(x, table, rows, work);
     const Sought sought = work.states[choice.row].sought;
     const unsigned lower = (1u << threadIdx.x % WARP) - 1;

@@ -19,6 +19,10 @@ HPCSGD_API const char* hpcsgd_cuda_error(int32_t error);
 // 0 where this library has code that runs on the device with the driver that is there.
 HPCSGD_API int32_t hpcsgd_cuda_usable(int32_t device);
 
+// What hpcsgd/kernels/cuda.py has to know as well: elements of a tile, tiles of a group, elements of a
+// sample, bytes of a row.
+HPCSGD_API void hpcsgd_cuda_layout(int64_t* four);
+
 // acc += g, g = 0, norms[i] = sum of acc² over the segment of row i. Of the rows (struct Segment) only
 // `start`, `size` and `first_tile` count; a row may be empty.
 HPCSGD_API int64_t hpcsgd_cuda_accumulate_bytes(int64_t tiles);
@@ -33,6 +37,10 @@ HPCSGD_API int64_t hpcsgd_cuda_largest_bytes(int64_t segments, int64_t tiles, in
 HPCSGD_API int32_t hpcsgd_cuda_largest(int32_t device, cudaStream_t stream, const float* x, const void* rows,
                                        int64_t segments, int64_t tiles, int64_t groups, int64_t candidates,
                                        void* memory, int64_t* out);
+
+// The positions, as many as a sample has, that `hpcsgd_cuda_largest` looks at first in a segment of n
+// elements. For tests, which have to deceive it.
+HPCSGD_API void hpcsgd_cuda_sample(int64_t n, int64_t* positions);
 
 // How many of the n > 0 elements have |x| >= threshold or are NaN, as an int64 at the begin of `memory`. Who
 // has read it calls the second function with the same memory: it writes their indices, ascending.

@@ -4,6 +4,17 @@
 #include "choice.cuh"
 #include "kernels.cuh"
 
+HPCSGD_API void hpcsgd_cuda_layout(int64_t* four) {
+    four[0] = TILE;
+    four[1] = GROUP;
+    four[2] = SAMPLE;
+    four[3] = int64_t(sizeof(Segment));
+}
+
+HPCSGD_API void hpcsgd_cuda_sample(int64_t n, int64_t* positions) {
+    for (int64_t i = 0; i < SAMPLE; ++i) positions[i] = sampled_place(n, i);
+}
+
 HPCSGD_API int64_t hpcsgd_cuda_largest_bytes(int64_t segments, int64_t tiles, int64_t groups,
                                              int64_t candidates) {
     Layout layout{nullptr};
@@ -25,7 +36,7 @@ HPCSGD_API int32_t hpcsgd_cuda_largest(int32_t device, cudaStream_t stream, cons
     for (int i = 0; i < DIGITS; ++i)
         count_digit<<<by_group, CHOOSERS, 0, stream>>>(x, table, count, work, digit_number(i));
     count_sides<<<by_group, CHOOSERS, 0, stream>>>(x, table, count, work);
-    write<<<by_group, CHOOSERS, 0, stream>>>(x, table, count, work, out);
+    write_chosen<<<by_group, CHOOSERS, 0, stream>>>(x, table, count, work, out);
     return cudaGetLastError();
 }
 

@@ -13,8 +13,8 @@ constexpr int ROW = WARP * VECTOR;           // what a warp reads at once
 constexpr int SHARE = QUADS * ROW;           // elements of a tile that one warp reads
 constexpr int WARPS = 8;
 constexpr int THREADS = WARPS * WARP;        // of the kernels that read whole tiles
-constexpr int TILE = WARPS * SHARE;          // hpcsgd/kernels/cuda.py knows this number too
-constexpr int GROUP = 16;                    // tiles; hpcsgd/kernels/cuda.py knows this number too
+constexpr int TILE = WARPS * SHARE;
+constexpr int GROUP = 16;                    // tiles
 
 // A row of the table that hpcsgd/kernels/cuda.py makes on the host. No row is empty (size > 0).
 struct Segment {

@@ -21,6 +21,7 @@ from hpcsgd.kernels.native import GRADIENT_TYPES, float32_at_least
 FILE = Path(__file__).with_name("libhpcsgd_cuda.so")
 TILE, GROUP, SAMPLE = 8192, 16, 8192
 """Elements of a tile, tiles of a group, elements of a sample: csrc/cuda/ has the same numbers."""
+_ROW = 9 * 8  # bytes of a row of the table
 _LEAD = 3  # elements that a tile may begin before its segment, to begin at a multiple of 16 bytes
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _WHERE = [_INT, _POINTER]  # device, stream
@@ -88,8 +89,12 @@ class Cuda:
                 function.argtypes, function.restype = arguments, _INT if name in _LAUNCHES else _LONG
             library.hpcsgd_cuda_error.argtypes = [_INT]
             library.hpcsgd_cuda_error.restype = ctypes.c_char_p
+            layout = (_LONG * 4)()
+            library.hpcsgd_cuda_layout(layout)
         except AttributeError as error:
             raise OSError(f"{path} was built from another version of csrc/cuda/: {error}") from error
+        if tuple(layout) != (TILE, GROUP, SAMPLE, _ROW):
+            raise OSError(f"{path} was built from another version of csrc/cuda/: {tuple(layout)}")
         return cls(path, library)
 
     def __str__(self) -> str:
