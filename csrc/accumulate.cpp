@@ -37,8 +37,8 @@ double add(float* acc, void* g, int32_t type, int64_t begin, int64_t count, cons
 
 }  // namespace
 
-HPCSGD_API int64_t hpcsgd_accumulate(float* acc, void* g, int32_t type, const int64_t* starts, int64_t segments,
-                                     double* norms, int32_t threads, int32_t portable) try {
+HPCSGD_API int64_t hpcsgd_accumulate(float* acc, void* g, int32_t type, const int64_t* starts,
+                                     int64_t segments, double* norms, int32_t threads, int32_t portable) try {
     const Pieces pieces(starts, segments);
     std::vector<double> sums(size_t(pieces.count()));
     const int64_t elements = starts[segments] - starts[0];

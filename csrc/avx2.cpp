@@ -1,4 +1,4 @@
-// The inner loops with AVX2, FMA and F16C intrinsics. Functions name their target, so that the file needs no flags.
+// The inner loops with AVX2, FMA and F16C intrinsics. Functions name their target: the file needs no flags.
 #include "instructions.h"
 
 #if defined(__x86_64__)
@@ -93,8 +93,8 @@ constexpr Instructions WITH_AVX2 = {"avx2", passing, add<Float32>, add<BFloat16>
 
 const Instructions* avx2_instructions() {
     __builtin_cpu_init();
-    const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    return has ? &WITH_AVX2 : nullptr;
+    if (!__builtin_cpu_supports("avx2")) return nullptr;
+    return __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") ? &WITH_AVX2 : nullptr;
 }
 
 #else

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 constexpr int64_t WORD = 32;     // elements that share one mask
-constexpr int64_t BLOCK = 2048;  // elements that one call of `passing` looks at: at most, so that they stay in L1
-constexpr int64_t LANES = 8;     // partial sums of `add_*`: element j of a call belongs to lane j % LANES
+constexpr int64_t BLOCK = 2048;  // elements at most for one call of `passing`, so that they stay in L1
+constexpr int64_t LANES = 8;     // partial sums of `add_*`: element j of a call counts in j % LANES
 
 // Bit j of `mask` is element WORD * word + j.
 struct Hit {
@@ -15,7 +15,7 @@ struct Hit {
 struct Instructions {
     const char* name;
 
-    // Writes the words of x[0 : count], count <= BLOCK, in which a magnitude is above `floor`; returns how many.
+    // Writes the words of x[0 : count], count <= BLOCK, with a magnitude above `floor`; returns how many.
     // `hits` has room for BLOCK / WORD + 1.
     int64_t (*passing)(const float* x, int64_t count, int32_t floor, Hit* hits);
 

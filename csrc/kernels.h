@@ -1,8 +1,10 @@
-// The C interface of libhpcsgd_cpu.so. hpcsgd/kernels/native.py calls it by ctypes; nothing of Python or torch is needed.
+// The C interface of libhpcsgd_cpu.so, which hpcsgd/kernels/native.py calls by ctypes; it knows no Python
+// and no torch.
 //
 // Sizes and positions are int64. `threads` is the most threads a call may use; results do not depend on it.
-// `portable` is 1 where vector instructions beyond the compiler's default must not be used; results are the same.
-// Functions return 0 or a count; a negative number is one of the errors below, and outputs are then undefined.
+// With `portable` = 1 no vector instructions beyond the compiler's default are used; results are the same.
+// Functions return 0 or a count; a negative number is one of the errors below, and outputs are then
+// undefined.
 #pragma once
 
 #include <cstdint>
@@ -17,28 +19,29 @@ enum GradientType : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 HPCSGD_API const char* hpcsgd_instructions();
 
 // acc += g, g = 0, norms[i] = sum of acc² over [starts[i], starts[i + 1]) for 0 <= i < segments.
-HPCSGD_API int64_t hpcsgd_accumulate(float* acc, void* g, int32_t type, const int64_t* starts, int64_t segments,
-                                     double* norms, int32_t threads, int32_t portable);
+HPCSGD_API int64_t hpcsgd_accumulate(float* acc, void* g, int32_t type, const int64_t* starts,
+                                     int64_t segments, double* norms, int32_t threads, int32_t portable);
 
-// out: for each segment, ascending, the indices of the k[i] elements of largest magnitude in [starts[i], stops[i]).
-// Ties go to the lowest index; NaN > Inf > finite.
-HPCSGD_API int64_t hpcsgd_largest(const float* x, const int64_t* starts, const int64_t* stops, const int64_t* k,
-                                  int64_t segments, int64_t* out, int32_t threads, int32_t portable);
+// out: ascending, the indices of the k[i] elements of largest magnitude in [starts[i], stops[i]), for all
+// segments. Ties go to the lowest index; NaN > Inf > finite.
+HPCSGD_API int64_t hpcsgd_largest(const float* x, const int64_t* starts, const int64_t* stops,
+                                  const int64_t* k, int64_t segments, int64_t* out, int32_t threads,
+                                  int32_t portable);
 
-// The positions, at most n / 4, that `hpcsgd_largest` looks at first in a segment of n elements; returns how many.
+// The positions, at most n / 4, that `hpcsgd_largest` looks at first in a segment of n; returns how many.
 // For tests, which have to deceive it.
 HPCSGD_API int64_t hpcsgd_sample(int64_t n, int64_t k, int64_t* positions);
 
-// Returns how many of the n elements have |x| >= threshold or are NaN; writes their indices, ascending, to out
-// where they are at most `room`.
+// Returns how many of the n elements have |x| >= threshold or are NaN; writes their indices, ascending, to
+// out where they are at most `room`.
 HPCSGD_API int64_t hpcsgd_above(const float* x, int64_t n, float threshold, int64_t* out, int64_t room,
                                 int32_t threads, int32_t portable);
 
 // The bytes that `hpcsgd_encode` will write; NOT_ASCENDING unless 0 <= indices[0] < indices[1] < …
 HPCSGD_API int64_t hpcsgd_encoded_bytes(const int64_t* indices, int64_t count);
 
-// Each index as its distance from the one before, less one, in groups of 7 bits from the low end on; the top bit of
-// a byte tells that another follows. Returns the bytes written.
+// Each index as its distance from the one before, less one, in groups of 7 bits from the low end on; the top
+// bit of a byte tells that another follows. Returns the bytes written.
 HPCSGD_API int64_t hpcsgd_encode(const int64_t* indices, int64_t count, uint8_t* code);
 
 // The inverse; MALFORMED where `code` does not hold exactly `count` indices below 2^63.

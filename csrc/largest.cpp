@@ -1,5 +1,5 @@
-// The k elements of largest magnitude of every segment: a floor by a sample, one pass that collects what is above it,
-// an exact choice among that. The sample decides about the time only, never about the result.
+// The k elements of largest magnitude of every segment: a floor by a sample, one pass that collects what is
+// above it, an exact choice among that. The sample decides about the time only, never about the result.
 #include <algorithm>
 #include <cmath>
 #include <new>
@@ -39,10 +39,10 @@ int64_t sample_rank(int64_t n, int64_t k, int64_t m) {
 
 // How many of n elements to look at for a floor under the k largest; 0 where that would not pay.
 //
-// Of a sample of m about p = k·m/n ± √p are among the k largest. A floor 4·√p below the p-th costs 4·√p·n/m more
-// candidates, a larger sample more reads: their sum is least where m grows as the cube root of k·n.
+// Of a sample of m about p = k·m/n ± √p are among the k largest. A floor 4·√p below the p-th costs 4·√p·n/m
+// more candidates, a larger sample more reads: their sum is least where m grows as the cube root of k·n.
 int64_t sample_size(int64_t n, int64_t k) {
-    const int64_t m = std::min(int64_t(std::cbrt(4.0 * double(k) * double(n))) + 256, n / 4);
+    const int64_t m = std::min(int64_t(std::cbrt(double(k) * double(n))) + 256, n / 4);
     return n < SAMPLED || sample_rank(n, k, m) > m / 2 ? 0 : m;
 }
 
@@ -83,8 +83,8 @@ void find_cut(Segment& segment) {
     }
 }
 
-void select(const float* x, std::vector<Segment>& segments, std::vector<Part>& parts, int64_t* out, int64_t threads,
-            const Instructions& with) {
+void select(const float* x, std::vector<Segment>& segments, std::vector<Part>& parts, int64_t* out,
+            int64_t threads, const Instructions& with) {
     const auto collect = [&](Part& part) {
         const Segment& segment = segments[size_t(part.segment)];
         const int64_t n = part.end - part.begin;
@@ -118,8 +118,9 @@ HPCSGD_API int64_t hpcsgd_sample(int64_t n, int64_t k, int64_t* positions) {
     return m;
 }
 
-HPCSGD_API int64_t hpcsgd_largest(const float* x, const int64_t* starts, const int64_t* stops, const int64_t* k,
-                                  int64_t segments, int64_t* out, int32_t threads, int32_t portable) try {
+HPCSGD_API int64_t hpcsgd_largest(const float* x, const int64_t* starts, const int64_t* stops,
+                                  const int64_t* k, int64_t segments, int64_t* out, int32_t threads,
+                                  int32_t portable) try {
     std::vector<Segment> chosen;
     int64_t elements = 0, indices = 0;
     for (int64_t i = 0; i < segments; ++i) {
