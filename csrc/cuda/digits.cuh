@@ -46,7 +46,5 @@ __device__ inline Sought next_digit(const Count* bins, Sought sought, Digit digi
         above += count[i];
     }
     __syncthreads();
-    const Sought result = found;
-    __syncthreads();
-    return result;
+    return found;
 }
