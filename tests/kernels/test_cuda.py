@@ -327,9 +327,9 @@ def test_accumulate(cuda, dtype, M):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_number_of_16_bits(cuda, dtype):
     numbers = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    expected = numbers.float() + 0.0
     acc = torch.zeros(2**16, device=GPU)
     cuda.accumulate(acc, numbers.to(GPU), torch.tensor([0, 2**16]))
-    expected = numbers.float() + 0.0
     assert torch.equal(acc.cpu().nan_to_num(7.5), expected.nan_to_num(7.5))
     assert torch.equal(acc.cpu().isnan(), expected.isnan())
 
