@@ -144,7 +144,7 @@ def main() -> None:
     here = machine() | {"kernels": str(library)}
     sizes = SIZES[:-1] if arguments.quick else SIZES
     elements = ("normal",) if arguments.quick else tuple(ELEMENTS)
-    rounds, slow_rounds = (15, 1) if arguments.quick else (60, 7)
+    rounds, slow_rounds = (15, 1) if arguments.quick else (60, 5)
     rows = []
     for n, kind in product(sizes, elements):
         x = ELEMENTS[kind](n)

@@ -46,8 +46,8 @@ Cut cut_of(const std::vector<Keys>& lists, int64_t k) {
 }
 
 void Candidates::collect(const float* x, int64_t count, int64_t k, int32_t floor, const Instructions& with) {
-    // Twice k beyond a block would keep the work linear; four times seldom overflows behind a sampled floor.
-    const int64_t room = std::min(count, 4 * k + BLOCK) + BLOCK;
+    // Room for 2·k would keep the work linear; behind a sampled floor twice as much seldom overflows.
+    const int64_t room = std::min(count, 4 * k + 8 * BLOCK) + BLOCK;
     memory_.reset(new uint32_t[2 * size_t(room)]);
     keys_ = memory_.get();
     positions_ = keys_ + room;

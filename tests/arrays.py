@@ -61,6 +61,11 @@ def one_huge(rng: np.random.Generator, n: int) -> np.ndarray:
     return x
 
 
+def one_bit_more_at_the_end(rng: np.random.Generator, n: int) -> np.ndarray:
+    """The next larger float32: what a floor that is a little too high would miss."""
+    return np.float32([1, np.nextafter(np.float32(1), np.float32(2))])[(np.arange(n) >= 0.8 * n).astype(int)]
+
+
 def at_the_end(rng: np.random.Generator, n: int) -> np.ndarray:
     x = rng.standard_normal(n)
     x[n - n // 20 :] *= 1000
@@ -69,7 +74,7 @@ def at_the_end(rng: np.random.Generator, n: int) -> np.ndarray:
 
 MAKERS = (
     normal, heavy, any_bits, denormal, few_values, special, constant, all_nan, ascending, descending,
-    periodic, one_huge, at_the_end,
+    periodic, one_huge, at_the_end, one_bit_more_at_the_end,
 )  # fmt: skip
 
 

@@ -79,9 +79,9 @@ def test_segments_outside_or_overlapping_are_our_mistake(segments):
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
 def test_small_arrays(everywhere, maker):
-    """Around the length of a vector, of a word of 32 elements and of a block."""
+    """Around the length of a vector, of a word of 32 elements and of a block of 512."""
     rng = np.random.default_rng(1)
-    for n in [*range(1, 70), 255, 256, 257, 2047, 2048, 2049, 4097]:
+    for n in [*range(1, 70), 255, 256, 257, 511, 512, 513, 1025, 4097]:
         x = made(maker, rng, n, shift=n % 5)
         k = int(rng.integers(0, n + 1))
         check(lambda call: everywhere(call, threads=(1,)), x, *lists([0], [n], [k]))
