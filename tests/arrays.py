@@ -63,7 +63,7 @@ def one_huge(rng: np.random.Generator, n: int) -> np.ndarray:
 
 def one_bit_more_at_the_end(rng: np.random.Generator, n: int) -> np.ndarray:
     """The next larger float32: what a floor that is a little too high would miss."""
-    return np.float32([1, np.nextafter(np.float32(1), np.float32(2))])[(np.arange(n) >= 0.8 * n).astype(int)]
+    return np.where(np.arange(n) < 0.8 * n, np.float32(1), np.nextafter(np.float32(1), np.float32(2)))
 
 
 def at_the_end(rng: np.random.Generator, n: int) -> np.ndarray:
