@@ -4,10 +4,11 @@
 
 One rank a host, all in one group; ResNet-18 with a batch of 2 a rank, plain SGD with momentum. The hosts are
 network namespaces (as root) that share this machine's cores. Contestants take turns, a block of steps each;
-ratios are of blocks next to each other, of the slowest rank. Parts of a step: "select" and "apply" as the
-exchange notes them (the slowest rank's), "indices", "values", "allocation", "gradients" and "parameters" as
-its messages take, with the waiting for late ranks; "compute" is a step without any of it. "link": bytes sent
-over the link's rate, below which no exchange can be.
+ratios are of blocks next to each other, of the slowest rank. Parts of a step: "select", "encode" and "apply"
+as the exchange notes them (the slowest rank's), "share" (DEFT's planning and broadcast; rank 0's, with its
+waiting), "indices", "values", "gradients" and "parameters" as their messages take, with the waiting for late
+ranks; "compute" is a step without any of it. "link": bytes sent over the link's rate, below which no exchange
+can be.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from matplotlib.figure import Figure
 
 PARTS = {
     "compute": "#999999",
+    "share": "#CC79A7",
     "select": "#D55E00",
     "encode": "#E69F00",
-    "allocation": "#CC79A7",
     "indices": "#56B4E9",
     "values": "#0072B2",
     "gradients": "#0072B2",
@@ -62,7 +63,7 @@ def goals(rows: Iterable[dict[str, Any]]) -> list[Goal]:
     ]
 
 
-HEAD = ["who", "ms/step", "DEFT over it", "density", "sent MB", "link ms", "select", "encode", "allocation"]
+HEAD = ["who", "ms/step", "DEFT over it", "density", "sent MB", "link ms", "share", "select", "encode"]
 HEAD += ["indices", "values", "gradients", "parameters", "apply"]
 
 

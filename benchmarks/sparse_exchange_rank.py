@@ -78,6 +78,8 @@ def row_of(entry: Contestant, comm: MPI.Comm) -> dict[str, Any]:
         if (times := [noted[f"{part}_seconds"] for noted in entry.noted if f"{part}_seconds" in noted])
     }
     parts |= {phase: seconds / steps for phase, (seconds, sent) in entry.messages.items() if sent}
+    if parts.pop("allocation", None):
+        parts["share"] = fmean(noted["share_seconds"] for noted in entry.noted)
     densities = [noted["density"] for noted in entry.noted if "density" in noted]
     return {
         "parts": parts,
