@@ -36,6 +36,7 @@ SPARSE = (
     "density",
     "error",
     "growth",
+    "share_seconds",
     "select_seconds",
     "encode_seconds",
     "exchange_seconds",
