@@ -97,7 +97,11 @@ def draw(rows: Sequence[dict[str, Any]], title: str, target: Path) -> None:
         )  # fmt: skip
         axes.set_ylabel("ms a step")
         axes.grid(axis="y", alpha=0.25)
-        axes.legend(frameon=False, fontsize="small")
+    shown = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        shown |= dict(zip(labels, handles, strict=True))
+    figure.legend(shown.values(), shown, loc="outside right", frameon=False)
     figure.suptitle(title, x=0.01, ha="left")
     figure.savefig(target)
 

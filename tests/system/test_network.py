@@ -53,7 +53,7 @@ METHODS = Path(__file__).parents[1] / "methods"
 @pytest.mark.parametrize(
     "tests",
     [
-        pytest.param([METHODS / "test_waiting_for_nobody.py"], id="waiting for nobody"),
+        pytest.param([METHODS / "test_waiting_for_nobody.py"], id="waiting for nobody", marks=pytest.mark.long),
         pytest.param([METHODS], id="all", marks=pytest.mark.long),
     ],
 )
