@@ -1,0 +1,111 @@
+"""What sparsifiers really send with 16 workers, what they leave, and what accuracy it costs:
+
+    hpcsgd data convert cifar10 ARCHIVE DATA/cifar10.h5       and so mnist, wikitext
+    python benchmarks/density.py --data DATA [--json FILE] [--plot FILE]
+
+Top-k, CLT-k, DEFT, SIDCo and the hard threshold beside dense SGD, on three real tasks in small, at the
+densities of the DEFT paper (figures 3 to 5 there, 16 GPUs). Its third task is NCF on MovieLens, at d = 0.1;
+here that is a CNN on MNIST. The workers are virtual and of one group; the first steps are done by real ranks
+too, and compared. --quick: a minute (that it runs, not what it measures).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import density_picture
+from density_tasks import TASKS
+from density_training import CLT_K, CONTESTANTS, DEFT, DENSE, TOP_K, difference, measure
+from harness import Goal, machine, print_goals, print_table, write_json
+from virtual import in_processes
+
+Row = dict[str, Any]
+QUICK = 1280
+POINTS_BEHIND = 0.5
+PERPLEXITY = 1.05
+"""Times that of dense: what half a point is for a language model."""
+CONSTANT = 1.05
+SAME = 1e-4
+HEAD = (
+    "task,who,set density,actual,actual/set,at most,paper,‖e‖ at the end,accuracy %,points behind,perplexity"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Actual densities and errors of sparsifiers.")
+    parser.add_argument(
+        "--data", type=Path, default=Path(), help="folder: cifar10.h5, wikitext2.h5, mnist.h5"
+    )
+    parser.add_argument("--processes", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    before = machine()
+    apart = difference(given.data)
+    rows = trained(given.data, given.processes, given.quick)
+    print_table([cells(row) for row in rows], HEAD.split(","))
+    goals = [Goal("relative difference of virtual workers from real ranks", apart, SAME), *goals_of(rows)]
+    print_goals(goals)
+    if given.json:
+        write_json(given.json, rows, goals, before)
+    if given.plot:
+        density_picture.draw(given.plot, rows)
+
+
+def trained(data: Path, processes: int, quick: bool) -> list[Row]:
+    """All contestants on all tasks, with how far each is behind dense."""
+    works = []
+    for name, task in TASKS.items():
+        count, epochs = (QUICK, 1) if quick else (task.count, task.epochs)
+        works += [partial(measure, name, who, data, count, epochs) for who in CONTESTANTS]
+    found: dict[tuple[str, str], Row] = {}
+    for row in in_processes(processes, works):
+        found[row["task"], row["who"]] = row
+        print(f"{row['task']}, {row['who']}: {row['seconds']:.0f} s", flush=True)
+    rows = [found[name, who] for name in TASKS for who in CONTESTANTS]
+    for row in rows:
+        row["points_behind"] = 100 * (found[row["task"], DENSE]["accuracy"] - row["accuracy"])
+        if row["task"] == "wikitext2":
+            row["perplexity"] = exp(row["test_loss"])
+    return rows
+
+
+def goals_of(rows: Sequence[Row]) -> list[Goal]:
+    found = []
+    for name, task in TASKS.items():
+        of: Mapping[str, Row] = {row["who"]: row for row in rows if row["task"] == name}
+        points = of[DEFT]["points_behind"]
+        found.append(Goal(f"{task.title}: points of accuracy of DEFT behind dense", points, POINTS_BEHIND))
+        if "perplexity" in of[DEFT]:
+            times = of[DEFT]["perplexity"] / of[DENSE]["perplexity"]
+            found.append(Goal(f"{task.title}: perplexity of DEFT over dense", times, PERPLEXITY))
+        found += [
+            Goal(f"{task.title}: actual over set density of {who}", of[who]["ratio"], CONSTANT)
+            for who in (DEFT, CLT_K)
+        ]
+        built_up = task.paper / 2 / of[TOP_K]["ratio"]
+        found.append(Goal(f"{task.title}: half the paper's build-up of Top-k over ours", built_up, 1))
+    return found
+
+
+def cells(row: Row) -> list[object]:
+    task, dense = TASKS[row["task"]], row["who"] == DENSE
+    paper = {TOP_K: f"{task.paper:g}", CLT_K: "1", DEFT: "1"}
+    return [
+        task.title, row["who"], f"{task.density:g}",
+        *(["1", "–", "–"] if dense else
+          [f"{row['density']:.3g}", f"{row['ratio']:.2f}", f"{row['highest_ratio']:.2f}"]),
+        paper.get(row["who"], "–"), "–" if dense else f"{row['error']:.3g}",
+        f"{100 * row['accuracy']:.2f}", f"{row['points_behind']:.2f}",
+        f"{row['perplexity']:.1f}" if "perplexity" in row else "–",
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
