@@ -6,12 +6,14 @@
 Top-k, CLT-k, DEFT, SIDCo and the hard threshold beside dense SGD, on three real tasks in small, at the
 densities of the DEFT paper (figures 3 to 5 there, 16 GPUs). Its third task is NCF on MovieLens, at d = 0.1;
 here that is a CNN on MNIST. The workers are virtual and of one group; the first steps are done by real ranks
-too, and compared. --quick: a minute (that it runs, not what it measures).
+too, and compared. --json FILE is written after every training; --keep FILE: what it has of the same setting
+is not measured again. --quick: a minute (that it runs, not what it measures).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import exp
@@ -43,12 +45,19 @@ def main() -> None:
     )
     parser.add_argument("--processes", type=int, default=2, help="trainings at a time")
     parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="of an earlier --json")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
     before = machine()
     apart = difference(given.data)
-    rows = trained(given.data, given.processes, given.quick)
+    rows = kept(given.keep, given.quick)
+    for row in in_processes(given.processes, missing(rows, given.data, given.quick)):
+        rows.append(row)
+        print(f"{row['task']}, {row['who']}: {row['seconds']:.0f} s", flush=True)
+        if given.json:
+            write_json(given.json, rows, [], before)
+    rows = compared(rows)
     print_table([cells(row) for row in rows], HEAD.split(","))
     goals = [Goal("relative difference of virtual workers from real ranks", apart, SAME), *goals_of(rows)]
     print_goals(goals)
@@ -58,22 +67,32 @@ def main() -> None:
         density_picture.draw(given.plot, rows)
 
 
-def trained(data: Path, processes: int, quick: bool) -> list[Row]:
-    """All contestants on all tasks, with how far each is behind dense."""
-    works = []
-    for name, task in TASKS.items():
-        count, epochs = (QUICK, 1) if quick else (task.count, task.epochs)
-        works += [partial(measure, name, who, data, count, epochs) for who in CONTESTANTS]
-    found: dict[tuple[str, str], Row] = {}
-    for row in in_processes(processes, works):
-        found[row["task"], row["who"]] = row
-        print(f"{row['task']}, {row['who']}: {row['seconds']:.0f} s", flush=True)
-    rows = [found[name, who] for name in TASKS for who in CONTESTANTS]
-    for row in rows:
-        row["points_behind"] = 100 * (found[row["task"], DENSE]["accuracy"] - row["accuracy"])
+def setting(name: str, quick: bool) -> tuple[int, int]:
+    """How many samples, how often."""
+    return (QUICK, 1) if quick else (TASKS[name].count, TASKS[name].epochs)
+
+
+def kept(path: Path | None, quick: bool) -> list[Row]:
+    rows = json.loads(path.read_text())["rows"] if path else []
+    return [row for row in rows if (row["samples"], row["epochs"]) == setting(row["task"], quick)]
+
+
+def missing(rows: Sequence[Row], data: Path, quick: bool) -> list[partial[Row]]:
+    """The trainings still to do."""
+    there = {(row["task"], row["who"]) for row in rows}
+    wanted = [(name, who) for name in TASKS for who in CONTESTANTS if (name, who) not in there]
+    return [partial(measure, name, who, data, *setting(name, quick)) for name, who in wanted]
+
+
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """In order, with how far each is behind dense."""
+    of = {(row["task"], row["who"]): row for row in rows}
+    ordered = [of[name, who] for name in TASKS for who in CONTESTANTS]
+    for row in ordered:
+        row["points_behind"] = 100 * (of[row["task"], DENSE]["accuracy"] - row["accuracy"])
         if row["task"] == "wikitext2":
             row["perplexity"] = exp(row["test_loss"])
-    return rows
+    return ordered
 
 
 def goals_of(rows: Sequence[Row]) -> list[Goal]:

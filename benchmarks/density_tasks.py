@@ -99,6 +99,6 @@ TASKS = {
         density=0.1, paper=5.31,
         samples=lambda folder, count: images(folder / "mnist.h5", count),
         build=lambda: cnn((1, 28, 28), widths=(8, 16)),
-        lr=0.02, momentum=0.9, batch=4, count=12800, epochs=2,
+        lr=0.02, momentum=0.9, batch=4, count=12800, epochs=4,
     ),
 }  # fmt: skip

@@ -55,7 +55,7 @@ def measure(name: str, who: str, folder: Path, count: int, epochs: int) -> dict[
     keep_freed_memory()
     task = TASKS[name]
     samples, model = task.samples(folder, count), started(task)
-    row: dict[str, Any] = {"task": name, "who": who, "epochs": epochs}
+    row: dict[str, Any] = {"task": name, "who": who, "samples": count, "epochs": epochs}
     make = SPARSIFIERS.get(who)
     if who == THRESHOLD:
         row["threshold"] = first_threshold(task, samples, model)
