@@ -27,6 +27,8 @@ from harness import Goal, machine, print_goals, print_table, write_json
 from virtual import in_processes
 
 Row = dict[str, Any]
+Setting = tuple[int, int]
+"""How many samples, how often."""
 QUICK = 1280
 POINTS_BEHIND = 0.5
 PERPLEXITY = 1.05
@@ -44,6 +46,7 @@ def main() -> None:
         "--data", type=Path, default=Path(), help="folder: cifar10.h5, wikitext2.h5, mnist.h5"
     )
     parser.add_argument("--processes", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--times", type=int, default=1, help="as many epochs: for a machine with more cores")
     parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="of an earlier --json")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -51,8 +54,12 @@ def main() -> None:
     given = parser.parse_args()
     before = machine()
     apart = difference(given.data)
-    rows = kept(given.keep, given.quick)
-    for row in in_processes(given.processes, missing(rows, given.data, given.quick)):
+    settings = {
+        name: (QUICK, 1) if given.quick else (task.count, given.times * task.epochs)
+        for name, task in TASKS.items()
+    }
+    rows = kept(given.keep, settings)
+    for row in in_processes(given.processes, missing(rows, given.data, settings)):
         rows.append(row)
         print(f"{row['task']}, {row['who']}: {row['seconds']:.0f} s", flush=True)
         if given.json:
@@ -67,21 +74,16 @@ def main() -> None:
         density_picture.draw(given.plot, rows)
 
 
-def setting(name: str, quick: bool) -> tuple[int, int]:
-    """How many samples, how often."""
-    return (QUICK, 1) if quick else (TASKS[name].count, TASKS[name].epochs)
-
-
-def kept(path: Path | None, quick: bool) -> list[Row]:
+def kept(path: Path | None, settings: Mapping[str, Setting]) -> list[Row]:
     rows = json.loads(path.read_text())["rows"] if path else []
-    return [row for row in rows if (row["samples"], row["epochs"]) == setting(row["task"], quick)]
+    return [row for row in rows if (row["samples"], row["epochs"]) == settings[row["task"]]]
 
 
-def missing(rows: Sequence[Row], data: Path, quick: bool) -> list[partial[Row]]:
+def missing(rows: Sequence[Row], data: Path, settings: Mapping[str, Setting]) -> list[partial[Row]]:
     """The trainings still to do."""
     there = {(row["task"], row["who"]) for row in rows}
     wanted = [(name, who) for name in TASKS for who in CONTESTANTS if (name, who) not in there]
-    return [partial(measure, name, who, data, *setting(name, quick)) for name, who in wanted]
+    return [partial(measure, name, who, data, *settings[name]) for name, who in wanted]
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
