@@ -29,7 +29,7 @@ from virtual import in_processes
 Row = dict[str, Any]
 Setting = tuple[int, int]
 """How many samples, how often."""
-QUICK = 1280
+QUICK = 640
 POINTS_BEHIND = 0.5
 PERPLEXITY = 1.05
 """Times that of dense: what half a point is for a language model."""

@@ -10,6 +10,7 @@ from density_tasks import TASKS
 from density_training import CONTESTANTS, DENSE
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 Row = dict[str, Any]
 COLORS = {who: f"C{i}" for i, who in enumerate(who for who in CONTESTANTS if who != DENSE)}
@@ -25,10 +26,13 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
                 _curve(below, row, "errors")
         above.axhline(task.density, color="black", ls="--", lw=1, label="set density")
         above.axhline(task.paper * task.density, color="gray", ls=":", lw=1, label="Top-k in the paper")
-        above.set(title=f"{task.title}, d = {task.density:g}", yscale="log")
+        above.set(title=f"{task.title}, d = {task.density:g}")
         below.set(xlabel="steps")
-        below.set_ylim(bottom=0)
         for axes in (above, below):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(NullFormatter())
             axes.grid(alpha=0.3)
     grid[0, 0].set_ylabel("actual density")
     grid[1, 0].set_ylabel("‖e‖, mean over the workers")
