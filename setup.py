@@ -1,11 +1,13 @@
-"""The native kernels of csrc/, built where there is a C++ compiler; everything else is in pyproject.toml.
+"""The native kernels of csrc/, built where there are compilers; everything else is in pyproject.toml.
 
-They are plain shared objects with a C interface that hpcsgd/kernels/native.py loads: one wheel for any
-Python 3 and any torch.
+They are plain shared objects with a C interface that hpcsgd/kernels/ loads: one wheel for any Python 3 and
+any torch. Those of csrc/cuda/ are for GPUs from Ampere on, and need no CUDA but the driver to run.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -13,6 +15,12 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
+CUDA_FLAGS = [
+    "-O3", "-std=c++17", "-shared", "-cudart=static", "--threads=0",
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall",
+    "-gencode=arch=compute_80,code=sm_80",  # Ampere, Ada
+    "-gencode=arch=compute_90,code=[sm_90,compute_90]",  # Hopper; what comes later compiles it when it starts
+]  # fmt: skip
 
 
 class SharedObjects(build_ext):
@@ -24,6 +32,13 @@ class SharedObjects(build_ext):
     def get_export_symbols(self, ext: Extension) -> list[str]:
         return ext.export_symbols
 
+    def build_extension(self, ext: Extension) -> None:
+        if ext.language != "cuda":
+            return super().build_extension(ext)
+        library = Path(self.get_ext_fullpath(ext.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
+        self.spawn([nvcc(), *CUDA_FLAGS, *ext.sources, "-o", str(library)])
+
 
 class AnyPython(bdist_wheel):
     """A wheel for one platform and every Python 3."""
@@ -32,18 +47,35 @@ class AnyPython(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-def sources(*suffixes: str) -> list[str]:
-    return sorted(str(path) for suffix in suffixes for path in Path("csrc").glob(f"*{suffix}"))
+def sources(pattern: str) -> list[str]:
+    return sorted(map(str, Path("csrc").glob(pattern)))
+
+
+def nvcc() -> str | None:
+    """That of $CUDA_HOME where it is set, even if there is none; else the first one on the path."""
+    home = os.environ.get("CUDA_HOME")
+    return shutil.which("nvcc", path=f"{home}/bin") if home else shutil.which("nvcc")
 
 
 cpu = Extension(
     "hpcsgd.kernels.libhpcsgd_cpu",
-    sources(".cpp"),
-    depends=sources(".h"),
+    sources("*.cpp"),
+    depends=sources("*.h"),
     language="c++",
     extra_compile_args=FLAGS,
     extra_link_args=["-pthread"],
     optional=True,  # without a compiler the reference in Python serves, and says so
 )
 
-setup(ext_modules=[cpu], cmdclass={"build_ext": SharedObjects, "bdist_wheel": AnyPython})
+cuda = Extension(
+    "hpcsgd.kernels.libhpcsgd_cuda",
+    sources("cuda/*.cu"),
+    depends=sources("cuda/*.cuh"),
+    language="cuda",
+    optional=True,  # likewise
+)
+
+setup(
+    ext_modules=[cpu, cuda] if nvcc() else [cpu],
+    cmdclass={"build_ext": SharedObjects, "bdist_wheel": AnyPython},
+)

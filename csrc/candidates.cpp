@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int DIGIT = 11;  // bits; the counts of one digit fit into L1
+constexpr int DIGIT = 11;  // bits: the counts of one digit fit into L1
 
 int width(uint32_t x) { return x ? 32 - __builtin_clz(x) : 0; }
 
@@ -16,41 +16,41 @@ struct Range {
 };
 
 Range range_of(const std::vector<Keys>& lists) {
-    Range range = {UINT32_MAX, 0};
+    int32_t low = INT32_MAX, high = 0;  // signed: the oldest vector instructions compare nothing else
     for (const Keys& list : lists)
         for (int64_t i = 0; i < list.count; ++i) {
-            range.low = std::min(range.low, list.data[i]);
-            range.high = std::max(range.high, list.data[i]);
+            low = std::min(low, int32_t(list.data[i]));
+            high = std::max(high, int32_t(list.data[i]));
         }
-    return range;
+    return {uint32_t(low), uint32_t(high)};
 }
 
 }  // namespace
 
 Cut cut_of(const std::vector<Keys>& lists, int64_t k) {
-    // A radix select whose digits begin where the keys differ: they are close to each other, and counts of
-    // one place only would wait for one another.
-    Range range = range_of(lists);
-    for (;;) {
-        const uint32_t span = range.high - range.low;
-        const int shift = std::max(0, width(span) - DIGIT);
-        std::array<int64_t, 1 << DIGIT> counts{};
-        for (const Keys& list : lists)
-            for (int64_t i = 0; i < list.count; ++i)
-                if (const uint32_t above = list.data[i] - range.low; above <= span) ++counts[above >> shift];
-        uint32_t digit = span >> shift;
-        while (counts[digit] < k) k -= counts[digit--];
-        range.low += digit << shift;
-        if (shift == 0) return {range.low, k};
-        range.high = std::min(range.high, range.low + ((uint32_t(1) << shift) - 1));
-    }
+    // A radix select whose first digit begins where the keys differ: most of them differ in it.
+    const Range range = range_of(lists);
+    const int shift = std::max(0, width(range.high - range.low) - DIGIT);
+    std::array<int64_t, 1 << DIGIT> counts{};
+    for (const Keys& list : lists)
+        for (int64_t i = 0; i < list.count; ++i) ++counts[(list.data[i] - range.low) >> shift];
+    uint32_t digit = (range.high - range.low) >> shift;
+    while (counts[digit] < k) k -= counts[digit--];
+    if (shift == 0) return {range.low + digit, k};
+    std::vector<uint32_t> same;
+    same.reserve(size_t(counts[digit]));
+    for (const Keys& list : lists)
+        for (int64_t i = 0; i < list.count; ++i)
+            if ((list.data[i] - range.low) >> shift == digit) same.push_back(list.data[i]);
+    return cut_of({{same.data(), int64_t(same.size())}}, k);
 }
 
 void Candidates::collect(const float* x, int64_t count, int64_t k, int32_t floor, const Instructions& with) {
-    // Twice k beyond a block would keep the work linear; four times seldom overflows behind a sampled floor.
-    const int64_t room = std::min(count, 4 * k + BLOCK) + BLOCK;
-    keys_.reset(new uint32_t[size_t(room)]);
-    positions_.reset(new uint32_t[size_t(room)]);
+    // Room for 2·k would keep the work linear; behind a sampled floor twice as much seldom overflows.
+    const int64_t room = std::min(count, 4 * k + 8 * BLOCK) + BLOCK;
+    memory_.reset(new uint32_t[2 * size_t(room)]);
+    keys_ = memory_.get();
+    positions_ = keys_ + room;
     size_ = 0;
     std::array<Hit, BLOCK / WORD + 1> hits;
     for (int64_t i = 0; i < count; i += BLOCK) {

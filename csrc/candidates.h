@@ -27,7 +27,7 @@ class Candidates {
     // Collects what is above `floor` in x[0 : count], count < 2^32, or at least the k largest of it, k > 0.
     void collect(const float* x, int64_t count, int64_t k, int32_t floor, const Instructions& with);
 
-    Keys keys() const { return {keys_.get(), size_}; }
+    Keys keys() const { return {keys_, size_}; }
 
     // How many keys are above and equal to that of `cut`.
     struct Sides {
@@ -42,6 +42,7 @@ class Candidates {
     void append(const float* x, int64_t offset, const Hit* hits, int64_t found);
     uint32_t keep_largest(int64_t k);
 
-    std::unique_ptr<uint32_t[]> keys_, positions_;
+    std::unique_ptr<uint32_t[]> memory_;
+    uint32_t *keys_ = nullptr, *positions_ = nullptr;
     int64_t size_ = 0;
 };

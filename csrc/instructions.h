@@ -4,7 +4,7 @@
 #include <cstdint>
 
 constexpr int64_t WORD = 32;     // elements that share one mask
-constexpr int64_t BLOCK = 2048;  // elements at most for one call of `passing`, so that they stay in L1
+constexpr int64_t BLOCK = 512;   // elements at most for one call of `passing`, so that they stay in L1
 constexpr int64_t LANES = 8;     // partial sums of `add_*`: element j of a call counts in j % LANES
 
 // Bit j of `mask` is element WORD * word + j.

@@ -42,7 +42,7 @@ int64_t sample_rank(int64_t n, int64_t k, int64_t m) {
 // Of a sample of m about p = k·m/n ± √p are among the k largest. A floor 4·√p below the p-th costs 4·√p·n/m
 // more candidates, a larger sample more reads: their sum is least where m grows as the cube root of k·n.
 int64_t sample_size(int64_t n, int64_t k) {
-    const int64_t m = std::min(int64_t(std::cbrt(4.0 * double(k) * double(n))) + 256, n / 4);
+    const int64_t m = std::min(int64_t(std::cbrt(double(k) * double(n))) + 256, n / 4);
     return n < SAMPLED || sample_rank(n, k, m) > m / 2 ? 0 : m;
 }
 

@@ -56,7 +56,7 @@ class Injection:
                 raise UserError(f"{name} = {value}: must be more than 0 and at most 1")
 
     def portions(self, b: int, P: int) -> Portions:
-        """S = ⌈αP⌉, s = β·b/(1 + αβP) rounded, but at least 1 and no more than leaves b' = b − S·s at least 1.
+        """S = ⌈αP⌉, s = β·b/(1 + αβP) rounded, but at least 1 and no more than leaves 1 as b' = b − S·s.
 
         So b' is what is left, which may differ from b/(1 + αβP) by more than its rounding: 12 of 32 at
         (½, ½) with 8 groups. Raises `UserError` where a sample of each is too many. One group keeps all.
@@ -66,8 +66,8 @@ class Injection:
         S = self._sharing(P)
         if b <= S:
             raise UserError(
-                f"alpha = {self.alpha}: {S} of {P} groups would share a sample each, which leaves none of the "
-                f"{b} samples of a rank's batch: a larger batch is needed, or a smaller alpha"
+                f"alpha = {self.alpha}: {S} of {P} groups would share a sample each, which leaves none of "
+                f"the {b} samples of a rank's batch: a larger batch is needed, or a smaller alpha"
             )
         s = max(1, min(round(self.beta * b / (1 + self.alpha * self.beta * P)), (b - 1) // S))
         return Portions(b - S * s, s, S)

@@ -51,8 +51,9 @@ class Sparse:
         indices: how they travel, `Gaps()` or `Plain()`.
 
     Notes of every step: `density` (|idx|/M), `error` (‖e‖₂, mean over the workers, eq. 2), `growth` (|idx|
-    over the mean number that a worker selected; where sets overlap), and seconds in `select`, `encode`,
-    `exchange` and `apply`. Not for loss scaling that changes: the residual is of the scaled loss.
+    over the mean number that a worker selected; where sets overlap), and seconds in `share` (who searches
+    what), `select`, `encode`, `exchange` and `apply`. Not for loss scaling that changes: the residual is of
+    the scaled loss.
 
     Raises `UserError` at the first exchange where optimizer and feedback do not go together.
     """
@@ -138,9 +139,11 @@ class Sparse:
         squared_norms = torch.cat(self._norms)
         self._norms.clear()
         seconds = Seconds(s.notes)
+        accumulated = Accumulated(residual.acc, self._bounds, squared_norms)
+        with seconds.of("share"):
+            share = self.sparsifier.share(accumulated, self.t, workers)
         with seconds.of("select"):
-            accumulated = Accumulated(residual.acc, self._bounds, squared_norms)
-            mine = self.sparsifier.select(accumulated, self.t, workers)
+            mine = self.sparsifier.select(accumulated, share)
         with seconds.of("encode"):
             code = self.indices.encode(mine, residual.acc.numel())
         with seconds.of("exchange"):

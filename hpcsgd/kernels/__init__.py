@@ -1,8 +1,8 @@
 """What sparse gradient exchange does to whole gradients: accumulate them, choose the largest, name these.
 
-float32 on the CPU is served by the native library where that was built (csrc/), everything else by
-`hpcsgd.kernels.reference`, which also says what the results are; the two agree bit for bit but for the
-order in which `accumulate` adds up a norm.
+float32 on the CPU and on a GPU is served by the native libraries where these were built (csrc/, csrc/cuda/),
+everything else by `hpcsgd.kernels.reference`, which also says what the results are; they agree bit for bit
+but for the order in which `accumulate` adds up a norm.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from hpcsgd.errors import UserError
 from hpcsgd.kernels import reference
+from hpcsgd.kernels.cuda import Cuda
 from hpcsgd.kernels.native import GRADIENT_TYPES, Native
 
-__all__ = ["Native", "above", "accumulate", "decode", "encode", "largest", "native"]
+__all__ = ["Cuda", "Native", "above", "accumulate", "cuda", "decode", "encode", "largest", "native"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,23 @@ def native() -> Native | None:
             error,
         )
         return None
+
+
+@functools.cache
+def cuda(device: torch.device) -> Cuda | None:
+    """The native library for a CUDA device; `None`, and a warning once, where there is none it can use."""
+    try:
+        library = Cuda.load()
+        library.require(device)
+    except OSError as error:
+        logger.warning(
+            "no native kernels on %s, so sparse exchange will be slow there; pip install hpcsgd again where "
+            "there is an nvcc of the driver's version (%s)",
+            device,
+            error,
+        )
+        return None
+    return library
 
 
 def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
@@ -121,8 +139,12 @@ def decode(code: Tensor, count: int) -> Tensor:
     return reference.decode(code, count) if library is None else library.decode(code, count)
 
 
-def _serving(x: Tensor) -> Native | None:
-    return native() if x.dtype == torch.float32 and _in_memory(x) else None
+def _serving(x: Tensor) -> Native | Cuda | None:
+    if x.dtype != torch.float32 or not x.is_contiguous():
+        return None
+    if x.device.type == "cuda":
+        return cuda(x.device)
+    return native() if x.device.type == "cpu" else None
 
 
 def _in_memory(x: Tensor) -> bool:

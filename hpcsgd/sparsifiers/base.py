@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from hpcsgd import kernels
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
 
@@ -21,6 +23,24 @@ class Accumulated:
     """(L + 1,), int64 on the CPU: layer i is [bounds[i], bounds[i+1]), as the sparsifier had them cut."""
     squared_norms: Tensor
     """(L,), float64: of each layer of acc."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Segments of acc, ascending, and how many elements to select in each; int64 on the CPU."""
+
+    starts: Tensor
+    stops: Tensor
+    k: Tensor
+
+    @classmethod
+    def whole(cls, M: int, k: int) -> Share:
+        """k of all M."""
+        return cls(torch.tensor([0]), torch.tensor([M]), torch.tensor([k]))
+
+    def largest_of(self, acc: Tensor) -> Tensor:
+        """Indices of its elements of largest magnitude."""
+        return kernels.largest(acc, self.starts, self.stops, self.k)
 
 
 class Sparsifier(Protocol):
@@ -39,8 +59,12 @@ class Sparsifier(Protocol):
         """The worker that selects for all of them; None where each of them selects."""
         ...
 
-    def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
-        """Indices into acc, int64, ascending: this worker's. Collective over the workers."""
+    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+        """What of acc this worker searches. Collective over the workers."""
+        ...
+
+    def select(self, x: Accumulated, share: Share) -> Tensor:
+        """Indices into acc, int64, ascending: this worker's."""
         ...
 
 

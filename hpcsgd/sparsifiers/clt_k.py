@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from hpcsgd.sparsifiers.base import Accumulated, require_density, wanted
-from hpcsgd.sparsifiers.topk import top
+from hpcsgd.sparsifiers.base import Accumulated, Share, require_density, wanted
 from hpcsgd.transport import Transport
 
 
@@ -33,7 +31,9 @@ class CLTk:
     def leader(self, t: int, n: int) -> int | None:
         return t % n
 
-    def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
-        if workers.rank != self.leader(t, workers.size):
-            return torch.empty(0, dtype=torch.int64, device=x.acc.device)
-        return top(x.acc, wanted(self.density, x.acc.numel()))
+    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+        leads = workers.rank == self.leader(t, workers.size)
+        return Share.whole(x.acc.numel(), wanted(self.density, x.acc.numel()) if leads else 0)
+
+    def select(self, x: Accumulated, share: Share) -> Tensor:
+        return share.largest_of(x.acc)

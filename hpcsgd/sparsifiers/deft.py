@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd import kernels
-from hpcsgd.sparsifiers.base import Accumulated, require_density, wanted
+from hpcsgd.sparsifiers.base import Accumulated, Share, require_density, wanted
 from hpcsgd.transport import Transport, phase
 
 
@@ -52,7 +52,7 @@ class Deft:
     def leader(self, t: int, n: int) -> int | None:
         return None
 
-    def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
+    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
         k, bins = share_out(x, wanted(self.density, x.acc.numel()), self.floor, workers.size)
         if workers.size > 1:
             decision = torch.stack([bins, k.int()]) if self.exact else bins.view(1, -1)
@@ -60,7 +60,10 @@ class Deft:
                 workers.bcast(decision, t % workers.size).wait()
             bins, k = decision[0], decision[1].long() if self.exact else k
         mine = torch.nonzero(bins == workers.rank).view(-1)
-        return kernels.largest(x.acc, x.bounds[mine], x.bounds[mine + 1], k[mine])
+        return Share(x.bounds[mine], x.bounds[mine + 1], k[mine])
+
+    def select(self, x: Accumulated, share: Share) -> Tensor:
+        return share.largest_of(x.acc)
 
 
 def share_out(x: Accumulated, k: int, floor: int, n: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpcsgd import kernels
 from hpcsgd.errors import UserError
-from hpcsgd.sparsifiers.base import Accumulated
+from hpcsgd.sparsifiers.base import Accumulated, Share
 from hpcsgd.transport import Transport
 
 
@@ -33,5 +33,8 @@ class HardThreshold:
     def leader(self, t: int, n: int) -> int | None:
         return None
 
-    def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
+    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+        return Share.whole(x.acc.numel(), x.acc.numel())
+
+    def select(self, x: Accumulated, share: Share) -> Tensor:
         return kernels.above(x.acc, self.threshold)

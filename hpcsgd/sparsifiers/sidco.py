@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hpcsgd import kernels
 from hpcsgd.errors import UserError
-from hpcsgd.sparsifiers.base import Accumulated, require_density
+from hpcsgd.sparsifiers.base import Accumulated, Share, require_density
 from hpcsgd.transport import Transport
 
 FIRST_RATIO = 0.25
@@ -53,7 +53,10 @@ class SIDCo:
     def leader(self, t: int, n: int) -> int | None:
         return None
 
-    def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
+    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+        return Share.whole(x.acc.numel(), x.acc.numel())
+
+    def select(self, x: Accumulated, share: Share) -> Tensor:
         indices = kernels.above(x.acc, self.threshold(x.acc))
         self._adapt(indices.numel() / (self.density * x.acc.numel()))
         return indices

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from hpcsgd import kernels
-from hpcsgd.sparsifiers.base import Accumulated, require_density, wanted
+from hpcsgd.sparsifiers.base import Accumulated, Share, require_density, wanted
 from hpcsgd.transport import Transport
 
 
@@ -33,11 +31,8 @@ class TopK:
     def leader(self, t: int, n: int) -> int | None:
         return None
 
-    def select(self, x: Accumulated, t: int, workers: Transport) -> Tensor:
-        return top(x.acc, wanted(self.density, x.acc.numel()))
+    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+        return Share.whole(x.acc.numel(), wanted(self.density, x.acc.numel()))
 
-
-def top(acc: Tensor, k: int) -> Tensor:
-    """Indices, ascending, of the k elements of largest magnitude of a vector."""
-    whole = torch.tensor([acc.numel()])
-    return kernels.largest(acc, torch.zeros_like(whole), whole, torch.tensor([k]))
+    def select(self, x: Accumulated, share: Share) -> Tensor:
+        return share.largest_of(x.acc)

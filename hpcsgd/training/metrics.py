@@ -11,8 +11,8 @@ kind            fields beside ``kind`` and ``step``
 ``meeting``     distance: D of eq. 9, how far the groups were apart when they met
 ``selection``   delta, vote and met, of SelSync: Δ of rank 0's group, whether that asked for a meeting (0
                 or 1), and whether there was one
-``sparse``      density, error, growth (where workers' selections overlap) and seconds of select, encode,
-                exchange and apply (``…_seconds``), as noted by rank 0's sparse exchange
+``sparse``      density, error, growth (where workers' selections overlap) and seconds of share, select,
+                encode, exchange and apply (``…_seconds``), as noted by rank 0's sparse exchange
 ``evaluation``  epoch, loss, distance (D of the groups from the mean model), seconds, and the figures of the
                 task: accuracy, or perplexity, or hr10 and ndcg10
 ``epoch``       epoch, loss, seconds
@@ -36,6 +36,7 @@ SPARSE = (
     "density",
     "error",
     "growth",
+    "share_seconds",
     "select_seconds",
     "encode_seconds",
     "exchange_seconds",

@@ -66,6 +66,7 @@ def test_only_what_ascends_has_a_code(encode, indices):
         ([1, 0x80], 1),
         ([1, 0x80], 2),
         ([0x80] * 9 + [1], 1),
+        ([0x80] * 9 + [0], 1),
         ([0xFF] * 8 + [0x7F, 0], 2),
         ([0xFF] * 8 + [0x7F] + [0xFF] * 8 + [0x7F], 2),
     ],

@@ -12,100 +12,15 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
+from arrays import MAKERS, ascending, at_the_end, constant, cuts, descending, few_values, lists, made, normal
 from hpcsgd import UserError, kernels
 from hpcsgd.kernels import reference
-
-NANS = np.array([0x7F800001, 0x7FC00000, 0xFFC12345, 0x7FFFFFFF, 0xFF800001], np.uint32).view(np.float32)
-SPECIAL = np.array([0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 3e38, 1, *NANS], np.float32)
-
-
-def normal(rng: np.random.Generator, n: int) -> np.ndarray:
-    return rng.standard_normal(n)
-
-
-def heavy(rng: np.random.Generator, n: int) -> np.ndarray:
-    return rng.laplace(size=n) ** 3
-
-
-def any_bits(rng: np.random.Generator, n: int) -> np.ndarray:
-    return rng.integers(0, 2**32, n, np.uint32).view(np.float32)
-
-
-def denormal(rng: np.random.Generator, n: int) -> np.ndarray:
-    return (rng.integers(0, 2**10, n, np.uint32) | rng.integers(0, 2, n, np.uint32) << 31).view(np.float32)
-
-
-def few_values(rng: np.random.Generator, n: int) -> np.ndarray:
-    return rng.integers(-3, 4, n)
-
-
-def special(rng: np.random.Generator, n: int) -> np.ndarray:
-    return rng.choice(SPECIAL, n)
-
-
-def constant(rng: np.random.Generator, n: int) -> np.ndarray:
-    return np.full(n, rng.choice([0.0, -2.5, np.inf]))
-
-
-def all_nan(rng: np.random.Generator, n: int) -> np.ndarray:
-    return rng.choice(NANS, n)
-
-
-def ascending(rng: np.random.Generator, n: int) -> np.ndarray:
-    return np.arange(n) * rng.choice([1.0, -1.0])
-
-
-def descending(rng: np.random.Generator, n: int) -> np.ndarray:
-    return -np.arange(n)[::-1] * rng.choice([1.0, -1.0])
-
-
-def periodic(rng: np.random.Generator, n: int) -> np.ndarray:
-    return np.arange(n) % int(rng.integers(2, 300))
-
-
-def one_huge(rng: np.random.Generator, n: int) -> np.ndarray:
-    x = rng.standard_normal(n) * 1e-20
-    x[rng.integers(0, n, 1 if n else 0)] = -3e38
-    return x
-
-
-def at_the_end(rng: np.random.Generator, n: int) -> np.ndarray:
-    x = rng.standard_normal(n)
-    x[n - n // 20 :] *= 1000
-    return x
-
-
-MAKERS = (
-    normal, heavy, any_bits, denormal, few_values, special, constant, all_nan, ascending, descending,
-    periodic, one_huge, at_the_end,
-)  # fmt: skip
-
-
-def made(maker: Callable[..., np.ndarray], rng: np.random.Generator, n: int, shift: int = 0) -> torch.Tensor:
-    """`n` float32 elements, `shift` elements behind an aligned address."""
-    x = torch.from_numpy(
-        np.concatenate([np.zeros(shift), maker(rng, n)], dtype=np.float32, casting="same_kind")
-    )
-    return x[shift:]
-
-
-def lists(*values: list[int]) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.tensor(each, dtype=torch.int64) for each in values)
 
 
 def check(everywhere: Callable[..., list], x: torch.Tensor, *segments: torch.Tensor) -> None:
     expected = reference.largest(x, *segments)
     for found in everywhere(lambda library: library.largest(x, *segments)):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def cuts(rng: np.random.Generator, n: int, segments: int) -> tuple[torch.Tensor, ...]:
-    """Disjoint segments of [0, n), some empty and some apart, each with some k."""
-    bounds = np.sort(rng.integers(0, n + 1, 2 * segments))
-    starts, stops = bounds[::2], bounds[1::2]
-    lengths = stops - starts
-    k = np.minimum((lengths * rng.choice([0, 0.001, 0.01, 0.3, 1], segments)).astype(int) + 1, lengths)
-    return lists(starts.tolist(), stops.tolist(), (k * (rng.random(segments) > 0.1)).tolist())
 
 
 BOTH = pytest.mark.parametrize("largest", [kernels.largest, reference.largest], ids=["native", "reference"])
@@ -164,9 +79,9 @@ def test_segments_outside_or_overlapping_are_our_mistake(segments):
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
 def test_small_arrays(everywhere, maker):
-    """Around the length of a vector, of a word of 32 elements and of a block."""
+    """Around the length of a vector, of a word of 32 elements and of a block of 512."""
     rng = np.random.default_rng(1)
-    for n in [*range(1, 70), 255, 256, 257, 2047, 2048, 2049, 4097]:
+    for n in [*range(1, 70), 255, 256, 257, 511, 512, 513, 1025, 4097]:
         x = made(maker, rng, n, shift=n % 5)
         k = int(rng.integers(0, n + 1))
         check(lambda call: everywhere(call, threads=(1,)), x, *lists([0], [n], [k]))

@@ -161,10 +161,14 @@ def test_the_lstm_is_that_of_its_equations() -> None:
 
 
 def test_dropout_before_between_and_after() -> None:
-    model = lstm(5, dropout=0.9).train()
+    model = lstm(5, embedding=4, hidden=6, dropout=0.9).train()
     assert (model.lstm.dropout, model.dropout.p) == (0.9, 0.9)
     x = torch.zeros(1, 3, dtype=torch.int64)
+    widths: list[int] = []
+    hook = model.dropout.register_forward_hook(lambda _, given, __: widths.append(given[0].shape[-1]))
     assert not torch.equal(model(x), model(x))
+    hook.remove()
+    assert widths == [4, 6] * 2
     assert torch.equal(model.eval()(x), model(x))
     assert lstm(5, layers=1, dropout=0.9).lstm.dropout == 0
 

@@ -104,7 +104,8 @@ def test_workers_select_disjoint_sets(run, n: int, exact: bool) -> None:
         deft = Deft(k / M, exact=exact)
         cut = deft.cut(bounds(sizes), n)
         norms = torch.stack([part.square().sum().double() for part in acc.split(cut.diff().tolist())])
-        return [deft.select(Accumulated(acc, cut, norms), t, world).tolist() for t in range(3)]
+        x = Accumulated(acc, cut, norms)
+        return [deft.select(x, deft.share(x, t, world)).tolist() for t in range(3)]
 
     for selections in zip(*run(n, select), strict=True):
         together = [i for mine in selections for i in mine]
@@ -117,7 +118,7 @@ def test_on_one_worker_with_one_layer_all_are_top_k(run) -> None:
     def select(world: Transport) -> list[list[int]]:
         acc = torch.randn(1000, generator=torch.Generator().manual_seed(3))
         x = Accumulated(acc, torch.tensor([0, 1000]), acc.square().sum().double().reshape(1))
-        return [s.select(x, 5, world).tolist() for s in (TopK(0.05), CLTk(0.05), Deft(0.05))]
+        return [s.select(x, s.share(x, 5, world)).tolist() for s in (TopK(0.05), CLTk(0.05), Deft(0.05))]
 
     ((top, cyclic, deft),) = run(1, select)
     assert top == cyclic == deft

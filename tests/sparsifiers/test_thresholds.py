@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.errors import UserError
-from hpcsgd.sparsifiers import Accumulated, CLTk, HardThreshold, SIDCo
+from hpcsgd.sparsifiers import Accumulated, CLTk, HardThreshold, SIDCo, Sparsifier
 from hpcsgd.transport import Transport
 
 M = 200_000
@@ -30,13 +30,18 @@ DISTRIBUTIONS = {
 }
 
 
+def selected(sparsifier: Sparsifier, acc: Tensor, t: int, world: Transport) -> Tensor:
+    x = whole(acc)
+    return sparsifier.select(x, sparsifier.share(x, t, world))
+
+
 def whole(acc: Tensor) -> Accumulated:
     return Accumulated(acc, torch.tensor([0, acc.numel()]), acc.double().square().sum().reshape(1))
 
 
 def test_hard_threshold(run) -> None:
     acc = torch.tensor([0.5, -0.1, -0.7, 0.0, math.nan, 0.499])
-    assert run(1, lambda world: HardThreshold(0.5).select(whole(acc), 0, world).tolist()) == [[0, 2, 4]]
+    assert run(1, lambda world: selected(HardThreshold(0.5), acc, 0, world).tolist()) == [[0, 2, 4]]
 
 
 @pytest.mark.parametrize("threshold", [0.0, -1.0, math.nan])
@@ -68,7 +73,7 @@ def test_stages_fit_what_the_one_before_kept() -> None:
 def test_the_number_of_stages_finds_the_density(run, name: str, density: float) -> None:
     def select(world: Transport) -> list[float]:
         sidco = SIDCo(density)
-        return [len(sidco.select(whole(DISTRIBUTIONS[name](t)), t, world)) / M for t in range(60)]
+        return [len(selected(sidco, DISTRIBUTIONS[name](t), t, world)) / M for t in range(60)]
 
     (achieved,) = run(1, select)
     later = achieved[-20:]
@@ -76,16 +81,16 @@ def test_the_number_of_stages_finds_the_density(run, name: str, density: float) 
 
 
 @pytest.mark.parametrize(
-    ("acc", "selected"),
+    ("acc", "chosen"),
     [
         (torch.zeros(9), []),
         (torch.tensor([1.0, math.nan, 2.0]), [1]),
         (torch.tensor([1.0, math.inf, 2.0, -math.inf]), [1, 3]),
     ],
 )
-def test_what_cannot_be_fitted(run, acc: Tensor, selected: list[int]) -> None:
+def test_what_cannot_be_fitted(run, acc: Tensor, chosen: list[int]) -> None:
     """Zeros stay, and what is not finite is told to all."""
-    assert run(1, lambda world: SIDCo(0.1).select(whole(acc), 0, world).tolist()) == [selected]
+    assert run(1, lambda world: selected(SIDCo(0.1), acc, 0, world).tolist()) == [chosen]
 
 
 def test_sidco_goes_on_where_it_was(run) -> None:
@@ -93,7 +98,7 @@ def test_sidco_goes_on_where_it_was(run) -> None:
         def stages(sidco: SIDCo, times: range) -> list[int]:
             counts = []
             for t in times:
-                sidco.select(whole(DISTRIBUTIONS["normal"](t)), t, world)
+                selected(sidco, DISTRIBUTIONS["normal"](t), t, world)
                 counts.append(sidco.stages)
             return counts
 
@@ -115,6 +120,6 @@ def test_all_of_it_has_no_tail() -> None:
 def test_leaders_take_turns(run) -> None:
     def select(world: Transport) -> list[int]:
         acc = torch.arange(10.0)
-        return [len(CLTk(0.3).select(whole(acc), t, world)) for t in range(4)]
+        return [len(selected(CLTk(0.3), acc, t, world)) for t in range(4)]
 
     assert run(2, select) == [[3, 0, 3, 0], [0, 3, 0, 3]]

@@ -172,6 +172,7 @@ def assert_each_sample_once_an_epoch(groups: Groups) -> None:
         assert groups.events("commit")[-1]["t"] == EPOCHS * TRAIN // (ISLANDS * B)
 
 
+@pytest.mark.long  # on one machine: tests/launch/test_launch.py
 def test_a_rank_is_killed(cluster: Cluster) -> None:
     """Its island is lost, started again where it was, and returns."""
     groups = Groups(cluster, "killed")

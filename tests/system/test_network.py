@@ -50,16 +50,10 @@ def test_an_allreduce_sends_the_bytes_of_its_formula(network):
 METHODS = Path(__file__).parents[1] / "methods"
 
 
-@pytest.mark.parametrize(
-    "tests",
-    [
-        pytest.param([METHODS / "test_waiting_for_nobody.py"], id="waiting for nobody"),
-        pytest.param([METHODS], id="all", marks=pytest.mark.long),
-    ],
-)
-def test_methods_do_across_hosts_what_they_do_on_one(network, tests: list[Path]) -> None:
+@pytest.mark.long
+def test_methods_do_across_hosts_what_they_do_on_one(network) -> None:
     """Where no memory is shared and links are slow, requests are answered all the same."""
     pytest_on_ranks = ("-m", "pytest", "-m", "ranks", "-q", "--color=no", "-p", "no:cacheprovider")
-    done = network.mpiexec(sys.executable, *pytest_on_ranks, *tests, timeout=500)
+    done = network.mpiexec(sys.executable, *pytest_on_ranks, METHODS, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

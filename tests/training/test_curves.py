@@ -124,3 +124,10 @@ def test_a_failed_drawing_leaves_the_old_picture(tmp_path: Path, monkeypatch: py
     with pytest.raises(OSError, match="disk full"):
         plot_curves(STEPS, tmp_path / "curves.png")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("curves.png", b"old")]
+
+
+def test_another_figure_than_accuracy(tmp_path: Path, titles: list[str]) -> None:
+    """Of perplexities the lowest is the best."""
+    tested = [{**r, "perplexity": 100.0 + (r["epoch"] - 2) ** 2} for r in EVALUATIONS]
+    plot_curves([{k: v for k, v in r.items() if k != "accuracy"} for r in tested], tmp_path / "c.png")
+    assert titles == ["test perplexity: best 100.00 at epoch 2"]

@@ -125,3 +125,26 @@ def test_any_part_of_a_run_can_be_summed_up(count: int) -> None:
 )
 def test_bytes_are_readable(size: float, text: str) -> None:
     assert byte_text(size) == text
+
+
+def test_the_best_perplexity_is_the_lowest() -> None:
+    tested = [{**evaluation(10 * n, 0, n), "perplexity": p} for n, p in ((1, 90.0), (2, 70.5), (3, 80.25))]
+    for record in tested:
+        del record["accuracy"]
+    numbers = summary([*RECORDS[:2], *tested])
+    assert (numbers["perplexity"], numbers["best_perplexity"], numbers["best_epoch"]) == (80.25, 70.5, 2)
+    assert "accuracy" not in numbers
+    assert (
+        "test      perplexity 80.25 (best 70.50 after epoch 2), loss 3" in summary_text(numbers).splitlines()
+    )
+
+
+def test_two_figures() -> None:
+    tested = [{**evaluation(10 * n, 0, 0.25), "hr10": h, "ndcg10": h / 2} for n, h in ((1, 0.5), (2, 0.25))]
+    for record in tested:
+        del record["accuracy"]
+    numbers = summary(tested)
+    assert (numbers["hr10"], numbers["best_hr10"], numbers["best_epoch"]) == (0.25, 0.5, 1)
+    assert (numbers["ndcg10"], numbers["best_ndcg10"]) == (0.125, 0.25)
+    line = "test      HR@10 0.2500 (best 0.5000 after epoch 1), NDCG@10 0.1250, loss 0.25"
+    assert line in summary_text(numbers).splitlines()

@@ -1,0 +1,207 @@
+"""How DEFT's selection scales: the slowest of n workers against Top-k, with our kernel and with torch.topk.
+
+    python benchmarks/deft_scaling.py [--quick] [--json FILE] [--plot FILE]
+
+One thread. The layers are those of ResNet-18, an LSTM on WikiText-2's vocabulary and NeuMF on MovieLens-20M's
+users and items; elements are normal, with the norm that each layer had in a gradient of random data. Workers
+are timed one after the other, each in rounds between which the caches are filled with something else; the
+slowest one's median counts. Top-k and CLT-k search all of it, however many workers there are. "planning" is
+what shares k out over layers and layers over workers (algorithms 3 and 4, in every step); the partition
+(algorithm 2) is made once. "theory": n·log k/(log k − log n), eq. 8 of DEFT's paper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from harness import Goal, machine, print_goals, print_table, write_json
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from hpcsgd import kernels
+from hpcsgd.models import lstm, ncf, resnet18
+from hpcsgd.sparsifiers import Accumulated
+from hpcsgd.sparsifiers.base import wanted
+from hpcsgd.sparsifiers.deft import partition, share_out
+
+WORKERS = (1, 2, 4, 8, 16, 32, 64)
+LINEAR_UP_TO = 32
+PLANNING_AT, PLANNING = 16, 0.05
+"""Goals: at least linear up to so many workers; planning at most this part of the selection."""
+TOKENS, USERS, ITEMS = 33_278, 138_493, 26_744
+
+
+def of_images() -> Tensor:
+    scores = (net := resnet18())(torch.randn(4, 3, 32, 32))
+    return backwards(net, cross_entropy(scores, torch.arange(4)))
+
+
+def of_tokens() -> Tensor:
+    net, x = lstm(TOKENS), torch.randint(TOKENS, (4, 35))
+    return backwards(net, cross_entropy(net(x).flatten(0, 1), x.flatten()))
+
+
+def of_ratings() -> Tensor:
+    net = ncf(USERS, ITEMS)
+    x = torch.stack([torch.randint(USERS, (512,)), torch.randint(ITEMS, (512,))], 1)
+    scores = net(x)
+    return backwards(net, scores.square().mean())
+
+
+def backwards(net: nn.Module, loss: Tensor) -> Tensor:
+    """The norms of the layers, the last one first; sizes beside them: (2, L)."""
+    loss.backward()
+    layers = [p.grad for p in reversed(list(net.parameters())) if p.grad is not None]
+    norms, sizes = [g.norm().item() for g in layers], [g.numel() for g in layers]
+    return torch.tensor([norms, sizes], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    layers: Callable[[], Tensor]
+    density: float
+
+
+TASKS = (Task("ResNet-18", of_images, 0.01), Task("LSTM", of_tokens, 0.001), Task("NeuMF", of_ratings, 0.1))
+
+
+def accumulated(layers: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """acc, and the bounds of its layers."""
+    sizes = layers[1].long()
+    acc = torch.randn(int(sizes.sum()), generator=generator)
+    for part, norm in zip(acc.split(sizes.tolist()), layers[0].tolist(), strict=True):
+        part.mul_(norm / part.norm())
+    return acc, torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+
+
+def by_kernel(acc: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> None:
+    kernels.largest(acc, starts, stops, k)
+
+
+def by_topk(acc: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> None:
+    for start, stop, each in zip(starts.tolist(), stops.tolist(), k.tolist(), strict=True):
+        if each:
+            torch.topk(acc[start:stop].abs(), each, sorted=False)
+
+
+SELECT = {"kernel": by_kernel, "torch.topk": by_topk}
+_ELSEWHERE = torch.ones(32 << 20)
+
+
+def seconds(run: Callable[[], object], rounds: int) -> float:
+    """The median, on cold caches."""
+    times = []
+    for _ in range(rounds):
+        _ELSEWHERE.add_(1)
+        start = perf_counter()
+        run()
+        times.append(perf_counter() - start)
+    return median(times)
+
+
+def measured(task: Task, workers: Sequence[int], rounds: int, slow_rounds: int) -> Iterable[dict[str, Any]]:
+    acc, layers = accumulated(task.layers(), torch.Generator().manual_seed(0))
+    k = wanted(task.density, len(acc))
+    whole = (torch.tensor([0]), torch.tensor([len(acc)]), torch.tensor([k]))
+    counts = {"kernel": rounds, "torch.topk": slow_rounds}
+    of_all = {name: seconds(partial(run, acc, *whole), counts[name]) for name, run in SELECT.items()}
+    for n in workers:
+        bounds = partition(layers, n)
+        norms = kernels.accumulate(acc, torch.zeros_like(acc), bounds)
+        x = Accumulated(acc, bounds, norms)
+        planning = seconds(partial(share_out, x, k, 0, n), 5 * rounds)
+        ks, bins = share_out(x, k, 0, n)
+        bins_of = [torch.nonzero(bins == worker).view(-1) for worker in range(n)]
+        shares = [(bounds[mine], bounds[mine + 1], ks[mine]) for mine in bins_of]
+        for name, run in SELECT.items():
+            slowest = max(seconds(partial(run, acc, *share), counts[name]) for share in shares)
+            yield {
+                "task": task.name, "M": len(acc), "layers": len(layers) - 1, "density": task.density, "n": n,
+                "pieces": len(norms), "select": name, "topk_seconds": of_all[name], "deft_seconds": slowest,
+                "speed_up": of_all[name] / slowest, "theory": theory(n, k),
+                "planning_seconds": planning, "planning_share": planning / slowest,
+                "partition_seconds": seconds(partial(partition, layers, n), 5),
+            }  # fmt: skip
+
+
+def theory(n: int, k: int) -> float:
+    return n * math.log(k) / (math.log(k) - math.log(n))
+
+
+def goals(rows: Iterable[dict[str, Any]]) -> list[Goal]:
+    found = []
+    for row in rows:
+        case = f"{row['task']}, {row['select']}, n = {row['n']}"
+        if 1 < row["n"] <= LINEAR_UP_TO:
+            found.append(Goal(f"{case}: n over the speed-up", row["n"] / row["speed_up"], 1))
+        if row["n"] == PLANNING_AT:
+            found.append(Goal(f"{case}: planning over selection", row["planning_share"], PLANNING))
+    return found
+
+
+HEAD = ["task", "d", "n", "pieces", "by", "Top-k ms", "DEFT ms", "speed-up", "theory", "planning µs", "share"]
+
+
+def cells(row: dict[str, Any]) -> list[object]:
+    return [
+        *(row[key] for key in ("task", "density", "n", "pieces", "select")),
+        f"{1e3 * row['topk_seconds']:.2f}", f"{1e3 * row['deft_seconds']:.3f}",
+        f"{row['speed_up']:.1f}", f"{row['theory']:.1f}",
+        f"{1e6 * row['planning_seconds']:.1f}", f"{row['planning_share']:.1%}",
+    ]  # fmt: skip
+
+
+def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
+    figure = Figure(figsize=(12, 4), dpi=120, layout="constrained")
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    for axes, task in zip(figure.subplots(1, len(tasks), sharey=True), tasks, strict=True):
+        for name, colour in (("kernel", "#0072B2"), ("torch.topk", "#D55E00")):
+            mine = [row for row in rows if row["task"] == task and row["select"] == name]
+            workers = [r["n"] for r in mine]
+            axes.plot(workers, [r["speed_up"] for r in mine], "o-", color=colour, label=name)
+        axes.plot(workers, [r["theory"] for r in mine], "--", color="#009E73", label="theory")
+        axes.plot(workers, workers, ":", color="#999999", label="linear")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_title(f"{task}, {mine[0]['M'] / 1e6:.1f} M, d = {mine[0]['density']:g}", loc="left")
+        axes.set_xlabel("workers")
+        axes.grid(alpha=0.25)
+    figure.axes[0].set_ylabel("selection: Top-k over DEFT")
+    figure.axes[0].legend(frameon=False)
+    figure.savefig(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="DEFT's selection on more and more workers.")
+    parser.add_argument("--quick", action="store_true", help="a minute: fewer workers and rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    library = kernels.native()
+    here = machine() | {"kernels": str(library)}
+    workers, rounds, slow_rounds = (WORKERS[::2], 5, 1) if arguments.quick else (WORKERS, 21, 3)
+    rows = [row for task in TASKS for row in measured(task, workers, rounds, slow_rounds)]
+    print(library)
+    print_table(map(cells, rows), HEAD)
+    print_goals(goals(rows))
+    if arguments.json:
+        write_json(arguments.json, rows, goals(rows), here)
+    if arguments.plot:
+        draw(rows, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

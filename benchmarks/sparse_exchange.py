@@ -1,0 +1,131 @@
+"""Sparse exchange on hosts with slow links: seconds a step by part, dense, Top-k, CLT-k and DEFT.
+
+    python benchmarks/sparse_exchange.py [--hosts 4] [--rate 100] [--density 0.01] [--json FILE] [--plot FILE]
+
+One rank a host, all in one group; ResNet-18 with a batch of 2 a rank, plain SGD with momentum. The hosts are
+network namespaces (as root) that share this machine's cores. Contestants take turns, a block of steps each;
+ratios are of blocks next to each other, of the slowest rank. Parts of a step: "select", "encode" and "apply"
+as the exchange notes them (the slowest rank's), "share" (DEFT's planning and broadcast; rank 0's, with its
+waiting), "indices", "values", "gradients" and "parameters" as their messages take, with the waiting for late
+ranks; "compute" is a step without any of it. "link": bytes sent over the link's rate, below which no exchange
+can be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import Goal, machine, print_goals, print_table, write_json
+from hosts import on_hosts, shaped_hosts
+from matplotlib.figure import Figure
+
+PARTS = {
+    "compute": "#999999",
+    "share": "#CC79A7",
+    "select": "#D55E00",
+    "encode": "#E69F00",
+    "indices": "#56B4E9",
+    "values": "#0072B2",
+    "gradients": "#0072B2",
+    "parameters": "#332288",
+    "apply": "#009E73",
+}
+DENSE, DEFT = "dense", "DEFT"
+RIVALS = (DENSE, "Top-k", "CLT-k")
+
+
+def measured(given: argparse.Namespace, rounds: int, steps: int) -> list[dict[str, Any]]:
+    hosts = shaped_hosts(given.hosts, f"{given.rate}mbit", "32kb")
+    with tempfile.TemporaryDirectory() as folder, hosts as name:
+        out = Path(folder) / "rows.json"
+        arguments = ["--out", out, "--rounds", rounds, "--steps", steps, "--density", given.density]
+        script = Path(__file__).with_name("sparse_exchange_rank.py")
+        on_hosts(name, given.hosts, script, list(map(str, arguments)), timeout=3600)
+        return json.loads(out.read_text())
+
+
+def with_limits(rows: list[dict[str, Any]], bytes_per_s: float) -> list[dict[str, Any]]:
+    for row in rows:
+        row["link_seconds"] = row["bytes_a_step"] / bytes_per_s
+    return rows
+
+
+def goals(rows: Iterable[dict[str, Any]]) -> list[Goal]:
+    by_name = {row["who"]: row for row in rows}
+    return [
+        Goal(f"step of DEFT over that of {rival}", by_name[rival]["deft_over"]["median"], 1)
+        for rival in RIVALS
+    ]
+
+
+HEAD = ["who", "ms/step", "DEFT over it", "density", "sent MB", "link ms", "share", "select", "encode"]
+HEAD += ["indices", "values", "gradients", "parameters", "apply"]
+
+
+def cells(row: dict[str, Any]) -> list[object]:
+    over = row["deft_over"]
+    parts = [f"{1e3 * row['parts'].get(name, 0):.1f}" if name in row["parts"] else "" for name in HEAD[6:]]
+    return [
+        row["who"], f"{1e3 * row['seconds_a_step']['median']:.0f}",
+        f"{over['median']:.3f} ({over['low']:.3f}–{over['high']:.3f})",
+        f"{row['density']:.4f}" if row["density"] else "", f"{row['bytes_a_step'] / 1e6:.2f}",
+        f"{1e3 * row['link_seconds']:.0f}", *parts,
+    ]  # fmt: skip
+
+
+def draw(rows: Sequence[dict[str, Any]], title: str, target: Path) -> None:
+    """Dense is so much slower that it has a panel of its own."""
+    figure = Figure(figsize=(12, 4.5), dpi=120, layout="constrained")
+    panels = ([r for r in rows if r["density"] is None], [r for r in rows if r["density"] is not None])
+    grid = figure.add_gridspec(1, 2, width_ratios=[len(panel) for panel in panels])
+    for place, panel in enumerate(panels):
+        axes = figure.add_subplot(grid[place])
+        bottom = [0.0] * len(panel)
+        for part, colour in PARTS.items():
+            heights = [1e3 * row["parts"].get(part, 0.0) for row in panel]
+            if any(heights):
+                axes.bar([r["who"] for r in panel], heights, bottom=bottom, color=colour, label=part)
+            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+        axes.plot(
+            [r["who"] for r in panel], [1e3 * r["seconds_a_step"]["median"] for r in panel], "k_",
+            markersize=22, label="a whole step",
+        )  # fmt: skip
+        axes.set_ylabel("ms a step")
+        axes.grid(axis="y", alpha=0.25)
+    shown = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        shown |= dict(zip(labels, handles, strict=True))
+    figure.legend(shown.values(), shown, loc="outside right", frameon=False)
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.savefig(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Sparse exchanges on slow links.")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rate", type=int, default=100, help="Mbit/s of each host's link")
+    parser.add_argument("--density", type=float, default=0.01)
+    parser.add_argument("--quick", action="store_true", help="a minute: that it runs")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    here = machine() | {"hosts": given.hosts, "mbit_per_s": given.rate}
+    rows = measured(given, *((1, 1) if given.quick else (9, 3)))
+    rows = with_limits(rows, given.rate * 1e6 / 8)
+    print_table(map(cells, rows), HEAD)
+    print_goals(goals(rows))
+    if given.json:
+        write_json(given.json, rows, goals(rows), here)
+    if given.plot:
+        title = f"ResNet-18 on {given.hosts} hosts, {given.rate} Mbit/s, density {given.density:g}"
+        draw(rows, title, given.plot)
+
+
+if __name__ == "__main__":
+    main()

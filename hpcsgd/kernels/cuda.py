@@ -1,0 +1,166 @@
+"""The shared object built from csrc/cuda/, called by ctypes on `data_ptr()`: no part of it knows torch.
+
+Arguments are as in `hpcsgd.kernels`, which checks them; here they are float32 (or what else is said),
+contiguous and on one CUDA device, lists of segments on the CPU. Work goes to torch's current stream of that
+device. Nothing waits for it but `above`, where the host has to know how many indices there are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcsgd.kernels.native import GRADIENT_TYPES, float32_at_least
+
+FILE = Path(__file__).with_name("libhpcsgd_cuda.so")
+TILE, GROUP, SAMPLE = 8192, 16, 8192
+"""Elements of a tile, tiles of a group, elements of a sample: csrc/cuda/ has the same numbers."""
+_ROW = 9 * 8  # bytes of a row of the table
+_LEAD = 3  # elements that a tile may begin before its segment, to begin at a multiple of 16 bytes
+_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_WHERE = [_INT, _POINTER]  # device, stream
+_LAUNCHES = {
+    "usable": [_INT],
+    "accumulate": [*_WHERE, _POINTER, _POINTER, _INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER],
+    "largest": [*_WHERE, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER, _POINTER],
+    "count_above": [*_WHERE, _POINTER, _LONG, ctypes.c_float, _POINTER],
+    "write_above": [*_WHERE, _POINTER, _LONG, _POINTER, _POINTER],
+}
+_BYTES = {"accumulate_bytes": [_LONG], "largest_bytes": [_LONG] * 4, "above_bytes": [_LONG]}
+
+
+class Table(NamedTuple):
+    """What the kernels have to know of S segments: `rows` (S, 9) int64, each a `struct Segment`, and sums."""
+
+    rows: np.ndarray
+    tiles: int
+    groups: int
+    candidates: int
+    indices: int
+
+    @classmethod
+    def of(cls, starts: np.ndarray, stops: np.ndarray, k: np.ndarray) -> Table:
+        """One row for each segment."""
+        sizes = stops - starts
+        tiles = -(-(sizes + _LEAD) // TILE)
+        groups = -(-tiles // GROUP)
+        rank, room = threshold_of(sizes, k)
+        sums = np.zeros((len(k) + 1, 4), dtype=np.int64)
+        np.cumsum(np.stack([tiles, groups, room, k], axis=1), axis=0, out=sums[1:])
+        rows = np.column_stack([starts, sizes, k, rank, room, sums[:-1]])
+        return cls(rows, *sums[-1].tolist())
+
+
+def threshold_of(sizes: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which of a sample's magnitudes, from the top, is the threshold for candidates; room for how many.
+
+    Of SAMPLE elements p ± √p are among the k largest, p = k·SAMPLE/size. The rank is so far beyond p, and the
+    room so far beyond what that rank lets expect, that for elements in random order either fails less than
+    once in 10⁴ times; then all elements are looked at several times. 0 and 0 where a sample does not pay:
+    few elements, or many chosen.
+    """
+    p = k * (SAMPLE / np.maximum(sizes, 1))
+    rank = (p + 4 * np.sqrt(p)).astype(np.int64) + 4
+    room = np.ceil((rank + 5 * np.sqrt(rank) + 16) * (sizes / SAMPLE)).astype(np.int64)
+    pays = (sizes >= 2 * SAMPLE) & (room <= sizes // 2)
+    return np.where(pays, rank, 0), np.where(pays, room, 0)
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """The library in `path`, for the devices that `usable_on` names."""
+
+    path: Path
+    library: ctypes.CDLL
+
+    @classmethod
+    def load(cls, path: Path = FILE) -> Cuda:
+        """Raises `OSError` where there is no such library, or one that cannot be used here."""
+        library = ctypes.CDLL(str(path))
+        try:
+            for name, arguments in (_LAUNCHES | _BYTES).items():
+                function = getattr(library, f"hpcsgd_cuda_{name}")  # kept by the library, with its types
+                function.argtypes, function.restype = arguments, _INT if name in _LAUNCHES else _LONG
+            library.hpcsgd_cuda_error.argtypes = [_INT]
+            library.hpcsgd_cuda_error.restype = ctypes.c_char_p
+            layout = (_LONG * 4)()
+            library.hpcsgd_cuda_layout(layout)
+        except AttributeError as error:
+            raise OSError(f"{path} was built from another version of csrc/cuda/: {error}") from error
+        if tuple(layout) != (TILE, GROUP, SAMPLE, _ROW):
+            raise OSError(f"{path} was built from another version of csrc/cuda/: {tuple(layout)}")
+        return cls(path, library)
+
+    def __str__(self) -> str:
+        return f"cuda, {self.path.name}"
+
+    def require(self, device: torch.device) -> None:
+        """Raises `OSError` where the library has no code for `device`, or needs a newer driver."""
+        if error := self.library.hpcsgd_cuda_usable(device.index):
+            raise OSError(f"{self.path.name} cannot be used on {device}: {self._message(error)}")
+
+    def accumulate(self, acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
+        norms = torch.empty(len(starts) - 1, dtype=torch.float64, device=acc.device)
+        if norms.numel() == 0:
+            return norms
+        edges = starts.numpy()
+        table = Table.of(edges[:-1], edges[1:], np.zeros(len(norms), dtype=np.int64))
+        rows = _copied(table.rows, acc.device)
+        memory = self._memory(acc.device, "accumulate_bytes", table.tiles)
+        vectors = (acc.data_ptr(), g.data_ptr(), GRADIENT_TYPES[g.dtype])
+        sizes = (len(norms), table.tiles)
+        self._call(
+            "accumulate", acc.device, *vectors, rows.data_ptr(), *sizes, memory.data_ptr(), norms.data_ptr()
+        )
+        return norms
+
+    def largest(self, x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
+        some = k.numpy() > 0
+        table = Table.of(*(each.numpy()[some] for each in (starts, stops, k)))
+        out = torch.empty(table.indices, dtype=torch.int64, device=x.device)
+        if table.indices == 0:
+            return out
+        rows = _copied(table.rows, x.device)
+        sizes = (len(table.rows), table.tiles, table.groups, table.candidates)
+        memory = self._memory(x.device, "largest_bytes", *sizes)
+        pointers = (x.data_ptr(), rows.data_ptr(), *sizes, memory.data_ptr(), out.data_ptr())
+        self._call("largest", x.device, *pointers)
+        return out
+
+    def above(self, x: Tensor, threshold: float) -> Tensor:
+        """Waits for the device: the size of what is returned is known only there."""
+        if x.numel() == 0:
+            return torch.empty(0, dtype=torch.int64, device=x.device)
+        least = float32_at_least(threshold)
+        memory = self._memory(x.device, "above_bytes", x.numel())
+        self._call("count_above", x.device, x.data_ptr(), x.numel(), least, memory.data_ptr())
+        count = int(memory[:8].view(torch.int64).item())
+        out = torch.empty(count, dtype=torch.int64, device=x.device)
+        self._call("write_above", x.device, x.data_ptr(), x.numel(), memory.data_ptr(), out.data_ptr())
+        return out
+
+    def _memory(self, device: torch.device, name: str, *sizes: int) -> Tensor:
+        # Whoever gets this memory next on the same stream comes after the kernels.
+        needed = getattr(self.library, f"hpcsgd_cuda_{name}")(*sizes)
+        return torch.empty(needed, dtype=torch.uint8, device=device)
+
+    def _call(self, name: str, device: torch.device, *arguments: float) -> None:
+        function = getattr(self.library, f"hpcsgd_cuda_{name}")
+        with torch.cuda.device(device):
+            error = function(device.index, torch.cuda.current_stream(device).cuda_stream, *arguments)
+        if error:
+            raise RuntimeError(f"hpcsgd_cuda_{name} on {device}: {self._message(error)}")
+
+    def _message(self, error: int) -> str:
+        return self.library.hpcsgd_cuda_error(error).decode()
+
+
+def _copied(rows: np.ndarray, device: torch.device) -> Tensor:
+    # From pinned memory the copy is not waited for; torch lets nobody have that memory until it is done.
+    return torch.from_numpy(rows).pin_memory().to(device, non_blocking=True)

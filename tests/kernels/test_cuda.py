@@ -1,0 +1,349 @@
+"""The CUDA kernels against the reference, to the bit. Tables and loading are tested without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from arrays import MAKERS, cuts, lists, made, normal
+from hpcsgd import UserError, kernels
+from hpcsgd.kernels import reference
+from hpcsgd.kernels.cuda import FILE, GROUP, SAMPLE, TILE, Cuda, Table, threshold_of
+
+GPU = torch.device("cuda", 0)
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+everything = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+
+
+@pytest.fixture(scope="module")
+def library() -> Cuda:
+    """Loaded, which needs no GPU; where it could have been built, it must have been."""
+    if not FILE.exists():
+        home = os.environ.get("CUDA_HOME")
+        if shutil.which("nvcc", path=f"{home}/bin" if home else None):
+            pytest.fail("csrc/cuda/ was not built: pip install -e . does it")
+        pytest.skip("no CUDA kernels, and no nvcc to build them with")
+    return Cuda.load()
+
+
+@pytest.fixture
+def cuda(library: Cuda) -> Iterator[Cuda]:
+    """With it nothing may wait for the GPU, as far as torch can tell."""
+    library.require(GPU)
+    yield library
+    torch.cuda.synchronize()
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """`kernels.cuda` forgets what it found, before and after."""
+    kernels.cuda.cache_clear()
+    yield
+    kernels.cuda.cache_clear()
+
+
+def on_gpu(x: torch.Tensor, shift: int) -> torch.Tensor:
+    """`x`, `shift` elements behind an aligned address."""
+    return torch.cat([torch.zeros(shift, dtype=x.dtype), x]).to(GPU)[shift:]
+
+
+def without_waiting(call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return call()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def check_largest(cuda: Cuda, x: torch.Tensor, *segments: torch.Tensor, shift: int = 0) -> None:
+    expected = reference.largest(x, *segments)
+    there = on_gpu(x, shift)
+    for _ in range(3):  # blocks run in another order each time
+        found = without_waiting(lambda: cuda.largest(there, *segments))
+        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0)
+
+
+# Tables
+
+
+@hypothesis.given(
+    sizes=st.lists(st.integers(1, 10**10) | st.integers(1, 10**5), min_size=1, max_size=9),
+    part=st.floats(0, 1),
+)
+def test_a_tables_sums_are_those_of_the_rows_before(sizes, part):
+    stops = np.cumsum(sizes)
+    starts, k = stops - sizes, (np.array(sizes) * part).astype(np.int64)
+    table = Table.of(starts, stops, k)
+    start, size, chosen, rank, room, first_tile, first_group, first_candidate, first_index = table.rows.T
+    assert (start.tolist(), size.tolist(), chosen.tolist()) == (starts.tolist(), sizes, k.tolist())
+    tiles = np.diff(first_tile, append=table.tiles)
+    assert (tiles * TILE >= size + 3).all()  # 3: a tile may begin so much before the segment
+    assert ((tiles - 1) * TILE < size + 3).all()
+    groups = np.diff(first_group, append=table.groups)
+    assert (groups == (tiles + GROUP - 1) // GROUP).all()
+    assert np.diff(first_candidate, append=table.candidates).tolist() == room.tolist()
+    assert np.diff(first_index, append=table.indices).tolist() == k.tolist()
+    assert first_tile[0] == first_group[0] == first_candidate[0] == first_index[0] == 0
+    assert (rank[room == 0] == 0).all()
+    assert (room[rank > 0] > k[rank > 0]).all()
+    assert table.candidates <= stops[-1] / 2
+
+
+def test_small_segments_and_those_of_which_much_is_chosen_need_no_sample():
+    rank, room = threshold_of(np.array([1, 2 * SAMPLE - 1, 10**6, 10**6]), np.array([1, 1, 5 * 10**5, 10**6]))
+    assert rank.tolist() == room.tolist() == [0, 0, 0, 0]
+    rank, room = threshold_of(np.array([2 * SAMPLE, 10**6, 10**6]), np.array([0, 1, 10**5]))
+    assert (rank > 0).all()
+    assert (room > 0).all()
+
+
+def test_a_sample_seldom_misjudges():
+    """Of a thousand samples none leaves fewer than k candidates, or more than there is room for."""
+    rng = np.random.default_rng(0)
+    for size, k in [(10**6, 10), (10**6, 1000), (25 * 10**6, 250_000), (10**6, 200_000)]:
+        [rank], [room] = threshold_of(np.array([size]), np.array([k]))
+        above = rng.beta(rank, SAMPLE - rank + 1, 1000) * size  # how many exceed the rank-th of a sample
+        assert above.min() > k
+        assert above.max() < room
+
+
+# The library
+
+
+def test_it_tells_what_serves(library):
+    assert str(library) == "cuda, libhpcsgd_cuda.so"
+
+
+def test_memory_grows_with_what_there_is(library):
+    def largest_bytes(*sizes: int) -> int:
+        return library.library.hpcsgd_cuda_largest_bytes(*sizes)
+
+    assert largest_bytes(0, 0, 0, 0) == 0
+    assert largest_bytes(1, 1, 1, 0) >= 2048 * 8
+    assert largest_bytes(1, 1, 1, 10**10) - largest_bytes(1, 1, 1, 0) == pytest.approx(6 * 10**10, abs=512)
+    assert library.library.hpcsgd_cuda_above_bytes(10**10) == pytest.approx(10**10 / 8, rel=0.01)
+    assert library.library.hpcsgd_cuda_accumulate_bytes(10**10) == 8 * 10**10
+
+
+def sample(library: Cuda, n: int) -> np.ndarray:
+    positions = np.zeros(SAMPLE, np.int64)
+    pointer = positions.ctypes.data_as(ctypes.c_void_p)
+    library.library.hpcsgd_cuda_sample(ctypes.c_int64(n), pointer)
+    return positions
+
+
+@pytest.mark.parametrize("n", [SAMPLE, SAMPLE + 1, 200_001, 10**11])
+def test_the_sample_covers_the_segment(library, n):
+    chosen = sample(library, n)
+    edges = np.arange(SAMPLE + 1) * n // SAMPLE
+    assert (edges[:-1] <= chosen).all()
+    assert (chosen < edges[1:]).all()
+
+
+def test_the_sample_has_no_period(library):
+    for period in (2, 64, 1024):
+        counts = np.bincount(sample(library, SAMPLE * 4096) % period, minlength=period)
+        assert abs(counts - SAMPLE / period).max() < 6 * (SAMPLE / period) ** 0.5
+
+
+def test_without_a_library_it_is_said_once(fresh, monkeypatch, caplog, tmp_path):
+    class Missing:
+        @staticmethod
+        def load() -> Cuda:
+            return Cuda.load(tmp_path / "none.so")
+
+    monkeypatch.setattr(kernels, "Cuda", Missing)
+    for _ in range(2):
+        assert kernels.cuda(GPU) is None
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "no native kernels on cuda:0" in record.message
+    assert "none.so" in record.message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_none_serves_and_the_reason_is_told(library, fresh, caplog):
+    assert kernels.cuda(GPU) is None
+    assert "libhpcsgd_cuda.so cannot be used on cuda:0: " in caplog.text
+
+
+def test_a_library_of_another_version_is_refused(library, monkeypatch):
+    module = importlib.import_module("hpcsgd.kernels.cuda")  # the package has a function of this name
+    monkeypatch.setattr(module, "TILE", TILE // 2)
+    with pytest.raises(OSError, match="another version"):
+        Cuda.load(library.path)
+    monkeypatch.undo()
+    monkeypatch.setitem(module._BYTES, "of_tomorrow", [])
+    with pytest.raises(OSError, match="another version"):
+        Cuda.load(library.path)
+
+
+def test_a_tensor_goes_to_the_library_of_its_device(monkeypatch):
+    """No tensor of a GPU is needed to see who would serve it."""
+
+    class Tensor:
+        dtype, device = torch.float32, GPU
+
+        def __init__(self, contiguous: bool) -> None:
+            self.is_contiguous = lambda: contiguous
+
+    monkeypatch.setattr(kernels, "cuda", lambda device: f"cuda on {device}")
+    assert kernels._serving(Tensor(True)) == "cuda on cuda:0"  # pyright: ignore[reportArgumentType]
+    assert kernels._serving(Tensor(False)) is None  # pyright: ignore[reportArgumentType]
+    assert kernels._serving(torch.empty(3, device="meta")) is None
+
+
+# Largest
+
+
+@gpu
+@everything
+def test_small_arrays(cuda, maker):
+    """Around the length of a vector, of a row and of a tile."""
+    rng = np.random.default_rng(1)
+    for n in [*range(1, 70), 127, 128, 129, 1023, 1024, 1025, TILE - 3, TILE - 1, TILE, TILE + 1, TILE + 5]:
+        k = int(rng.integers(0, n + 1))
+        check_largest(cuda, made(maker, rng, n), *lists([0], [n], [k]), shift=n % 5)
+
+
+@gpu
+@everything
+def test_arrays_with_a_sample(cuda, maker):
+    rng = np.random.default_rng(2)
+    group = GROUP * TILE
+    for n, k in [(20_011, 1), (70_001, 700), (group - 3, 30), (group, 3000), (3 * group + 77, 4000)]:
+        check_largest(cuda, made(maker, rng, n), *lists([0], [n], [k]), shift=k % 4)
+
+
+@gpu
+@everything
+def test_several_segments(cuda, maker):
+    rng = np.random.default_rng(3)
+    for segments in (2, 7, 300):
+        n = int(rng.integers(1, 600_000))
+        check_largest(cuda, made(maker, rng, n), *cuts(rng, n, segments), shift=segments % 4)
+
+
+@gpu
+def test_a_model_of_many_layers(cuda):
+    rng = np.random.default_rng(4)
+    sizes = (2.0 ** rng.uniform(6, 21, 100)).astype(int)
+    stops = np.cumsum(sizes)
+    k = np.maximum(1, sizes // 1000)
+    x = made(normal, rng, int(stops[-1]))
+    check_largest(cuda, x, *lists((stops - sizes).tolist(), stops.tolist(), k.tolist()))
+
+
+@gpu
+@pytest.mark.parametrize("factor", [1e3, 1e-3], ids=["too few", "too many"])
+def test_a_sample_that_deceives(cuda, factor):
+    """What it looks at first is larger than all else, or smaller: its threshold is of no use."""
+    n, k = 3 * GROUP * TILE + 5, 2000
+    x = made(normal, np.random.default_rng(5), n)
+    x[sample(cuda, n)] *= factor
+    check_largest(cuda, x, *lists([0], [n], [k]))
+    x = torch.cat([made(normal, np.random.default_rng(6), n), x])  # and one beside it that is as it should be
+    check_largest(cuda, x, *lists([0, n], [n, 2 * n], [k, k]))
+
+
+@gpu
+def test_more_than_32_bits_of_bytes(cuda):
+    n = 2**30 + 12_345
+    x = torch.zeros(n, device=GPU)
+    places = torch.tensor([0, 5, 2**29, 2**30 - 1, n - 1])
+    x[places.to(GPU)] = -1
+    assert cuda.largest(x, *lists([0], [n], [5])).tolist() == places.tolist()
+    assert cuda.above(x, 0.5).tolist() == places.tolist()
+
+
+@gpu
+def test_another_stream(cuda):
+    """Work is put behind what is on torch's current stream, and not on another one."""
+    n = 10**7
+    for _ in range(5):
+        x = torch.zeros(n, device=GPU)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(30):
+                x.add_(0.0)
+            x[n // 2] = 3.0
+            found = cuda.largest(x, *lists([0], [n], [1]))
+            norms = cuda.accumulate(x, torch.ones_like(x), lists([0, n])[0])
+        torch.cuda.synchronize()
+        assert found.tolist() == [n // 2]
+        assert norms.item() == n - 1 + 16
+
+
+# Above
+
+
+@gpu
+@pytest.mark.parametrize("n", [0, 1, 31, 33, TILE, TILE + 1, 70_001, 2**21 + 35])
+@pytest.mark.parametrize("threshold", [-1.0, 0, 1.0, 3.5], ids=str)
+def test_what_reaches_a_threshold(cuda, n, threshold):
+    x = made(normal, np.random.default_rng(n), n)
+    if n > 40:
+        x[[7, 30, n - 1]] = torch.tensor([torch.nan, -torch.inf, 0.0])
+    for shift in range(4):
+        assert torch.equal(cuda.above(on_gpu(x, shift), threshold).cpu(), reference.above(x, threshold))
+
+
+# Accumulate
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("M", [0, 1, 7, TILE - 1, TILE, TILE + 1, 70_001, 2**20 + 13])
+def test_accumulate(cuda, dtype, M):
+    """The sums to the bit, the norms to a few, and always the same ones."""
+    rng = np.random.default_rng(M)
+    acc, g = (torch.from_numpy(rng.standard_normal(M, np.float32)) for _ in range(2))
+    g = g.to(dtype)
+    starts = torch.tensor([0, 0, *np.sort(rng.integers(0, M + 1, 5)), M, M])
+    sums, expected = acc.clone(), None
+    expected = reference.accumulate(sums, g.clone(), starts)
+    for shift_of_acc, shift_of_g in [(0, 0), (1, 1), (0, 1), (3, 2)]:
+        found = []
+        for _ in range(2):
+            own, theirs = on_gpu(acc, shift_of_acc), on_gpu(g, shift_of_g)
+            norms = without_waiting(lambda own=own, theirs=theirs: cuda.accumulate(own, theirs, starts))
+            assert torch.equal(own.cpu(), sums)
+            assert not theirs.view(torch.int16 if dtype.itemsize == 2 else torch.int32).any()
+            found.append(norms.cpu())
+        torch.testing.assert_close(found[0], expected, rtol=1e-13, atol=0)
+        assert torch.equal(*found)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_number_of_16_bits(cuda, dtype):
+    numbers = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    expected = numbers.float() + 0.0
+    acc = torch.zeros(2**16, device=GPU)
+    cuda.accumulate(acc, numbers.to(GPU), torch.tensor([0, 2**16]))
+    assert torch.equal(acc.cpu().nan_to_num(7.5), expected.nan_to_num(7.5))
+    assert torch.equal(acc.cpu().isnan(), expected.isnan())
+
+
+@gpu
+def test_the_package_serves_tensors_of_a_gpu(cuda, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError("the reference was called")
+
+    for name in ("accumulate", "largest", "above"):
+        monkeypatch.setattr(f"hpcsgd.kernels.reference.{name}", refuse)
+    x = torch.tensor([1.0, -3, 2], device=GPU)
+    assert kernels.largest(x, *lists([0], [3], [2])).tolist() == [1, 2]
+    assert kernels.above(x, 2).tolist() == [1, 2]
+    assert kernels.accumulate(x, torch.ones_like(x), torch.tensor([0, 3])).tolist() == [17]
+    with pytest.raises(UserError, match="NaN"):
+        kernels.above(x, float("nan"))

@@ -1,0 +1,72 @@
+"""Job files of a language model and of a recommender, each with a store small enough for a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Generator, nn
+
+from data.originals import ratings, write_movielens, write_wikitext
+from hpcsgd.data import convert
+from hpcsgd.models import lstm, ncf
+
+USERS, ITEMS = 40, 120
+WORDS = """
+data = { store = "store.h5", batch_size = 16, arguments = { bptt = 7 } }
+model = { build = "lstm", arguments = { types = 14, embedding = 8, hidden = 8, dropout = 0.2 } }
+optimizer = { build = "Adam", lr = 0.02 }
+schedule = { scaling = "none" }
+method = { name = "hierarchical", every = 2 }
+training = { epochs = 2, log_every = 1 }
+"""
+RATINGS = """
+data = { store = "store.h5", batch_size = 32, arguments = { negatives = 3 } }
+model = { build = "ncf", arguments = { users = 40, items = 120, factors = 4, hidden = [8, 4] } }
+optimizer = { build = "Adam", lr = 0.02 }
+schedule = { scaling = "none" }
+method = { name = "hierarchical", every = 2 }
+training = { epochs = 2, log_every = 1 }
+"""
+
+
+def words(folder: Path) -> Path:
+    """A job file beside a store of tokens."""
+    convert("wikitext", write_wikitext(folder / "words"), folder / "store.h5")
+    (folder / "job.toml").write_text(WORDS)
+    return folder / "job.toml"
+
+
+def preferences(folder: Path) -> Path:
+    """A job file beside a store of ratings."""
+    convert("movielens", write_movielens(folder / "ml", ratings(USERS, ITEMS, each=18)), folder / "store.h5")
+    (folder / "job.toml").write_text(RATINGS)
+    return folder / "job.toml"
+
+
+WORKLOADS: dict[str, Callable[[Path], Path]] = {"words": words, "ratings": preferences}
+
+
+def fill(model: nn.Module, seed: int) -> None:
+    """Not of torch's own chance, which ranks share where they are threads."""
+    generator = Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / 2)
+
+
+def language_model() -> nn.Module:
+    return _filled(lstm(14, embedding=8, hidden=8))
+
+
+def recommender() -> nn.Module:
+    return _filled(ncf(USERS, ITEMS, factors=4, hidden=[8, 4]))
+
+
+def _filled(model: nn.Module) -> nn.Module:
+    fill(model, 1)
+    return model
+
+
+MODELS = {"words": language_model, "ratings": recommender}
