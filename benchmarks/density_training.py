@@ -122,7 +122,8 @@ class Exchange:
 
     def _selected(self, rank: int, said: list[Tensor]) -> Tensor:
         accumulated = Accumulated(self.acc[rank], self.bounds, self.norms[rank])
-        return self.sparsifiers[rank].select(accumulated, self.t, cast(Transport, Seat(rank, said)))
+        sparsifier, seat = self.sparsifiers[rank], cast(Transport, Seat(rank, said))
+        return sparsifier.select(accumulated, sparsifier.share(accumulated, self.t, seat))
 
 
 class Seat:
