@@ -1,0 +1,132 @@
+"""What sparsifiers really send with 16 workers, what they leave, and what accuracy it costs:
+
+    hpcsgd data convert cifar10 ARCHIVE DATA/cifar10.h5       and so mnist, wikitext
+    python benchmarks/density.py --data DATA [--json FILE] [--plot FILE]
+
+Top-k, CLT-k, DEFT, SIDCo and the hard threshold beside dense SGD, on three real tasks in small, at the
+densities of the DEFT paper (figures 3 to 5 there, 16 GPUs). Its third task is NCF on MovieLens, at d = 0.1;
+here that is a CNN on MNIST. The workers are virtual and of one group; the first steps are done by real ranks
+too, and compared. --json FILE is written after every training; --keep FILE: what it has of the same setting
+is not measured again. --quick: a minute (that it runs, not what it measures).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import density_picture
+from density_tasks import TASKS
+from density_training import CLT_K, CONTESTANTS, DEFT, DENSE, TOP_K, difference, measure
+from harness import Goal, machine, print_goals, print_table, write_json
+from virtual import in_processes
+
+Row = dict[str, Any]
+Setting = tuple[int, int]
+"""How many samples, how often."""
+QUICK = 640
+POINTS_BEHIND = 0.5
+PERPLEXITY = 1.05
+"""Times that of dense: what half a point is for a language model."""
+CONSTANT = 1.05
+SAME = 1e-4
+HEAD = (
+    "task,who,set density,actual,actual/set,at most,paper,‖e‖ at the end,accuracy %,points behind,perplexity"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Actual densities and errors of sparsifiers.")
+    parser.add_argument(
+        "--data", type=Path, default=Path(), help="folder: cifar10.h5, wikitext2.h5, mnist.h5"
+    )
+    parser.add_argument("--processes", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--times", type=int, default=1, help="as many epochs: for a machine with more cores")
+    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="of an earlier --json")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    before = machine()
+    apart = difference(given.data)
+    settings = {
+        name: (QUICK, 1) if given.quick else (task.count, given.times * task.epochs)
+        for name, task in TASKS.items()
+    }
+    rows = kept(given.keep, settings)
+    for row in in_processes(given.processes, missing(rows, given.data, settings)):
+        rows.append(row)
+        print(f"{row['task']}, {row['who']}: {row['seconds']:.0f} s", flush=True)
+        if given.json:
+            write_json(given.json, rows, [], before)
+    rows = compared(rows)
+    print_table([cells(row) for row in rows], HEAD.split(","))
+    goals = [Goal("relative difference of virtual workers from real ranks", apart, SAME), *goals_of(rows)]
+    print_goals(goals)
+    if given.json:
+        write_json(given.json, rows, goals, before)
+    if given.plot:
+        density_picture.draw(given.plot, rows)
+
+
+def kept(path: Path | None, settings: Mapping[str, Setting]) -> list[Row]:
+    rows = json.loads(path.read_text())["rows"] if path else []
+    return [row for row in rows if (row["samples"], row["epochs"]) == settings[row["task"]]]
+
+
+def missing(rows: Sequence[Row], data: Path, settings: Mapping[str, Setting]) -> list[partial[Row]]:
+    """The trainings still to do."""
+    there = {(row["task"], row["who"]) for row in rows}
+    wanted = [(name, who) for name in TASKS for who in CONTESTANTS if (name, who) not in there]
+    return [partial(measure, name, who, data, *settings[name]) for name, who in wanted]
+
+
+def compared(rows: Sequence[Row]) -> list[Row]:
+    """In order, with how far each is behind dense."""
+    of = {(row["task"], row["who"]): row for row in rows}
+    ordered = [of[name, who] for name in TASKS for who in CONTESTANTS]
+    for row in ordered:
+        row["points_behind"] = 100 * (of[row["task"], DENSE]["accuracy"] - row["accuracy"])
+        if row["task"] == "wikitext2":
+            row["perplexity"] = exp(row["test_loss"])
+    return ordered
+
+
+def goals_of(rows: Sequence[Row]) -> list[Goal]:
+    found = []
+    for name, task in TASKS.items():
+        of: Mapping[str, Row] = {row["who"]: row for row in rows if row["task"] == name}
+        points = of[DEFT]["points_behind"]
+        found.append(Goal(f"{task.title}: points of accuracy of DEFT behind dense", points, POINTS_BEHIND))
+        if "perplexity" in of[DEFT]:
+            times = of[DEFT]["perplexity"] / of[DENSE]["perplexity"]
+            found.append(Goal(f"{task.title}: perplexity of DEFT over dense", times, PERPLEXITY))
+        found += [
+            Goal(f"{task.title}: actual over set density of {who}", of[who]["ratio"], CONSTANT)
+            for who in (DEFT, CLT_K)
+        ]
+        built_up = task.paper / 2 / of[TOP_K]["ratio"]
+        found.append(Goal(f"{task.title}: half the paper's build-up of Top-k over ours", built_up, 1))
+    return found
+
+
+def cells(row: Row) -> list[object]:
+    task, dense = TASKS[row["task"]], row["who"] == DENSE
+    paper = {TOP_K: f"{task.paper:g}", CLT_K: "1", DEFT: "1"}
+    return [
+        task.title, row["who"], f"{task.density:g}",
+        *(["1", "–", "–"] if dense else
+          [f"{row['density']:.3g}", f"{row['ratio']:.2f}", f"{row['highest_ratio']:.2f}"]),
+        paper.get(row["who"], "–"), "–" if dense else f"{row['error']:.3g}",
+        f"{100 * row['accuracy']:.2f}", f"{row['points_behind']:.2f}",
+        f"{row['perplexity']:.1f}" if "perplexity" in row else "–",
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
