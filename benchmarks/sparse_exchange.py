@@ -101,7 +101,7 @@ def draw(rows: Sequence[dict[str, Any]], title: str, target: Path) -> None:
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         shown |= dict(zip(labels, handles, strict=True))
-    figure.legend(shown.values(), shown, loc="outside right", frameon=False)
+    figure.legend(shown.values(), shown, loc="outside right center", frameon=False)
     figure.suptitle(title, x=0.01, ha="left")
     figure.savefig(target)
 
