@@ -141,7 +141,7 @@ CASES = {
     ),
     "unknown part": Case(
         "job.toml: [method]: exchange = 'all2all': did you mean 'alltoall'? Allowed: alltoall, "
-        "reduce_scatter",
+        "reduce_scatter, sparse",
         "--method.exchange all2all",
     ),
     "unknown model": Case(
