@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,7 +111,7 @@ def _of_all(x: Selected, codec: Codec, workers: Transport) -> list[Tensor]:
         lengths, counts = sizes.view(-1, 2).T.tolist()
         codes = x.code.new_empty(sum(lengths))
         workers.allgatherv(codes, x.code, lengths).wait()
-    return list(_decoded(codec, codes.split(lengths), counts))
+    return [codec.decode(*each) for each in zip(codes.split(lengths), counts, strict=True)]
 
 
 def _of_leader(x: Selected, codec: Codec, workers: Transport) -> list[Tensor]:
@@ -125,8 +125,3 @@ def _of_leader(x: Selected, codec: Codec, workers: Transport) -> list[Tensor]:
             code = code.new_empty(length)
         workers.bcast(code, x.leader).wait()
     return [codec.decode(code, count)]
-
-
-def _decoded(codec: Codec, codes: Sequence[Tensor], counts: Sequence[int]) -> Iterator[Tensor]:
-    for code, count in zip(codes, counts, strict=True):
-        yield codec.decode(code, count)

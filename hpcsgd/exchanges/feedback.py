@@ -62,7 +62,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class RateInside:
-    """acc = e + η·g, and w −= mean of what was sent: algorithm 1 to the letter. For plain SGD alone."""
+    """acc = e + η·g, and w −= mean of what was sent: algorithm 1 to the letter. For plain SGD alone.
+
+    η is what a scheduler has set; the factor of a `WarmUp` acts on what is sent, when it is.
+    """
 
     velocity = False
 
@@ -157,10 +160,11 @@ class Residual:
     def state_dict(self) -> dict[str, Any]:
         return {"acc": self.acc, "velocity": self.velocity}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.acc.copy_(state["acc"])
-        if self.velocity is not None:
-            self.velocity.copy_(state["velocity"])
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """None: from before the first exchange, when nothing had been kept."""
+        for name, own in self.state_dict().items():
+            if own is not None:
+                own.copy_(state[name]) if state else own.zero_()
 
 
 def _require_plain_sgd(name: str, optimizer: optim.Optimizer, without: tuple[str, ...]) -> None:

@@ -108,7 +108,7 @@ class Sparse:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.t, self._saved = state["t"], state["residual"]
-        if self._residual is not None and self._saved is not None:
+        if self._residual is not None:
             self._residual.load_state_dict(self._saved)
         for name, part in self._stateful().items():
             part.load_state_dict(state[name])
@@ -119,8 +119,7 @@ class Sparse:
     def _begin(self, s: Step) -> Residual:
         self.feedback.require_fitting(s.moments.optimizer)
         residual = Residual(s.buckets, self.feedback.velocity)
-        if self._saved is not None:
-            residual.load_state_dict(self._saved)
+        residual.load_state_dict(self._saved)
         self._bounds = self.sparsifier.cut(residual.layers, self._workers(s.job).size)
         return residual
 
@@ -147,8 +146,7 @@ class Sparse:
         with seconds.of("encode"):
             code = self.indices.encode(mine, residual.acc.numel())
         with seconds.of("exchange"):
-            leader = self.sparsifier.leader(self.t, workers.size)
-            selected = Selected(residual.acc, mine, code, leader, squared_norms.sum().item())
+            selected = Selected(residual.acc, mine, code, share.leader, squared_norms.sum().item())
             combined = self.combine(selected, self.indices, workers)
         with seconds.of("apply"):
             residual.release(combined.sent)

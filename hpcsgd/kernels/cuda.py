@@ -74,35 +74,35 @@ def threshold_of(sizes: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 @dataclass(frozen=True)
 class Cuda:
-    """The library in `path`, for the devices that `usable_on` names."""
+    """The functions of the shared object in `path`, for the devices that `require` lets pass."""
 
     path: Path
-    library: ctypes.CDLL
+    functions: ctypes.CDLL
 
     @classmethod
     def load(cls, path: Path = FILE) -> Cuda:
         """Raises `OSError` where there is no such library, or one that cannot be used here."""
-        library = ctypes.CDLL(str(path))
+        functions = ctypes.CDLL(str(path))
         try:
             for name, arguments in (_LAUNCHES | _BYTES).items():
-                function = getattr(library, f"hpcsgd_cuda_{name}")  # kept by the library, with its types
+                function = getattr(functions, f"hpcsgd_cuda_{name}")  # kept there, with its types
                 function.argtypes, function.restype = arguments, _INT if name in _LAUNCHES else _LONG
-            library.hpcsgd_cuda_error.argtypes = [_INT]
-            library.hpcsgd_cuda_error.restype = ctypes.c_char_p
+            functions.hpcsgd_cuda_error.argtypes = [_INT]
+            functions.hpcsgd_cuda_error.restype = ctypes.c_char_p
             layout = (_LONG * 4)()
-            library.hpcsgd_cuda_layout(layout)
+            functions.hpcsgd_cuda_layout(layout)
         except AttributeError as error:
             raise OSError(f"{path} was built from another version of csrc/cuda/: {error}") from error
         if tuple(layout) != (TILE, GROUP, SAMPLE, _ROW):
             raise OSError(f"{path} was built from another version of csrc/cuda/: {tuple(layout)}")
-        return cls(path, library)
+        return cls(path, functions)
 
     def __str__(self) -> str:
         return f"cuda, {self.path.name}"
 
     def require(self, device: torch.device) -> None:
         """Raises `OSError` where the library has no code for `device`, or needs a newer driver."""
-        if error := self.library.hpcsgd_cuda_usable(device.index):
+        if error := self.functions.hpcsgd_cuda_usable(device.index):
             raise OSError(f"{self.path.name} cannot be used on {device}: {self._message(error)}")
 
     def accumulate(self, acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
@@ -147,18 +147,18 @@ class Cuda:
 
     def _memory(self, device: torch.device, name: str, *sizes: int) -> Tensor:
         # Whoever gets this memory next on the same stream comes after the kernels.
-        needed = getattr(self.library, f"hpcsgd_cuda_{name}")(*sizes)
+        needed = getattr(self.functions, f"hpcsgd_cuda_{name}")(*sizes)
         return torch.empty(needed, dtype=torch.uint8, device=device)
 
     def _call(self, name: str, device: torch.device, *arguments: float) -> None:
-        function = getattr(self.library, f"hpcsgd_cuda_{name}")
+        function = getattr(self.functions, f"hpcsgd_cuda_{name}")
         with torch.cuda.device(device):
             error = function(device.index, torch.cuda.current_stream(device).cuda_stream, *arguments)
         if error:
             raise RuntimeError(f"hpcsgd_cuda_{name} on {device}: {self._message(error)}")
 
     def _message(self, error: int) -> str:
-        return self.library.hpcsgd_cuda_error(error).decode()
+        return self.functions.hpcsgd_cuda_error(error).decode()
 
 
 def _copied(rows: np.ndarray, device: torch.device) -> Tensor:

@@ -35,32 +35,33 @@ _SIGNATURES = {
 
 @dataclass(frozen=True)
 class Native:
-    """The library in `path`; `portable` keeps it from vector instructions that not every CPU of the kind has.
+    """The functions of the shared object in `path`; `portable` keeps them from vector instructions that not
+    every CPU of the kind has.
 
     Results are the same bits with any instructions and any number of threads, which is torch's own.
     """
 
     path: Path
-    library: ctypes.CDLL
+    functions: ctypes.CDLL
     portable: bool = False
 
     @classmethod
     def load(cls, path: Path = FILE) -> Native:
         """Raises `OSError` where there is no such library, or one that cannot be used here."""
-        library = ctypes.CDLL(str(path))
+        functions = ctypes.CDLL(str(path))
         try:
             for name, arguments in _SIGNATURES.items():
-                function = getattr(library, f"hpcsgd_{name}")  # kept by the library, with its types
+                function = getattr(functions, f"hpcsgd_{name}")  # kept there, with its types
                 function.argtypes, function.restype = arguments, _LONG
-            library.hpcsgd_instructions.restype = ctypes.c_char_p
+            functions.hpcsgd_instructions.restype = ctypes.c_char_p
         except AttributeError as error:
             raise OSError(f"{path} was built from another version of csrc/: {error}") from error
-        return cls(path, library)
+        return cls(path, functions)
 
     @property
     def instructions(self) -> str:
         """ "avx2" or "portable"."""
-        return "portable" if self.portable else self.library.hpcsgd_instructions().decode()
+        return "portable" if self.portable else self.functions.hpcsgd_instructions().decode()
 
     def __str__(self) -> str:
         return f"native, {self.instructions}, {self.path.name}"
@@ -114,7 +115,7 @@ class Native:
         return torch.get_num_threads(), int(self.portable)
 
     def _call(self, name: str, *arguments: float) -> int:
-        done = getattr(self.library, f"hpcsgd_{name}")(*arguments)
+        done = getattr(self.functions, f"hpcsgd_{name}")(*arguments)
         if done >= 0:
             return done
         if done == _OUT_OF_MEMORY:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Literal
 
 from hpcsgd.averagers import Mean, MeanOfAll
 from hpcsgd.errors import UserError
+from hpcsgd.exchanges import Sparse
 from hpcsgd.flat import Bucket
 from hpcsgd.step import Method, Step
 from hpcsgd.topology import Job
+
+log = logging.getLogger(__name__)
 
 FIRST_LR_DECAY = "first lr decay"
 
@@ -95,13 +99,16 @@ class TheirAverager:
 def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> Method:
     """`first` for `at` steps, or up to the first step whose learning rate is lower than the one before; then
     `then`. In between all groups start from their mean. A job file may say ``at = { epoch = 30 }``, too,
-    and ``first = { name = "bsp" }``."""
+    and ``first = { name = "bsp" }``. What a sparse exchange of `first` has kept until then is dropped, which
+    is warned of."""
     if at != FIRST_LR_DECAY and (type(at) is not int or at < 0):
         raise UserError(f"at = {at!r}: expected a number of steps ≥ 0 or {FIRST_LR_DECAY!r}")
     if (first.exchange.shards, first.how.shards) != (then.exchange.shards, then.how.shards):
         raise UserError(
-            "switch: one method updates chunks and the other one whole vectors: "
-            "allreduce_local_sgd goes with none but itself"
+            "switch: one method updates chunks and the other one whole vectors, as allreduce_local_sgd and "
+            "sparse exchanges do: both have to do the same"
         )
+    if isinstance(first.exchange, Sparse):
+        log.warning("switch: what the sparse exchange of the first method has kept is dropped at the change")
     turn = Turn(first, then, at)
     return Method(exchange=TheirExchange(turn), when=TheirSchedule(turn), how=TheirAverager(turn))

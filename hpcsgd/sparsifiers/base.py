@@ -32,11 +32,13 @@ class Share:
     starts: Tensor
     stops: Tensor
     k: Tensor
+    leader: int | None = None
+    """The worker whose selection counts for all, in this step; None where everybody's does."""
 
     @classmethod
-    def whole(cls, M: int, k: int) -> Share:
+    def whole(cls, M: int, k: int, leader: int | None = None) -> Share:
         """k of all M."""
-        return cls(torch.tensor([0]), torch.tensor([M]), torch.tensor([k]))
+        return cls(torch.tensor([0]), torch.tensor([M]), torch.tensor([k]), leader)
 
     def largest_of(self, acc: Tensor) -> Tensor:
         """Indices of its elements of largest magnitude."""
@@ -53,10 +55,6 @@ class Sparsifier(Protocol):
 
     def cut(self, layers: Tensor, n: int) -> Tensor:
         """The bounds of what norms are wanted of, from those of the parameters' own vectors."""
-        ...
-
-    def leader(self, t: int, n: int) -> int | None:
-        """The worker that selects for all of them; None where each of them selects."""
         ...
 
     def share(self, x: Accumulated, t: int, workers: Transport) -> Share:

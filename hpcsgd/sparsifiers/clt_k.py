@@ -28,12 +28,9 @@ class CLTk:
     def cut(self, layers: Tensor, n: int) -> Tensor:
         return layers
 
-    def leader(self, t: int, n: int) -> int | None:
-        return t % n
-
     def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
-        leads = workers.rank == self.leader(t, workers.size)
-        return Share.whole(x.acc.numel(), wanted(self.density, x.acc.numel()) if leads else 0)
+        M, leader = x.acc.numel(), t % workers.size
+        return Share.whole(M, wanted(self.density, M) if workers.rank == leader else 0, leader)
 
     def select(self, x: Accumulated, share: Share) -> Tensor:
         return share.largest_of(x.acc)

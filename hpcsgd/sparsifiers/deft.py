@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd import kernels
+from hpcsgd.errors import UserError
 from hpcsgd.sparsifiers.base import Accumulated, Share, require_density, wanted
 from hpcsgd.transport import Transport, phase
 
@@ -45,12 +46,11 @@ class Deft:
 
     def __post_init__(self) -> None:
         require_density(self.density)
+        if self.floor < 0:
+            raise UserError(f"floor = {self.floor}: a number of elements of each layer, ≥ 0")
 
     def cut(self, layers: Tensor, n: int) -> Tensor:
         return partition(layers, n)
-
-    def leader(self, t: int, n: int) -> int | None:
-        return None
 
     def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
         k, bins = share_out(x, wanted(self.density, x.acc.numel()), self.floor, workers.size)

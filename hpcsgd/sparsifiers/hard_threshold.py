@@ -30,9 +30,6 @@ class HardThreshold:
     def cut(self, layers: Tensor, n: int) -> Tensor:
         return layers
 
-    def leader(self, t: int, n: int) -> int | None:
-        return None
-
     def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
         return Share.whole(x.acc.numel(), x.acc.numel())
 

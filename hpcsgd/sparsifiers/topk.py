@@ -28,9 +28,6 @@ class TopK:
     def cut(self, layers: Tensor, n: int) -> Tensor:
         return layers
 
-    def leader(self, t: int, n: int) -> int | None:
-        return None
-
     def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
         return Share.whole(x.acc.numel(), wanted(self.density, x.acc.numel()))
 

@@ -24,11 +24,6 @@ class Score:
     distance: float
     seconds: float
 
-    @property
-    def accuracy(self) -> float:
-        """Of a classification."""
-        return self.figures["accuracy"]
-
 
 @torch.no_grad()
 def evaluate(parts: Assembly) -> Score:

@@ -15,6 +15,7 @@ import torch
 from hpcsgd.atomic import replacing
 from hpcsgd.averagers import Mean, MeanOfAll, Measured
 from hpcsgd.errors import UserError, located
+from hpcsgd.exchanges import Sparse
 from hpcsgd.schedules import Every
 from hpcsgd.topology import together
 from hpcsgd.training.assembly import make_method
@@ -89,6 +90,8 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, seeds: int
                 f"[method] name = {config.method.name!r}: the probe is of groups that meet every so many "
                 "steps, average their models and keep their momentum: hierarchical, allreduce_local_sgd"
             )
+    if isinstance(method.exchange, Sparse):
+        log.warning("[method] exchange: the probe's groups exchange whole gradients; it answers for these")
     return Plan(
         groups=tuple(groups or GROUPS),
         every=method.when.I,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,8 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import MomentumCorrection, Plain, RateInside, Sparse, own
+from hpcsgd.exchanges import Kept, MomentumCorrection, Plain, RateInside, Sparse, own
+from hpcsgd.exchanges.feedback import Feedback
 from hpcsgd.methods import Method, bsp, hierarchical
 from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, Sparsifier, TopK
 from hpcsgd.topology import form
@@ -255,6 +257,28 @@ def test_a_group_of_one_sends_nothing(run) -> None:
     plain = run(1, lambda world: distributed(world, 1, bsp(), sgd, STEPS))
     for mine, theirs in zip(sparse[0], plain[0], strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("feedback", [Kept(), MomentumCorrection(0.5)])
+def test_back_at_the_start_nothing_is_kept(run, feedback: Feedback) -> None:
+    """A state from before the first step is loaded by who has already trained."""
+
+    def training(world: Transport) -> tuple[Tensor, Tensor]:
+        net = model()
+        method = bsp(Sparse(TopK(DENSITY), feedback=feedback))
+        optimizer = hpcsgd.DistributedOptimizer(sgd(list(net.parameters())), net, form(world), method)
+        begin, start = copy.deepcopy((optimizer.state_dict(), net.state_dict()))
+        ends = []
+        for _ in range(2):
+            optimizer.load_state_dict(begin)
+            net.load_state_dict(start)
+            for t in range(2):
+                one_step(net, optimizer, form(world), t)
+            ends.append(vector(net))
+        return ends[0], ends[1]
+
+    for once, again in run(2, training):
+        assert torch.equal(once, again)
 
 
 def test_what_is_noted_of_a_step(run) -> None:

@@ -125,19 +125,19 @@ def test_it_tells_what_serves(library):
 
 def test_memory_grows_with_what_there_is(library):
     def largest_bytes(*sizes: int) -> int:
-        return library.library.hpcsgd_cuda_largest_bytes(*sizes)
+        return library.functions.hpcsgd_cuda_largest_bytes(*sizes)
 
     assert largest_bytes(0, 0, 0, 0) == 0
     assert largest_bytes(1, 1, 1, 0) >= 2048 * 8
     assert largest_bytes(1, 1, 1, 10**10) - largest_bytes(1, 1, 1, 0) == pytest.approx(6 * 10**10, abs=512)
-    assert library.library.hpcsgd_cuda_above_bytes(10**10) == pytest.approx(10**10 / 8, rel=0.01)
-    assert library.library.hpcsgd_cuda_accumulate_bytes(10**10) == 8 * 10**10
+    assert library.functions.hpcsgd_cuda_above_bytes(10**10) == pytest.approx(10**10 / 8, rel=0.01)
+    assert library.functions.hpcsgd_cuda_accumulate_bytes(10**10) == 8 * 10**10
 
 
 def sample(library: Cuda, n: int) -> np.ndarray:
     positions = np.zeros(SAMPLE, np.int64)
     pointer = positions.ctypes.data_as(ctypes.c_void_p)
-    library.library.hpcsgd_cuda_sample(ctypes.c_int64(n), pointer)
+    library.functions.hpcsgd_cuda_sample(ctypes.c_int64(n), pointer)
     return positions
 
 

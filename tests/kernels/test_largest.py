@@ -124,7 +124,7 @@ def test_a_sample_that_deceives(everywhere, native):
     n, k = 50_000, 100
     positions = np.zeros(n, np.int64)
     pointer = positions.ctypes.data_as(ctypes.c_void_p)
-    m = native.library.hpcsgd_sample(ctypes.c_int64(n), ctypes.c_int64(k), pointer)
+    m = native.functions.hpcsgd_sample(ctypes.c_int64(n), ctypes.c_int64(k), pointer)
     assert 50 < m <= n / 4
     x = made(normal, np.random.default_rng(5), n)
     x[positions[:50]] += 100
@@ -134,7 +134,7 @@ def test_a_sample_that_deceives(everywhere, native):
 def test_the_sample_covers_the_segment(native):
     positions = np.zeros(50_000, np.int64)
     pointer = positions.ctypes.data_as(ctypes.c_void_p)
-    m = native.library.hpcsgd_sample(ctypes.c_int64(200_000), ctypes.c_int64(500), pointer)
+    m = native.functions.hpcsgd_sample(ctypes.c_int64(200_000), ctypes.c_int64(500), pointer)
     chosen = positions[:m]
     assert (np.diff(chosen) > 0).all()
     assert chosen[0] >= 0

@@ -8,6 +8,7 @@ from torch import Tensor, optim
 
 import hpcsgd
 from hpcsgd.errors import UserError
+from hpcsgd.exchanges import Sparse
 from hpcsgd.methods import (
     Method,
     allreduce_local_sgd,
@@ -19,6 +20,7 @@ from hpcsgd.methods import (
     sgp,
     switch,
 )
+from hpcsgd.sparsifiers import Deft
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from methods.test_battery import METHODS, OPTIMIZERS
@@ -108,6 +110,11 @@ def test_a_state_of_other_methods_is_refused(run) -> None:
         run(2, loaded)
 
 
+def test_what_a_sparse_exchange_has_kept_is_dropped_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    switch(bsp(Sparse(Deft(0.1))), bsp(Sparse(Deft(0.1, exact=True))), 3)
+    assert "sparse exchange of the first method has kept is dropped" in caplog.text
+
+
 def test_refusals() -> None:
     with pytest.raises(UserError, match=r"'first lr'.*expected a number of steps ≥ 0 or 'first lr decay'"):
         switch(bsp(), sgp(), "first lr")  # type: ignore[arg-type]
@@ -116,3 +123,5 @@ def test_refusals() -> None:
             switch(bsp(), sgp(), at)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="updates chunks and the other one whole vectors"):
         switch(allreduce_local_sgd(3), async_sgd(), 3)
+    with pytest.raises(UserError, match="as allreduce_local_sgd and sparse exchanges do"):
+        switch(bsp(Sparse(Deft(0.1))), bsp(), 3)

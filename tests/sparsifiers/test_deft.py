@@ -130,3 +130,8 @@ def test_bad_densities(density: float) -> None:
     for kind in (TopK, CLTk, Deft):
         with pytest.raises(UserError, match="share of elements to send"):
             kind(density)
+
+
+def test_a_bad_floor() -> None:
+    with pytest.raises(UserError, match="floor = -1: a number of elements of each layer"):
+        Deft(0.1, floor=-1)

@@ -29,9 +29,9 @@ from hpcsgd.training.config import load
 from hpcsgd.training.dealing import make_partition
 from hpcsgd.training.probing import plan_of
 from hpcsgd.transport import Transport, threads
-from training import small, test_interruptions
+from training import small
+from training.interruptions import assert_interruptions_change_nothing, train, without_pictures
 from training.launches import JOB, launch, make_store
-from training.test_interruptions import assert_same_outcome, killed, outcome, stopped
 
 TRAIN = 96
 SAMPLE = 36 * 4 + 8  # bytes: an image of 6 × 6 in float32, its label in int64
@@ -48,7 +48,7 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_interruptions.a_run, "_report", lambda _: None)
+    without_pictures(monkeypatch)
 
 
 def parts_of(job_file: Path, words: str, n: int, groups: int) -> list[Assembly]:
@@ -160,7 +160,7 @@ def test_islands_know_shares_alone(job_file: Path, words: str, told: str | None)
 def test_groups_share_samples_in_training(job_file: Path, tmp_path: Path) -> None:
     small.seen.clear()
     words = f"{INJECTION} --job.groups 4 --data.batch_size 8 --data.transform training.small:noted"
-    test_interruptions.train(job_file, tmp_path, *words.split(), n=4)
+    train(job_file, tmp_path, *words.split(), n=4)
     own, s, S = Injection(0.5, 0.5).portions(8, 4)
     assert (own, s, S) == (4, 2, 2)
     steps = [r for r in outcome_records(tmp_path) if r["kind"] == "step"]
@@ -192,14 +192,7 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
         f"{words} --job.groups 2 --data.batch_size 8 --training.epochs 2 --training.checkpoint_every 2 "
         "--model.build training.small:steady --model.arguments {inputs=36} --data.workers 0"
     ).split()
-    whole, other = tmp_path / "whole", tmp_path / "other"
-    test_interruptions.train(job_file, whole, *options, n=4)
-    with pytest.raises(test_interruptions.Killed):
-        test_interruptions.train(job_file, other, *options, n=4, at=3, what=killed)
-    test_interruptions.train(job_file, other, *options, n=4, at=5, what=stopped, resume=True)
-    test_interruptions.train(job_file, other, *options, n=4, resume=True)
-    assert_same_outcome(whole, other)
-    assert len(outcome(whole)[1]) > 6
+    assert_interruptions_change_nothing(job_file, tmp_path, *options)
 
 
 @pytest.mark.parametrize(("n", "groups"), [(2, 2), (4, 4), (3, 1)])
@@ -208,10 +201,8 @@ def test_resumed_on_other_numbers_of_ranks(job_file: Path, tmp_path: Path, n: in
         f"--data.partition.name seldp {INJECTION} --data.batch_size 12 --training.checkpoint_every 2 "
         "--model.build training.small:steady --model.arguments {inputs=36}"
     )
-    test_interruptions.train(job_file, tmp_path, *words.split(), "--job.groups", "2", n=4, at=5)
-    test_interruptions.train(
-        job_file, tmp_path, *words.split(), "--job.groups", str(groups), n=n, resume=True
-    )
+    train(job_file, tmp_path, *words.split(), "--job.groups", "2", n=4, at=5)
+    train(job_file, tmp_path, *words.split(), "--job.groups", str(groups), n=n, resume=True)
     assert (tmp_path / "model.pt").exists()
 
 

@@ -104,7 +104,7 @@ def test_the_score_is_that_of_one_process(
 
     def score(world: Transport) -> tuple[float, float]:
         found = evaluate(parts_of(world, job_file, P))
-        return found.loss, found.accuracy
+        return found.loss, found.figures["accuracy"]
 
     loss, accuracy = reference(P, P * K, Store(job_file.parent / "small.h5", "test"))
     for found in run(P * K, score):

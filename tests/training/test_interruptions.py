@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from hpcsgd.data import convert
 from hpcsgd.errors import JobError
-from hpcsgd.topology import form
-from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.config import load
-from hpcsgd.transport import Transport, threads
+from training.interruptions import (
+    Killed,
+    assert_same_outcome,
+    killed,
+    outcome,
+    train,
+    without_pictures,
+)
 
-a_run = importlib.import_module("hpcsgd.training.run")  # the package has a function of that name
 LAST = 8
 
 JOB = """
@@ -37,29 +33,6 @@ ON_4_RANKS = (
 )
 
 
-class Killed(Exception):
-    """By somebody else."""
-
-
-def stopped(_: int) -> str:
-    return "enough"
-
-
-def killed(_: int) -> str:
-    raise Killed
-
-
-class Interruption:
-    """In place of `Stopping`: something happens after one step."""
-
-    def __init__(self, parts: Assembly, step: int, what: Callable[[int], str]) -> None:
-        self._parts, self._step, self._what = parts, step, what
-
-    def now(self) -> str | None:
-        t = self._parts.optimizer.t
-        return self._what(t) if t == self._step else None
-
-
 @pytest.fixture(scope="module")
 def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("sklearn")
@@ -71,50 +44,13 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(a_run, "_report", lambda _: None)
-
-
-def train(
-    job_file: Path,
-    folder: Path,
-    *options: str,
-    n: int = 1,
-    at: int = 0,
-    what: Callable[[int], str] = stopped,
-    resume: bool = False,
-) -> list[str | None]:
-    """As the command does it, on `n` threads."""
-
-    def one(world: Transport) -> str | None:
-        config = load(job_file, [*options, "--run.folder", str(folder)])
-        parts = assemble(config, form(world, config.job.groups), job_file.name)
-        interruption: Any = Interruption(parts, at, what)
-        with ExitStack() as files:
-            return a_run._train(config, parts, interruption, world.apart(), resume, files)
-
-    folder.mkdir(exist_ok=True)
-    return threads.run(n, one)
-
-
-def outcome(folder: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    lines.sort(key=lambda r: (r["step"], r["kind"]))  # a step's record comes once all ranks have made it
-    timed = {"seconds", "samples_per_s"}
-    records = [{k: v for k, v in r.items() if k not in timed and not k.endswith("_seconds")} for r in lines]
-    return torch.load(folder / "model.pt"), records
-
-
-def assert_same_outcome(one: Path, other: Path) -> None:
-    (model, records), (their_model, their_records) = outcome(one), outcome(other)
-    assert records == their_records
-    assert model.keys() == their_model.keys()
-    assert all(torch.equal(value, their_model[name]) for name, value in model.items())
+    without_pictures(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def whole(job_file: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(a_run, "_report", lambda _: None)
+        without_pictures(patch)
         train(job_file, job_file.parent / "whole")
     return job_file.parent / "whole"
 

@@ -107,6 +107,12 @@ def test_a_method_that_the_distance_cannot_judge(folder: Path) -> None:
         plan_of(load(folder / "bsp.toml"), folder / "bsp.toml", None, 1)
 
 
+def test_a_sparse_exchange_is_not_probed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sparse = ("--method.exchange", '{name="sparse",sparsifier={name="deft",density=0.1}}')
+    assert plan_of(load(folder / "job.toml", sparse), folder / "job.toml", None, 1).every == 2
+    assert "the probe's groups exchange whole gradients" in caplog.text
+
+
 def answered(config: Config, folder: Path, P: int, unclear: int | None = None) -> Path:
     file = folder / "probe.json"
     rows = [{"P": 4, "D": 1.5, "lr": 0.4, "diverged": None}]

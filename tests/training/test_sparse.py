@@ -16,9 +16,8 @@ from hpcsgd.topology import form
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.config import load
 from hpcsgd.transport import Transport, threads
-from training import test_interruptions
+from training.interruptions import assert_interruptions_change_nothing, train, without_pictures
 from training.launches import JOB, make_store
-from training.test_interruptions import assert_same_outcome, killed, stopped
 
 DEFT = '{name="deft",density=0.05}'
 
@@ -109,24 +108,19 @@ def test_mistakes_are_one_line(job_file: Path, name: str) -> None:
 
 @pytest.mark.parametrize("sparsifier", [DEFT, '{name="sidco",density=0.05}'])
 def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
-    job_file: Path, tmp_path: Path, sparsifier: str
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sparsifier: str
 ) -> None:
     words = "--job.groups 2 --data.batch_size 8 --training.epochs 2 --training.checkpoint_every 2"
     model = "--model.build training.small:steady --model.arguments {inputs=36}"
     options = [*exchange(sparsifier=sparsifier), *words.split(), *model.split()]
-    whole, other = tmp_path / "whole", tmp_path / "other"
-    test_interruptions.train(job_file, whole, *options, n=4)
-    with pytest.raises(test_interruptions.Killed):
-        test_interruptions.train(job_file, other, *options, n=4, at=3, what=killed)
-    test_interruptions.train(job_file, other, *options, n=4, at=5, what=stopped, resume=True)
-    test_interruptions.train(job_file, other, *options, n=4, resume=True)
-    assert_same_outcome(whole, other)
+    without_pictures(monkeypatch)
+    assert_interruptions_change_nothing(job_file, tmp_path, *options)
 
 
 def test_what_is_recorded(job_file: Path, tmp_path: Path) -> None:
     words = "--job.groups 1 --data.batch_size 8 --training.epochs 1"
     options = [*exchange(sparsifier=DEFT), *words.split()]
-    test_interruptions.train(job_file, tmp_path / "run", *options, n=2)
+    train(job_file, tmp_path / "run", *options, n=2)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     sparse = [record for record in map(json.loads, lines) if record["kind"] == "sparse"]
     assert [record["step"] for record in sparse] == list(range(1, len(sparse) + 1))

@@ -6,7 +6,6 @@ That figures do not depend on the number of ranks is tried on all ranks; what dr
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Callable
@@ -26,11 +25,9 @@ from hpcsgd.training.loop import Loop
 from hpcsgd.training.metrics import read
 from hpcsgd.training.tasks import task_of
 from hpcsgd.transport import Transport
+from training.interruptions import Killed, assert_same_outcome, killed, train, without_pictures
 from training.launches import launch
-from training.test_interruptions import Killed, assert_same_outcome, killed, train
 from training.workloads import MODELS, WORKLOADS
-
-a_run = importlib.import_module("hpcsgd.training.run")  # the package has a function of that name
 
 
 @pytest.fixture(params=WORKLOADS)
@@ -95,7 +92,7 @@ def test_interrupted_or_not_the_bits_are_the_same(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """With dropout, negatives drawn anew, and in the middle of an epoch."""
-    monkeypatch.setattr(a_run, "_report", lambda _: None)
+    without_pictures(monkeypatch)
     for folder in ("whole", "again", "stopped", "killed"):
         (tmp_path / folder).mkdir()
     train(job_file, tmp_path / "whole")
@@ -112,7 +109,7 @@ def test_interrupted_or_not_the_bits_are_the_same(
 
 def test_chance_makes_a_difference(job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the test above can fail: another state of it gives other bits."""
-    monkeypatch.setattr(a_run, "_report", lambda _: None)
+    without_pictures(monkeypatch)
     train(job_file, tmp_path / "whole")
     train(job_file, tmp_path / "resumed", at=3)
     take_up = Loop.take_up
