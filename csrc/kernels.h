@@ -11,7 +11,7 @@
 
 #define HPCSGD_API extern "C" __attribute__((visibility("default")))
 
-enum Error : int64_t { OUT_OF_MEMORY = -1, NOT_ASCENDING = -2, MALFORMED = -3 };
+enum Error : int64_t { OUT_OF_MEMORY = -1, NOT_ASCENDING = -2, MALFORMED = -3, NO_SEGMENTS = -4 };
 
 enum GradientType : int32_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 
@@ -21,6 +21,11 @@ HPCSGD_API const char* hpcsgd_instructions();
 // acc += g, g = 0, norms[i] = sum of acc² over [starts[i], starts[i + 1]) for 0 <= i < segments.
 HPCSGD_API int64_t hpcsgd_accumulate(float* acc, void* g, int32_t type, const int64_t* starts,
                                      int64_t segments, double* norms, int32_t threads, int32_t portable);
+
+// How many indices `hpcsgd_largest` will write: the sum of k; NO_SEGMENTS unless 0 <= starts[i] <= stops[i] <=
+// starts[i + 1], the last stop <= n, and 0 <= k[i] <= stops[i] - starts[i].
+HPCSGD_API int64_t hpcsgd_wanted(const int64_t* starts, const int64_t* stops, const int64_t* k, int64_t segments,
+                                 int64_t n);
 
 // out: ascending, the indices of the k[i] elements of largest magnitude in [starts[i], stops[i]), for all
 // segments. Ties go to the lowest index; NaN > Inf > finite.

@@ -118,6 +118,18 @@ HPCSGD_API int64_t hpcsgd_sample(int64_t n, int64_t k, int64_t* positions) {
     return m;
 }
 
+HPCSGD_API int64_t hpcsgd_wanted(const int64_t* starts, const int64_t* stops, const int64_t* k, int64_t segments,
+                                 int64_t n) {
+    int64_t sum = 0, before = 0;
+    for (int64_t i = 0; i < segments; ++i) {
+        if (starts[i] < before || stops[i] > n) return NO_SEGMENTS;
+        if (k[i] < 0 || k[i] > stops[i] - starts[i]) return NO_SEGMENTS;
+        before = stops[i];
+        sum += k[i];
+    }
+    return sum;
+}
+
 HPCSGD_API int64_t hpcsgd_largest(const float* x, const int64_t* starts, const int64_t* stops,
                                   const int64_t* k, int64_t segments, int64_t* out, int32_t threads,
                                   int32_t portable) try {

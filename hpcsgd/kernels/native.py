@@ -24,6 +24,7 @@ _OUT_OF_MEMORY, _NOT_ASCENDING, _MALFORMED = -1, -2, -3
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _SIGNATURES = {
     "accumulate": [_POINTER, _POINTER, _INT, _POINTER, _LONG, _POINTER, _INT, _INT],
+    "wanted": [_POINTER, _POINTER, _POINTER, _LONG, _LONG],
     "largest": [_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _INT, _INT],
     "above": [_POINTER, _LONG, ctypes.c_float, _POINTER, _LONG, _INT, _INT],
     "share_out": [_POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER, _POINTER],
@@ -74,9 +75,10 @@ class Native:
         return norms
 
     def largest(self, x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-        out = torch.empty(int(k.sum()), dtype=torch.int64)
-        arguments = (starts.data_ptr(), stops.data_ptr(), k.data_ptr(), len(k), out.data_ptr())
-        self._call("largest", x.data_ptr(), *arguments, *self._how())
+        """Looks at the segments itself."""
+        segments = (starts.data_ptr(), stops.data_ptr(), k.data_ptr(), k.numel())
+        out = torch.empty(self._call("wanted", *segments, x.numel()), dtype=torch.int64)
+        self._call("largest", x.data_ptr(), *segments, out.data_ptr(), *self._how())
         return out
 
     def above(self, x: Tensor, threshold: float) -> Tensor:
@@ -122,7 +124,7 @@ class Native:
             raise MemoryError(f"hpcsgd_{name}: no memory for candidates")
         if done == _NOT_ASCENDING:
             raise UserError("indices to encode must ascend strictly from 0 or more")
-        assert done == _MALFORMED, done
+        assert done == _MALFORMED, f"hpcsgd_{name}: {done}"
         raise UserError("bytes that are not the code of so many indices")
 
 

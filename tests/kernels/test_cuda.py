@@ -191,7 +191,7 @@ def test_a_tensor_goes_to_the_library_of_its_device(monkeypatch):
     """No tensor of a GPU is needed to see who would serve it."""
 
     class Tensor:
-        dtype, device = torch.float32, GPU
+        dtype, device, is_cpu, is_cuda = torch.float32, GPU, False, True
 
         def __init__(self, contiguous: bool) -> None:
             self.is_contiguous = lambda: contiguous

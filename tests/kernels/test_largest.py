@@ -69,12 +69,23 @@ def test_integers_have_no_nan():
         kernels.largest(torch.arange(3), *lists([0], [3], [1]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["native", "reference"])
 @pytest.mark.parametrize(
-    "segments", [([0], [5], [1]), ([0], [4], [5]), ([0, 1], [2, 4], [1, 1]), ([2, 0], [4, 2], [1, 1])]
+    "segments",
+    [
+        ([0], [5], [1]),
+        ([-1], [2], [1]),
+        ([0], [4], [5]),
+        ([0], [4], [-1]),
+        ([0, 1], [2, 4], [1, 1]),
+        ([2, 0], [4, 2], [1, 1]),
+        ([3], [2], [0]),
+        ([0, 2], [2, 4], [1]),
+    ],
 )
-def test_segments_outside_or_overlapping_are_our_mistake(segments):
+def test_segments_outside_or_overlapping_are_our_mistake(segments, dtype):
     with pytest.raises(AssertionError):
-        kernels.largest(torch.ones(4), *lists(*segments))
+        kernels.largest(torch.ones(4, dtype=dtype), *lists(*segments))
 
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
