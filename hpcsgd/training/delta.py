@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
     significance = parts.optimizer.method.when
     assert isinstance(significance, Significance)
     rows: list[list[float]] = []
-    for loaded in _batches(parts, steps):
+    for loaded in itertools.islice(_batches(parts, config.schedule.per), steps):
         x, y = parts.vary(*loaded)
         loss = parts.task.loss(parts.model(x), y)
         if not loss.isfinite():
@@ -74,17 +75,14 @@ def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
     return changes_of(rows)
 
 
-def _batches(parts: Assembly, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-    epoch = 0
-    while True:
+def _batches(parts: Assembly, scheduled_per: str) -> Iterator[tuple[Tensor, Tensor]]:
+    for epoch in itertools.count(1):
         for batch in parts.loader:
-            if steps == 0:
-                return
-            steps -= 1
             x, y = batch if parts.injected is None else parts.injected.complete(batch)
             yield x, y
-        epoch += 1
         parts.sampler.set_epoch(epoch)
+        if parts.scheduler is not None and scheduled_per == "epoch":
+            parts.scheduler.step()
 
 
 def _write(changes: Changes, config: Config) -> None:

@@ -20,7 +20,7 @@ from hpcsgd.training.config import Config
 from hpcsgd.training.evaluation import evaluate
 from hpcsgd.training.figures import written
 from hpcsgd.training.meter import Meter, Reading
-from hpcsgd.training.metrics import Metrics, of_sparse
+from hpcsgd.training.metrics import SPARSE, Metrics, noted
 from hpcsgd.training.progress import Progress
 from hpcsgd.training.promise import Promise
 from hpcsgd.training.scheduler import scheduler_state, take_up_scheduler
@@ -132,17 +132,16 @@ class Loop(ABC):
     def _note(self, notes: Mapping[str, float]) -> None:
         """What the method said of this step."""
         if self.metrics is not None and "delta" in notes:
-            chosen = {name: notes[name] for name in ("delta", "vote", "met")}
-            self.metrics.selection(step=self._parts.optimizer.t, **chosen)
+            self.metrics.selection(step=self._parts.optimizer.t, **noted(notes, "delta", "vote", "met"))
         if self.metrics is not None and "density" in notes:
-            self.metrics.sparse(step=self._parts.optimizer.t, **of_sparse(notes))
+            self.metrics.sparse(step=self._parts.optimizer.t, **noted(notes, *SPARSE))
         if "distance" in notes:
-            self._note_meeting(notes["distance"])
+            self._note_meeting(notes)
 
-    def _note_meeting(self, D: float) -> None:
-        t = self._parts.optimizer.t
+    def _note_meeting(self, notes: Mapping[str, float]) -> None:
+        t, D = self._parts.optimizer.t, notes["distance"]
         if self.metrics is not None:
-            self.metrics.meeting(step=t, distance=D)
+            self.metrics.meeting(step=t, distance=D, **noted(notes, "interval"))
         if self.promise is not None and (told := self.promise.hear(D, self._lr)) is not None:
             self._progress.note(f"step {t}: {told}")
 

@@ -8,7 +8,8 @@ kind            fields beside ``kind`` and ``step``
                 Where groups send each other messages: link_bytes, of rank 0 to each group. Where they do
                 not wait for each other: staleness and ahead, how often which number of updates or steps.
                 Written once all ranks have made the step, so it may follow records of later ones
-``meeting``     distance: D of eq. 9, how far the groups were apart when they met
+``meeting``     distance: D of eq. 9, how far the groups were apart when they met; of AdaComm also interval:
+                after how many steps they did
 ``selection``   delta, vote and met, of SelSync: Δ of rank 0's group, whether that asked for a meeting (0
                 or 1), and whether there was one
 ``sparse``      density, error, growth (where workers' selections overlap) and seconds of share, select,
@@ -42,11 +43,12 @@ SPARSE = (
     "exchange_seconds",
     "apply_seconds",
 )
+"""What a sparse exchange notes of a step."""
 
 
-def of_sparse(notes: Mapping[str, float]) -> dict[str, float]:
-    """What a sparse exchange noted of a step."""
-    return {name: notes[name] for name in SPARSE if name in notes}
+def noted(notes: Mapping[str, float], *names: str) -> dict[str, float]:
+    """Those of the notes of a step, as far as they are there."""
+    return {name: notes[name] for name in names if name in notes}
 
 
 class Metrics:
@@ -79,9 +81,9 @@ class Metrics:
         links = {"link_bytes": dict(link_bytes)} if link_bytes else {}
         self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases, **links, **counts)
 
-    def meeting(self, *, step: int, distance: float) -> None:
-        """The groups met after ``step``; ``distance`` is D of eq. 9."""
-        self._append("meeting", step=step, distance=distance)
+    def meeting(self, *, step: int, distance: float, **interval: float) -> None:
+        """The groups met after ``step``; ``distance`` is D of eq. 9; the ``interval``, where it changes."""
+        self._append("meeting", step=step, distance=distance, **interval)
 
     def selection(self, *, step: int, delta: float, vote: float, met: float) -> None:
         """What a method that chooses its steps went by in ``step``."""

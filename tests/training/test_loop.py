@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
 import threading
@@ -118,6 +119,19 @@ def test_meetings_tell_distance_and_bytes(job_file: Path, tmp_path: Path) -> Non
     # An allreduce of M float32 over P = 2, and of one float64 for the distance: 2 (P − 1) / P of it is sent.
     assert first["phase_bytes"] == {"average": 2 * M * 4, "distance": 2 * 8}
     assert last["phase_bytes"] == {"average": M * 4, "distance": 8}
+
+
+def test_meetings_tell_a_changing_interval(job_file: Path, tmp_path: Path) -> None:
+    adaptive = job_file.with_name("adacomm.toml")
+    method = 'name = "adacomm"\ninterval = 4\nblock = 4'
+    adaptive.write_text(JOB.replace('name = "hierarchical"\nevery = 2', method))
+    words = "--job.groups 2 --data.batch_size 4 --training.epochs 2 --optimizer.lr 1e-6"
+    meetings = kind(train(adaptive, tmp_path, words, n=2), "meeting")
+    intervals = [record["interval"] for record in meetings]
+    assert intervals[0] == 4
+    assert intervals[-1] < 4, "the loss did not fall"
+    steps = [0, *(record["step"] for record in meetings)]
+    assert [after - before for before, after in itertools.pairwise(steps)] == intervals
 
 
 def test_one_group_never_meets(job_file: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.errors import UserError
-from hpcsgd.training.metrics import Metrics, of_sparse, read
+from hpcsgd.training.metrics import SPARSE, Metrics, noted, read
 
 
 def add_step(metrics: Metrics, step: int) -> None:
@@ -27,7 +27,7 @@ def add_all(metrics: Metrics, steps: range) -> None:
     for step in steps:
         metrics.meeting(step=step, distance=0.5)
         metrics.selection(step=step, delta=0.25, vote=1.0, met=1.0)
-        metrics.sparse(step=step, **of_sparse({"density": 0.01, "error": 2.5, "distance": 3.0}))
+        metrics.sparse(step=step, **noted({"density": 0.01, "error": 2.5, "distance": 3.0}, *SPARSE))
         add_step(metrics, step)
         metrics.evaluation(step=step, epoch=step, loss=0.3, accuracy=0.9, distance=0.2, seconds=1.0)
         metrics.epoch(step=step, epoch=step, loss=0.4, seconds=2.0)

@@ -1,0 +1,57 @@
+"""The steps from which δ is chosen: they are those of the job, but that all groups meet in each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import optim
+
+from hpcsgd.topology import form
+from hpcsgd.training import delta
+from hpcsgd.training.config import load
+from hpcsgd.transport import Transport, threads
+from training.launches import JOB, make_store
+
+STEPS, AN_EPOCH = 14, 6
+METHOD = 'name = "selsync"\ndelta = 0.3'
+INJECTION = "--data.injection {alpha=0.5,beta=0.5} --data.partition.name by_label"
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    make_store(folder / "small.h5", 96)
+    (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nevery = 2', METHOD))
+    return folder / "job.toml"
+
+
+def measured(job_file: Path, words: str) -> list[delta.Changes]:
+    def one(world: Transport) -> delta.Changes:
+        options = f"--job.groups 2 --data.batch_size 8 {words}".split()
+        config = delta.always_meeting(load(job_file, options), job_file)
+        return delta.measure(config, form(world, 2), job_file, STEPS)
+
+    return threads.run(2, one)
+
+
+def test_beyond_an_epoch_and_with_injection(job_file: Path) -> None:
+    plain, injected = measured(job_file, ""), measured(job_file, INJECTION)
+    for ranks in (plain, injected):
+        assert ranks[0].deltas.shape == (STEPS - 1, 2)
+        assert (ranks[0].deltas == ranks[1].deltas).all()
+    assert (plain[0].deltas != injected[0].deltas).any()
+
+
+def test_the_rate_falls_after_an_epoch(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    step = optim.SGD.step
+
+    def watched(self: optim.SGD, *given: object) -> object:
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, *given)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(torch.optim.SGD, "step", watched)
+    measured(job_file, "--schedule.build StepLR --schedule.arguments {step_size=1,gamma=0.5}")
+    assert sorted(rates, reverse=True)[::2] == [0.2] * AN_EPOCH + [0.1] * AN_EPOCH + [0.05] * 2
