@@ -126,7 +126,7 @@ def test_chance_makes_a_difference(job_file: Path, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("groups", ["1", "2"])
+@pytest.mark.parametrize("groups", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_on_two_processes_the_bits_are_the_same(job_file: Path, groups: str) -> None:
     folder = job_file.parent
 
