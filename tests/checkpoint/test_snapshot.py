@@ -75,8 +75,17 @@ def check_goes_on(run: Any, folder: Path, P: int, K: int, *arguments: Any, **opt
         assert_same(resumed, whole)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("method", METHODS)
+def methods_and_optimizers() -> list[Any]:
+    """Every method with AdamW and every optimizer with local SGD; `make test-long` has all the others."""
+    usual = {"hierarchical", "AdamW"}
+    return [
+        pytest.param(method, name, marks=[] if usual & {method, name} else [pytest.mark.long])
+        for method in METHODS
+        for name in OPTIMIZERS
+    ]
+
+
+@pytest.mark.parametrize(("method", "optimizer"), methods_and_optimizers())
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_goes_on_bit_for_bit(run, tmp_path: Path, P: int, K: int, method: str, optimizer: str) -> None:
     check_goes_on(run, tmp_path, P, K, optimizer, method)
