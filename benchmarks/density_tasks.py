@@ -86,14 +86,14 @@ TASKS = {
         density=0.01, paper=13.59,
         samples=lambda folder, count: small_images(folder / "cifar10.h5", count),
         build=lambda: cifar_resnet(8),
-        lr=0.05, momentum=0.9, batch=4, count=6400, epochs=6,
+        lr=0.05, momentum=0.9, batch=4, count=6400, epochs=30,
     ),
     "wikitext2": Task(
         title="LSTM on WikiText-2",
         density=0.001, paper=14.18,
         samples=lambda folder, count: words(folder / "wikitext2.h5", count),
         build=lambda: lstm(WORDS + 1, embedding=32, hidden=64, layers=1, dropout=0.0),
-        lr=2.0, momentum=0.0, batch=2, count=16000, epochs=3,
+        lr=2.0, momentum=0.0, batch=2, count=16000, epochs=30,
     ),
     "mnist": Task(
         title="CNN on MNIST",
