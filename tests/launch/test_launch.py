@@ -20,7 +20,7 @@ from training.launches import HPCSGD, Preloaded, make_store, mpiexec
 
 pytestmark = pytest.mark.timeout(600)
 
-PATIENCE, SOON = 180.0, 30.0  # seconds; the machine may be busy
+PATIENCE, SOON = 180.0, 10.0  # seconds; the machine may be busy
 EPOCHS, TRAIN = 30, 96
 TWO = ("--groups", "2")
 

@@ -33,7 +33,7 @@ def skip_unless_mpich() -> None:
 
 
 def launch(
-    command: Sequence[str | Path], env: dict[str, str], timeout: float = 120
+    command: Sequence[str | Path], env: dict[str, str], timeout: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """A job started as a user would from a fresh shell: without the variables of an outer launcher."""
     outer = ("PMI", "OMPI_", "PRTE_", "PMIX_", "SLURM_", "HYDI_", "MPIR_CVAR_")
@@ -76,7 +76,7 @@ class Network:
         self.name = name
         self.hosts = hosts
 
-    def mpiexec(self, *command: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def mpiexec(self, *command: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """One rank on every host."""
         addresses = ",".join(f"10.77.0.{i + 1}" for i in range(self.hosts))
         launcher = [
