@@ -23,8 +23,7 @@ def average_buffers(
     alike = [[buffer for buffer in buffers if buffer.dtype == dtype] for dtype in dtypes]
     joined = [torch.cat([buffer.reshape(-1) for buffer in of_dtype]) for of_dtype in alike]
     for vector in joined:
-        ranks.allreduce(vector).wait()
-        vector.div_(ranks.size)
+        ranks.allreduce(vector, "mean").wait()
     further(joined)
     for of_dtype, vector in zip(alike, joined, strict=True):
         for buffer, mean in zip(of_dtype, vector.split([b.numel() for b in of_dtype]), strict=True):

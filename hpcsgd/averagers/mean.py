@@ -18,8 +18,7 @@ class Mean:
 
     def __call__(self, s: Step) -> None:
         for b in s.buckets:
-            s.job.cross.allreduce(b.own).wait()
-            b.own.div_(s.job.P)
+            s.job.cross.allreduce(b.own, "mean").wait()
 
 
 @dataclass(frozen=True)
@@ -33,5 +32,4 @@ class MeanOfAll:
 
     def __call__(self, s: Step) -> None:
         for b in s.buckets:
-            s.job.cross.allreduce(b.w).wait()
-            b.w.div_(s.job.P)
+            s.job.cross.allreduce(b.w, "mean").wait()

@@ -9,18 +9,27 @@ from torch import Tensor
 
 _ALIGNED = 8  # bytes: of the largest element
 
+Layout = tuple[tuple[torch.dtype, int], ...]
+"""The dtype and the number of elements of each tensor."""
+
 
 class Parcel:
-    """`bytes`, uint8, is what travels: a float64, then every tensor, 8-aligned."""
+    """`bytes`, uint8, is what travels: a float64, then every tensor, 8-aligned.
 
-    def __init__(self, content: Tensor) -> None:
+    Tensors that are packed or that it is added to may be of a wider dtype than what travels.
+    """
+
+    def __init__(self, content: Tensor, layout: Layout) -> None:
         self.bytes = content
+        self.layout = layout
         self._number = content[:_ALIGNED].view(torch.float64)
 
     @classmethod
     def like(cls, tensors: Sequence[Tensor]) -> Parcel:
         """Room for so much."""
-        return cls(torch.zeros(_ALIGNED + sum(map(_room, tensors)), dtype=torch.uint8))
+        layout = tuple((x.dtype, x.numel()) for x in tensors)
+        size = _ALIGNED + sum(_room(*each) for each in layout)
+        return cls(torch.zeros(size, dtype=torch.uint8), layout)
 
     @property
     def number(self) -> float:
@@ -28,26 +37,26 @@ class Parcel:
 
     def pack(self, tensors: Sequence[Tensor], share: float = 1.0, number: float = 1.0) -> None:
         """`share` of every tensor and of `number`."""
-        for x, mine in self._contents(tensors):
+        for x, mine in zip(tensors, self._contents(), strict=True):
             torch.mul(x, share, out=mine)
         self._number.fill_(share * number)
 
     def unpack(self, tensors: Sequence[Tensor]) -> None:
         """The tensors become what is here."""
-        for x, mine in self._contents(tensors):
+        for x, mine in zip(tensors, self._contents(), strict=True):
             x.copy_(mine)
 
     def add_to(self, tensors: Sequence[Tensor], factor: float = 1.0) -> None:
         """x += factor · what is here."""
-        for x, mine in self._contents(tensors):
+        for x, mine in zip(tensors, self._contents(), strict=True):
             x.add_(mine, alpha=factor)
 
-    def _contents(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _contents(self) -> Iterator[Tensor]:
         start = _ALIGNED
-        for x in tensors:
-            yield x, self.bytes[start : start + x.numel() * x.element_size()].view(x.dtype)
-            start += _room(x)
+        for dtype, numel in self.layout:
+            yield self.bytes[start : start + numel * dtype.itemsize].view(dtype)
+            start += _room(dtype, numel)
 
 
-def _room(x: Tensor) -> int:
-    return -(-x.numel() * x.element_size() // _ALIGNED) * _ALIGNED
+def _room(dtype: torch.dtype, numel: int) -> int:
+    return -(-numel * dtype.itemsize // _ALIGNED) * _ALIGNED

@@ -14,17 +14,18 @@ from torch import Tensor
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.errors import UserError
 from hpcsgd.step import Step
-from hpcsgd.transport import Service, phase
+from hpcsgd.transport import Service, phase, wide
 
 
 class Keeper:
-    """One part: adds what groups push, and answers once the slowest group is near enough.
+    """One part: adds 1/P of what groups push, and answers once the slowest group is near enough. Kept in
+    float32 at least: many a push is less than a 16-bit number can be moved by.
 
     `staleness` is s: a group that has pushed c updates reads after every group pushed c − s. None: at once.
     """
 
     def __init__(self, part: Sequence[Tensor], P: int, staleness: int | None) -> None:
-        self.part = [x.clone() for x in part]
+        self.part = [x.to(wide(x.dtype), copy=True) for x in part]
         self.clocks = [0] * P
         """How many updates each group has pushed."""
         self.staleness = staleness
@@ -37,7 +38,7 @@ class Keeper:
     def __call__(self, group: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
         """Take in the update pushed by `group`; answer all groups that this lets go on."""
         self.missed[group] = sum(self.clocks) - self._read_at[group]
-        Parcel(question).add_to(self.part)
+        Parcel(question, self._answers[group].layout).add_to(self.part, 1 / len(self.clocks))
         self.clocks[group] += 1
         self._waiting.add(group)
         free = [g for g in sorted(self._waiting) if self._may_read(g)]
@@ -86,7 +87,7 @@ class Server:
         assert self.keeper is not None
         for part, pushed, read in zip(self._parts(s), self._pushed, self._read, strict=True):
             read.add_to(part, -1.0)
-            pushed.pack(part, 1 / s.job.P)
+            pushed.pack(part)
         self._service.ask(_by_rank(self._pushed), _by_rank(self._read)).wait()
         for part, read in zip(self._parts(s), self._read, strict=True):
             read.unpack(part)

@@ -53,8 +53,8 @@ class ReduceScatter:
             return
         if b.received is None:
             b.received = torch.empty_like(b.g_own)
-        s.job.group.reduce_scatter(b.received, b.g).wait()
-        torch.div(b.received, s.job.K, out=b.g_own)
+        s.job.group.reduce_scatter(b.received, b.g, "mean").wait()
+        b.g_own.copy_(b.received)
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ class AllReduce:
     def __call__(self, s: Step, b: Bucket) -> None:
         if self.idle(s.job):
             return
-        s.job.group.allreduce(b.g).wait()
-        b.g.div_(s.job.K)
+        s.job.group.allreduce(b.g, "mean").wait()
 
 
 @dataclass(frozen=True)
@@ -95,9 +94,7 @@ class AcrossGroups:
     def __call__(self, s: Step, b: Bucket) -> None:
         self.inner(s, b)
         if s.job.P > 1:
-            result = b.g_own if self.shards else b.g
-            s.job.cross.allreduce(result).wait()
-            result.div_(s.job.P)
+            s.job.cross.allreduce(b.g_own if self.shards else b.g, "mean").wait()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from hpcsgd.islands.register import Ballot, Phase, Place, Register
 from hpcsgd.islands.ring import Broken
 from hpcsgd.islands.rings import Rings, chunk
 from hpcsgd.islands.seat import Expelled, Seat
-from hpcsgd.transport import Transport
+from hpcsgd.transport import Transport, wide
 
 log = logging.getLogger(__name__)
 
@@ -164,9 +164,11 @@ class Meetings:
         self._rings.close()
 
     def _room_for(self, w: Sequence[Tensor]) -> list[Tensor]:
-        """For a mean of `w`. It is kept: the first touch of fresh memory costs as much as the sum itself."""
-        if [(x.shape, x.dtype) for x in self._aside] != [(x.shape, x.dtype) for x in w]:
-            self._aside = [torch.empty_like(x, device="cpu") for x in w]
+        """For a mean of `w`. It is kept: the first touch of fresh memory costs as much as the sum itself.
+
+        Of 16-bit floats in float32: the sum goes around, from island to island."""
+        if [(x.shape, x.dtype) for x in self._aside] != [(x.shape, wide(x.dtype)) for x in w]:
+            self._aside = [torch.empty_like(x, dtype=wide(x.dtype), device="cpu") for x in w]
         return self._aside
 
     def _attempt(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> bool:

@@ -54,7 +54,7 @@ class Rings:
         """`aside` ← the mean of chunk `c` of C over the `counting` islands. Raises `OSError`; then it is of
         no use."""
         for x, mean in zip(w, aside, strict=True):
-            mine = chunk(x, c, C).cpu() if self._island in counting else None
+            mine = chunk(x, c, C).to(mean.device, mean.dtype) if self._island in counting else None
             ring.mean(mine, chunk(mean, c, C), len(counting))
 
     def cut(self) -> None:

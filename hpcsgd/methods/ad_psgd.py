@@ -24,13 +24,14 @@ from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
 from hpcsgd.step import Exchange, Method, Step
-from hpcsgd.transport import Asked, Service, phase
+from hpcsgd.transport import Asked, Service, phase, wide
 
 
 class Pairwise:
     """x_i, x_k ← (x_i + x_k)/2 between an active (even) group i and a random passive (odd) group k.
 
-    `x` is the chunk that others average with; the model has what it was at the end of the last step. Noted:
+    `x` is the chunk that others average with, in float32 at least, or halves of 16-bit numbers would be lost
+    again and again; the model has what it was at the end of the last step. Noted:
     `staleness`, how often x was averaged while the gradient was computed.
     """
 
@@ -78,7 +79,7 @@ class Pairwise:
         return contextlib.nullcontext() if self._service is None else self._service.at_rest()
 
     def _start(self, s: Step) -> None:
-        self.x = self.x or [chunk.clone() for chunk in s.owned]
+        self.x = self.x or [chunk.to(wide(chunk.dtype), copy=True) for chunk in s.owned]
         self._model, self._sent, self._answer, self._average = (Parcel.like(s.owned) for _ in range(4))
         with phase("average"):
             self._service = Service(s.job.cross, self._reply, self._sent.bytes.numel())
@@ -105,7 +106,7 @@ class Pairwise:
         with self._lock:
             for x in self.x:
                 x.div_(2)
-            Parcel(question).add_to(self.x, 0.5)
+            Parcel(question, self._average.layout).add_to(self.x, 0.5)
             self._average.pack(self.x)
             self._averaged += 1
         return [(active, self._average.bytes)]

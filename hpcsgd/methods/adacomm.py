@@ -106,8 +106,8 @@ class Adaptive:
         place = self.place
         means = torch.tensor([place.losses / place.since_change, place.first_loss], dtype=torch.float64)
         with phase("loss"):
-            s.job.world.allreduce(means).wait()
-        return means.div_(s.job.size).tolist()
+            s.job.world.allreduce(means, "mean").wait()
+        return means.tolist()
 
 
 def adacomm(

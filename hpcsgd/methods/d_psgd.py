@@ -16,6 +16,7 @@ from hpcsgd.exchanges import AllToAll
 from hpcsgd.graphs import Graph, Ring, symmetric_matrix
 from hpcsgd.schedules import Every
 from hpcsgd.step import Exchange, Method, Step
+from hpcsgd.transport import wide
 
 
 class Neighbours:
@@ -41,10 +42,11 @@ class Neighbours:
         arrived = {j: self._received[j] for j in row if j != s.job.g}
         outgoing = dict.fromkeys(arrived, self._sent.bytes)
         s.job.cross.exchange(outgoing, {j: parcel.bytes for j, parcel in arrived.items()}).wait()
-        for b in s.buckets:
-            b.own.mul_(row[s.job.g])
+        mixed = [own.to(wide(own.dtype)).mul_(row[s.job.g]) for own in s.owned]
         for j, parcel in arrived.items():
-            parcel.add_to(s.owned, row[j])
+            parcel.add_to(mixed, row[j])
+        for own, x in zip(s.owned, mixed, strict=True):
+            own.copy_(x)
 
     def _row(self, s: Step) -> dict[int, float]:
         """w_ij of this group i and every neighbour j, itself included, in the order of j."""

@@ -13,7 +13,8 @@ Differences from the paper: its worker is a group here, and each position keeps 
 the chunk it owns, M/K for every state tensor, and θ(t−1) besides. The inner optimizer is any. OuterOpt goes
 around any averager: Δ is θ(t−1) − θ', θ' being what the averager makes of the groups' models; where it leaves
 them apart, as gossip does, every group has a θ of its own. It sees one vector for every bucket and no
-parameters, so that it has to be element-wise. The inner moments stay the groups' own, as in the paper.
+parameters, so that it has to be element-wise; of 16-bit parameters θ and its state are float32. The inner
+moments stay the groups' own, as in the paper.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
 from hpcsgd.step import Averager, Exchange, Method, Step
+from hpcsgd.transport import wide
 
 MakeOptimizer = Callable[[Sequence[Tensor]], optim.Optimizer]
 NESTEROV: MakeOptimizer = partial(optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
@@ -84,7 +86,7 @@ class Outer:
         return s.owned if self.shards else [b.w for b in s.buckets]
 
     def _start(self, mine: Sequence[Tensor]) -> None:
-        self._theta = [w.clone() for w in mine]
+        self._theta = [w.to(wide(w.dtype), copy=True) for w in mine]
         self._optimizer = self.make_optimizer(self._theta)
         if self._saved is not None:
             for theta, saved in zip(self._theta, self._saved["theta"], strict=True):

@@ -71,10 +71,11 @@ class MeanOfSome:
     def __call__(self, s: Step) -> None:
         drawn = self.drawn(s.t, s.job.P)
         for b in s.buckets:
-            if s.job.g not in drawn:
+            if s.job.g in drawn:
+                b.own.div_(len(drawn))  # first: 16-bit sums overflow
+            else:
                 b.own.zero_()
             s.job.cross.allreduce(b.own).wait()
-            b.own.div_(len(drawn))
 
 
 def fedavg(

@@ -152,8 +152,7 @@ class MeanGradient:
         if s.job.P > 1 and self.significance(s):
             with phase("average"):
                 for g in s.gradients():
-                    s.job.cross.allreduce(g).wait()
-                    g.div_(s.job.P)
+                    s.job.cross.allreduce(g, "mean").wait()
 
     def __call__(self, s: Step) -> None:
         """All is done."""

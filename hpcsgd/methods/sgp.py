@@ -22,13 +22,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.graphs import Exponential, Graph, senders
 from hpcsgd.schedules import Every
 from hpcsgd.step import Exchange, Method, Step
-from hpcsgd.transport import Transport, Work
+from hpcsgd.transport import Transport, Work, wide
 
 
 @dataclass
@@ -73,12 +75,12 @@ class PushSum:
                 b.w.mul_(self.weight)
 
     def __call__(self, s: Step) -> None:
-        self._under_way.append(self._send(s))
+        x = [own.to(wide(own.dtype)) for own in s.owned]  # the chunks themselves, but for 16-bit ones
+        self._under_way.append(self._send(s, x))
         if len(self._under_way) > self.staleness:
-            self._take_in(s, self._under_way.popleft())
-        if self.weight != 1:
-            for b in s.buckets:
-                b.own.div_(self.weight)
+            self._take_in(x, self._under_way.popleft())
+        for own, mine in zip(s.owned, x, strict=True):
+            own.copy_(mine if self.weight == 1 else mine.div_(self.weight))
 
     def state_dict(self) -> dict[str, Any]:
         """With the messages under way, which it waits for."""
@@ -89,25 +91,24 @@ class PushSum:
         self.weight = state["weight"]
         self._under_way = deque(Round([Parcel(x.clone()) for x in arrived]) for arrived in state["under_way"])
 
-    def _send(self, s: Step) -> Round:
-        """Give away all but the own share."""
+    def _send(self, s: Step, x: list[Tensor]) -> Round:
+        """Give away all but the own share: of x what is not sent, so that rounding neither adds nor takes."""
         t, i, n = s.t - 1, s.job.g, s.job.P
         peers, sources = self.graph.peers(i, t, n), senders(self.graph, i, t, n)
         share = 1 / (len(peers) + 1)
         sent, arriving = self._room(s), [self._room(s) for _ in sources]
-        sent.pack(s.owned, share, self.weight)
+        sent.pack(x, share, self.weight)
+        sent.add_to(x, -len(peers))
         self.weight *= share
-        for b in s.buckets:
-            b.own.mul_(share)
         if self._link is None:
             self._link = s.job.cross.apart() if self.staleness else s.job.cross
         incoming = {j: parcel.bytes for j, parcel in zip(sources, arriving, strict=True)}
         work = self._link.exchange(dict.fromkeys(peers, sent.bytes), incoming)
         return Round(arriving, [sent], work)
 
-    def _take_in(self, s: Step, sent: Round) -> None:
+    def _take_in(self, x: list[Tensor], sent: Round) -> None:
         for theirs in sent.wait():
-            theirs.add_to(s.owned)
+            theirs.add_to(x)
             self.weight += theirs.number
         self._spare += sent.arriving + sent.sent
 

@@ -1,6 +1,6 @@
 """The only place that talks to other ranks."""
 
-from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction
+from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction, wide
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.ending import guard, leave_together
 from hpcsgd.transport.lane import Lane, Work
@@ -22,4 +22,5 @@ __all__ = [
     "guard",
     "leave_together",
     "phase",
+    "wide",
 ]  # fmt: skip

@@ -9,9 +9,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Reduction = Literal["sum", "max"]
+Reduction = Literal["sum", "mean", "max"]
 ANY = -1
 """As a source: whoever sends first."""
+_NARROW = frozenset({torch.float16, torch.bfloat16})
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """In which sums and what grows by little are kept: 16-bit floats overflow and lose what is small."""
+    return torch.float32 if dtype in _NARROW else dtype
 
 
 class PeerLost(RuntimeError):
@@ -24,7 +30,7 @@ class PeerLost(RuntimeError):
 
 class Backend(ABC):
     """Blocking operations of one communicator, called by one thread at a time; one more may receive, or
-    send, messages meanwhile.
+    send, messages meanwhile. Sums and means of 16-bit floats are made in float32 and rounded once.
 
     Tensors arrive checked: contiguous, without autograd history, on a device the backend `accepts`, with
     sizes that fit. Everything returns once the caller may reuse its tensors.
@@ -45,8 +51,8 @@ class Backend(ABC):
         """`out[i] = x[own rank]` of rank i, both cut in `size` equal runs."""
 
     @abstractmethod
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
-        """`out = Σ_i x[own rank]` of rank i, `x` cut in `size` equal runs."""
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
+        """`out` = the sum or mean over ranks i of their `x[own rank]`, `x` cut in `size` equal runs."""
 
     @abstractmethod
     def allgather(self, out: Tensor, x: Tensor) -> None:

@@ -13,8 +13,9 @@ from hpcsgd.transport.backend import ANY, Backend, Reduction
 from hpcsgd.transport.lane import Lane, Work, close_lanes, finished
 from hpcsgd.transport.recording import Ledger
 
-_SUMMED = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64})
-_COMPARED = _SUMMED | {torch.uint8}
+_FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+_SUMMED = _FLOATS | {torch.int32, torch.int64}
+_REDUCED = {"sum": _SUMMED, "mean": _FLOATS, "max": _SUMMED | {torch.uint8}}
 
 
 class Transport:
@@ -25,8 +26,9 @@ class Transport:
     their parent's lane; `apart` gives one with a lane of its own, for whoever must answer requests while
     the owner computes. Work submitted with `run` is ordinary blocking code that executes on the lane.
 
-    Tensors must be contiguous and detached; sums take float16, bfloat16 (both summed in float32), float32,
-    float64, int32 and int64. Everything else raises `ValueError` instead of arriving wrong.
+    Tensors must be contiguous and detached; sums take float16, bfloat16, float32, float64, int32 and int64,
+    means the floats. Those of 16-bit floats are made in float32 and rounded once, so that a mean does not
+    overflow where the sum would. Everything else raises `ValueError` instead of arriving wrong.
     """
 
     def __init__(
@@ -48,11 +50,14 @@ class Transport:
         _require(out.numel() == x.numel(), f"alltoall of {x.numel()} elements into {out.numel()}")
         return self._start("alltoall", self._share(x), lambda: self.backend.alltoall(out, x))
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> Work:
-        """`out = Σ_i x[own rank]` of rank i; `x` has `size` times the elements of `out`."""
-        self._check(out, x, allowed=_SUMMED)
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction = "sum") -> Work:
+        """`out` = Σ_i of the `x[own rank]` of rank i, or their mean; `x` has `size` times the elements of
+        `out`."""
+        _require(reduction != "max", "reduce_scatter of a max: sums and means are scattered")
+        self._check(out, x, allowed=_REDUCED[reduction])
         _require(x.numel() == out.numel() * self.size, f"reduce_scatter of {x.numel()} into {out.numel()}")
-        return self._start("reduce_scatter", self._share(x), lambda: self.backend.reduce_scatter(out, x))
+        operation = lambda: self.backend.reduce_scatter(out, x, reduction)  # noqa: E731
+        return self._start("reduce_scatter", self._share(x), operation)
 
     def allgather(self, out: Tensor, x: Tensor) -> Work:
         """`out[i] = x` of rank i; `out` has `size` times the elements of `x`, which may be a view of it."""
@@ -72,8 +77,8 @@ class Transport:
         return self._start("allgatherv", sent, lambda: self.backend.allgatherv(out, x, counts))
 
     def allreduce(self, x: Tensor, reduction: Reduction = "sum") -> Work:
-        """Σ or max over the ranks, in place, the same bits on every rank."""
-        self._check(x, allowed=_SUMMED if reduction == "sum" else _COMPARED)
+        """Σ, mean or max over the ranks, in place, the same bits on every rank."""
+        self._check(x, allowed=_REDUCED[reduction])
         return self._start("allreduce", 2 * self._share(x), lambda: self.backend.allreduce(x, reduction))
 
     def bcast(self, x: Tensor, root: int = 0) -> Work:

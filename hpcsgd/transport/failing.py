@@ -51,8 +51,8 @@ class FailingBackend(Backend):
     def alltoall(self, out: Tensor, x: Tensor) -> None:
         self._usable().alltoall(out, x)
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
-        self._usable().reduce_scatter(out, x)
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
+        self._usable().reduce_scatter(out, x, reduction)
 
     def allgather(self, out: Tensor, x: Tensor) -> None:
         self._usable().allgather(out, x)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.errors import JobError
-from hpcsgd.transport.backend import ANY, Backend, Reduction
+from hpcsgd.transport.backend import ANY, Backend, Reduction, wide
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.ending import guard
 from hpcsgd.transport.launcher import check_world, intended_rank
@@ -35,8 +35,7 @@ _REDUCED = {
     torch.int64: MPI.INT64_T,
     torch.uint8: MPI.UINT8_T,
 }
-_NARROW = (torch.float16, torch.bfloat16)
-_OPS = {"sum": MPI.SUM, "max": MPI.MAX}
+_OPS = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX}  # a mean is divided by whoever asked
 _LEVELS = {
     MPI.THREAD_SINGLE: "SINGLE",
     MPI.THREAD_FUNNELED: "FUNNELED",
@@ -73,16 +72,18 @@ class MpiBackend(Backend):
     def alltoall(self, out: Tensor, x: Tensor) -> None:
         _complete(self._comm.Ialltoall(_carried(x), _carried(out)))
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
-        if x.dtype in _NARROW:
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
+        if _is_narrow(x):
             received = torch.empty_like(x)
             self.alltoall(received, x)
-            _sum_rows(received.view(self.size, -1), out)
-        elif x.numel() > _LARGEST:
-            self._large_reduce_scatter(out, x)
+            _reduce_rows(received.view(self.size, -1), out, reduction)
+            return
+        if x.numel() > _LARGEST:
+            self._large_sum_scatter(out, x)
         else:
-            kind = _REDUCED[x.dtype]
-            _complete(self._comm.Ireduce_scatter_block([x.numpy(), kind], [out.numpy(), kind]))
+            self._sum_scatter(out, x)
+        if reduction == "mean":
+            out.div_(self.size)
 
     def allgather(self, out: Tensor, x: Tensor) -> None:
         in_place = x.data_ptr() == out.view(self.size, -1)[self.rank].data_ptr()
@@ -93,12 +94,14 @@ class MpiBackend(Backend):
         _complete(self._comm.Iallgatherv(_carried(x), [received, list(counts), kind]))
 
     def allreduce(self, x: Tensor, reduction: Reduction) -> None:
-        if x.dtype in _NARROW:
+        if _is_narrow(x):
             self._narrow_allreduce(x, reduction)
             return
         for piece in x.view(-1).split(_PIECE):
             operand = [piece.numpy(), _REDUCED[x.dtype]]
             _complete(self._comm.Iallreduce(MPI.IN_PLACE, operand, _OPS[reduction]))
+            if reduction == "mean":
+                piece.div_(self.size)
 
     def bcast(self, x: Tensor, root: int) -> None:
         _complete(self._comm.Ibcast(_carried(x), root))
@@ -133,17 +136,20 @@ class MpiBackend(Backend):
         received = torch.empty_like(padded)
         self.alltoall(received, padded)
         mine = x.new_empty(share)
-        reduce = _sum_rows if reduction == "sum" else _max_rows
-        reduce(received.view(self.size, -1), mine)
+        _reduce_rows(received.view(self.size, -1), mine, reduction)
         self.allgather(padded, mine)
         x.view(-1).copy_(padded[: x.numel()])
 
-    def _large_reduce_scatter(self, out: Tensor, x: Tensor) -> None:
+    def _sum_scatter(self, out: Tensor, x: Tensor) -> None:
+        kind = _REDUCED[x.dtype]
+        _complete(self._comm.Ireduce_scatter_block([x.numpy(), kind], [out.numpy(), kind]))
+
+    def _large_sum_scatter(self, out: Tensor, x: Tensor) -> None:
         rows = x.view(self.size, -1)
         width = _LARGEST // self.size
         for start in range(0, out.numel(), width):
             piece = out.view(-1)[start : start + width]
-            self.reduce_scatter(piece, rows[:, start : start + width].contiguous())
+            self._sum_scatter(piece, rows[:, start : start + width].contiguous())
 
 
 def world(timeout: float = 600.0) -> Transport:
@@ -197,9 +203,13 @@ def _carried(x: Tensor) -> list[Any]:
     return [x.view(-1).view(carrier).numpy(), kind]
 
 
-def _sum_rows(rows: Tensor, out: Tensor) -> None:
-    out.view(-1).copy_(rows.sum(0, dtype=torch.float32))
+def _is_narrow(x: Tensor) -> bool:
+    return wide(x.dtype) != x.dtype
 
 
-def _max_rows(rows: Tensor, out: Tensor) -> None:
-    torch.amax(rows, 0, out=out.view(-1))
+def _reduce_rows(rows: Tensor, out: Tensor, reduction: Reduction) -> None:
+    if reduction == "max":
+        torch.amax(rows, 0, out=out.view(-1))
+        return
+    total = rows.sum(0, dtype=wide(rows.dtype))
+    out.view(-1).copy_(total / len(rows) if reduction == "mean" else total)

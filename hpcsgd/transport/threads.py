@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction
+from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction, wide
 from hpcsgd.transport.base import Transport
 
 Result = TypeVar("Result")
@@ -89,11 +89,11 @@ class ThreadBackend(Backend):
 
         self._meeting.together(self.rank, "alltoall", x, read)
 
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
         def read(xs: list[Tensor]) -> None:
-            out.copy_(_reduce([x.view(self.size, -1)[self.rank] for x in xs], "sum").view_as(out))
+            out.copy_(_reduce([x.view(self.size, -1)[self.rank] for x in xs], reduction).view_as(out))
 
-        self._meeting.together(self.rank, "reduce_scatter", x, read)
+        self._meeting.together(self.rank, f"reduce_scatter {reduction}", x, read)
 
     def allgather(self, out: Tensor, x: Tensor) -> None:
         def read(xs: list[Tensor]) -> None:
@@ -201,11 +201,12 @@ def _flat(xs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _reduce(xs: Sequence[Tensor], reduction: Reduction) -> Tensor:
-    wide = torch.float32 if xs[0].dtype in (torch.float16, torch.bfloat16) else xs[0].dtype
-    total = xs[0].to(wide, copy=True)
+    total = xs[0].to(wide(xs[0].dtype), copy=True)
     for x in xs[1:]:
-        if reduction == "sum":
-            total += x
+        if reduction == "max":
+            torch.maximum(total, x.to(total.dtype), out=total)
         else:
-            torch.maximum(total, x.to(wide), out=total)
+            total += x
+    if reduction == "mean":
+        total /= len(xs)
     return total.to(xs[0].dtype)

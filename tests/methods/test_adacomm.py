@@ -37,7 +37,7 @@ SGD = OPTIMIZERS["SGD"]
 
 def at(t: int, lr: float, loss: float) -> Any:
     """A step as schedules see it, on this rank alone."""
-    world = SimpleNamespace(allreduce=lambda _: SimpleNamespace(wait=lambda: None))
+    world = SimpleNamespace(allreduce=lambda *_: SimpleNamespace(wait=lambda: None))
     job = SimpleNamespace(world=world, size=1)
     return SimpleNamespace(t=t, lr=lr, loss=loss, job=job, notes={})
 
