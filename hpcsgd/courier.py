@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from hpcsgd.errors import UserError
-from hpcsgd.flat import Slot
+from hpcsgd.flat import Bucket, Slot
 from hpcsgd.step import Exchange, Step
 from hpcsgd.transport import Work, phase
 
@@ -20,16 +20,26 @@ class Courier:
     """Hands each bucket to `exchange` once its last gradient is there, always in the order of the buckets.
 
     Arrival order differs between ranks, so a bucket waits for those before it. What never became ready
-    (parameters without a gradient in this step) leaves at `finish` and counts as zero.
+    (parameters without a gradient in this step) leaves at `finish` and counts as zero. `departing` tells
+    what the exchange may know of the step, when its first bucket leaves.
     """
 
-    def __init__(self, exchange: Exchange, step: Step, *, passes: int, overlap: bool) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        buckets: Sequence[Bucket],
+        departing: Callable[[], Step],
+        *,
+        passes: int,
+        overlap: bool,
+    ) -> None:
         self._exchange = exchange
-        self._step = step
+        self._departing = departing
+        self._step: Step | None = None
         self.passes = passes
         """Backward passes before each `finish`; may change between two steps."""
         self._overlap = overlap
-        self._buckets = step.buckets
+        self._buckets = buckets
         self._sent: list[Work] = []
         self._arrivals: dict[Slot, int] = {}
         self._missing = [0] * len(self._buckets)
@@ -89,6 +99,8 @@ class Courier:
             self._send_until(ready)
 
     def _send_until(self, stop: int) -> None:
+        if self._step is None:
+            self._step = self._departing()
         for bucket in self._buckets[len(self._sent) : stop]:
             call = functools.partial(self._exchange, self._step, bucket)
             self._sent.append(self._step.job.world.run(call, "exchange of gradients"))
@@ -119,6 +131,7 @@ class Courier:
         return sum(bucket.version() for bucket in self._buckets)
 
     def _reset(self) -> None:
+        self._step = None
         self._sent = []
         self._arrivals.clear()
         self._missing = [len(bucket.slots) for bucket in self._buckets]

@@ -7,8 +7,9 @@ The paper scales the rate μ0 of a single group to μ = P·μ0 (linear rule) or 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
 
@@ -32,7 +33,8 @@ class WarmUp:
     """For the first `steps` updates the optimizer uses lr · (start + (1 − start) · t / steps), t = 0, 1, …
 
     The factor is in force only while `step()` runs, so `param_groups` and any learning-rate scheduler, made
-    before or after, see the rate without it. With `start` = 1 / lr_scale(rule, P) the rate climbs from μ0.
+    before or after, see the rate without it; `rates_in_force` has it at any time. With `start` =
+    1 / lr_scale(rule, P) the rate climbs from μ0.
     """
 
     def __init__(self, optimizer: Optimizer, steps: int, start: float) -> None:
@@ -46,6 +48,8 @@ class WarmUp:
         self._changed: list[tuple[dict[str, Any], Any, Any]] = []  # param group, its rate, the lowered one
         optimizer.register_step_pre_hook(self._lower)
         optimizer.register_step_post_hook(self._restore)
+        for known in _with_wrapped(optimizer):
+            _warm_ups.setdefault(known, []).append(self)
 
     def factor(self) -> float:
         """What multiplies the learning rate in the next update."""
@@ -59,6 +63,10 @@ class WarmUp:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self.t = state["t"]
+
+    def pending(self) -> float:
+        """What is still to multiply the rates in `param_groups`: 1 while `step()` runs."""
+        return 1.0 if self._changed else self.factor()
 
     def _lower(self, optimizer: Optimizer, *_: Any) -> None:
         self._undo()  # a step that raised an exception has left its rates behind
@@ -76,3 +84,23 @@ class WarmUp:
             if group["lr"] is lowered:  # and not what somebody has set since
                 group["lr"] = lr
         self._changed.clear()
+
+
+def _with_wrapped(optimizer: Optimizer) -> Iterator[Optimizer]:
+    """It, and those that it is a wrapper around: their param groups are the same."""
+    inner: Any = optimizer
+    while isinstance(inner, Optimizer):
+        yield inner
+        inner = vars(inner).get("optimizer")
+
+
+_warm_ups: WeakKeyDictionary[Optimizer, list[WarmUp]] = WeakKeyDictionary()
+
+
+def rates_in_force(*optimizers: Optimizer) -> tuple[float, ...]:
+    """The learning rate of each param group in the update that is due or running, warm-up included.
+
+    `optimizers` share their param groups: one, and those wrapped in it. 0 where a group has no rate.
+    """
+    factor = math.prod(w.pending() for each in optimizers for w in _warm_ups.get(each, ()))
+    return tuple(float(group.get("lr", 0.0)) * factor for group in optimizers[0].param_groups)

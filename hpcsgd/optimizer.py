@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from hpcsgd.courier import Courier
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
 from hpcsgd.flat import flatten
+from hpcsgd.lr import rates_in_force
 from hpcsgd.sharding import Outermost, ShardedOptimizer, is_elementwise
 from hpcsgd.step import Method, Step
 from hpcsgd.topology import Job
@@ -74,7 +76,9 @@ class DistributedOptimizer(optim.Optimizer):
         self._share_start()
         self._courier = None
         if not self._exchange.idle(job):
-            self._courier = Courier(self._exchange, self._step, passes=accumulate, overlap=overlap)
+            self._courier = Courier(
+                self._exchange, buckets, self._departing, passes=accumulate, overlap=overlap
+            )
         self._step.exchanged = self._courier is not None
         self._notes: dict[str, float] = {}
         self._stepping = False
@@ -102,6 +106,11 @@ class DistributedOptimizer(optim.Optimizer):
             self._courier.passes = passes
 
     @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of each param group in the update that is due or running, warm-up included."""
+        return rates_in_force(self, self.local.optimizer)
+
+    @property
     def job(self) -> Job:
         return self._step.job
 
@@ -116,11 +125,11 @@ class DistributedOptimizer(optim.Optimizer):
                 loss = closure()
         self._require_as_wrapped()
         s = self._step
-        s.t += 1
-        s.lr = float(self.param_groups[0]["lr"]) if "lr" in self.param_groups[0] else 0.0
-        s.loss = None if loss is None else float(loss)
         if self._courier is not None:
             self._courier.finish()
+        s.t += 1
+        s.rates = self.rates
+        s.loss = None if loss is None else float(loss)
         self.method.how.before_update(s)
         self._stepping = True
         self.local.step()
@@ -239,6 +248,10 @@ class DistributedOptimizer(optim.Optimizer):
         if self.method.how.shards and not self._exchange.shards:
             with phase("parameters"):
                 gather_chunks(s)
+
+    def _departing(self) -> Step:
+        """The step that gradients leave for, fixed: an exchange runs while the training loop goes on."""
+        return replace(self._step, t=self._step.t + 1, rates=self.rates)
 
     def _take_notes(self) -> None:
         """What comes from now on is of the next step: an exchange may begin before that."""

@@ -49,8 +49,8 @@ class Step:
     buffers: Sequence[Tensor] = ()
     """The model's float buffers, such as batch-norm statistics."""
     t: int = 0
-    lr: float = 0.0
-    """Learning rate of the first param group in this step."""
+    rates: tuple[float, ...] = (0.0,)
+    """The learning rate of each param group in this step, warm-up included."""
     loss: float | None = None
     """Of this rank's batch, where the training loop said it."""
     shards: bool = True
@@ -59,6 +59,11 @@ class Step:
     """Whether gradients are in the buckets; where nothing is exchanged they are where autograd put them."""
     notes: dict[str, float] = field(default_factory=dict)
     """What a method has to report of this step (the distance at a meeting, …), for metrics."""
+
+    @property
+    def lr(self) -> float:
+        """Of the first param group."""
+        return self.rates[0]
 
     def gradients(self) -> list[Tensor]:
         """Of the group, as the update is about to use them: of this position's chunks, or of all of w where
@@ -101,7 +106,8 @@ class Moments(Protocol):
 class Exchange(Protocol):
     """How the K ranks of a group bring their gradients together, one bucket at a time.
 
-    Runs as blocking code on the communication thread, while the backward pass of earlier layers goes on.
+    Runs as blocking code on the communication thread, while the backward pass of earlier layers goes on. The
+    step that it is given, `t` and `rates` included, was fixed when the first gradients left.
     """
 
     @property

@@ -64,16 +64,14 @@ class Kept:
 class RateInside:
     """acc = e + η·g, and w −= mean of what was sent: algorithm 1 to the letter. For plain SGD alone.
 
-    η is what a scheduler has set; the factor of a `WarmUp` acts on what is sent, when it is.
+    η is the rate of the step, warm-up included, as it is when the gradients leave. Who sets another one between
+    `backward()` and `step()` scales what is sent.
     """
 
     velocity = False
 
     def require_fitting(self, optimizer: optim.Optimizer) -> None:
         _require_plain_sgd("rate_inside", optimizer, ("momentum", "weight_decay", "maximize"))
-        rates = {group["lr"] for group in optimizer.param_groups}
-        if len(rates) > 1:
-            raise UserError(f"feedback rate_inside: one learning rate for all, not {sorted(rates)}")
 
     def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:
         g.mul_(self._rate(s))
@@ -82,10 +80,11 @@ class RateInside:
         mean.div_(self._rate(s))
 
     def _rate(self, s: Step) -> float:
-        rate = float(s.moments.optimizer.param_groups[0]["lr"])
-        if rate == 0:
+        if len(set(s.rates)) > 1:
+            raise UserError(f"feedback rate_inside: one learning rate for all, not {sorted(set(s.rates))}")
+        if s.lr == 0:
             raise UserError("feedback rate_inside: what is sent at a learning rate of 0 would be lost")
-        return rate
+        return s.lr
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ preconditioning make local steps longer or of another scale than η·g: the meet
 back, and Adam's η times a sum of raw gradients is no step at all. Weight decay is no part of the gradient, so
 that meetings would undo it: put it into the loss. `hierarchical` averages what any optimizer makes. With a
 constant rate that is the same training; where the rate changes between two meetings, here its last value
-counts for all of G_i.
+counts for all of G_i. Of 16-bit parameters w and G_i are float32, also on their way.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
 from hpcsgd.step import Exchange, Method, Step
+from hpcsgd.transport import wide
 
 PLAIN = {"momentum": 0, "weight_decay": 0, "maximize": False}
 
@@ -52,17 +53,18 @@ class Accumulated:
             return
         if not self.agreed:
             _require_plain(s.moments.optimizer)
-            self.agreed = [w.clone() for w in s.owned]
-            self.sums = [torch.zeros_like(w) for w in s.owned]
+            _rate(s)
+            self.agreed = [w.to(wide(w.dtype), copy=True) for w in s.owned]
+            self.sums = [torch.zeros_like(w) for w in self.agreed]
         s.gradients()  # brings them into the buckets where nothing was exchanged
         for total, b in zip(self.sums, s.buckets, strict=True):
             total.add_(b.g_own)
 
     def __call__(self, s: Step) -> None:
-        rate = _rate(s.moments.optimizer)
+        rate = _rate(s)
         for b, w, total in zip(s.buckets, self.agreed, self.sums, strict=True):
-            s.job.cross.allreduce(total).wait()
-            w.sub_(total, alpha=rate / s.job.P)
+            s.job.cross.allreduce(total, "mean").wait()
+            w.sub_(total, alpha=rate)
             b.own.copy_(w)
             total.zero_()
 
@@ -88,11 +90,10 @@ def _require_plain(optimizer: optim.Optimizer) -> None:
             f"sasgd: the optimizer is {given}; expected plain SGD, without momentum and weight decay: "
             "others go with hierarchical"
         )
-    _rate(optimizer)
 
 
-def _rate(optimizer: optim.Optimizer) -> float:
-    rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
+def _rate(s: Step) -> float:
+    rates = sorted(set(s.rates))
     if len(rates) > 1:
         raise UserError(
             f"sasgd: lr = {', '.join(map(str, rates))}: one learning rate is needed for all parameters"

@@ -98,7 +98,7 @@ class Loop(ABC):
         parts = self._parts
         optimizer = parts.optimizer
         loss = self._backward(*parts.vary(x, y))
-        self._lr = float(optimizer.param_groups[0]["lr"]) * parts.warm_up.factor()
+        self._lr = optimizer.rates[0]
         optimizer.step(loss=loss)
         if parts.scheduler is not None and self._per_step:
             parts.scheduler.step()
