@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.averagers import Mean, average_buffers
+from hpcsgd.averagers import Mean, average_joined
 from hpcsgd.averagers.distance import distance
 from hpcsgd.step import Step
 from hpcsgd.transport import phase
@@ -44,7 +44,7 @@ def averaged(s: Step) -> Iterator[float]:
             D = distance(s, mine, s.owned, shards=True)
             gather_chunks(s)
         if s.job.size > 1:
-            average_buffers(s.buffers, s.job.world)
+            average_joined(s.buffers, s.job.world)
     try:
         yield D
     finally:

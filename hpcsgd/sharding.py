@@ -16,6 +16,7 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.errors import UserError
 from hpcsgd.flat import Bucket, Piece
+from hpcsgd.starting import NUMBERS, complete, like_new
 from hpcsgd.transport import Transport
 
 ELEMENTWISE = (
@@ -23,9 +24,6 @@ ELEMENTWISE = (
     optim.RMSprop, optim.Rprop, optim.ASGD,
 )  # fmt: skip
 """Optimizers whose update of an element depends on that element alone, so that any cut of w is exact."""
-
-WHOLE = frozenset({"step", "eta", "mu", "mu_product"})
-"""Their state that is one number for a whole parameter, even where the parameter is a single number too."""
 
 
 class Outermost(optim.Optimizer):
@@ -92,13 +90,21 @@ class ShardedOptimizer:
         self.optimizer.step()
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Every element-wise state tensor by name, in the order of `held`."""
+        """Every state tensor by name, in the order of `held`, whether or not there was a gradient for it."""
+        complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
         named: dict[str, list[Tensor]] = {}
         for held in self.held:
             for name, value in self.optimizer.state.get(held.tensor, {}).items():
-                if _has_every_element(name, value, held.tensor):
+                if isinstance(value, Tensor) and value.is_floating_point():
                     named.setdefault(name, []).append(value)
         return named
+
+    def reset(self) -> None:
+        """As if the optimizer had just been made."""
+        params = [group["params"] for group in self.optimizer.param_groups]
+        self.optimizer.state.clear()
+        if any(params):
+            self.optimizer.state.update(like_new(self.optimizer, params).state)
 
     def state_dict(self, group: Transport) -> dict[str, Any]:
         """What a plain optimizer over the whole parameters would return; collective over the group."""
@@ -228,7 +234,7 @@ class ShardedOptimizer:
 def _has_every_element(name: str, value: Any, tensor: Tensor) -> bool:
     """Whether a value of the state has an element for each of the tensor's."""
     alike = isinstance(value, Tensor) and value.shape == tensor.shape
-    return alike and (tensor.dim() > 0 or name not in WHOLE)
+    return alike and (tensor.dim() > 0 or name not in NUMBERS)
 
 
 def _in_memory_order(value: Tensor, param: Tensor) -> Tensor:

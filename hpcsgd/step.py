@@ -91,7 +91,7 @@ class Step:
 
 
 class Moments(Protocol):
-    """The optimizer's state tensors (momentum, second moments, …) of what this position updates."""
+    """The optimizer's state (momentum, second moments, …) of what this position updates."""
 
     @property
     def optimizer(self) -> optim.Optimizer:
@@ -99,7 +99,12 @@ class Moments(Protocol):
         ...
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """By name, every element-wise state tensor, in the same order on every group."""
+        """By name, every state tensor, the same ones in the same order on every group: what has never been
+        updated is given the state that it would start from."""
+        ...
+
+    def reset(self) -> None:
+        """Give the optimizer the state of a new one. Raises `UserError` where none can be made."""
         ...
 
 

@@ -1,9 +1,9 @@
 """Averagers that several methods share: how groups meet."""
 
-from hpcsgd.averagers.buffers import average_buffers
 from hpcsgd.averagers.distance import Measured
 from hpcsgd.averagers.ensemble import Ensemble
+from hpcsgd.averagers.joined import average_joined
 from hpcsgd.averagers.mean import Mean, MeanOfAll
 from hpcsgd.averagers.moments import Averaged, Reset, kept
 
-__all__ = ["Averaged", "Ensemble", "Mean", "MeanOfAll", "Measured", "Reset", "average_buffers", "kept"]
+__all__ = ["Averaged", "Ensemble", "Mean", "MeanOfAll", "Measured", "Reset", "average_joined", "kept"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hpcsgd.averagers.buffers import average_buffers
+from hpcsgd.averagers.joined import average_joined
 from hpcsgd.step import Step
 
 
@@ -30,7 +30,7 @@ class Ensemble:
         assert meetings is not None
         model = [b.parameters for b in s.buckets]
         brought = [w.clone() for w in model]
-        average_buffers(s.buffers, s.job.group, lambda joined: meetings.mean([*model, *joined], s.t))
+        average_joined(s.buffers, s.job.group, lambda joined: meetings.mean([*model, *joined], s.t))
         squared = torch.zeros((), dtype=torch.float64)
         for w, before in zip(model, brought, strict=True):
             squared += torch.linalg.vector_norm(before.sub_(w), dtype=torch.float64).square().cpu()

@@ -2,14 +2,17 @@
 
 The paper leaves it open. Kept is what local SGD codes do; Averaged costs another M/K for every state
 tensor; Reset starts each round afresh.
+
+A group that has never had a gradient for a parameter has no state for it. Averaged counts there what the
+optimizer would start from, and so the numbers of a whole parameter (how many steps it has seen) are averaged
+with its moments: those of Adam divide by them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
+from hpcsgd.averagers.joined import average_joined, require_alike
 from hpcsgd.step import Averager, Step
 from hpcsgd.transport import phase
 
@@ -21,7 +24,7 @@ def kept(inner: Averager) -> Averager:
 
 @dataclass(frozen=True)
 class Averaged:
-    """`inner`, then the mean of every state tensor over the groups."""
+    """`inner`, then the mean of every state tensor over the groups, and of every number that is a tensor."""
 
     inner: Averager
 
@@ -34,19 +37,16 @@ class Averaged:
 
     def __call__(self, s: Step) -> None:
         self.inner(s)
+        named = s.moments.tensors()
         with phase("moments"):
-            for tensors in s.moments.tensors().values():
-                joined = torch.cat([x.reshape(-1) for x in tensors])
-                s.job.cross.allreduce(joined).wait()
-                joined.div_(s.job.P)
-                pieces = joined.split([x.numel() for x in tensors])
-                for x, mean in zip(tensors, pieces, strict=True):
-                    x.copy_(mean.view_as(x))
+            require_alike(named, s.job.cross, "the optimizers' state tensors")
+            for tensors in named.values():
+                average_joined(tensors, s.job.cross)
 
 
 @dataclass(frozen=True)
 class Reset:
-    """`inner`, then every state tensor is zero."""
+    """`inner`, then the optimizer has the state of a new one: that is not always zeros."""
 
     inner: Averager
 
@@ -59,6 +59,4 @@ class Reset:
 
     def __call__(self, s: Step) -> None:
         self.inner(s)
-        for tensors in s.moments.tensors().values():
-            for x in tensors:
-                x.zero_()
+        s.moments.reset()

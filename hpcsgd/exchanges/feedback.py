@@ -64,8 +64,8 @@ class Kept:
 class RateInside:
     """acc = e + η·g, and w −= mean of what was sent: algorithm 1 to the letter. For plain SGD alone.
 
-    η is the rate of the step, warm-up included, as it is when the gradients leave. Who sets another one between
-    `backward()` and `step()` scales what is sent.
+    η is the rate of the step, warm-up included, as it is when the gradients leave. Who sets another one
+    between `backward()` and `step()` scales what is sent.
     """
 
     velocity = False

@@ -1,0 +1,62 @@
+"""The state that an optimizer starts from: that of a new one, and that of what it has never updated."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+from hpcsgd.errors import UserError
+
+NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "step": lambda group: 0.0,
+    "eta": lambda group: float(group["lr"]),
+    "mu": lambda group: 1.0,
+    "mu_product": lambda group: 1.0,
+}
+"""State that is one number for a whole parameter, even where that is a single number too: what torch's
+optimizers start from, given their param group."""
+
+
+def like_new(optimizer: optim.Optimizer, params: Iterable[Sequence[Tensor]]) -> optim.Optimizer:
+    """Of the same kind and options, over `params` of each param group, without a step made.
+
+    Raises `UserError` where its class needs more than what is in its `defaults`.
+    """
+    kind = type(optimizer)
+    takes = inspect.signature(kind).parameters
+    options = {key: value for key, value in optimizer.defaults.items() if key in takes}
+    groups = [{**g, "params": list(own)} for g, own in zip(optimizer.param_groups, params, strict=True)]
+    try:
+        return kind([group for group in groups if group["params"]], **options)
+    except TypeError as error:
+        raise UserError(f"a new {kind.__name__} cannot be made from its defaults: {error}") from error
+
+
+def complete(optimizer: optim.Optimizer, tensors: Iterable[Tensor]) -> None:
+    """Give those of `tensors` that have no state yet what the optimizer would start from: the state that a
+    new one has after a step that moves nothing, with the numbers it counts by set back."""
+    wanted = {x for x in tensors if not optimizer.state.get(x)}
+    if not wanted:
+        return
+    missing = [[x for x in group["params"] if x in wanted] for group in optimizer.param_groups]
+    still = [[_at_rest(x) for x in xs] for xs in missing]
+    fresh = like_new(optimizer, still)
+    fresh.step()
+    for group, xs, stand_ins in zip(optimizer.param_groups, missing, still, strict=True):
+        for x, stand_in in zip(xs, stand_ins, strict=True):
+            if state := fresh.state.get(stand_in):
+                optimizer.state[x] = state
+                for name, start in NUMBERS.items():
+                    if isinstance(state.get(name), Tensor) and state[name].dim() == 0:
+                        state[name].fill_(start(group))
+
+
+def _at_rest(x: Tensor) -> Tensor:
+    """Zero, and its gradient too: weight decay does nothing to it."""
+    stand_in = torch.zeros_like(x, requires_grad=False)
+    stand_in.grad = torch.zeros_like(x, requires_grad=False)
+    return stand_in
