@@ -16,6 +16,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
 from hpcsgd.flat import flatten
 from hpcsgd.lr import rates_in_force
+from hpcsgd.norm import norm
 from hpcsgd.sharding import Outermost, ShardedOptimizer, is_elementwise
 from hpcsgd.step import Method, Step
 from hpcsgd.topology import Job
@@ -174,7 +175,7 @@ class DistributedOptimizer(optim.Optimizer):
             return nn.utils.clip_grad_norm_([p for _, p in self.trained], max_norm, norm_type)
         self._courier.finish()
         gradients = [b.g_own if self._exchange.shards else b.g for b in s.buckets]
-        norms = [torch.linalg.vector_norm(g, norm_type, dtype=torch.float64) for g in gradients]
+        norms = [norm(g, norm_type) for g in gradients]
         total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         if self._exchange.shards and s.job.K > 1:
             with phase("clipping"):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.flat import Bucket
+from hpcsgd.norm import squared_norm
 from hpcsgd.topology import Job
 
 
@@ -81,8 +82,8 @@ class Step:
         else:
             grads = [slot.param.grad for b in self.buckets for slot in b.slots]
             parts = [grad for grad in grads if grad is not None]
-        norms = [torch.linalg.vector_norm(g).double() for g in parts]
-        return torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=torch.float64)
+        norms = [squared_norm(g.reshape(-1)) for g in parts]
+        return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64)
 
     @property
     def owned(self) -> list[Tensor]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hpcsgd.norm import squared_norm
 from hpcsgd.step import Averager, Step
 from hpcsgd.transport import phase
 
@@ -24,7 +25,7 @@ def distance(s: Step, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bo
     """
     squared = torch.zeros((), dtype=torch.float64)
     for w, mean_w in zip(mine, mean, strict=True):
-        squared += torch.linalg.vector_norm(w.sub_(mean_w), dtype=torch.float64).square().cpu()
+        squared += squared_norm(w.sub_(mean_w)).cpu()
     with phase("distance"):
         if shards:
             s.job.group.allreduce(squared).wait()

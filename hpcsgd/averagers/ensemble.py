@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from hpcsgd.averagers.joined import average_joined
+from hpcsgd.norm import squared_norm
 from hpcsgd.step import Step
 
 
@@ -33,5 +34,5 @@ class Ensemble:
         average_joined(s.buffers, s.job.group, lambda joined: meetings.mean([*model, *joined], s.t))
         squared = torch.zeros((), dtype=torch.float64)
         for w, before in zip(model, brought, strict=True):
-            squared += torch.linalg.vector_norm(before.sub_(w), dtype=torch.float64).square().cpu()
+            squared += squared_norm(before.sub_(w)).cpu()
         s.notes["distance"] = squared.sqrt().item()

@@ -17,6 +17,7 @@ group, none needs a second message for K > 1, and the numbers travel while the u
 Differences from the paper: allreduce instead of a parameter server. The moving average is of the last
 `window` squared norms, with weights (1 − a)^age; with fewer steps done, of those there are. In the first
 step, and after a gradient of zero, Δ is larger than any δ but infinity. Clipped gradients count as clipped.
+Where the norm of any group is NaN or infinite they are so, too, and the average goes on without that step.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class RelativeChange:
 
     def __call__(self, squared_norms: Tensor) -> Tensor:
         before = self._average
+        if not squared_norms.isfinite().all():
+            return torch.full_like(squared_norms, LARGEST)
         self.norms.append(squared_norms)
         self._average = self._mean()
         if before is None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.errors import UserError
+from hpcsgd.norm import norm
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
 
@@ -110,7 +111,7 @@ class VirtualGroups:
         mean = self._mean(lambda model: _flat(model.parameters()))
 
         def distance(model: nn.Module) -> Tensor:
-            return torch.linalg.vector_norm(_flat(model.parameters()).sub_(mean), dtype=torch.float64)
+            return norm(_flat(model.parameters()).sub_(mean))
 
         D = self._mean(distance).item()
         for trainee in self._each(changed=True):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +19,7 @@ from hpcsgd.averagers import Averaged
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical, selsync
 from hpcsgd.methods.selsync import LARGEST, RelativeChange, Significance, gradients, parameters
+from hpcsgd.step import Step
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from references import (
@@ -250,3 +253,46 @@ def test_smoothing_follows_the_number_of_groups(run) -> None:
 def test_mistakes(make: Callable[[], Method], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_the_norm_is_summed_in_more_than_the_gradients_type(dtype: torch.dtype, exchanged: bool) -> None:
+    """Squares of float16 overflow from 256 on, bfloat16 has 8 bits, a float32 sum over millions drifts."""
+    g = (torch.rand(1 << 20, generator=torch.Generator().manual_seed(1)) * 300).to(dtype)
+    param = nn.Parameter(torch.zeros_like(g))
+    param.grad = g
+    bucket = SimpleNamespace(g_own=g, slots=[SimpleNamespace(param=param)])
+    s = Step(job=None, buckets=[bucket], moments=None, exchanged=exchanged)  # type: ignore[arg-type]
+    expected = float(np.square(g.double().numpy()).sum())
+    assert s.squared_norm().item() == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), INFINITY])
+def test_what_is_no_number_means_meet(broken: float) -> None:
+    """And leaves the average as it was: the next steps are judged as if it had not been."""
+    norms = [4.0, 1.0, 2.0, 2.5]
+    plain, other = RelativeChange(WINDOW, SMOOTHING), RelativeChange(WINDOW, SMOOTHING)
+    expected = [plain(torch.tensor([norm, 1.0], dtype=torch.float64)) for norm in norms]
+    found = []
+    for i, norm in enumerate(norms):
+        if i == 2:
+            change = other(torch.tensor([1.0, broken], dtype=torch.float64))
+            assert change.tolist() == [LARGEST, LARGEST]
+        found.append(other(torch.tensor([norm, 1.0], dtype=torch.float64)))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("delta", "met"), [(0.0, True), (1e300, True), (INFINITY, False)])
+def test_a_gradient_that_is_no_number_makes_groups_meet(run, delta: float, met: bool) -> None:
+    def last(world: Transport) -> float:
+        net, job = nn.Linear(2, 1), form(world, groups=2)
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, selsync(delta))
+        for t in range(3):
+            optimizer.zero_grad()
+            net(torch.full((1, 2), float("nan") if t == 2 and job.g == 1 else 1.0)).sum().backward()
+            optimizer.step()
+        return optimizer.notes["met"]
+
+    assert run(2, last) == [met, met]

@@ -1,0 +1,27 @@
+"""Norms of long vectors, at memory speed and right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpcsgd.transport import wide
+
+BLOCK = 1 << 16
+"""Elements: one float32 sum over 25 million squares is off by 0.3 %, and float64 throughout costs 16 times as
+long."""
+
+
+def squared_norm(x: Tensor) -> Tensor:
+    """‖x‖², float64, of a vector of floats: float32 within blocks (float64 of float64), float64 over them."""
+    if not x.numel():
+        return torch.zeros((), dtype=torch.float64, device=x.device)
+    norms = [torch.linalg.vector_norm(block, dtype=wide(x.dtype)) for block in x.view(-1).split(BLOCK)]
+    return torch.stack(norms).double().square().sum()
+
+
+def norm(x: Tensor, order: float = 2.0) -> Tensor:
+    """‖x‖ of any order, float64."""
+    if order == 2:
+        return squared_norm(x).sqrt()
+    return torch.linalg.vector_norm(x, order, dtype=torch.float64)
