@@ -1,4 +1,4 @@
-"""The model that local SGD trains is the mean of its groups' models: this makes it for a while."""
+"""The model that is evaluated is the mean of the groups' models, or a server's: this makes it for a while."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hpcsgd.averagers import Mean, average_joined
 from hpcsgd.averagers.distance import distance
-from hpcsgd.step import Step
+from hpcsgd.step import Central, Step
 from hpcsgd.transport import phase
 
 
@@ -27,11 +27,12 @@ def float_buffers(model: nn.Module) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def averaged(s: Step) -> Iterator[float]:
-    """Inside the block the model's parameters are the mean over the groups and its float buffers the mean
-    over all ranks; afterwards everything is as before, bit for bit. Collective; takes room for another w.
+def averaged(s: Step, central: Central | None) -> Iterator[float]:
+    """Inside the block the model's parameters are the mean over the groups, or what `central` keeps, and its
+    float buffers the mean over all ranks; afterwards everything is as before, bit for bit. Collective; takes
+    room for another w.
 
-    Gives D, how far the groups are from their mean (see `averagers.distance`).
+    Gives D, how far the groups are from that model (see `averagers.distance`).
     """
     D = 0.0
     parameters: list[tuple[Tensor, Tensor]] = []
@@ -40,7 +41,12 @@ def averaged(s: Step) -> Iterator[float]:
         if s.job.P > 1:
             parameters = [(b.w, b.w.clone()) for b in s.buckets]
             mine = [chunk.clone() for chunk in s.owned]
-            Mean()(s)
+            model = None if central is None else central.model()
+            if model is None:
+                Mean()(s)
+            else:
+                for own, chunk in zip(s.owned, model, strict=True):
+                    own.copy_(chunk)
             D = distance(s, mine, s.owned, shards=True)
             gather_chunks(s)
         if s.job.size > 1:

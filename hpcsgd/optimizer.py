@@ -14,14 +14,14 @@ from hpcsgd.averaged import averaged, float_buffers, gather_chunks
 from hpcsgd.courier import Courier
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
-from hpcsgd.flat import flatten
+from hpcsgd.flat import Bucket, flatten
 from hpcsgd.lr import rates_in_force
 from hpcsgd.norm import norm
-from hpcsgd.sharding import Outermost, ShardedOptimizer, is_elementwise
-from hpcsgd.step import Method, Step
+from hpcsgd.sharding import ShardedOptimizer, is_elementwise
+from hpcsgd.step import Method, State, Step, alike_everywhere
 from hpcsgd.topology import Job
 from hpcsgd.transport import phase
-from hpcsgd.wrapping import require_alike, require_fitting
+from hpcsgd.wrapping import require_alike, require_fitting, share_start, trained_parameters
 
 
 class DistributedOptimizer(optim.Optimizer):
@@ -61,7 +61,9 @@ class DistributedOptimizer(optim.Optimizer):
     ) -> None:
         with job.together("wrapping the optimizer"):
             require_fitting(job, method)
-            self.trained = _trained(optimizer, model)
+            if isinstance(getattr(optimizer.zero_grad, "__self__", None), DistributedOptimizer):
+                raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
+            self.trained = trained_parameters(optimizer, model)
         require_alike(job, optimizer, self.trained, model)
         self.model = model
         self.method = method
@@ -74,7 +76,7 @@ class DistributedOptimizer(optim.Optimizer):
         self.local = ShardedOptimizer(optimizer, buckets, cut=self._exchange.shards and job.K > 1)
         self._step = Step(job=job, buckets=buckets, moments=self.local, buffers=float_buffers(model))
         self._step.shards = self._exchange.shards
-        self._share_start()
+        share_start(job, buckets, model, self.trained)
         self._courier = None
         if not self._exchange.idle(job):
             self._courier = Courier(
@@ -114,6 +116,16 @@ class DistributedOptimizer(optim.Optimizer):
     @property
     def job(self) -> Job:
         return self._step.job
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The model as flat vectors."""
+        return self._step.buckets
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether gradients travel, or each rank's stay where autograd put them."""
+        return self._courier is not None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss: float | Tensor | None = None) -> Any:
@@ -191,28 +203,37 @@ class DistributedOptimizer(optim.Optimizer):
         return total
 
     def averaged(self) -> contextlib.AbstractContextManager[float]:
-        """The mean model of all groups for the length of a block, for evaluating or saving it; collective.
+        """The mean model of all groups, or a server's, for the length of a block, for evaluating or saving
+        it; collective.
 
-        Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are apart."""
-        return averaged(self._step)
+        Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are from it."""
+        return averaged(self._step, self.method.central())
 
     def state_dict(self) -> dict[str, Any]:
         """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
         state = self.local.state_dict(self._step.job.group)
-        return {**state, "hpcsgd": {"t": self._step.t, "method": self.method.state_dict()}}
+        job = self._step.job
+        return {
+            **state,
+            "hpcsgd": {"t": self._step.t, "shape": [job.P, job.K], "method": self.method.state_dict()},
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what `state_dict` returned, here or on other numbers of ranks, or a plain optimizer's."""
         self.local.load_state_dict(state_dict)
         if "hpcsgd" in state_dict:
-            self._step.t = state_dict["hpcsgd"]["t"]
-            self.method.load_state_dict(state_dict["hpcsgd"]["method"])
+            ours, job = state_dict["hpcsgd"], self._step.job
+            self._step.t = ours["t"]
+            same_shape = ours["shape"] == [job.P, job.K]
+            self.method.load_state_dict(ours["method"] if same_shape else alike_everywhere(ours["method"]))
 
     def gather_parameters(self) -> None:
         """Make every position's model from the chunks that each owns; collective over the group."""
         gather_chunks(self._step)
 
-    def take_up(self, t: int, groups: Sequence[Mapping[str, Any]], method: dict[str, Any] | None) -> None:
+    def take_up(
+        self, t: int, groups: Sequence[Mapping[str, Any]], method: Mapping[str, State] | None
+    ) -> None:
         """Go on after `t` updates with these options of the param groups and, if any, state of the method."""
         self._step.t = t
         for group, saved in zip(self.param_groups, groups, strict=True):
@@ -258,41 +279,8 @@ class DistributedOptimizer(optim.Optimizer):
         """What comes from now on is of the next step: an exchange may begin before that."""
         self._notes, self._step.notes = self._step.notes, {}
 
-    @torch.no_grad()
-    def _share_start(self) -> None:
-        world = self._step.job.world
-        with phase("setup"):
-            for bucket in self._step.buckets:
-                world.bcast(bucket.w).wait()
-            trained = {param for _, param in self.trained}
-            frozen = [param for param in self.model.parameters() if param not in trained]
-            for buffer in [*self.model.buffers(), *frozen]:
-                shared = buffer.detach().contiguous()
-                world.bcast(shared.view(torch.uint8) if shared.dtype == torch.bool else shared).wait()
-                buffer.copy_(shared)
-
     def _only_from_here(self, *_: Any) -> None:
         if not self._stepping:
             raise UserError(
                 "step() of the wrapped optimizer was called: call step() of the DistributedOptimizer"
             )
-
-
-def _trained(optimizer: optim.Optimizer, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The optimizer's trainable parameters by name, in the model's order; those outside the model last."""
-    theirs = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
-    if isinstance(getattr(optimizer.zero_grad, "__self__", None), DistributedOptimizer):
-        raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
-    if isinstance(optimizer, Outermost):
-        kind = type(optimizer).__name__
-        raise UserError(f"{kind} goes outside: {kind}(DistributedOptimizer(optimizer, ...), model)")
-    if isinstance(optimizer, optim.LBFGS):
-        raise UserError("LBFGS evaluates the loss several times a step; it cannot be distributed")
-    if not theirs:
-        raise UserError("the optimizer has no trainable parameters")
-    if any(nn.parameter.is_lazy(param) for param in model.parameters()):
-        raise UserError("parameters of the model have no shape yet: give it a batch before it is wrapped")
-    wanted = set(theirs)
-    named = [(name, param) for name, param in model.named_parameters() if param in wanted]
-    known = {param for _, param in named}
-    return named + [(f"parameter {i} of the optimizer", p) for i, p in enumerate(theirs) if p not in known]

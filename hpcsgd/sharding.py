@@ -26,10 +26,6 @@ ELEMENTWISE = (
 """Optimizers whose update of an element depends on that element alone, so that any cut of w is exact."""
 
 
-class Outermost(optim.Optimizer):
-    """An optimizer that goes around a `DistributedOptimizer`, and never inside one."""
-
-
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
     """Known to be: an unknown optimizer, or a subclass of a known one, may look at whole tensors."""
     return type(optimizer) in ELEMENTWISE

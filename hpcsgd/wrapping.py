@@ -1,15 +1,22 @@
-"""What is asked before an optimizer is wrapped: does the method fit the job, do all ranks have the same?"""
+"""Before an optimizer is wrapped: does the method fit, what is trained, do all ranks have the same?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import torch
 from torch import nn, optim
 
 from hpcsgd.averagers import Ensemble
 from hpcsgd.errors import JobError, UserError
+from hpcsgd.flat import Bucket
 from hpcsgd.step import Method
 from hpcsgd.topology import Job
+from hpcsgd.transport import phase
+
+
+class Outermost(optim.Optimizer):
+    """An optimizer that goes around a `DistributedOptimizer`, and never inside one."""
 
 
 def require_fitting(job: Job, method: Method) -> None:
@@ -21,6 +28,43 @@ def require_fitting(job: Job, method: Method) -> None:
             if job.meetings is None
             else "`hpcsgd launch` starts groups that may die, and those meet by method ensemble alone"
         )
+
+
+def trained_parameters(optimizer: optim.Optimizer, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The optimizer's trainable parameters by name, in the model's order; those outside the model last.
+
+    Raises `UserError` where the optimizer cannot be distributed.
+    """
+    theirs = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+    if isinstance(optimizer, Outermost):
+        kind = type(optimizer).__name__
+        raise UserError(f"{kind} goes outside: {kind}(DistributedOptimizer(optimizer, ...), model)")
+    if isinstance(optimizer, optim.LBFGS):
+        raise UserError("LBFGS evaluates the loss several times a step; it cannot be distributed")
+    if not theirs:
+        raise UserError("the optimizer has no trainable parameters")
+    if any(nn.parameter.is_lazy(param) for param in model.parameters()):
+        raise UserError("parameters of the model have no shape yet: give it a batch before it is wrapped")
+    wanted = set(theirs)
+    named = [(name, param) for name, param in model.named_parameters() if param in wanted]
+    known = {param for _, param in named}
+    return named + [(f"parameter {i} of the optimizer", p) for i, p in enumerate(theirs) if p not in known]
+
+
+@torch.no_grad()
+def share_start(
+    job: Job, buckets: Sequence[Bucket], model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]]
+) -> None:
+    """Every rank gets rank 0's parameters and buffers; collective."""
+    with phase("setup"):
+        for bucket in buckets:
+            job.world.bcast(bucket.w).wait()
+        theirs = {param for _, param in trained}
+        frozen = [param for param in model.parameters() if param not in theirs]
+        for buffer in [*model.buffers(), *frozen]:
+            shared = buffer.detach().contiguous()
+            job.world.bcast(shared.view(torch.uint8) if shared.dtype == torch.bool else shared).wait()
+            buffer.copy_(shared)
 
 
 def require_alike(

@@ -129,7 +129,7 @@ class Training:
         self,
         job: Job,
         optimizer: str = "momentum",
-        method: str = "hierarchical",
+        method: str | Callable[[], Method] = "hierarchical",
         *,
         make: Callable[[], nn.Module] = Net,
         seed: int = 0,
@@ -141,13 +141,9 @@ class Training:
             for p in self.net.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator) / 2)
         options = {"bucket_mb": 1e-4, **options}
-        self.optimizer = hpcsgd.DistributedOptimizer(
-            OPTIMIZERS[optimizer](self.net),
-            self.net,
-            job,
-            (METHODS | PLAIN | WAITING_FOR_NOBODY)[method](),
-            **options,
-        )
+        make_method = (METHODS | PLAIN | WAITING_FOR_NOBODY)[method] if isinstance(method, str) else method
+        inner = OPTIMIZERS[optimizer](self.net)
+        self.optimizer = hpcsgd.DistributedOptimizer(inner, self.net, job, make_method(), **options)
         self.t = 0
 
     def steps(self, n: int) -> None:

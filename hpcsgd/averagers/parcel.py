@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,16 @@ class Parcel:
         layout = tuple((x.dtype, x.numel()) for x in tensors)
         size = _ALIGNED + sum(_room(*each) for each in layout)
         return cls(torch.zeros(size, dtype=torch.uint8), layout)
+
+    def state_dict(self) -> dict[str, Any]:
+        names = [[str(dtype).removeprefix("torch."), numel] for dtype, numel in self.layout]
+        return {"bytes": self.bytes, "layout": names}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Parcel:
+        """Of what `state_dict` returned; a copy."""
+        layout = tuple((getattr(torch, name), numel) for name, numel in state["layout"])
+        return cls(state["bytes"].clone(), layout)
 
     @property
     def number(self) -> float:

@@ -1,20 +1,20 @@
 """A parameter server without a server: every rank keeps a part of the parameters for all groups.
 
 Position j of group h keeps part h of chunk j, M/(P·K) elements. In every step a position sends each part's
-keeper what its group's update changed there, and takes what the keeper has. A group never meets another.
+keeper what its group's update changed there, and takes what the keeper has. A group never meets another. What
+is evaluated and saved is what the keepers have, and not the mean of what groups have read of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.errors import UserError
-from hpcsgd.step import Step
-from hpcsgd.transport import Service, phase, wide
+from hpcsgd.step import State, Step
+from hpcsgd.transport import Service, Transport, phase, wide
 
 
 class Keeper:
@@ -73,6 +73,7 @@ class Server:
         self.keeper: Keeper | None = None
         self._service: Service | None = None
         self._saved: list[Tensor] | None = None
+        """The model's own chunks that the keepers are to begin with."""
 
     def before_update(self, s: Step) -> None:
         """The first time, while all groups have the same parameters, the keepers take their parts."""
@@ -94,25 +95,36 @@ class Server:
         s.notes["staleness"] = self.keeper.missed[s.job.g]
         s.notes["ahead"] = self.keeper.ahead(s.job.g)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The kept part, with all that was pushed in the steps done."""
+    def model(self) -> list[Tensor] | None:
+        """What the keepers have, with all that was pushed in the steps done."""
         if self._service is None or self.keeper is None:
-            return {"part": self._saved}
+            return self._saved
+        made = []
         with self._service.at_rest():
-            return {"part": [x.clone() for x in self.keeper.part]}
+            for part, counts in zip(self.keeper.part, self._counts, strict=True):
+                chunk = part.new_empty(sum(counts))
+                self._cross.allgatherv(chunk, part, counts).wait()
+                made.append(chunk)
+        return made
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def state_dict(self) -> State:
+        model = self.model()
+        return {"chunks": {} if model is None else {"model": model}}
+
+    def load_state_dict(self, state: State) -> None:
         """Before the first step, or on all ranks."""
-        self._saved = state["part"]
+        self._saved = state.get("chunks", {}).get("model")
         if self._service is not None and self.keeper is not None and self._saved is not None:
             with self._service.at_rest():
-                self.keeper.part = [x.clone() for x in self._saved]
+                self.keeper.part = [x.clone() for x in self._kept(self._saved, self._cross)]
 
     def _start(self, s: Step) -> None:
         parts = self._parts(s)
         self._pushed, self._read = ([Parcel.like(part) for part in parts] for _ in range(2))
-        mine = parts[s.job.g]
-        self.keeper = Keeper(self._saved or mine, s.job.P, self.staleness)
+        self._cross = s.job.cross
+        self._counts = [[x.numel() for x in chunk.tensor_split(s.job.P)] for chunk in s.owned]
+        part = self._kept(self._saved or s.owned, self._cross)
+        self.keeper = Keeper(part, s.job.P, self.staleness)
         with phase("average"):
             self._service = Service(s.job.cross, self.keeper, self._pushed[s.job.g].bytes.numel())
 
@@ -120,6 +132,11 @@ class Server:
         """Of the own chunks, by the group that keeps them."""
         by_bucket = [chunk.tensor_split(s.job.P) for chunk in s.owned]
         return [list(part) for part in zip(*by_bucket, strict=True)]
+
+    @staticmethod
+    def _kept(chunks: Sequence[Tensor], cross: Transport) -> list[Tensor]:
+        """This rank's part of them."""
+        return [chunk.tensor_split(cross.size)[cross.rank] for chunk in chunks]
 
 
 def _by_rank(parcels: Sequence[Parcel]) -> dict[int, Tensor]:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 KEPT = 2
 MANIFEST = "manifest.json"
-_FORMAT = 1
+_FORMAT = 2
 _TITLE = re.compile(r"step-(\d{8,})")
 _HIDDEN = ".writing-"
 

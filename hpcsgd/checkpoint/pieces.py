@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import h5py
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import tree
+from hpcsgd.flat import Bucket, Piece
 from hpcsgd.optimizer import DistributedOptimizer
 from hpcsgd.sharding import PieceState
 
@@ -23,20 +24,37 @@ class SavedPiece:
     w: tree.Item
     elements: dict[str, tree.Item]
     rest: tree.Item
+    method: dict[str, dict[str, tree.Item]]
 
 
-def capture_pieces(optimizer: DistributedOptimizer) -> tree.Tree:
-    """Parameters and optimizer state that this position owns, by parameter name."""
-    return {
-        piece.slot.name: {
+def capture_pieces(
+    optimizer: DistributedOptimizer, w: Sequence[Tensor], method: Mapping[str, Mapping[str, Sequence[Tensor]]]
+) -> tree.Tree:
+    """Of what this position owns, by parameter name: `w`, its chunks of the model, optimizer state, and the
+    method's vectors by role and name."""
+    numbers = {id(bucket): i for i, bucket in enumerate(optimizer.buckets)}
+    pieces = {}
+    for bucket, piece, state in optimizer.local.states_by_piece():
+        i = numbers[id(bucket)]
+        pieces[piece.slot.name] = {
             "start": piece.start,
             "stop": piece.stop,
-            "w": bucket.own[piece.offset : piece.offset + piece.stop - piece.start],
+            "w": of_piece(w[i], bucket, piece).to(bucket.w.dtype),
             "elements": state.elements,
             "rest": state.rest,
+            "method": {
+                role: {name: of_piece(vectors[i], bucket, piece) for name, vectors in named.items()}
+                for role, named in method.items()
+            },
         }
-        for bucket, piece, state in optimizer.local.states_by_piece()
-    }
+    return pieces
+
+
+def of_piece(vector: Tensor, bucket: Bucket, piece: Piece) -> Tensor:
+    """The elements of one piece, of a vector that is like `own` or like `w`."""
+    like_w = vector.numel() == bucket.w.numel()
+    start = piece.slot.start + piece.start if like_w else piece.offset
+    return vector[start : start + piece.stop - piece.start]
 
 
 class SavedGroups:
@@ -47,7 +65,7 @@ class SavedGroups:
 
     def w(self, name: str, start: int, stop: int) -> Tensor:
         """Elements [start, stop) of a parameter."""
-        return mean(_elements(group[name], start, stop) for group in self._groups)
+        return mean(_elements(group[name], start, stop, lambda piece: piece.w) for group in self._groups)
 
     def state(self, name: str, start: int, stop: int) -> PieceState:
         """Their optimizer state; of groups that never updated the parameter there is none."""
@@ -55,8 +73,24 @@ class SavedGroups:
         if not groups:
             return PieceState({}, {})
         keys = groups[0][0].elements
-        elements = {key: mean(_elements(g, start, stop, key) for g in groups) for key in keys}
+        elements = {
+            key: mean(_elements(g, start, stop, lambda piece, key=key: piece.elements[key]) for g in groups)
+            for key in keys
+        }
         return PieceState(elements, tree.read(groups[0][0].rest))
+
+    def chunk_names(self) -> dict[str, list[str]]:
+        """Of the method's vectors, by role."""
+        pieces = next(iter(self._groups[0].values()))
+        return {role: list(named) for role, named in pieces[0].method.items()}
+
+    def chunk(self, role: str, key: str, name: str, start: int, stop: int) -> Tensor:
+        """Elements [start, stop) of what a method has for a parameter."""
+
+        def theirs(piece: SavedPiece) -> tree.Item:
+            return piece.method[role][key]
+
+        return mean(_elements(group[name], start, stop, theirs) for group in self._groups)
 
 
 def mean(values: Iterator[Tensor]) -> Tensor:
@@ -78,7 +112,8 @@ def _index(files: Sequence[h5py.File]) -> dict[str, list[SavedPiece]]:
             children = tree.items(item)
             start, stop = (tree.read_item(children[key]) for key in ("start", "stop"))
             elements = tree.items(children["elements"])
-            piece = SavedPiece(start, stop, children["w"], elements, children["rest"])
+            method = {role: tree.items(named) for role, named in tree.items(children["method"]).items()}
+            piece = SavedPiece(start, stop, children["w"], elements, children["rest"], method)
             pieces.setdefault(name, []).append(piece)
     return pieces
 
@@ -87,12 +122,13 @@ def _has_state(pieces: Sequence[SavedPiece]) -> bool:
     return bool(pieces) and bool(pieces[0].elements or tree.items(pieces[0].rest))
 
 
-def _elements(pieces: Sequence[SavedPiece], start: int, stop: int, key: str | None = None) -> Tensor:
-    """Elements [start, stop) of w, or of the state tensor `key`, from whoever saved them."""
+def _elements(
+    pieces: Sequence[SavedPiece], start: int, stop: int, of: Callable[[SavedPiece], tree.Item]
+) -> Tensor:
+    """Elements [start, stop) of what there is `of` a piece, from whoever saved them."""
     cuts = []
     for piece in sorted(pieces, key=lambda p: p.start):
         low, high = max(start, piece.start), min(stop, piece.stop)
         if low < high:
-            dataset = piece.w if key is None else piece.elements[key]
-            cuts.append(tree.read_slice(dataset, low - piece.start, high - piece.start))
+            cuts.append(tree.read_slice(of(piece), low - piece.start, high - piece.start))
     return torch.cat(cuts)

@@ -4,7 +4,8 @@ Every rank saves what it alone owns: 1/K of its group's parameters and optimizer
 parameters, with its buffers. On the same P × K each rank finds its own again, bit for bit. With another K the
 pieces of a group are cut anew. With another P, or another method, all groups start from the mean of the saved
 ones, as after a meeting: parameters and element-wise optimizer state. On another P × K float buffers are the
-mean over all ranks.
+mean over all ranks, and each part of the method's state follows its rule (`step.State`). Where a server keeps
+the model, that is what is saved.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +23,31 @@ from torch import Tensor, nn
 
 from hpcsgd.checkpoint import tree
 from hpcsgd.checkpoint.folder import Saved
+from hpcsgd.checkpoint.method_state import restored, split_off_chunks
 from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
 from hpcsgd.checkpoint.tree import Tree
 from hpcsgd.errors import UserError
 from hpcsgd.optimizer import DistributedOptimizer
+from hpcsgd.step import State
 
 log = logging.getLogger(__name__)
 
 
 def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree:
-    """This rank's part of a checkpoint. `shared` is alike on all ranks, `own` this rank's (generators)."""
+    """This rank's part of a checkpoint. `shared` is alike on all ranks, `own` this rank's (generators).
+    Collective."""
+    central = optimizer.method.central()
+    model = None if central is None else central.model()
+    states, chunks = split_off_chunks(optimizer.method.state_dict())
     return {
         "outline": _outline(optimizer),
-        "pieces": capture_pieces(optimizer),
+        "pieces": capture_pieces(optimizer, model or [b.own for b in optimizer.buckets], chunks),
         "buffers": dict(optimizer.model.named_buffers()),
         "frozen": dict(_frozen(optimizer)) if optimizer.job.rank == 0 else {},
         "optimizer": {
             "t": optimizer.t,
             "groups": _options(optimizer),
-            "method": optimizer.method.state_dict(),
+            "method": states,
             "parts": _parts(optimizer),
         },
         "shared": shared,
@@ -63,11 +71,15 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
             _require_same(saved, tree.read(found["outline"]), _outline(optimizer))
             state = tree.read(found["optimizer"])
             shared, own = tree.read(found["shared"]), tree.read(found["own"])
-        _restore_pieces(saved, _groups_to_read(saved, state["parts"], optimizer), optimizer)
+        groups = _groups_to_read(saved, state["parts"], optimizer)
+        with _saved_groups(saved, groups) as source:
+            _restore_pieces(source, optimizer)
+            others = None if same else partial(_methods_of, saved, groups)
+            method = restored(state["method"], others, source, optimizer)
         _restore_buffers([mine] if same else list(_all_files(saved)), optimizer.model)
         with _opened([first]) as (file,):
             _copy_into(dict(_frozen(optimizer)), tree.read(tree.items(file)["frozen"]))
-        optimizer.take_up(state["t"], state["groups"], state["method"] if same else None)
+        optimizer.take_up(state["t"], state["groups"], method)
     optimizer.gather_parameters()
     return shared, own if same else None
 
@@ -82,17 +94,30 @@ def _groups_to_read(saved: Saved, parts: Sequence[str], optimizer: DistributedOp
     return range(saved.P)
 
 
-def _restore_pieces(saved: Saved, groups: Iterable[int], optimizer: DistributedOptimizer) -> None:
-    names = {param: name for name, param in optimizer.trained}
+@contextmanager
+def _saved_groups(saved: Saved, groups: Iterable[int]) -> Iterator[SavedGroups]:
     with ExitStack() as stack:
         positions = range(saved.K)
-        source = SavedGroups(
+        yield SavedGroups(
             [stack.enter_context(_opened(saved.rank_file(g, j) for j in positions)) for g in groups]
         )
-        for bucket, piece, _ in optimizer.local.states_by_piece():
-            own = bucket.own[piece.offset : piece.offset + piece.stop - piece.start]
-            own.copy_(source.w(piece.slot.name, piece.start, piece.stop))
-        optimizer.local.load_states(lambda param, start, stop: source.state(names[param], start, stop))
+
+
+def _methods_of(saved: Saved, groups: Iterable[int]) -> list[dict[str, State]]:
+    """The states of the method on all ranks of these groups."""
+    states = []
+    for path in (saved.rank_file(g, j) for g in groups for j in range(saved.K)):
+        with _opened([path]) as (file,):
+            states.append(tree.read(tree.items(tree.items(file)["optimizer"])["method"]))
+    return states
+
+
+def _restore_pieces(source: SavedGroups, optimizer: DistributedOptimizer) -> None:
+    names = {param: name for name, param in optimizer.trained}
+    for bucket, piece, _ in optimizer.local.states_by_piece():
+        own = bucket.own[piece.offset : piece.offset + piece.stop - piece.start]
+        own.copy_(source.w(piece.slot.name, piece.start, piece.stop))
+    optimizer.local.load_states(lambda param, start, stop: source.state(names[param], start, stop))
 
 
 def _restore_buffers(files: Iterable[Path], model: nn.Module) -> None:
@@ -105,7 +130,8 @@ def _restore_buffers(files: Iterable[Path], model: nn.Module) -> None:
 def _outline(optimizer: DistributedOptimizer) -> dict[str, str]:
     """What has to be alike for a checkpoint to go on from."""
     groups = optimizer.local.groups()
-    state_of_method = ", ".join(optimizer.method.stateful()) or "none"
+    parts = optimizer.method.stateful().items()
+    state_of_method = ", ".join(f"{role} ({type(part).__name__})" for role, part in parts) or "none"
     return {
         "optimizer": type(optimizer.local.optimizer).__name__,
         "number of param groups": str(len(optimizer.param_groups)),

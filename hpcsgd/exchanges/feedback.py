@@ -7,9 +7,9 @@ is taken out of it, and the rest is e of the next step.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, optim
@@ -124,6 +124,7 @@ class Residual:
         sizes = [slot.stop - slot.start for b in buckets for slot in b.slots]
         self.layers = torch.tensor([0, *sizes]).cumsum(0)
         """Bounds (int64) of the parameters' own vectors in acc."""
+        self._names = [slot.name for b in buckets for slot in b.slots]
         starts = [0, *itertools.accumulate(b.slots[-1].stop for b in buckets)]
         self.spans = [slice(*ends) for ends in itertools.pairwise(starts)]
         """Where each bucket lies in acc."""
@@ -156,14 +157,19 @@ class Residual:
         if self.velocity is not None:
             self.velocity[indices] = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"acc": self.acc, "velocity": self.velocity}
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """By parameter."""
+        vectors = {"acc": self.acc} if self.velocity is None else {"acc": self.acc, "velocity": self.velocity}
+        return {name: dict(zip(self._names, self._by_layer(x), strict=True)) for name, x in vectors.items()}
 
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """None: from before the first exchange, when nothing had been kept."""
-        for name, own in self.state_dict().items():
-            if own is not None:
-                own.copy_(state[name]) if state else own.zero_()
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Nothing: from before the first exchange, when nothing had been kept."""
+        for name, layers in self.state_dict().items():
+            for layer, own in layers.items():
+                own.copy_(state[name][layer]) if state else own.zero_()
+
+    def _by_layer(self, x: Tensor) -> Sequence[Tensor]:
+        return x.split(self.layers.diff().tolist())
 
 
 def _require_plain_sgd(name: str, optimizer: optim.Optimizer, without: tuple[str, ...]) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from hpcsgd.exchanges.combining import Combined, Selected, everyones
 from hpcsgd.exchanges.feedback import Feedback, Kept, Residual
 from hpcsgd.flat import Bucket
 from hpcsgd.sparsifiers import Accumulated, Sparsifier
-from hpcsgd.step import Stateful, Step
+from hpcsgd.step import State, Step
 from hpcsgd.topology import Job
 from hpcsgd.transport import Transport
 
@@ -78,7 +78,7 @@ class Sparse:
         """Exchanges so far; the step's own count may change while an exchange runs."""
         self._everywhere = False
         self._residual: Residual | None = None
-        self._saved: dict[str, Any] | None = None
+        self._saved: dict[str, dict[str, Tensor]] = {}
         self._norms: list[Tensor] = []
 
     def across_groups(self) -> Sparse:
@@ -101,17 +101,18 @@ class Sparse:
         if i + 1 == len(s.buckets):
             self._send(s)
 
-    def state_dict(self) -> dict[str, Any]:
-        residual = self._saved if self._residual is None else self._residual.state_dict()
-        state = {"t": self.t, "residual": residual}
-        return state | {name: part.state_dict() for name, part in self._stateful().items()}
+    @property
+    def parts(self) -> Mapping[str, Any]:
+        return {"sparsifier": self.sparsifier}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.t, self._saved = state["t"], state["residual"]
+    def state_dict(self) -> State:
+        residual = self._saved if self._residual is None else self._residual.state_dict()
+        return {"same": {"t": self.t}, "workers": residual}
+
+    def load_state_dict(self, state: State) -> None:
+        self.t, self._saved = state["same"]["t"], state.get("workers", {})
         if self._residual is not None:
             self._residual.load_state_dict(self._saved)
-        for name, part in self._stateful().items():
-            part.load_state_dict(state[name])
 
     def _workers(self, job: Job) -> Transport:
         return job.world if self._everywhere else job.group
@@ -157,9 +158,6 @@ class Sparse:
         s.notes["error"] = combined.error
         if not self.sparsifier.disjoint:
             s.notes["growth"] = combined.growth
-
-    def _stateful(self) -> dict[str, Stateful]:
-        return {"sparsifier": self.sparsifier} if isinstance(self.sparsifier, Stateful) else {}
 
 
 class Seconds:

@@ -16,14 +16,13 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterable
-from typing import Any
 
 from torch import Tensor
 
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
-from hpcsgd.step import Exchange, Method, Step
+from hpcsgd.step import Exchange, Method, State, Step
 from hpcsgd.transport import Asked, Service, phase, wide
 
 
@@ -64,15 +63,16 @@ class Pairwise:
         if s.job.g % 2 == 0:
             self._ask(s)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """x, after the averages under way."""
         with self._at_rest():
-            return {"x": _clones(self.x)}
+            return {"chunks": {} if self.x is None else {"x": [x.clone() for x in self.x]}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Before the first step, or on all ranks."""
         with self._at_rest():
-            self.x = _clones(state["x"])
+            x = state.get("chunks", {}).get("x")
+            self.x = None if x is None else [each.clone() for each in x]
 
     def _at_rest(self) -> contextlib.AbstractContextManager[None]:
         self._take_in()
@@ -110,10 +110,6 @@ class Pairwise:
             self._average.pack(self.x)
             self._averaged += 1
         return [(active, self._average.bytes)]
-
-
-def _clones(tensors: list[Tensor] | None) -> list[Tensor] | None:
-    return None if tensors is None else [x.clone() for x in tensors]
 
 
 def ad_psgd(seed: int = 0, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen

@@ -18,14 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from hpcsgd.averagers import Mean, Measured, kept
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
-from hpcsgd.step import Averager, Exchange, Method, Step
+from hpcsgd.step import Averager, Exchange, Method, State, Step
 from hpcsgd.transport import phase
 
 GAMMA = 1 / 2
@@ -69,11 +68,13 @@ class Adaptive:
             self._change(s)
         return True
 
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self.place)
+    def state_dict(self) -> State:
+        same = asdict(self.place)
+        mean = {name: same.pop(name) for name in ("losses", "first_loss")}
+        return {"same": same, "mean": {name: value for name, value in mean.items() if value is not None}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place = Place(**state)
+    def load_state_dict(self, state: State) -> None:
+        self.place = Place(**state["same"], **state.get("mean", {}))
 
     def _count(self, s: Step) -> None:
         if s.loss is None:

@@ -31,12 +31,14 @@ from hpcsgd.averagers import Mean, Measured, kept
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
-from hpcsgd.step import Averager, Exchange, Method, Step
+from hpcsgd.step import Averager, Exchange, Method, State, Step
 from hpcsgd.transport import wide
 
 MakeOptimizer = Callable[[Sequence[Tensor]], optim.Optimizer]
 NESTEROV: MakeOptimizer = partial(optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 """The paper's choice."""
+OUTER = "outer "
+"""Begins the names of the outer optimizer's moments in the state."""
 
 
 class Outer:
@@ -51,7 +53,7 @@ class Outer:
         self.make_optimizer = make_optimizer
         self._theta: list[Tensor] = []
         self._optimizer: optim.Optimizer | None = None
-        self._saved: dict[str, Any] | None = None
+        self._saved: State = {}
 
     @property
     def shards(self) -> bool:
@@ -72,14 +74,18 @@ class Outer:
             w.copy_(theta)
             theta.grad = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         if self._optimizer is None:
-            return self._saved or {"theta": [], "optimizer": {}}
-        return {"theta": [x.clone() for x in self._theta], "optimizer": self._optimizer.state_dict()}
+            return copy.deepcopy(self._saved)
+        states = [dict(self._optimizer.state[theta]) for theta in self._theta]
+        names = [name for name, value in states[0].items() if _is_like(value, self._theta[0])]
+        moments = {f"{OUTER}{name}": [state.pop(name).clone() for state in states] for name in names}
+        chunks = {"theta": [x.clone() for x in self._theta], **moments}
+        return {"same": {"rest": copy.deepcopy(states)}, "chunks": chunks}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """It counts from the next step on."""
-        self._saved = copy.deepcopy(state) if state["theta"] else None
+        self._saved = copy.deepcopy(state)
         self._optimizer = None
 
     def _mine(self, s: Step) -> list[Tensor]:
@@ -88,11 +94,17 @@ class Outer:
     def _start(self, mine: Sequence[Tensor]) -> None:
         self._theta = [w.to(wide(w.dtype), copy=True) for w in mine]
         self._optimizer = self.make_optimizer(self._theta)
-        if self._saved is not None:
-            for theta, saved in zip(self._theta, self._saved["theta"], strict=True):
-                theta.copy_(saved)
-            self._optimizer.load_state_dict(self._saved["optimizer"])
-            self._saved = None
+        chunks = self._saved.get("chunks", {})
+        for i, theta in enumerate(self._theta[: len(chunks.get("theta", []))]):
+            theta.copy_(chunks["theta"][i])
+            moments = {k.removeprefix(OUTER): v[i] for k, v in chunks.items() if k.startswith(OUTER)}
+            if state := self._saved["same"]["rest"][i] | moments:
+                self._optimizer.state[theta] = state
+        self._saved = {}
+
+
+def _is_like(value: Any, theta: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == theta.shape
 
 
 def _try_out(make_optimizer: MakeOptimizer) -> None:

@@ -22,8 +22,6 @@ counts for all of G_i. Of 16-bit parameters w and G_i are float32, also on their
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, optim
 
@@ -31,7 +29,7 @@ from hpcsgd.averagers import Measured
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
-from hpcsgd.step import Exchange, Method, Step
+from hpcsgd.step import Exchange, Method, State, Step
 from hpcsgd.transport import wide
 
 PLAIN = {"momentum": 0, "weight_decay": 0, "maximize": False}
@@ -68,12 +66,13 @@ class Accumulated:
             b.own.copy_(w)
             total.zero_()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"agreed": [w.clone() for w in self.agreed], "sums": [total.clone() for total in self.sums]}
+    def state_dict(self) -> State:
+        chunks = {"agreed": self.agreed, "sums": self.sums} if self.agreed else {}
+        return {"chunks": {name: [x.clone() for x in vectors] for name, vectors in chunks.items()}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.agreed = [w.clone() for w in state["agreed"]]
-        self.sums = [total.clone() for total in state["sums"]]
+    def load_state_dict(self, state: State) -> None:
+        chunks = state.get("chunks", {})
+        self.agreed, self.sums = ([x.clone() for x in chunks.get(name, [])] for name in ("agreed", "sums"))
 
 
 def _require_plain(optimizer: optim.Optimizer) -> None:

@@ -26,7 +26,6 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ from torch import Tensor
 from hpcsgd.averagers import Mean, Measured, kept
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
-from hpcsgd.step import Averager, Exchange, Method, Step
+from hpcsgd.step import Averager, Exchange, Method, State, Step
 from hpcsgd.transport import Work, phase
 
 LARGEST = sys.float_info.max
@@ -117,11 +116,11 @@ class Significance:
             s.notes.update(mine, met=float(self._significant))
         return self._significant
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"norms": self._saved if self._change is None else list(self._change.norms)}
+    def state_dict(self) -> State:
+        return {"own": {"norms": self._saved if self._change is None else list(self._change.norms)}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._saved, self._change = state["norms"], None
+    def load_state_dict(self, state: State) -> None:
+        self._saved, self._change = state.get("own", {}).get("norms", []), None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.graphs import Exponential, Graph, senders
 from hpcsgd.schedules import Every
-from hpcsgd.step import Exchange, Method, Step
+from hpcsgd.step import Exchange, Method, State, Step
 from hpcsgd.transport import Transport, Work, wide
 
 
@@ -82,14 +81,15 @@ class PushSum:
         for own, mine in zip(s.owned, x, strict=True):
             own.copy_(mine if self.weight == 1 else mine.div_(self.weight))
 
-    def state_dict(self) -> dict[str, Any]:
-        """With the messages under way, which it waits for."""
-        arrived = [[parcel.bytes for parcel in sent.wait()] for sent in self._under_way]
-        return {"weight": self.weight, "under_way": arrived}
+    def state_dict(self) -> State:
+        """With the messages under way, which it waits for. Elsewhere groups start from z, of weight 1."""
+        arrived = [[parcel.state_dict() for parcel in sent.wait()] for sent in self._under_way]
+        return {"own": {"weight": self.weight, "under_way": arrived}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.weight = state["weight"]
-        self._under_way = deque(Round([Parcel(x.clone()) for x in arrived]) for arrived in state["under_way"])
+    def load_state_dict(self, state: State) -> None:
+        own = state.get("own", {"weight": 1.0, "under_way": []})
+        self.weight = own["weight"]
+        self._under_way = deque(Round([Parcel.restored(x) for x in arrived]) for arrived in own["under_way"])
 
     def _send(self, s: Step, x: list[Tensor]) -> Round:
         """Give away all but the own share: of x what is not sent, so that rounding neither adds nor takes."""

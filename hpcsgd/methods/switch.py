@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from hpcsgd.averagers import Mean, MeanOfAll
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Sparse
 from hpcsgd.flat import Bucket
-from hpcsgd.step import Method, Step
+from hpcsgd.step import Averager, Method, State, Step
 from hpcsgd.topology import Job
 
 log = logging.getLogger(__name__)
@@ -82,18 +82,19 @@ class TheirAverager:
             mean(s)
             turn.over = True
 
-    def state_dict(self) -> dict[str, Any]:
-        turn = self._turn
-        states = {"first": turn.first.state_dict(), "then": turn.then.state_dict()}
-        return {"over": turn.over, "lr": turn.lr, **states}
+    @property
+    def inner(self) -> Averager:
+        return self._turn.method.how
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        turn = self._turn
-        for name, method in (("first", turn.first), ("then", turn.then)):
-            if state[name].keys() != method.stateful().keys():
-                raise UserError(f"switch: {name} = … of this state is another method: go on with that")
-            method.load_state_dict(state[name])
-        turn.over, turn.lr = state["over"], state["lr"]
+    @property
+    def parts(self) -> Mapping[str, Method]:
+        return {"first": self._turn.first, "then": self._turn.then}
+
+    def state_dict(self) -> State:
+        return {"same": {"over": self._turn.over, "lr": self._turn.lr}}
+
+    def load_state_dict(self, state: State) -> None:
+        self._turn.over, self._turn.lr = state["same"]["over"], state["same"]["lr"]
 
 
 def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> Method:
@@ -108,7 +109,7 @@ def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> 
             "switch: one method updates chunks and the other one whole vectors, as allreduce_local_sgd and "
             "sparse exchanges do: both have to do the same"
         )
-    if isinstance(first.exchange, Sparse):
-        log.warning("switch: what the sparse exchange of the first method has kept is dropped at the change")
+    if any("exchange" in role.split(".") for role in first.stateful()):
+        log.warning("switch: what the exchange of the first method has kept is dropped at the change")
     turn = Turn(first, then, at)
     return Method(exchange=TheirExchange(turn), when=TheirSchedule(turn), how=TheirAverager(turn))

@@ -13,7 +13,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.natural_gradient.layer import Layer
 from hpcsgd.natural_gradient.rows import weight_of
 from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.sharding import Outermost
+from hpcsgd.wrapping import Outermost
 
 log = logging.getLogger(__name__)
 

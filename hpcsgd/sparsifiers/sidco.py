@@ -16,6 +16,7 @@ the other way round; later stages start from the threshold of the one before, no
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -72,16 +73,19 @@ class SIDCo:
         return max(eta, limits.tiny) if math.isfinite(eta) else limits.max
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        """This worker's alone: `own` in `hpcsgd.step.State`."""
+        found = {
             "stages": self.stages,
             "direction": self._direction,
             "achieved": list(self._achieved),
             "last_miss": self._last_miss,
         }
+        return {"own": found}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.stages, self._direction = state["stages"], state["direction"]
-        self._achieved, self._last_miss = list(state["achieved"]), state["last_miss"]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        own = state.get("own", {"stages": 1, "direction": 1, "achieved": [], "last_miss": math.inf})
+        self.stages, self._direction = own["stages"], own["direction"]
+        self._achieved, self._last_miss = list(own["achieved"]), own["last_miss"]
 
     def _adapt(self, achieved: float) -> None:
         self._achieved.append(achieved)

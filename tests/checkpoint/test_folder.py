@@ -248,7 +248,7 @@ def test_all_damaged_is_an_error_on_every_rank(two: Path) -> None:
 
 
 MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "another version": lambda m: m | {"format": 2},
+    "another version": lambda m: m | {"format": 1},
     "another step": lambda m: m | {"step": 30},
     "another shape": lambda m: m | {"P": 3},
     "a list": lambda m: [m],

@@ -67,9 +67,9 @@ def test_the_outer_state_is_of_the_own_chunk(run, P: int, K: int) -> None:
     def held(world: Transport) -> tuple[int, int]:
         method = diloco(1)
         distributed(world, P, method, SGD, 1)
-        state = method.state_dict()["how"]
-        momentum = [values["momentum_buffer"] for values in state["optimizer"]["state"].values()]
-        return sum(x.numel() for x in state["theta"]), sum(x.numel() for x in momentum)
+        chunks = method.state_dict()["how"]["chunks"]
+        theta, momentum = chunks["theta"], chunks["outer momentum_buffer"]
+        return sum(x.numel() for x in theta), sum(x.numel() for x in momentum)
 
     M = vector(model()).numel()
     assert run(P * K, held) == [(-(-M // K),) * 2] * (P * K)

@@ -56,8 +56,11 @@ def tallying(job: Job, method: Method, steps: int) -> tuple[Tally, DistributedOp
 def kept(optimizer: DistributedOptimizer) -> Tensor:
     """A keeper's part, or the x that others average with."""
     how = optimizer.method.how
-    state = optimizer.method.state_dict()["how"]
-    return state["part" if isinstance(how, Server) else "x"][0].view(-1)
+    if isinstance(how, Server):
+        how.model()  # waits until all is taken in
+        assert how.keeper is not None
+        return how.keeper.part[0].view(-1)
+    return optimizer.method.state_dict()["how"]["chunks"]["x"][0].view(-1)
 
 
 def reads(world: Transport, method: Callable[[], Method], steps: int, seed: int) -> tuple[Tensor, Tensor]:

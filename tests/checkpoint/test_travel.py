@@ -1,0 +1,220 @@
+"""What methods remember, on another P × K: each part by its declared rule, for every method of the table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from checkpoint.test_snapshot import load, save
+from hpcsgd.averagers import MeanOfAll
+from hpcsgd.exchanges import AllReduce, MomentumCorrection, Sparse
+from hpcsgd.methods import METHODS as TABLE
+from hpcsgd.methods import Method, bsp, hierarchical, post_local, switch
+from hpcsgd.methods.diloco import NESTEROV, Outer
+from hpcsgd.schedules import Every
+from hpcsgd.sparsifiers import Deft, SIDCo, TopK
+from hpcsgd.step import State
+from hpcsgd.topology import form
+from hpcsgd.transport import Transport, threads
+from trainings import EVERY, METHODS, PLAIN, WAITING_FOR_NOBODY, Training
+
+SAVED = 4
+SECTIONS = {"same", "mean", "chunks", "workers", "own"}
+MORE: dict[str, Callable[[], Method]] = {
+    "post_local": lambda: post_local(EVERY),
+    "sparse local SGD": lambda: hierarchical(EVERY, Sparse(SIDCo(0.3))),
+    "sparse bsp": lambda: bsp(Sparse(TopK(0.2), feedback=MomentumCorrection(0.9))),
+    "from sparse to sparse": lambda: switch(
+        bsp(Sparse(Deft(0.2))), hierarchical(2, Sparse(TopK(0.1))), at=SAVED + 1
+    ),
+    "outer steps of whole models": lambda: Method(AllReduce(), Every(2), Outer(MeanOfAll(), NESTEROV)),
+}
+ALL = METHODS | PLAIN | WAITING_FOR_NOBODY | MORE
+SHAPES = [(4, 1), (1, 4), (1, 1), (8, 1)]
+WAYS = [((2, 2), now) for now in SHAPES] + [(before, (2, 2)) for before in SHAPES]
+LONG = [((2, 2), (8, 1)), ((8, 1), (2, 2))]
+
+Vectors = dict[tuple[str, str, str], list[tuple[int, Tensor]]]
+"""By role, name and parameter: where pieces begin, and the pieces."""
+
+
+def test_every_method_of_the_table_is_here() -> None:
+    """But for `ensemble`, whose islands are of one group and remember nothing."""
+    named = {name.replace(" ", "_") for name in ALL} | {"switch", "ensemble", "allreduce_local_sgd"}
+    assert {"AR/1P-SGP", "allreduce local SGD"} <= ALL.keys()
+    assert set(TABLE) <= named
+
+
+def trained(world: Transport, P: int, method: str, seed: int = 0) -> Training:
+    return Training(form(world, groups=P), "plain", ALL[method], seed=seed)
+
+
+def some_steps(training: Training) -> None:
+    training.steps(SAVED - 1)
+    for group in training.optimizer.param_groups:
+        group["lr"] *= 0.5  # as a scheduler does
+    training.steps(1)
+
+
+def chunks_of(training: Training, states: Mapping[str, State]) -> Vectors:
+    """What this rank owns of every vector, by parameter."""
+    found: Vectors = {}
+    for role, state in states.items():
+        for name, vectors in state.get("chunks", {}).items():
+            for bucket, vector in zip(training.optimizer.buckets, vectors, strict=True):
+                for piece in bucket.pieces:
+                    whole = vector.numel() == bucket.w.numel()
+                    at = piece.slot.start + piece.start if whole else piece.offset
+                    values = vector[at : at + piece.stop - piece.start].clone()
+                    found.setdefault((role, name, piece.slot.name), []).append((piece.start, values))
+    return found
+
+
+def saved_by(P: int, K: int, method: str, folder: Path) -> list[tuple[dict[str, State], Vectors]]:
+    def one(world: Transport) -> tuple[dict[str, State], Vectors]:
+        training = trained(world, P, method)
+        some_steps(training)
+        save(training, folder)
+        states = training.optimizer.method.state_dict()
+        return states, chunks_of(training, states)
+
+    return threads.run(P * K, one)
+
+
+def assembled(ranks: list[Vectors]) -> dict[tuple[str, str, str], Tensor]:
+    """Of the ranks of one group."""
+    joined: Vectors = {}
+    for found in ranks:
+        for key, pieces in found.items():
+            joined.setdefault(key, []).extend(pieces)
+    return {
+        key: torch.cat([x for _, x in sorted(pieces, key=lambda p: p[0])]) for key, pieces in joined.items()
+    }
+
+
+def of_groups(ranks: list[Vectors], K: int) -> list[dict[tuple[str, str, str], Tensor]]:
+    return [assembled(ranks[first : first + K]) for first in range(0, len(ranks), K)]
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [pytest.param(*way, marks=[pytest.mark.long] if way in LONG else []) for way in WAYS],
+)
+@pytest.mark.parametrize("method", ALL)
+def test_each_part_follows_its_rule(
+    run, tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str, before: Any, now: Any
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    def restored(world: Transport) -> tuple[Any, ...]:
+        saved = saved_by(*before, method, tmp_path) if world.rank == 0 else None
+        saved = world.gather_objects(saved)[0]
+        training = trained(world, now[0], method, seed=1)
+        fresh = training.optimizer.method.state_dict()
+        load(training, tmp_path)
+        states = training.optimizer.method.state_dict()
+        vectors = chunks_of(training, states)
+        training.steps(3)
+        return saved, fresh, states, vectors, training.optimizer.exchanges
+
+    found = run(now[0] * now[1], restored)
+    saved = found[0][0]
+    for rank, (_, fresh, states, _, exchanges) in enumerate(found):
+        for role, state in states.items():
+            assert state.keys() <= SECTIONS
+            check_small(role, state, fresh[role], [theirs[role] for theirs, _ in saved])
+            if "workers" in saved[0][0][role] and exchanges:
+                first = rank // now[1] * before[1]
+                some = saved[first : first + before[1]] if before[0] == now[0] else saved
+                check_workers(state["workers"], [theirs[role]["workers"] for theirs, _ in some])
+    old = of_groups([vectors for _, vectors in saved], before[1])
+    for g, vectors in enumerate(of_groups([vectors for *_, vectors, _ in found], now[1])):
+        if now[0] == 1:
+            assert not vectors
+            continue
+        assert vectors.keys() == old[0].keys()
+        for key, values in vectors.items():
+            expected = old[g][key] if before[0] == now[0] else mean([theirs[key] for theirs in old])
+            torch.testing.assert_close(values, expected, msg=lambda told, key=key: f"{key}: {told}")
+
+
+def check_small(role: str, state: State, fresh: State, saved: list[State]) -> None:
+    assert state.get("same") == saved[0].get("same"), role
+    for name, value in state.get("mean", {}).items():
+        assert value == pytest.approx(sum(one["mean"][name] for one in saved) / len(saved), rel=1e-12)
+    assert state.get("own") == fresh.get("own"), role
+
+
+def check_workers(found: dict[str, dict[str, Tensor]], saved: list[dict[str, dict[str, Tensor]]]) -> None:
+    assert found.keys() == saved[0].keys()
+    for name, layers in found.items():
+        for layer, values in layers.items():
+            torch.testing.assert_close(values, mean([one[name][layer] for one in saved]))
+
+
+def mean(values: list[Tensor]) -> Tensor:
+    return torch.stack(values).double().mean(0).to(values[0].dtype)
+
+
+@pytest.mark.parametrize("now", [(4, 1), (1, 4), (2, 1)])
+def test_local_sgd_does_not_fall_back_to_bsp(run, tmp_path: Path, now: Any) -> None:
+    """The rate had fallen before the checkpoint: groups go on apart, on any shape."""
+
+    def apart(world: Transport) -> bool:
+        if world.rank == 0:
+            saved_by(2, 2, "post_local", tmp_path)
+        world.barrier()
+        training = trained(world, now[0], "post_local", seed=1)
+        load(training, tmp_path)
+        training.steps(1)
+        mine = torch.cat([p.detach().double().reshape(-1) for p in training.net.parameters()])
+        return any(not torch.equal(mine, theirs) for theirs in world.gather_objects(mine))
+
+    assert run(now[0] * now[1], apart) == [now[0] > 1] * (now[0] * now[1])
+
+
+def test_what_is_dropped_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def resumed(world: Transport, P: int, method: str) -> None:
+        load(trained(world, P, method), tmp_path / method)
+
+    for method in ("sgp", "selsync", "sasgd", "sparse local SGD", "hierarchical", "adacomm"):
+        saved_by(2, 2, method, tmp_path / method)
+    caplog.clear()
+    told = {}
+    for method, P in (("sgp", 4), ("selsync", 1), ("sasgd", 1), ("sparse local SGD", 4), ("hierarchical", 4)):
+        threads.run(4, resumed, P, method)
+        told[method] = [r.getMessage() for r in caplog.records if "start anew" in r.getMessage()]
+        caplog.clear()
+    assert told["sgp"] == ["on 4 × 1 ranks these start anew: weight, under_way of how"]
+    assert told["selsync"] == ["on 1 × 4 ranks these start anew: norms of when"]
+    assert told["sasgd"] == ["on 1 × 4 ranks these start anew: agreed of how.inner, sums of how.inner"]
+    assert len(told["sparse local SGD"]) == 1
+    assert "acc of exchange" in told["sparse local SGD"][0]
+    assert "stages, direction, achieved, last_miss of exchange.sparsifier" in told["sparse local SGD"][0]
+    assert told["hierarchical"] == []
+
+
+def test_one_ranks_state_elsewhere_is_what_is_the_same_everywhere(caplog: pytest.LogCaptureFixture) -> None:
+    """A script that saves `optimizer.state_dict()` of one rank: the rest is new, and that is said."""
+
+    def state(world: Transport) -> dict[str, Any]:
+        training = trained(world, 2, "diloco")
+        some_steps(training)
+        return training.optimizer.state_dict()
+
+    saved = threads.run(4, state)[0]
+
+    def loaded(world: Transport) -> bool:
+        training = trained(world, 4, "diloco", seed=1)
+        training.optimizer.load_state_dict(saved)
+        training.steps(EVERY)
+        return training.optimizer.t == SAVED + EVERY
+
+    assert all(threads.run(4, loaded))
+    assert any("how (chunks) start anew" in record.getMessage() for record in caplog.records)
