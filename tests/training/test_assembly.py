@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from hpcsgd.data import crop_and_flip
 from hpcsgd.errors import JobError
 from hpcsgd.exchanges import AllToAll, ReduceScatter
-from hpcsgd.graphs import Ring
+from hpcsgd.graphs import Exponential, Graph, PowersOfTwo, Ring
 from hpcsgd.methods import hierarchical
 from hpcsgd.methods.diloco import Outer
 from hpcsgd.methods.fedavg import PerEpoch
@@ -183,6 +183,22 @@ def switching(job_file: Path) -> Path:
 def test_a_method_and_then_another(switching: Path, words: str, steps: int) -> None:
     (made,) = on_ranks(switching, words, lambda parts: parts.optimizer.method)
     assert (made.how._turn.at, made.how._turn.then.how.graph) == (steps, Ring())
+
+
+@pytest.mark.parametrize(
+    ("given", "graph"),
+    [
+        ("", Exponential(1)),
+        ("peers = 2", Exponential(2)),
+        ('graph = "exponential"', Exponential(1)),
+        ('graph = { name = "powers_of_two", per_step = 2 }', PowersOfTwo(2)),
+    ],
+)
+def test_who_gossips_with_whom(job_file: Path, given: str, graph: Graph) -> None:
+    """Both readings of two peers have a name; the default one needs none."""
+    file = with_method(job_file, "gossip.toml", f'name = "sgp"\n{given}\n')
+    (made,) = on_ranks(file, "", lambda parts: parts.optimizer.method)
+    assert made.how.graph == graph
 
 
 @pytest.mark.parametrize(
