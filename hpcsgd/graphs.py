@@ -36,22 +36,46 @@ class Graph(Protocol):
 
 @dataclass(frozen=True)
 class Exponential:
-    """Directed: node i sends to i + 2^k (mod n), `per_step` of the distances 2^0 … 2^⌊log2(n−1)⌋ in each
-    step, in turn."""
+    """Directed: with p peers (`per_step`) node i sends to i + j·(p+1)^k (mod n), j = 1 … p, one k a step, in
+    turn.
+
+    With one peer these are the paper's distances 1, 2, 4, …, with more those of its authors' code. The mean
+    is exact after k + 1 steps where n = m·(p+1)^k with m ≤ p + 1. A node that two distances lead to counts
+    once, and none leads home: for some n the last k has fewer than p peers.
+    """
 
     per_step: int = 1
     symmetric = False
 
     def __post_init__(self) -> None:
-        if self.per_step < 1:
-            raise UserError(f"peers = {self.per_step}: a group sends to at least 1 other in every step")
+        _require_peers(self.per_step)
 
     def period(self, n: int) -> int:
-        hops = len(_hops(n))
+        return max(len(_powers(self.per_step + 1, n)), 1)
+
+    def peers(self, i: int, t: int, n: int) -> list[int]:
+        multiples = range(1, min(self.per_step, n - 1) + 1)  # from n on they come again
+        hops = _in_turn(_powers(self.per_step + 1, n), t, 1)
+        return _others(i, [i + j * hop for hop in hops for j in multiples], n)
+
+
+@dataclass(frozen=True)
+class PowersOfTwo:
+    """Directed: node i sends to i + 2^k (mod n), `per_step` of the distances 2^0 … 2^⌊log2(n−1)⌋ in each
+    step, in turn. With one it is `Exponential`; with two it needs more steps to the mean for most n."""
+
+    per_step: int = 1
+    symmetric = False
+
+    def __post_init__(self) -> None:
+        _require_peers(self.per_step)
+
+    def period(self, n: int) -> int:
+        hops = len(_powers(2, n))
         return hops // gcd(hops, self.per_step) if hops else 1
 
     def peers(self, i: int, t: int, n: int) -> list[int]:
-        return [(i + hop) % n for hop in _in_turn(_hops(n), t, self.per_step)]
+        return [(i + hop) % n for hop in _in_turn(_powers(2, n), t, self.per_step)]
 
 
 @dataclass(frozen=True)
@@ -61,10 +85,10 @@ class UndirectedExponential:
     symmetric = True
 
     def period(self, n: int) -> int:
-        return max(len(_hops(n)), 1)
+        return max(len(_powers(2, n)), 1)
 
     def peers(self, i: int, t: int, n: int) -> list[int]:
-        hops = _in_turn(_hops(n), t, 1)
+        hops = _in_turn(_powers(2, n), t, 1)
         return _others(i, [i + sign * hop for hop in hops for sign in (1, -1)], n)
 
 
@@ -147,9 +171,18 @@ def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
     return matrix
 
 
-def _hops(n: int) -> list[int]:
-    """2^0, 2^1, … up to the largest that is at most n − 1."""
-    return [1 << k for k in range((n - 1).bit_length())]
+def _require_peers(per_step: int) -> None:
+    if per_step < 1:
+        raise UserError(f"peers = {per_step}: a group sends to at least 1 other in every step")
+
+
+def _powers(base: int, n: int) -> list[int]:
+    """base^0, base^1, … up to the largest that is at most n − 1."""
+    powers, power = [], 1
+    while power < n:
+        powers.append(power)
+        power *= base
+    return powers
 
 
 def _bipartite_hops(n: int) -> list[int]:

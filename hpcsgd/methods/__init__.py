@@ -18,7 +18,14 @@ from hpcsgd.exchanges import (
     everyones,
     own,
 )
-from hpcsgd.graphs import BipartiteExponential, Complete, Exponential, Ring, UndirectedExponential
+from hpcsgd.graphs import (
+    BipartiteExponential,
+    Complete,
+    Exponential,
+    PowersOfTwo,
+    Ring,
+    UndirectedExponential,
+)
 from hpcsgd.methods.ad_psgd import ad_psgd
 from hpcsgd.methods.adacomm import adacomm
 from hpcsgd.methods.async_sgd import async_sgd
@@ -77,6 +84,7 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
 MADE: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "exchange": {"sparse": Sparse},
     "feedback": {"momentum_correction": MomentumCorrection},
+    "graph": {"powers_of_two": PowersOfTwo},
     "sparsifier": {
         "clt_k": CLTk,
         "deft": Deft,

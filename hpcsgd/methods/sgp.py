@@ -121,8 +121,13 @@ def sgp(
     graph: Graph | None = None,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
 ) -> Method:
-    """Push-sum gossip after every step, over the directed exponential graph with `peers` at a time (1), or
-    over another `graph`. A group sends `peers`·M/K elements a rank and step."""
+    """Push-sum gossip after every step, over the directed exponential graph with `peers` (p) at a time (1) or
+    over another `graph`. A group sends `peers`·M/K elements a rank and step.
+
+    The graph's base is p + 1, as in the authors' code: for most numbers of groups the mean takes fewer steps
+    than over p consecutive powers of two. For those say ``graph=PowersOfTwo(p)``, in a job file
+    ``graph = { name = "powers_of_two", per_step = 2 }``.
+    """
     return osgp(0, peers, graph, exchange)
 
 

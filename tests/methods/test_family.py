@@ -33,8 +33,10 @@ from hpcsgd.methods.sgp import PushSum
 from hpcsgd.schedules import Every
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport
+from local_methods import fed_averaging
 from methods.test_battery import OPTIMIZERS
 from references import (
+    alone,
     distributed,
     local_sgd,
     model,
@@ -73,8 +75,22 @@ def test_who_is_drawn(C: float, P: int, count: int) -> None:
         assert draws != [MeanOfSome(C, seed=2).drawn(t, P) for t in range(200)]
 
 
+@pytest.mark.parametrize("optimizer", ["SGD", "momentum", "AdamW"])
+@pytest.mark.parametrize(
+    ("P", "K", "C"),
+    [(2, 1, 0.5), (2, 2, 0.5), (4, 1, 0.6), (4, 2, 0.25), (3, 1, 0.5), (3, 2, 0.5), (5, 1, 0.3), (5, 2, 0.5)],
+)
+def test_all_take_the_mean_of_those_drawn(run, P: int, K: int, C: float, optimizer: str) -> None:
+    """⌈C·P⌉ of them, fewer than all, at every meeting others; each group goes on with its own moments."""
+    make, seed = OPTIMIZERS[optimizer], 3
+    method = lambda: fedavg(C, per_epoch=4, steps_per_epoch=STEPS, seed=seed)  # noqa: E731
+    ranks = run(P * K, lambda world: distributed(world, P, method(), make, STEPS))
+    meet = fed_averaging(P, C, lambda t: t % (STEPS // 4) == 0, seed)
+    same(ranks, alone(P, K, make, STEPS, meet), K)
+
+
 @pytest.mark.parametrize(("P", "K"), SHAPES)
-def test_all_take_the_mean_of_those_drawn(run, P: int, K: int) -> None:
+def test_all_leave_a_meeting_alike(run, P: int, K: int) -> None:
     """Apart before a meeting, bit for bit together after it; and the seed decides where to."""
 
     def models(world: Transport, seed: int) -> list[Tensor]:

@@ -15,6 +15,7 @@ from hpcsgd.graphs import (
     Complete,
     Exponential,
     Graph,
+    PowersOfTwo,
     Ring,
     UndirectedExponential,
     push_matrix,
@@ -34,6 +35,7 @@ SHAPES = [(2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2), (2, 4), (8, 1)]
 METHODS: dict[str, tuple[Callable[[], Method], Graph, Callable[[Graph, int, int], Tensor], int]] = {
     "SGP": (sgp, Exponential(), push_matrix, 0),
     "SGP with two peers": (lambda: sgp(peers=2), Exponential(2), push_matrix, 0),
+    "SGP with two powers of two": (lambda: sgp(graph=PowersOfTwo(2)), PowersOfTwo(2), push_matrix, 0),
     "SGP on a ring": (lambda: sgp(graph=Ring()), Ring(), push_matrix, 0),
     "1-OSGP": (lambda: osgp(1), Exponential(), push_matrix, 1),
     "3-OSGP with two peers": (lambda: osgp(3, peers=2), Exponential(2), push_matrix, 3),
@@ -98,7 +100,7 @@ def unequal_start(world: Transport, P: int, graph: Graph, steps: int) -> tuple[T
     return x / w, vector(net), w_after.item(), moved
 
 
-@pytest.mark.parametrize("graph", [Exponential(), Exponential(2), Ring()], ids=repr)
+@pytest.mark.parametrize("graph", [Exponential(), Exponential(2), PowersOfTwo(2), Ring()], ids=repr)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (3, 1), (4, 1), (3, 2), (4, 2), (7, 1)])
 def test_without_updates_all_reach_the_weighted_mean(run, graph: Graph, P: int, K: int) -> None:
     for expected, z, total, moved in run(P * K, lambda world: unequal_start(world, P, graph, 120)):
@@ -112,6 +114,15 @@ def test_exactly_after_log2_P_steps(run, P: int, K: int) -> None:
     for expected, z, _, _ in run(
         P * K, lambda world: unequal_start(world, P, Exponential(), P.bit_length() - 1)
     ):
+        torch.testing.assert_close(z, expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("P", "K", "steps"), [(3, 1, 1), (3, 2, 1), (6, 1, 2), (9, 1, 2)])
+def test_two_peers_have_the_mean_after_log3_P_steps(run, P: int, K: int, steps: int) -> None:
+    """Of unequal weights, too: groups that gave more count more."""
+    how = sgp(peers=2).how
+    assert isinstance(how, PushSum)
+    for expected, z, _, _ in run(P * K, lambda world: unequal_start(world, P, how.graph, steps)):
         torch.testing.assert_close(z, expected, rtol=0, atol=1e-13)
 
 
@@ -150,18 +161,20 @@ def test_a_slow_group_holds_up_the_others_only_after_so_many_steps(run, stalenes
     assert len(ahead) == staleness
 
 
-@pytest.mark.parametrize(("P", "K"), [(2, 1), (4, 2)])
-def test_bytes_of_a_step(run, P: int, K: int) -> None:
-    """A chunk and a weight to every peer."""
+@pytest.mark.parametrize(
+    ("P", "K", "peers"), [(2, 1, 1), (4, 2, 1), (2, 1, 2), (4, 1, 2), (4, 2, 2), (9, 1, 2)]
+)
+def test_bytes_of_a_step(run, P: int, K: int, peers: int) -> None:
+    """A chunk and a weight to every peer, of whom there are P − 1."""
 
     def recorded(world: Transport) -> tuple[float, int]:
         job = form(world, groups=P)
         net = nn.Linear(24, 16, bias=False)
-        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, sgp())
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, sgp(peers))
         before = world.ledger.totals()
         net(torch.ones(2, 24)).sum().backward()
         optimizer.step()
-        return world.ledger.since(before)["average"].bytes, 24 * 16 // K * 4 + 8
+        return world.ledger.since(before)["average"].bytes, min(peers, P - 1) * (24 * 16 // K * 4 + 8)
 
     for sent, expected in run(P * K, recorded):
         assert sent == expected

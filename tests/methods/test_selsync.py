@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -229,14 +230,55 @@ def test_a_rank_gathers_8_bytes_from_every_other(run) -> None:
     assert run(4, sent) == [STEPS * 3 * 8] * 4
 
 
-def test_smoothing_follows_the_number_of_groups(run) -> None:
-    """N/100, as in the paper."""
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (3, 2)])
+def test_smoothing_follows_the_number_of_groups(run, P: int, K: int) -> None:
+    """N/100 of the paper, whose workers are groups here: P/100, however many ranks a group has."""
 
     def deltas(world: Transport, smoothing: float | None) -> list[float]:
-        history = noted(world, 2, selsync(0.3, smoothing=smoothing), OPTIMIZERS["SGD"])
+        history = noted(world, P, selsync(0.3, smoothing=smoothing), OPTIMIZERS["SGD"])
         return [notes["delta"] for _, notes in history]
 
-    assert run(2, deltas, None) == run(2, deltas, 0.02) != run(2, deltas, 0.03)
+    ours = run(P * K, deltas, None)
+    assert ours == run(P * K, deltas, P / 100)
+    assert all(a != b for a, b in zip(ours, run(P * K, deltas, (P * K + 1) / 100), strict=True))
+    assert K == 1 or all(a != b for a, b in zip(ours, run(P * K, deltas, P * K / 100), strict=True))
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
+def test_a_resumed_run_votes_as_the_uninterrupted_one(run, P: int, K: int, by: str) -> None:
+    """Wherever it was saved: with its moving average, without which it would have no Δ, and meet."""
+
+    def history(world: Transport, saved_at: int) -> list[tuple[Tensor, dict[str, float]]]:
+        job = form(world, groups=P)
+
+        def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
+            net = model()
+            inner = OPTIMIZERS["momentum"](list(net.parameters()))
+            method = selsync(0.3, BY[by], WINDOW, SMOOTHING)
+            return net, hpcsgd.DistributedOptimizer(inner, net, job, method)
+
+        net, optimizer = new()
+        rows = []
+        for t in range(STEPS):
+            if t == saved_at:
+                weights, state = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+                for _ in range(2):  # the second time what was loaded is saved again, unused
+                    net, optimizer = new()
+                    net.load_state_dict(weights)
+                    optimizer.load_state_dict(state)
+                    state = copy.deepcopy(optimizer.state_dict())
+            rows.append((one_step(net, optimizer, job, t), dict(optimizer.notes)))
+        return rows
+
+    whole = run(P * K, history, STEPS)
+    for saved_at in range(1, STEPS):
+        for resumed, uninterrupted in zip(run(P * K, history, saved_at), whole, strict=True):
+            assert [notes for _, notes in resumed] == [notes for _, notes in uninterrupted]
+            assert all(torch.equal(a, b) for (a, _), (b, _) in zip(resumed, uninterrupted, strict=True))
+    met = [notes["met"] for _, notes in whole[0]]
+    assert met[0]
+    assert {*met[WINDOW:]} == {0.0, 1.0}  # a vote of none, too, is one that a lost average would change
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from hpcsgd.data import crop_and_flip
 from hpcsgd.errors import JobError
 from hpcsgd.exchanges import AllToAll, ReduceScatter
-from hpcsgd.graphs import Ring
+from hpcsgd.graphs import Exponential, Graph, PowersOfTwo, Ring
 from hpcsgd.methods import hierarchical
 from hpcsgd.methods.diloco import Outer
 from hpcsgd.methods.fedavg import PerEpoch
@@ -186,6 +186,22 @@ def test_a_method_and_then_another(switching: Path, words: str, steps: int) -> N
 
 
 @pytest.mark.parametrize(
+    ("given", "graph"),
+    [
+        ("", Exponential(1)),
+        ("peers = 2", Exponential(2)),
+        ('graph = "exponential"', Exponential(1)),
+        ('graph = { name = "powers_of_two", per_step = 2 }', PowersOfTwo(2)),
+    ],
+)
+def test_who_gossips_with_whom(job_file: Path, given: str, graph: Graph) -> None:
+    """Both readings of two peers have a name; the default one needs none."""
+    file = with_method(job_file, "gossip.toml", f'name = "sgp"\n{given}\n')
+    (made,) = on_ranks(file, "", lambda parts: parts.optimizer.method)
+    assert made.how.graph == graph
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ("--method.first.name bps", r"\[method\] first name: no 'bps'; did you mean 'bsp'"),
@@ -213,17 +229,33 @@ def test_the_batch_is_that_of_a_group(job_file: Path, n: int, P: int, batch: int
     assert on_ranks(job_file, "", counts, n=n, P=P) == [([batch] * (steps - 1) + [left], steps)] * n
 
 
-@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("root", 2.0)])
-def test_the_learning_rate_grows_with_the_groups(job_file: Path, rule: str, factor: float) -> None:
-    """And the warm-up begins at that of one group."""
+@pytest.mark.parametrize(
+    ("rule", "P", "K", "factor"),
+    [
+        ("none", 4, 1, 1.0),
+        ("linear", 4, 1, 4.0),
+        ("root", 4, 1, 2.0),
+        ("none", 2, 2, 1.0),
+        ("linear", 2, 2, 2.0),
+        ("root", 2, 2, 2**0.5),
+        ("linear", 3, 2, 3.0),
+        ("linear", 1, 4, 1.0),
+        ("root", 1, 4, 1.0),
+    ],
+)
+def test_the_learning_rate_grows_with_the_groups(
+    job_file: Path, rule: str, P: int, K: int, factor: float
+) -> None:
+    """Not with the ranks, K of which share a batch; and the warm-up begins at that of one group."""
     words = f"--schedule.scaling {rule} --schedule.warmup_epochs 3"
 
     def rates(parts: Assembly) -> tuple[float, float, int]:
         lr = parts.optimizer.param_groups[0]["lr"]
         return lr, lr * parts.warm_up.factor(), parts.warm_up.steps
 
-    for full, first, steps in on_ranks(job_file, words, rates, n=4, P=4):
-        assert (full, first, steps) == (pytest.approx(0.1 * factor), pytest.approx(0.1), 3)
+    per_epoch = -(-(TRAIN // (P * K)) // (16 // K))
+    for full, first, steps in on_ranks(job_file, words, rates, n=P * K, P=P):
+        assert (full, first, steps) == (pytest.approx(0.1 * factor), pytest.approx(0.1), 3 * per_epoch)
 
 
 def test_all_ranks_start_alike_and_then_take_their_own_chances(job_file: Path) -> None:

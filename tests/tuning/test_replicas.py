@@ -17,7 +17,9 @@ from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport, threads
 from hpcsgd.tuning.idle import Idle, InMemory, OnDisk, PinnedMemory
 from hpcsgd.tuning.replicas import DivergedError
+from ranks import LAUNCHED
 from training.launches import make_store
+from tuning import drawing
 
 EVERY, MEETINGS = 3, 5
 JOB = """
@@ -75,7 +77,7 @@ def real_distances(config: Config, world: Transport) -> list[float]:
     per_step = parts.steps_per_epoch
     distances: list[float] = []
     while len(distances) < MEETINGS:
-        for x, y in parts.loader:
+        for x, y in (parts.vary(*samples) for samples in parts.loader):
             parts.optimizer.zero_grad()
             cross_entropy(parts.model(x), y).backward()
             parts.optimizer.step()
@@ -95,24 +97,48 @@ def virtual_distances(config: Config, world: Transport, P: int, K: int) -> list[
     return distances
 
 
-def compare(world: Transport, folder: str) -> None:
-    """The real job on eight ranks; then its virtual groups on one, two and three of them."""
+def shaken(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x + torch.rand(x.shape, generator=generator)
+
+
+def noisy() -> nn.Module:
+    return nn.Sequential(steady(), nn.Dropout(0.3))
+
+
+def by_chance(config: Config, of: str) -> Config:
+    """With chance in what becomes of the samples, in the model, or in neither."""
+    if of == "transform":
+        return replace(config, data=replace(config.data, transform="tuning.test_replicas:shaken"))
+    if of == "dropout":
+        return replace(config, model=replace(config.model, build="tuning.test_replicas:noisy"))
+    return config
+
+
+def compared(world: Transport, folder: str, chance: str) -> list[list[float]]:
+    """The real job on eight ranks; then, where this one is a host, its virtual groups on one, two and three
+    of them."""
     if world.rank == 0:
         make_store(Path(folder) / "small.h5", train=97)
         a_config(Path(folder))
     world.barrier()
-    config = load(Path(folder) / "job.toml")
-    expected = real_distances(config, world)
-    assert min(expected) > 0
+    config = by_chance(load(Path(folder) / "job.toml"), chance)
+    found = [real_distances(config, world)]
     for hosts in (1, 2, 3):
         some = world.split(int(world.rank < hosts), world.rank)
         if world.rank < hosts:
-            assert virtual_distances(config, some, 4, 2) == pytest.approx(expected, rel=1e-6)
+            found.append(virtual_distances(config, some, 4, 2))
+    return found
 
 
 @pytest.mark.ranks
-def test_distances_are_those_of_the_real_job(run, tmp_path):
-    run(8, compare, str(tmp_path))
+@pytest.mark.parametrize("chance", ["none", "transform", "dropout"])
+def test_distances_are_those_of_the_real_job(run, tmp_path, chance):
+    """Also where a rank's chance takes part: virtual rank r has that of the real one."""
+    if chance == "dropout" and not LAUNCHED:
+        pytest.skip("threads share the chance of their process")
+    expected, *virtual = run(8, compared, str(tmp_path), chance)[0]
+    assert min(expected) > 0
+    assert virtual == [pytest.approx(expected, rel=1e-6)] * 3
 
 
 @pytest.fixture
@@ -123,13 +149,13 @@ def config(tmp_path: Path) -> Config:
 
 def test_the_host_makes_no_difference_to_chance(config: Config) -> None:
     """Dropout and augmentation of a virtual rank are its own, whoever trains before it."""
-    noisy = replace(config, model=replace(config.model, build="tuning.test_replicas:noisy"))
-    four = threads.run(1, lambda world: virtual_distances(noisy, world, 4, 1))[0]
-    again = threads.run(1, lambda world: virtual_distances(noisy, world, 4, 1))[0]
+    chancy = by_chance(config, "dropout")
+    four = threads.run(1, lambda world: virtual_distances(chancy, world, 4, 1))[0]
+    again = threads.run(1, lambda world: virtual_distances(chancy, world, 4, 1))[0]
     assert four == again
-    groups = threads.run(1, lambda world: virtual_groups(noisy, 4, 1, world))[0]
+    groups = threads.run(1, lambda world: virtual_groups(chancy, 4, 1, world))[0]
     groups.train(1)
-    backwards = threads.run(1, lambda world: virtual_groups(noisy, 4, 1, world))[0]
+    backwards = threads.run(1, lambda world: virtual_groups(chancy, 4, 1, world))[0]
     backwards.trainees = backwards.trainees[::-1]
     backwards.train(1)
     for one, other in zip(groups.trainees, backwards.trainees[::-1], strict=True):
@@ -137,8 +163,19 @@ def test_the_host_makes_no_difference_to_chance(config: Config) -> None:
             assert torch.equal(p, q)
 
 
-def noisy() -> nn.Module:
-    return nn.Sequential(steady(), nn.Dropout(0.3))
+def test_every_virtual_rank_has_a_chance_of_its_own(config: Config) -> None:
+    """Rank r begins with seed + 1 + r, as in a real run, and goes on where it was the step before."""
+    drawing.drawn.clear()
+    config = replace(
+        config,
+        data=replace(config.data, transform="tuning.drawing:transform"),
+        model=replace(config.model, build="tuning.drawing:model"),
+    )
+    groups = threads.run(1, lambda world: virtual_groups(config, 3, 2, world))[0]
+    groups.train(2)
+    ranks = [drawing.draws(config.seed + 1 + rank, 2) for rank in range(6)]
+    assert drawing.drawn == [ranks[2 * g + j][t] for g in range(3) for t in range(2) for j in range(2)]
+    assert len(set(drawing.drawn)) == 12
 
 
 def test_models_stay_apart_after_a_meeting(config: Config) -> None:
