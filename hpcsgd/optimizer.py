@@ -100,7 +100,8 @@ class DistributedOptimizer(optim.Optimizer):
 
     @property
     def notes(self) -> dict[str, float]:
-        """What the method reported of the last step, such as the `distance` of a meeting."""
+        """What the method reported of the last step, such as the `distance` of a meeting; `shared` where
+        groups exchanged something else."""
         return self._notes
 
     def accumulate(self, passes: int) -> None:
@@ -147,9 +148,12 @@ class DistributedOptimizer(optim.Optimizer):
         self._stepping = True
         self.local.step()
         self._stepping = False
-        met = (s.job.P > 1 or s.job.meetings is not None) and self.method.when(s)
-        if met:
+        shared = self._exchange.across
+        if (s.job.P > 1 or s.job.meetings is not None) and self.method.when(s):
+            shared = True
             self._meet()
+        if shared and s.job.P > 1 and "distance" not in s.notes:
+            s.notes["shared"] = 1.0
         if self._exchange.shards:
             with phase("parameters"):
                 gather_chunks(s)

@@ -157,6 +157,11 @@ class Exchange(Protocol):
         """True: `b.g_own` is the result and each position updates its own chunk. False: `b.g` is."""
         ...
 
+    @property
+    def across(self) -> bool:
+        """Whether it brings the gradients of all groups together, and not only those of one."""
+        ...
+
     def idle(self, job: Job) -> bool:
         """Whether there is nothing to do in this job, so that gradients stay where autograd put them."""
         ...

@@ -32,6 +32,7 @@ class Watched:
     backward_over: list[bool] = field(default_factory=lambda: [False])
     seen: list[tuple[int, bool]] = field(default_factory=list)
     shards = False
+    across = False
 
     def idle(self, job: Job) -> bool:
         return False

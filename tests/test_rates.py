@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -92,12 +91,15 @@ def test_sasgd_meets_at_the_rate_of_the_step(run, P: int, K: int, around: str) -
     same(run(P * K, trained), accumulating(P, 3, RATES, gradients_of(K)), K)
 
 
-def when_it_has_to(asked: list[float]) -> Callable[[Step], bool]:
-    def when(s: Step) -> bool:
-        asked.append(s.lr)
-        return False
+@dataclass
+class Never:
+    """Notes the rate of each step."""
 
-    return when
+    asked: list[float]
+
+    def __call__(self, s: Step) -> bool:
+        self.asked.append(s.lr)
+        return False
 
 
 @dataclass
@@ -106,6 +108,7 @@ class Noting:
 
     seen: list[tuple[int, float]]
     shards = True
+    across = False
 
     def idle(self, job: Job) -> bool:
         return AllToAll().idle(job)
@@ -120,7 +123,7 @@ def test_schedules_and_exchanges_see_it(run, around: str) -> None:
     def seen(world: Transport) -> tuple[list[float], list[tuple[int, float]], list[float]]:
         asked: list[float] = []
         exchange = Noting([])
-        method = Method(exchange, when_it_has_to(asked), sasgd(3).how)
+        method = Method(exchange, Never(asked), sasgd(3).how)
         net, wrapped = warmed_up(world, 2, method, around)
         due = []
         for t in range(STEPS):

@@ -20,6 +20,7 @@ class AllToAll:
     """g_own = mean over i of ∇_i[chunk j]: an all-to-all, then a local mean in rank order. (K−1)/K·M sent."""
 
     shards = True
+    across = False
 
     def across_groups(self) -> Exchange:
         return AcrossGroups(self)
@@ -41,6 +42,7 @@ class ReduceScatter:
     """The same by the library's reduce-scatter, with room for one chunk instead of K. (K−1)/K·M sent."""
 
     shards = True
+    across = False
 
     def across_groups(self) -> Exchange:
         return AcrossGroups(self)
@@ -62,6 +64,7 @@ class AllReduce:
     """g = mean of the K gradients on every position, each of which updates all of w. 2·(K−1)/K·M sent."""
 
     shards = False
+    across = False
 
     def across_groups(self) -> Exchange:
         return AcrossGroups(self)
@@ -83,6 +86,7 @@ class AcrossGroups:
     """
 
     inner: Exchange
+    across = True
 
     @property
     def shards(self) -> bool:
@@ -106,6 +110,10 @@ class Gathered:
 
     inner: Exchange
     shards = False
+
+    @property
+    def across(self) -> bool:
+        return self.inner.across
 
     def idle(self, job: Job) -> bool:
         return self.inner.idle(job)

@@ -76,7 +76,7 @@ class Sparse:
         self.combine, self.feedback, self.indices = combine, feedback, indices
         self.t = 0
         """Exchanges so far; the step's own count may change while an exchange runs."""
-        self._everywhere = False
+        self.across = False
         self._residual: Residual | None = None
         self._saved: dict[str, dict[str, Tensor]] = {}
         self._norms: list[Tensor] = []
@@ -84,7 +84,7 @@ class Sparse:
     def across_groups(self) -> Sparse:
         """The workers are all ranks of the job, not those of one group."""
         made = Sparse(self.sparsifier, self.combine, self.feedback, self.indices)
-        made._everywhere = True
+        made.across = True
         return made
 
     def idle(self, job: Job) -> bool:
@@ -115,7 +115,7 @@ class Sparse:
             self._residual.load_state_dict(self._saved)
 
     def _workers(self, job: Job) -> Transport:
-        return job.world if self._everywhere else job.group
+        return job.world if self.across else job.group
 
     def _begin(self, s: Step) -> Residual:
         self.feedback.require_fitting(s.moments.optimizer)

@@ -43,6 +43,10 @@ class TheirExchange:
         self._turn = turn
         self.shards = turn.first.exchange.shards
 
+    @property
+    def across(self) -> bool:
+        return self._turn.method.exchange.across
+
     def idle(self, job: Job) -> bool:
         return self._turn.first.exchange.idle(job) and self._turn.then.exchange.idle(job)
 

@@ -53,6 +53,7 @@ class Loop(ABC):
         self._lr = 0.0  # of the last update
         self._epoch_sums = torch.zeros(3, dtype=torch.float64)  # loss · samples, samples, seconds
         self._saved_at = (-1, -1)  # step, epoch
+        self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
         self._pass_size: int | None = None  # samples of a pass, where not all of a batch
         self._meter = Meter(parts.optimizer.job, aside)
         self._readings: deque[tuple[Tree, Work]] = deque()  # under way: when they were taken, what they say
@@ -131,6 +132,7 @@ class Loop(ABC):
 
     def _note(self, notes: Mapping[str, float]) -> None:
         """What the method said of this step."""
+        self._shared += "shared" in notes
         if self.metrics is not None and "delta" in notes:
             self.metrics.selection(step=self._parts.optimizer.t, **noted(notes, "delta", "vote", "met"))
         if self.metrics is not None and "density" in notes:
@@ -205,7 +207,13 @@ class Loop(ABC):
         self._tell_readings(all_of_them=True)
 
     def _begin_reading(self) -> None:
-        now = {"step": self._parts.optimizer.t, "epoch": self._epoch + 1, "lr": self._lr}
+        now = {
+            "step": self._parts.optimizer.t,
+            "epoch": self._epoch + 1,
+            "lr": self._lr,
+            "shared": self._shared,
+        }
+        self._shared = 0
         self._readings.append((now, self._meter.read()))
 
     def _tell_readings(self, *, all_of_them: bool = False) -> None:
@@ -231,6 +239,7 @@ class Loop(ABC):
                 counts=reading.counts,
             )
         if taken["step"] % self._config.log_every == 0:
+            told.pop("shared")
             self._progress.step(**told, samples_per_s=reading.samples_per_s)
 
     def _save(self) -> None:

@@ -7,6 +7,7 @@ kind            fields beside ``kind`` and ``step``
                 Samples, seconds and bytes are those since the previous ``step`` record: sums are the run's.
                 Where groups send each other messages: link_bytes, of rank 0 to each group. Where they do
                 not wait for each other: staleness and ahead, how often which number of updates or steps.
+                Where groups exchange without a meeting: shared, the number of such steps.
                 Written once all ranks have made the step, so it may follow records of later ones
 ``meeting``     distance: D of eq. 9, how far the groups were apart when they met; of AdaComm also interval:
                 after how many steps they did
@@ -73,13 +74,15 @@ class Metrics:
         phase_bytes: Mapping[str, float],
         link_bytes: Mapping[int, float],
         counts: Mapping[str, Mapping[int, int]],
+        shared: int = 0,
     ) -> None:
-        """Samples, seconds, bytes and counts are those since the last ``step`` record; samples and counts
-        are all ranks'. Empty links and counts are left out."""
+        """Samples, seconds, bytes, counts and ``shared`` are those since the last ``step`` record; samples
+        and counts are all ranks'. What is empty or zero is left out."""
         speed = {"samples": samples, "samples_per_s": samples_per_s}
         phases = {"phase_seconds": dict(phase_seconds), "phase_bytes": dict(phase_bytes)}
         links = {"link_bytes": dict(link_bytes)} if link_bytes else {}
-        self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases, **links, **counts)
+        more = {**links, **counts, **({"shared": shared} if shared else {})}
+        self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases, **more)
 
     def meeting(self, *, step: int, distance: float, **interval: float) -> None:
         """The groups met after ``step``; ``distance`` is D of eq. 9; the ``interval``, where it changes."""

@@ -93,11 +93,12 @@ def _merits(evaluations: Sequence[Record]) -> tuple[Summary, int | None]:
 
 
 def lssr(records: Iterable[Record], steps: int) -> float | None:
-    """The part of all steps in which groups did not meet (LSSR, eq. 4 of the SelSync paper); None where it
-    was not recorded that they ever did."""
-    chosen = [record["met"] for record in of_kind(records, "selection")]
-    met = sum(chosen) if chosen else len(of_kind(records, "meeting"))
-    return 1 - met / steps if chosen or met else None
+    """The part of all steps that groups made alone (LSSR, eq. 4 of the SelSync paper): they neither met nor
+    exchanged anything else. None where it was not recorded that they ever did."""
+    records = list(records)
+    met = {record["step"] for record in of_kind(records, "meeting")}
+    together = len(met) + sum(record.get("shared", 0) for record in of_kind(records, "step"))
+    return 1 - together / steps if together or of_kind(records, "selection") else None
 
 
 def _mean_of(records: Iterable[Record], key: str) -> float | None:
@@ -130,7 +131,7 @@ def summary_text(numbers: Summary) -> str:
     if numbers["median_distance"] is not None:
         met = f"{numbers['meetings']:,} times, median distance {numbers['median_distance']:.3g}"
         lines.append(f"groups    met {met}; {numbers['lssr']:.1%} of the steps alone")
-    elif numbers["lssr"] is not None:
+    elif numbers["lssr"]:
         lines.append(f"groups    shared gradients, but for {numbers['lssr']:.1%} of the steps")
     elif numbers["distance"]:
         lines.append(f"groups    at distance {numbers['distance']:.3g} from their mean at the last test")

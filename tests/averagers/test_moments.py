@@ -81,8 +81,8 @@ class Two(nn.Module):
 
     def forward(self, t: int, g: int) -> Tensor:
         x = torch.linspace(-1, 1, 5, dtype=torch.float64) + t + g
-        used = (self.shared * x[:3]).sum().sin()
-        return used + (self.odd * x).sum().cos() if g % 2 else used
+        used = (self.get_parameter("shared") * x[:3]).sum().sin()
+        return used + (self.get_parameter("odd") * x).sum().cos() if g % 2 else used
 
 
 ADAPTIVE: dict[str, MakeOptimizer] = {
@@ -133,7 +133,7 @@ def test_groups_that_used_other_parts_average_alike(run, name: str, P: int) -> N
             optimizer.step()
         return [p.detach().clone() for p in net.parameters()]
 
-    nets = [Two() for _ in range(P)]
+    nets: list[nn.Module] = [Two() for _ in range(P)]
     optimizers = [ADAPTIVE[name](list(net.parameters())) for net in nets]
     for t in range(6):
         for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
@@ -192,7 +192,8 @@ def test_reset_is_the_state_of_a_new_optimizer(run, name: str, K: int) -> None:
                 p.grad = None
             (anew(t, 0) + anew(t, 1)).backward()
             if K > 1:
-                anew.idle.grad = torch.zeros_like(anew.idle)
+                idle = anew.get_parameter("idle")
+                idle.grad = torch.zeros_like(idle)
             plain.step()
         return [p.detach() for p in net.parameters()], [p.detach() for p in anew.parameters()]
 

@@ -107,7 +107,8 @@ def test_a_state_of_other_methods_is_refused(run) -> None:
         second.load_state_dict(first.state_dict())
 
     with pytest.raises(
-        UserError, match="state of another method: it is of how, how.then.how, and this one needs that of how"
+        UserError,
+        match=r"state of another method: it is of how, how\.then\.how, and this one needs",
     ):
         run(2, loaded)
 

@@ -95,9 +95,11 @@ def test_steps_that_were_chosen() -> None:
         {"kind": "selection", "step": n, "delta": 0.1, "vote": 0.0, "met": float(n == 1)}
         for n in (1, 2, 3, 4)
     ]
-    assert lssr(chosen, 4) == 0.75
+    assert lssr(chosen, 4) == 1.0
     assert lssr(GOSSIP, 20) is None
-    numbers = summary([*chosen, step(4, 100, 50.0)])
+    shared = {**step(4, 100, 50.0), "shared": 1}
+    assert lssr([*chosen, shared], 4) == 0.75
+    numbers = summary([*chosen, shared])
     assert "groups    shared gradients, but for 75.0% of the steps" in summary_text(numbers).splitlines()
 
 
