@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from hpcsgd.natural_gradient import NaturalGradient
     from hpcsgd.optimizer import DistributedOptimizer
+    from hpcsgd.scaling import GradScaler
     from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, SIDCo, TopK
     from hpcsgd.topology import Job, init
     from hpcsgd.tuning.own import probe
@@ -58,6 +59,7 @@ _HOMES = {
     "Deft": "sparsifiers",
     "Dirichlet": "data",
     "DistributedOptimizer": "optimizer",
+    "GradScaler": "scaling",
     "HardThreshold": "sparsifiers",
     "Injected": "data",
     "InjectedBatches": "data",
@@ -105,6 +107,7 @@ __all__ = [
     "Deft",
     "Dirichlet",
     "DistributedOptimizer",
+    "GradScaler",
     "HardThreshold",
     "Injected",
     "InjectedBatches",

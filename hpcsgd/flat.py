@@ -100,6 +100,11 @@ class Bucket:
         return self._g
 
     @property
+    def gradients(self) -> Tensor:
+        """`g` without the padding."""
+        return self.g[: self.slots[-1].stop]
+
+    @property
     def parameters(self) -> Tensor:
         """`w` without the padding: the same on groups of any K."""
         return self.w[: self.slots[-1].stop]
@@ -107,6 +112,12 @@ class Bucket:
     @property
     def g_own(self) -> Tensor:
         return self.g.view(self._K, -1)[self._j]
+
+    @property
+    def gradients_own(self) -> Tensor:
+        """`g_own` without the padding, which has to stay zero whatever becomes of gradients."""
+        last = self.pieces[-1] if self.pieces else None
+        return self.g_own[: last.offset + last.stop - last.start if last else 0]
 
     def gather(self) -> None:
         """Make every parameter's gradient a view of `g`; a missing one counts as zero."""

@@ -16,7 +16,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
 from hpcsgd.flat import Bucket, flatten
 from hpcsgd.lr import rates_in_force
-from hpcsgd.norm import norm
+from hpcsgd.norm import total_norm
 from hpcsgd.sharding import ShardedOptimizer, is_elementwise
 from hpcsgd.step import Method, State, Step, alike_everywhere
 from hpcsgd.topology import Job
@@ -84,6 +84,8 @@ class DistributedOptimizer(optim.Optimizer):
             )
         self._step.exchanged = self._courier is not None
         self._notes: dict[str, float] = {}
+        self.scaled = False
+        """Whether an `hpcsgd.GradScaler` sees to it that ranks skip the same steps."""
         self._stepping = False
         self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
@@ -190,21 +192,30 @@ class DistributedOptimizer(optim.Optimizer):
         if self._courier is None:
             return nn.utils.clip_grad_norm_([p for _, p in self.trained], max_norm, norm_type)
         self._courier.finish()
-        gradients = [b.g_own if self._exchange.shards else b.g for b in s.buckets]
-        norms = [norm(g, norm_type) for g in gradients]
-        total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        if self._exchange.shards and s.job.K > 1:
-            with phase("clipping"):
-                if norm_type == float("inf"):
-                    s.job.group.allreduce(total, "max").wait()
-                else:
-                    powered = total.pow(norm_type)
-                    s.job.group.allreduce(powered).wait()
-                    total = powered.pow(1 / norm_type)
+        gradients = [b.gradients_own if self._exchange.shards else b.gradients for b in s.buckets]
+        divided = self._exchange.shards and s.job.K > 1
+        with phase("clipping"):
+            total = total_norm(gradients, norm_type, s.job.group if divided else None)
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0).item()
         for g in gradients:
             g.mul_(scale)
         return total
+
+    def finish_exchange(self) -> None:
+        """Leave the exchanged gradients in `grad` of what the optimizer updates; collective."""
+        if self._courier is not None:
+            self._courier.finish()
+        self.local.take_gradients()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """torch's GradScaler asks for it before it looks at gradients."""
+        if not self.scaled:
+            raise UserError(
+                "torch's GradScaler would skip other steps on each rank: use hpcsgd.GradScaler in its place, "
+                "with the same arguments"
+            )
+        return False
 
     def averaged(self) -> contextlib.AbstractContextManager[float]:
         """The mean model of all groups, or a server's, for the length of a block, for evaluating or saving

@@ -81,9 +81,13 @@ class ShardedOptimizer:
 
     def step(self) -> None:
         """One update from the gradients that the exchange left."""
+        self.take_gradients()
+        self.optimizer.step()
+
+    def take_gradients(self) -> None:
+        """Find them."""
         for held in self.held:
             held.take_gradient()
-        self.optimizer.step()
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Every state tensor by name, in the order of `held`, whether or not there was a gradient for it."""
