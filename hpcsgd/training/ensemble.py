@@ -135,6 +135,7 @@ class EnsembleLoop(Loop):
         if meetings.island in meetings.units:
             self._use(meetings.units[meetings.island])
         self._computed, self._steps = 0.0, 0
+        meetings.pace = 0.0  # that of before was of other units
         epochs_left = self._config.epochs - place.epoch
         self._progress.expect(dealt.t + epochs_left * self._steps_per_epoch)
         self._meter.pause()
