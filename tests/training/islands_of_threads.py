@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import Checkpoints, restore
+from hpcsgd.islands.chronicle import Event
 from hpcsgd.islands.coordinator import Coordinator
 from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.topology import Job, form
@@ -71,6 +74,21 @@ class Paced(Meetings):
         super().mean(w, t)
 
 
+class Clock:
+    """In place of the module `time`: each thread has a time of its own, which passes where a test says so."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
+    def perf_counter(self) -> float:
+        return getattr(self._thread, "seconds", 0.0)
+
+    def wait(self, seconds: float) -> None:
+        self._thread.seconds = self.perf_counter() + seconds
+
+
 @dataclass
 class Life:
     """What a rank of an island went through: samples by epoch, its model at the end, how it ended."""
@@ -108,7 +126,7 @@ class World:
 
         def rank(group: Transport) -> Life:
             where = island, group, self.at.address, TOKEN, "127.0.0.1"
-            limits = {"islands": islands, "silence": SILENCE, "timeout": 20}
+            limits = {"islands": islands, "silence": SILENCE, "timeout": 60}
             meetings = Meetings(*where, **limits) if work is None else Paced(work, *where, **limits)
             with ExitStack() as left:
                 left.callback(meetings.close)
@@ -161,6 +179,16 @@ def watch(parts: Assembly, life: Life, before_step: Callable[[int], None]) -> No
         return fetch(rows)
 
     parts.loader.dataset.__getitems__ = fetched  # pyright: ignore[reportAttributeAccessIssue]
+
+
+DECIDING = ("event", "island", "why", "generation", "rounds", "members", "newcomers", "counted", "t", "epoch")
+
+
+def course(events: Sequence[Event]) -> list[Event]:
+    """What decides on what is trained: who is lost, who is in each generation and counts in each round."""
+    return [
+        {key: event[key] for key in DECIDING if key in event} for event in events if event["event"] != "units"
+    ]
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
