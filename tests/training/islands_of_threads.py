@@ -22,6 +22,7 @@ from hpcsgd.topology import Job, form
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import load
 from hpcsgd.training.ensemble import EnsembleLoop
+from hpcsgd.training.metrics import Metrics, Record, read
 from hpcsgd.transport import Transport, threads
 from islands.conftest import SILENCE, TOKEN
 
@@ -98,6 +99,8 @@ class Life:
     model: dict[str, Tensor] = field(default_factory=dict)
     reason: str | None = None
     over: bool = False
+    records: list[Record] = field(default_factory=list)
+    """Of all lives up to now that saved in this folder."""
 
 
 @dataclass
@@ -146,6 +149,7 @@ class World:
         stops_at: int | None,
         prepare: Callable[[Assembly], None],
     ) -> Life:
+        assert job.meetings is not None
         config = load(self.job_file, [*WORDS, *self.words])
         parts = assemble(config, job, "job.toml")
         parts.transform = lambda x, _: x
@@ -157,6 +161,15 @@ class World:
         if (saved := checkpoints.newest()) is not None:
             shared, _ = restore(saved, parts.optimizer)
             loop.take_up(shared, None)
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"metrics-{job.meetings.island}-{job.rank}.jsonl"
+        with Metrics(path, resumed_step=parts.optimizer.t) as loop.metrics:
+            self._live(loop, job, life)
+        life.records = read(path)
+        life.model = {name: value.clone() for name, value in parts.model.state_dict().items()}
+        return life
+
+    def _live(self, loop: EnsembleLoop, job: Job, life: Life) -> None:
         try:
             life.reason = loop.train()
             if life.reason is None:
@@ -164,8 +177,6 @@ class World:
                 job.meetings.finish()
         except Over:
             life.over = True
-        life.model = {name: value.clone() for name, value in parts.model.state_dict().items()}
-        return life
 
 
 def watch(parts: Assembly, life: Life, before_step: Callable[[int], None]) -> None:

@@ -25,6 +25,7 @@ from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import load
 from hpcsgd.training.ensemble import Moved
 from hpcsgd.training.loop import WorldLoop
+from hpcsgd.training.report import of_kind, summary
 from hpcsgd.transport import Transport, threads
 from islands.conftest import Desk, desk, wait_for
 from training.islands_of_threads import (
@@ -190,8 +191,25 @@ def test_all_stop_where_one_has_to_and_go_on_later(
     with desk.coordinator(1) as at:
         again = World(at, job_file, tmp_path / "checkpoints", schedule)
         (rest,) = again.live(0, 1, ranks=1)
+    assert met_after(rest) == list(range(3, 55, 3)), "the one that it begins with was recorded before"
     assert sorted(one.seen[1] + other.seen[1] + rest.seen[1]) == list(range(TRAIN))
     assert sorted(rest.seen[2]) == list(range(TRAIN))
+
+
+def test_meetings_at_the_ends_of_epochs_are_recorded(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    """Of 12 steps each; in the second one they meet by schedule, too."""
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", ["--method.every", "8"])
+        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
+    for life in (one, other):
+        assert met_after(life) == [8, 12, 16, 24, 32, 36]
+        numbers = summary(life.records)
+        assert (numbers["meetings"], numbers["lssr"]) == (6, 1 - 6 / 36)
+
+
+def met_after(life: Life) -> list[int]:
+    """Steps."""
+    return [record["step"] for record in of_kind(life.records, "meeting")]
 
 
 def test_islands_meet_by_ensemble_alone() -> None:
