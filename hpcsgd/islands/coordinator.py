@@ -142,7 +142,9 @@ class Coordinator:
         if guest in self._guests:
             self._guests.remove(guest)
             over = self.register.phase is Phase.FINISHED or self.register.leaving
-            if not over and guest not in self._moving:
+            if self._watch.just_woke():  # it gave up on this coordinator, and will be back as to a new one
+                self._since = self._watch.look()
+            elif not over and guest not in self._moving:
                 self._lose(guest.island, Loss.DIED, "its connection broke")
             self._moving.discard(guest)
 

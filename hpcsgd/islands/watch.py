@@ -20,10 +20,18 @@ class Watch:
     def __init__(self, longest: float) -> None:
         self._longest = longest
         self._looked, self._seconds = time.monotonic(), 0.0
+        self._woke = -longest
 
     def look(self) -> float:
         """Seconds of listening up to now."""
         now = time.monotonic()
-        self._seconds += min(now - self._looked, self._longest)
+        slept = now - self._looked
+        self._seconds += min(slept, self._longest)
         self._looked = now
+        if slept > 2 * self._longest:
+            self._woke = self._seconds
         return self._seconds
+
+    def just_woke(self) -> bool:
+        """Whether others may have given up on whoever listens, but a moment ago."""
+        return self.look() - self._woke < self._longest

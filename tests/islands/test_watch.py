@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcsgd.islands.handshake import introduce, welcome
-from hpcsgd.islands.register import Register
+from hpcsgd.islands.register import Phase, Register
 from hpcsgd.islands.seat import Seat
 from hpcsgd.islands.watch import Watch
 from islands.conftest import TOKEN, Desk, wait_for
@@ -56,11 +56,11 @@ def test_what_was_slept_through_counts_little(clock: Clock) -> None:
 class Guest:
     """A seat that says what the test says, and nothing by itself."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, island: int = 0) -> None:
         host, port = address.rsplit(":", 1)
         self.connection = socket.create_connection((host, int(port)), 60)
         introduce(self.connection, TOKEN)
-        self.say(HELLO)
+        self.say({**HELLO, "island": island})
         self._lines = self.connection.makefile("r")
         self.hear("register")
 
@@ -86,6 +86,27 @@ def test_a_coordinator_that_was_held_up_loses_nobody(desk: Desk, clock: Clock) -
             assert guest.hear("beat")
         guest.close()
     assert "nothing was heard" not in str(desk.events())
+
+
+def test_who_gave_up_on_a_coordinator_that_was_held_up_may_come_back(desk: Desk, clock: Clock) -> None:
+    with desk.coordinator(2, silence=SILENCE) as at:
+        guests = [Guest(at.address, island) for island in (0, 1)]
+        for guest in guests:
+            guest.say({"do": "come", "address": "nowhere:1", "rounds": 0})
+        wait_for(lambda: at.register.phase is Phase.RUN, 60)
+        clock.now += 1000
+        for guest in guests:
+            guest.close()
+        wait_for(lambda: not at._guests, 60)
+        back = Guest(at.address, 0)
+        for _ in range(10):
+            clock.move(SILENCE / 5)
+            back.say({"do": "beat"})
+            assert back.hear("beat")
+        back.close()
+        wait_for(lambda: not at._guests, 60)
+    lost = [(event["island"], event["why"]) for event in desk.events() if event["event"] == "lost"]
+    assert lost == [(1, "it did not come back"), (0, "its connection broke")]
 
 
 def test_only_who_is_silent_is_lost(desk: Desk, clock: Clock) -> None:
