@@ -212,8 +212,7 @@ class DistributedOptimizer(optim.Optimizer):
         """torch's GradScaler asks for it before it looks at gradients."""
         if not self.scaled:
             raise UserError(
-                "torch's GradScaler would skip other steps on each rank: use hpcsgd.GradScaler in its place, "
-                "with the same arguments"
+                "torch's GradScaler would skip other steps on each rank: use hpcsgd.GradScaler in its place"
             )
         return False
 

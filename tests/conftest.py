@@ -8,6 +8,9 @@ same results and raise the same exception, and rank 0 alone prints.
 from __future__ import annotations
 
 import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # of a rank: here, where it is read below, and in all that tests start
+
 import threading
 from collections.abc import Callable
 from pathlib import Path

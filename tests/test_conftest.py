@@ -80,6 +80,48 @@ def test_an_error_that_cannot_be_pickled_still_tells_what_it_said():
     assert ranks.portable(plain) is plain
 
 
+ONE_THREAD = """
+import subprocess, sys
+from threadpoolctl import threadpool_info
+
+SHOW = "import torch, threadpoolctl as t; print({pool['num_threads'] for pool in t.threadpool_info()})"
+
+def test_it():
+    assert {pool["num_threads"] for pool in threadpool_info()} == {1}
+    assert subprocess.run([sys.executable, "-c", SHOW], capture_output=True, text=True).stdout == "{1}\\n"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one core has one thread anyway")
+def test_a_rank_has_one_thread_whoever_starts_pytest(tmp_path):
+    """Also in torch's and numpy's own libraries, and in what a test starts."""
+    pytest.importorskip("threadpoolctl")
+    (tmp_path / "test_it.py").write_text(ONE_THREAD)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "conftest",
+            "-p",
+            "no:cacheprovider",
+            "--rootdir",
+            tmp_path,
+            tmp_path,
+        ],
+        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        | {"PYTHONPATH": str(TESTS)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
 ENDINGS = {
     "one rank fails while the other waits for it": (
         "run(2, lambda world: 1 / 0 if world.rank == 1 else world.barrier())",

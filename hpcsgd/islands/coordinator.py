@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,13 +23,9 @@ from hpcsgd.islands.allotment import Allotment, Paces
 from hpcsgd.islands.chronicle import Chronicle, Loss
 from hpcsgd.islands.handshake import CHALLENGE, GREETING, PROOF, challenge, proof, require
 from hpcsgd.islands.register import Ballot, Membership, Phase, Place, Register
+from hpcsgd.islands.watch import Watch, beat
 
 log = logging.getLogger(__name__)
-
-
-def beat(silence: float) -> float:
-    """Seconds between two signs of life, where so many without one mean death."""
-    return min(1.0, silence / 4)
 
 
 @dataclass(eq=False)
@@ -79,7 +74,8 @@ class Coordinator:
         self._journal, self._chronicle = journal, chronicle
         self._guests: set[Guest] = set()
         self._told = saved
-        self._since = time.monotonic()
+        self._watch = Watch(beat(silence))
+        self._since = self._watch.look()
         """When this phase began, or a member that counts arrived."""
         self._arrived: set[tuple[int, int]] = set()
         self._quarrels: Counter[frozenset[int]] = Counter()
@@ -112,7 +108,7 @@ class Coordinator:
             guest = await asyncio.wait_for(self._greet(reader, writer), GREETING)
             self._seat(guest)
             while line := await reader.readline():
-                guest.heard = time.monotonic()
+                guest.heard = self._watch.look()
                 self._hear(guest, json.loads(line))
         except (OSError, EOFError, TimeoutError, ValueError, KeyError, TypeError) as error:
             log.debug("a connection ended: %r", error)
@@ -131,7 +127,7 @@ class Coordinator:
         writer.write(proof(self._token, "host", host, guest))
         hello = json.loads(await reader.readline())
         return Guest(
-            hello["island"], hello["rank"], hello["ranks"], hello["life"], writer, heard=time.monotonic()
+            hello["island"], hello["rank"], hello["ranks"], hello["life"], writer, heard=self._watch.look()
         )
 
     def _seat(self, guest: Guest) -> None:
@@ -146,7 +142,9 @@ class Coordinator:
         if guest in self._guests:
             self._guests.remove(guest)
             over = self.register.phase is Phase.FINISHED or self.register.leaving
-            if not over and guest not in self._moving:
+            if self._watch.just_woke():  # it gave up on this coordinator, and will be back as to a new one
+                self._since = self._watch.look()
+            elif not over and guest not in self._moving:
                 self._lose(guest.island, Loss.DIED, "its connection broke")
             self._moving.discard(guest)
 
@@ -191,7 +189,7 @@ class Coordinator:
         """The waiting begins with the first that has trained; who looks on is always early."""
         now = self.register
         if guest.island in now.counting and not any(i in now.counting for i, _ in self._arrived):
-            self._since = time.monotonic()
+            self._since = self._watch.look()
         self._arrived.add((guest.island, guest.rank))
         if self._arrived == now.seats:
             self._tell_all({"all_arrived": [now.generation, now.rounds]})
@@ -242,7 +240,7 @@ class Coordinator:
         if self._journal is not None:
             overwrite(self._journal, json.dumps(now.to_json()))  # at each round: the disk may take its time
         self._told = now
-        self._since = time.monotonic()
+        self._since = self._watch.look()
         self._arrived.clear()
         self._tell_all({"register": now.to_json()})
         self._note(before, now)
@@ -274,7 +272,7 @@ class Coordinator:
 
     def _look_around(self) -> None:
         """What nobody says: silence, and waiting that has lasted too long."""
-        clock = time.monotonic()
+        clock = self._watch.look()
         for guest in [guest for guest in self._guests if clock - guest.heard > self._silence]:
             if guest in self._guests:
                 why = f"nothing was heard of rank {guest.rank} for {self._silence:g} s"

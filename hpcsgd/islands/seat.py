@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from hpcsgd.islands.coordinator import beat
 from hpcsgd.islands.handshake import Unwelcome, introduce
 from hpcsgd.islands.register import Ballot, Phase, Register
+from hpcsgd.islands.watch import Watch, beat
 from hpcsgd.transport import PeerLost
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,8 @@ class Seat:
                 continue
 
     def _hear_until_it_breaks(self) -> None:
-        heard = beaten = time.monotonic()
+        watch, beaten = Watch(2 * self._beat), time.monotonic()
+        heard = watch.look()
         rest = b""
         while True:
             if time.monotonic() - beaten >= self._beat:
@@ -216,12 +217,12 @@ class Seat:
             try:
                 more = self._connection.recv(65536)
             except TimeoutError:
-                if time.monotonic() - heard > self._silence:
+                if watch.look() - heard > self._silence:
                     raise ConnectionError(f"silent for {self._silence:g} s") from None
                 continue
             if not more:
                 raise ConnectionError("it closed the connection")
-            heard = time.monotonic()
+            heard = watch.look()
             *lines, rest = (rest + more).split(b"\n")
             for line in lines:
                 self._understand(json.loads(line))

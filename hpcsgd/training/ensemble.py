@@ -50,6 +50,7 @@ class EnsembleLoop(Loop):
     def _train_epochs(self) -> str | None:
         meetings, sampler = self.meetings, self._parts.sampler
         meetings.deal = self._epoch, sampler.state_dict()["consumed"]
+        self._met_at = self._parts.optimizer.t  # before any step of this life
         self._meet()
         while self._epoch < self._config.epochs:
             if meetings.leaving:
@@ -87,7 +88,10 @@ class EnsembleLoop(Loop):
         self._meet()
 
     def _meet(self) -> None:
-        self._parts.optimizer.meet()
+        optimizer = self._parts.optimizer
+        optimizer.meet()
+        if self.meetings.place.t == optimizer.t:  # who comes from elsewhere was not there
+            self._note_meeting(optimizer.notes)
         self._settle()
 
     def _settle(self) -> bool:
@@ -135,6 +139,7 @@ class EnsembleLoop(Loop):
         if meetings.island in meetings.units:
             self._use(meetings.units[meetings.island])
         self._computed, self._steps = 0.0, 0
+        meetings.pace = 0.0  # that of before was of other units
         epochs_left = self._config.epochs - place.epoch
         self._progress.expect(dealt.t + epochs_left * self._steps_per_epoch)
         self._meter.pause()

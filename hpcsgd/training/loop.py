@@ -54,6 +54,7 @@ class Loop(ABC):
         self._epoch_sums = torch.zeros(3, dtype=torch.float64)  # loss · samples, samples, seconds
         self._saved_at = (-1, -1)  # step, epoch
         self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
+        self._met_at = 0  # the last step after which groups met
         self._pass_size: int | None = None  # samples of a pass, where not all of a batch
         self._meter = Meter(parts.optimizer.job, aside)
         self._readings: deque[tuple[Tree, Work]] = deque()  # under way: when they were taken, what they say
@@ -141,7 +142,11 @@ class Loop(ABC):
             self._note_meeting(notes)
 
     def _note_meeting(self, notes: Mapping[str, float]) -> None:
+        """The first one after a step: however often groups meet there, it was not made alone."""
         t, D = self._parts.optimizer.t, notes["distance"]
+        if t == self._met_at:
+            return
+        self._met_at = t
         if self.metrics is not None:
             self.metrics.meeting(step=t, distance=D, **noted(notes, "interval"))
         if self.promise is not None and (told := self.promise.hear(D, self._lr)) is not None:

@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.islands.allotment import Allotment
-from hpcsgd.islands.chronicle import Chronicle
+from hpcsgd.islands.chronicle import Chronicle, Event, read
 from hpcsgd.islands.coordinator import Coordinator
 from hpcsgd.islands.register import Phase, Register
 from hpcsgd.islands.seat import Seat
 
-SILENCE = 2.0
+SILENCE = 60.0
+"""Seconds; longer than any machine keeps a thread waiting, so that nobody is lost who is not meant to be."""
 TOKEN = "of these tests"
 
 
@@ -34,12 +35,17 @@ class Desk:
 
     @contextmanager
     def coordinator(
-        self, islands: int, *, timeout: float = 60, allotment: Allotment | None = None
+        self,
+        islands: int,
+        *,
+        timeout: float = 60,
+        silence: float = SILENCE,
+        allotment: Allotment | None = None,
     ) -> Iterator[Coordinator]:
         """In a thread of its own; ends when the seats have left."""
         chronicle = Chronicle(self.folder / "events.jsonl")
         served = Coordinator(
-            islands, TOKEN, silence=SILENCE, timeout=timeout, chronicle=chronicle, allotment=allotment
+            islands, TOKEN, silence=silence, timeout=timeout, chronicle=chronicle, allotment=allotment
         )
         thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))
         thread.start()
@@ -54,10 +60,10 @@ class Desk:
             chronicle.close()
 
     @contextmanager
-    def killable(self, islands: int, port: int = 0) -> Iterator[str]:
+    def killable(self, islands: int, port: int = 0, silence: float = SILENCE) -> Iterator[str]:
         """The address of one that is a process of its own, killed at the end of the block."""
         told = {
-            "islands": islands, "token": TOKEN, "silence": SILENCE, "timeout": 60,
+            "islands": islands, "token": TOKEN, "silence": silence, "timeout": 60,
             "folder": str(self.folder), "host": "127.0.0.1", "port": port,
         }  # fmt: skip
         words = [sys.executable, "-m", "hpcsgd.islands"]
@@ -70,6 +76,10 @@ class Desk:
                 yield process.stdout.readline().strip()
             finally:
                 process.kill()
+
+    def events(self) -> list[Event]:
+        """Of all coordinators up to now."""
+        return read(self.folder / "events.jsonl")
 
     def leave(self) -> None:
         for seat in self.seats:

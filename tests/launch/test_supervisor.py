@@ -68,7 +68,7 @@ def supervise(
         patch.chdir(folder)
         supervisor = Supervisor(
             sizes or [1] * islands, [sys.executable, str(script), body], folder, Alone(),
-            token="secret", restarts=restarts, silence=2, timeout=20, allotment=allotment,
+            token="secret", restarts=restarts, silence=60, timeout=60, allotment=allotment,
         )  # fmt: skip
         return asyncio.run(supervisor.run())
 

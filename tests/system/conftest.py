@@ -1,9 +1,9 @@
-"""Machines made of one machine: a throwaway Slurm, hosts with slow links. They leave nothing behind."""
+"""Machines made of one machine: a throwaway Slurm, hosts with slow links. They leave nothing behind,
+however the tests end."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from system.machines import MPIEXEC, Network, free_ports, script, skip_unless_mpich, skip_unless_root_with
+from system.machines import MPIEXEC, Network, free_ports, held, skip_unless_mpich, skip_unless_root_with
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +21,8 @@ def slurm() -> Iterator[dict[str, str]]:
     nodes = 4
     # Not pytest's own folder: munge, another user, has to get in.
     root = Path(tempfile.mkdtemp(prefix="hpcsgd-slurm-"))
-    try:
-        script("slurm-up.sh", root, nodes, 4, free_ports(nodes + 1))
+    with held("slurm", root, nodes, 4, free_ports(nodes + 1)):
         yield {"SLURM_CONF": str(root / "slurm.conf"), "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
-    finally:
-        script("slurm-down.sh", root)
-        shutil.rmtree(root)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +35,5 @@ def network() -> Iterator[Network]:
     if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this root may not make network namespaces")
     net = Network(f"hpcsgd-{os.getpid()}", 4)
-    try:
-        script("net-up.sh", net.name, net.hosts, "100mbit")
+    with held("net", net.name, net.hosts, "100mbit"):
         yield net
-    finally:
-        script("net-down.sh", net.name, net.hosts)

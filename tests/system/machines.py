@@ -8,7 +8,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,13 +50,27 @@ def launch(
     )
 
 
-def script(name: str, *args: str | Path | int) -> None:
-    """Run the script beside this file; what it prints is the message where it fails."""
-    call = [HERE / name, *map(str, args)]
-    done = subprocess.run(
-        call, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90, check=False
-    )
-    assert done.returncode == 0, f"{name}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
+@contextlib.contextmanager
+def held(kind: str, *args: str | Path | int) -> Iterator[None]:
+    """What `kind`-up.sh makes of these arguments. It goes with the block, and with this process however that
+    ends: held.sh, beside this file, sees its standard input closed."""
+    call = [HERE / "held.sh", kind, *map(str, args)]
+    with tempfile.TemporaryFile("w+") as said:
+        holder = subprocess.Popen(
+            call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+        )
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        with holder:
+            try:
+                if holder.stdout.readline() == b"up\n":
+                    yield
+                    return
+            finally:
+                holder.stdin.close()
+                holder.wait(90)
+        said.seek(0)
+        raise AssertionError(f"{kind}-up.sh failed\n{said.read()}")
 
 
 def free_ports(n: int) -> int:

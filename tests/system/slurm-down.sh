@@ -7,7 +7,10 @@ export SLURM_CONF=$root/slurm.conf
 mapfile -t jobs < <(timeout 5 squeue -h -o %A 2>/dev/null | sort -u)
 if [ "${#jobs[@]}" -gt 0 ]; then
   timeout 5 scancel "${jobs[@]}"
-  sleep 2
+  for _ in $(seq 20); do
+    sleep 0.5
+    [ -n "$(timeout 5 squeue -h -o %A 2>/dev/null)" ] || break
+  done
 fi
 
 for file in "$root"/pid/slurmd.*.pid "$root"/pid/slurmctld.pid "$root"/munge/munged.pid; do

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,12 +15,14 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import Checkpoints, restore
+from hpcsgd.islands.chronicle import Event
 from hpcsgd.islands.coordinator import Coordinator
 from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.topology import Job, form
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import load
 from hpcsgd.training.ensemble import EnsembleLoop
+from hpcsgd.training.metrics import Metrics, Record, read
 from hpcsgd.transport import Transport, threads
 from islands.conftest import SILENCE, TOKEN
 
@@ -71,6 +75,21 @@ class Paced(Meetings):
         super().mean(w, t)
 
 
+class Clock:
+    """In place of the module `time`: each thread has a time of its own, which passes where a test says so."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
+    def perf_counter(self) -> float:
+        return getattr(self._thread, "seconds", 0.0)
+
+    def wait(self, seconds: float) -> None:
+        self._thread.seconds = self.perf_counter() + seconds
+
+
 @dataclass
 class Life:
     """What a rank of an island went through: samples by epoch, its model at the end, how it ended."""
@@ -80,6 +99,8 @@ class Life:
     model: dict[str, Tensor] = field(default_factory=dict)
     reason: str | None = None
     over: bool = False
+    records: list[Record] = field(default_factory=list)
+    """Of all lives up to now that saved in this folder."""
 
 
 @dataclass
@@ -108,7 +129,7 @@ class World:
 
         def rank(group: Transport) -> Life:
             where = island, group, self.at.address, TOKEN, "127.0.0.1"
-            limits = {"islands": islands, "silence": SILENCE, "timeout": 20}
+            limits = {"islands": islands, "silence": SILENCE, "timeout": 60}
             meetings = Meetings(*where, **limits) if work is None else Paced(work, *where, **limits)
             with ExitStack() as left:
                 left.callback(meetings.close)
@@ -128,6 +149,7 @@ class World:
         stops_at: int | None,
         prepare: Callable[[Assembly], None],
     ) -> Life:
+        assert job.meetings is not None
         config = load(self.job_file, [*WORDS, *self.words])
         parts = assemble(config, job, "job.toml")
         parts.transform = lambda x, _: x
@@ -139,6 +161,15 @@ class World:
         if (saved := checkpoints.newest()) is not None:
             shared, _ = restore(saved, parts.optimizer)
             loop.take_up(shared, None)
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"metrics-{job.meetings.island}-{job.rank}.jsonl"
+        with Metrics(path, resumed_step=parts.optimizer.t) as loop.metrics:
+            self._live(loop, job, life)
+        life.records = read(path)
+        life.model = {name: value.clone() for name, value in parts.model.state_dict().items()}
+        return life
+
+    def _live(self, loop: EnsembleLoop, job: Job, life: Life) -> None:
         try:
             life.reason = loop.train()
             if life.reason is None:
@@ -146,8 +177,6 @@ class World:
                 job.meetings.finish()
         except Over:
             life.over = True
-        life.model = {name: value.clone() for name, value in parts.model.state_dict().items()}
-        return life
 
 
 def watch(parts: Assembly, life: Life, before_step: Callable[[int], None]) -> None:
@@ -161,6 +190,16 @@ def watch(parts: Assembly, life: Life, before_step: Callable[[int], None]) -> No
         return fetch(rows)
 
     parts.loader.dataset.__getitems__ = fetched  # pyright: ignore[reportAttributeAccessIssue]
+
+
+DECIDING = ("event", "island", "why", "generation", "rounds", "members", "newcomers", "counted", "t", "epoch")
+
+
+def course(events: Sequence[Event]) -> list[Event]:
+    """What decides on what is trained: who is lost, who is in each generation and counts in each round."""
+    return [
+        {key: event[key] for key in DECIDING if key in event} for event in events if event["event"] != "units"
+    ]
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,10 @@ from torch import Tensor
 
 from hpcsgd.checkpoint import Checkpoints
 from hpcsgd.errors import UserError
-from hpcsgd.islands import chronicle
 from hpcsgd.islands.allotment import Allotment
+from hpcsgd.islands.chronicle import Event
+from hpcsgd.islands.meetings import Meetings
+from hpcsgd.islands.reallocation import Reallocation
 from hpcsgd.methods import ensemble, hierarchical
 from hpcsgd.optimizer import DistributedOptimizer
 from hpcsgd.topology import form
@@ -24,17 +25,20 @@ from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.config import load
 from hpcsgd.training.ensemble import Moved
 from hpcsgd.training.loop import WorldLoop
+from hpcsgd.training.report import of_kind, summary
 from hpcsgd.transport import Transport, threads
-from islands.conftest import Desk, desk
+from islands.conftest import Desk, desk, wait_for
 from training.islands_of_threads import (
     NO_NORM,
     TRAIN,
     WORDS,
+    Clock,
     Died,
     Life,
     Stops,
     World,
     assert_same,
+    course,
     together,
 )
 from training.launches import JOB, make_store
@@ -50,6 +54,10 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "job.toml"
 
 
+def lost(desk: Desk) -> list[Event]:
+    return [event for event in desk.events() if event["event"] == "lost"]
+
+
 @pytest.mark.parametrize("momentum", ["0.0", "0.9"])
 def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) -> None:
     """The same as `hierarchical`, bit for bit, where an epoch ends with a meeting."""
@@ -57,6 +65,7 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) 
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
         (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
+    assert not lost(desk)
     assert_same(one.model, other.model)
     assert (one.over, other.over) == (False, True), "the first one saves for both"
     for epoch in range(3):
@@ -84,6 +93,7 @@ def test_groups_of_several_ranks(job_file: Path, tmp_path: Path, desk: Desk, ran
             return together(lambda: world.live(0, 2, ranks[0]), lambda: world.live(1, 2, ranks[1]))
 
     alone, several = train(1, 1), train(*ranks)
+    assert not lost(desk)
     for lives, (life,) in zip(several, alone, strict=True):
         assert sorted(row for one in lives for row in one.seen[0]) == sorted(life.seen[0])
         for one in lives:
@@ -103,6 +113,7 @@ def test_one_that_dies_leaves_its_samples_to_the_others(job_file: Path, tmp_path
     with desk.coordinator(3) as at:
         world = World(at, job_file, tmp_path / "checkpoints")
         (one,), _, (other,) = together(lambda: world.live(0, 3), dying, lambda: world.live(2, 3))
+    assert [event["island"] for event in lost(desk)] == [1]
     assert_same(one.model, other.model)
     assert len(one.seen[0]) == len(other.seen[0]) == TRAIN // 3
     for epoch in (1, 2):
@@ -112,7 +123,7 @@ def test_one_that_dies_leaves_its_samples_to_the_others(job_file: Path, tmp_path
 
 def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk) -> None:
     """It goes on with what is left of its share, loses what went by, and shares the next epoch."""
-    dead, back = threading.Event(), threading.Event()
+    dead = threading.Event()
 
     def die(t: int) -> None:
         if t == 4:
@@ -127,11 +138,9 @@ def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk) -> None:
 
     def wait(t: int) -> None:
         if t == 5:
-            assert dead.wait(20)
-        if t == 6:
-            back.wait(5)  # the other's candidates are there
-        if t in (6, 7, 8):
-            threading.Event().wait(0.5)
+            assert dead.wait(60)
+        if t == 6:  # the meeting before was without it
+            wait_for(lambda: 1 in at.membership.expected, 60)
 
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", ["--method.every", "1"])
@@ -149,11 +158,11 @@ def test_who_comes_new_looks_on_until_samples_are_dealt(job_file: Path, tmp_path
 
     def wait(t: int) -> None:
         begun.set()
-        if t in (2, 3, 4):
-            threading.Event().wait(0.5)
+        if t == 2:
+            wait_for(lambda: 1 in at.membership.expected, 60)
 
     def late() -> Life:
-        assert begun.wait(20)
+        assert begun.wait(60)
         return world.live(1, 2)[0]
 
     with desk.coordinator(1) as at:
@@ -182,8 +191,25 @@ def test_all_stop_where_one_has_to_and_go_on_later(
     with desk.coordinator(1) as at:
         again = World(at, job_file, tmp_path / "checkpoints", schedule)
         (rest,) = again.live(0, 1, ranks=1)
+    assert met_after(rest) == list(range(3, 55, 3)), "the one that it begins with was recorded before"
     assert sorted(one.seen[1] + other.seen[1] + rest.seen[1]) == list(range(TRAIN))
     assert sorted(rest.seen[2]) == list(range(TRAIN))
+
+
+def test_meetings_at_the_ends_of_epochs_are_recorded(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    """Of 12 steps each; in the second one they meet by schedule, too."""
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", ["--method.every", "8"])
+        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
+    for life in (one, other):
+        assert met_after(life) == [8, 12, 16, 24, 32, 36]
+        numbers = summary(life.records)
+        assert (numbers["meetings"], numbers["lssr"]) == (6, 1 - 6 / 36)
+
+
+def met_after(life: Life) -> list[int]:
+    """Steps."""
+    return [record["step"] for record in of_kind(life.records, "meeting")]
 
 
 def test_islands_meet_by_ensemble_alone() -> None:
@@ -199,14 +225,32 @@ def test_islands_meet_by_ensemble_alone() -> None:
         threads.run(1, lambda world: wrap(world, hierarchical(every=2), object()))
 
 
-def test_the_slow_island_is_given_more(job_file: Path, tmp_path: Path, desk: Desk) -> None:
-    """Passes cost the same however many samples they have, as on an accelerator; on one thrice."""
+def test_the_slow_island_is_given_more(
+    job_file: Path, tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes cost the same however many samples they have, as on an accelerator; on one five times as much.
+    Meetings cost more than anything, and count for nobody."""
+    clock, seconds = Clock(), list[dict[int, float]]()
+    attempt, propose = Meetings._attempt, Reallocation.propose
 
-    def slowly(seconds: float) -> Callable[[Assembly], None]:
-        def slow(parts: Assembly) -> None:
-            parts.model.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+    def attempted(*given: Any) -> bool:
+        clock.wait(100)
+        return attempt(*given)
 
-        return slow
+    def proposed(*given: Any) -> dict[int, int] | None:
+        seconds.append(given[1])
+        return propose(*given)
+
+    monkeypatch.setattr("hpcsgd.training.ensemble.time", clock)
+    monkeypatch.setattr("hpcsgd.islands.meetings.time", clock)
+    monkeypatch.setattr(Meetings, "_attempt", attempted)
+    monkeypatch.setattr(Reallocation, "propose", proposed)
+
+    def passes_of(seconds: float) -> Callable[[Assembly], None]:
+        def prepare(parts: Assembly) -> None:
+            parts.model.register_forward_pre_hook(lambda *_: clock.wait(seconds))
+
+        return prepare
 
     words = ["--reallocation.unit", "samples", "--reallocation.total", "8", "--data.batch_size", "24"]
     words += ["--training.epochs", "4", *NO_NORM]
@@ -214,15 +258,20 @@ def test_the_slow_island_is_given_more(job_file: Path, tmp_path: Path, desk: Des
     with desk.coordinator(2, allotment=allots) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
         (one,), (other,) = together(
-            lambda: world.live(0, 2, prepare=slowly(0.02)), lambda: world.live(1, 2, prepare=slowly(0.1))
+            lambda: world.live(0, 2, prepare=passes_of(0.02)),
+            lambda: world.live(1, 2, prepare=passes_of(0.1)),
         )
-    assert_same(one.model, other.model)
-    units = [event["units"] for event in chronicle.read(desk.folder / "events.jsonl") if "units" in event]
-    assert units[0] == {0: 4, 1: 4}
-    assert units[1][1] >= 5, "the machine may be busy: Lemma 1 says 7 of 8"
-    with desk.coordinator(2) as at:  # in one pass
+    in_passes = desk.events()
+    with desk.coordinator(2) as at:
         plain = World(at, job_file, tmp_path / "plain", words)
-        (whole,), _ = together(lambda: plain.live(0, 2), lambda: plain.live(1, 2))
+        (whole,), (half,) = together(lambda: plain.live(0, 2), lambda: plain.live(1, 2))
+    assert course(in_passes) == course(desk.events()[len(in_passes) :])
+    assert (one.seen, other.seen) == (whole.seen, half.seen)
+    assert [event["units"] for event in in_passes if "units" in event] == [{0: 4, 1: 4}, {0: 1, 1: 7}]
+    # Two steps an epoch of 24 samples: 6 passes of 4, then 24 of 1 beside 4 of at most 7.
+    epochs = [{}, {0: 2 * 6 * 0.02, 1: 2 * 6 * 0.1}, *[{0: 2 * 24 * 0.02, 1: 2 * 4 * 0.1}] * 3]
+    assert seconds == [pytest.approx(epoch) for epoch in epochs]
+    assert_same(one.model, other.model)
     for name, value in one.model.items():
         torch.testing.assert_close(value, whole.model[name])
 
@@ -248,7 +297,7 @@ def test_an_island_that_is_given_other_ranks_comes_back_with_them(
         fast, slow = together(lambda: lives(0, 2, 0.04), lambda: lives(1, 2, 0.3))
     assert dict(at.register.units) == {0: 1, 1: 3}
     assert_same(fast[-1].model, slow[-1].model)
-    assert "lost" not in {event["event"] for event in chronicle.read(desk.folder / "events.jsonl")}
+    assert not lost(desk)
     for epoch in (0, 1):
         assert sorted(row for life in (*fast, *slow) for row in life.seen.get(epoch, [])) == list(
             range(TRAIN)
