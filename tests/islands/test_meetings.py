@@ -52,6 +52,20 @@ def islands(
         return [future.result() for future in futures]
 
 
+def test_sixteen_bits_are_summed_in_more(desk: Desk) -> None:
+    """Three islands of two ranks: the sum of what goes around would overflow, and be rounded at each island."""
+
+    def body(island: int, group: Transport, meetings: Meetings) -> list[Tensor]:
+        w = [torch.full((7,), 30000.0 + 16 * island, dtype=torch.float16)]
+        meetings.mean(w)
+        return w
+
+    with desk.coordinator(3) as at:
+        for lives in islands(at, (2, 1, 2), body):
+            for (w,) in lives:
+                assert w.tolist() == [30016.0] * 7
+
+
 def mean_of(which: Sequence[int], values: Callable[[int], list[Tensor]] = start_values) -> list[Tensor]:
     return [torch.stack(tensors).mean(0) for tensors in zip(*map(values, which), strict=True)]
 

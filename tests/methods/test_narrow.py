@@ -1,0 +1,176 @@
+"""Parameters of 16 bits: every method beside its float32 run, sums that overflow, less than an ulp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd.averagers import Mean, MeanOfAll
+from hpcsgd.exchanges import AllReduce, AllToAll, ReduceScatter
+from hpcsgd.graphs import Complete
+from hpcsgd.islands.ring import Ring as IslandRing
+from hpcsgd.islands.rings import Rings
+from hpcsgd.methods import Method, ad_psgd, async_sgd, d_psgd, fedavg, hierarchical, sasgd, selsync, sgp, ssp
+from hpcsgd.methods.selsync import gradients
+from hpcsgd.step import Exchange
+from hpcsgd.topology import form
+from hpcsgd.transport import Transport, threads
+from methods.test_battery import METHODS
+from references import batch, loss, model, vector
+
+STEPS = 7
+NARROW = [torch.bfloat16, torch.float16]
+ULPS = 16
+"""Of the largest parameter: how far 7 steps, of some roundings each, may lead from the float32 run."""
+PLAIN_SGD: dict[str, Callable[[], Method]] = {"SASGD": lambda: sasgd(3)}
+ALL: dict[str, Callable[[], Method]] = {
+    **METHODS,
+    **PLAIN_SGD,
+    "SelSync": lambda: selsync(0.0),
+    "SelSync by gradients": lambda: selsync(0.0, gradients),
+    "2P-SGP": lambda: sgp(peers=2),
+    "D-PSGD, all with all": lambda: d_psgd(Complete()),
+}
+
+
+def trained(world: Transport, P: int, method: str, narrow: torch.dtype, dtype: torch.dtype) -> Tensor:
+    """Parameters after some steps, from the same start whatever the dtype."""
+    net = model(dtype=torch.float32).to(narrow).to(dtype)
+    momentum = 0.0 if method in PLAIN_SGD else 0.9
+    inner = optim.SGD(net.parameters(), lr=0.1, momentum=momentum)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=P), ALL[method]())
+    for t in range(STEPS):
+        x, y = batch(t, world.rank, torch.float32)
+        optimizer.zero_grad()
+        value = loss(net, x.to(narrow).to(dtype), y)
+        value.backward()
+        optimizer.step(loss=value)
+    return vector(net).float()
+
+
+@pytest.mark.parametrize("narrow", NARROW)
+@pytest.mark.parametrize(("P", "K"), [(1, 3), (3, 1), (2, 2)])
+@pytest.mark.parametrize("method", ALL)
+def test_follows_the_float32_run(run, method: str, P: int, K: int, narrow: torch.dtype) -> None:
+    found = run(P * K, trained, P, method, narrow, narrow)
+    wide = run(P * K, trained, P, method, narrow, torch.float32)
+    for mine, theirs in zip(found, wide, strict=True):
+        room = ULPS * torch.finfo(narrow).eps * theirs.abs().max().item()
+        if "DEFT" in method:
+            room *= 4  # other elements may be selected
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=room)
+
+
+LARGE = 30000.0
+
+
+@pytest.mark.parametrize("exchange", [AllToAll(), ReduceScatter(), AllReduce()])
+@pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 2), (4, 1)])
+def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, exchange: Any) -> None:
+    """In the group and across groups, of gradients and of models."""
+
+    def means(world: Transport) -> list[float]:
+        job = form(world, groups=P)
+        g = torch.full((4,), LARGE, dtype=torch.float16)
+        bucket = SimpleNamespace(g=g, received=None, w=g.clone(), own=g.clone())
+        bucket.g_own = bucket.g.view(K, -1)[job.j]
+        s: Any = SimpleNamespace(job=job, buckets=[bucket], t=1)
+        across: Exchange = exchange.across_groups()
+        across(s, bucket)
+        Mean()(s)
+        MeanOfAll()(s)
+        result = bucket.g_own if exchange.shards else bucket.g
+        fedavg(1.0, 1, steps_per_epoch=1).how.inner(s)  # type: ignore[attr-defined]
+        return [*result.tolist(), *bucket.w.tolist(), *bucket.own.tolist()]
+
+    for found in run(P * K, means):
+        assert all(value == pytest.approx(LARGE, rel=1e-3) for value in found)
+
+
+@pytest.mark.parametrize("P", [3, 5])
+@pytest.mark.parametrize(
+    "make", [d_psgd, lambda: d_psgd(Complete()), lambda: sgp(peers=2), sgp, lambda: sgp(graph=Complete())]
+)
+@pytest.mark.parametrize("narrow", NARROW)
+def test_gossip_among_equals_changes_nothing(run, make: Callable[[], Method], P: int, narrow: Any) -> None:
+    """A third of a number, thrice, is the number: models that agree do not drift."""
+
+    def drifted(world: Transport) -> bool:
+        net = model(dtype=torch.float32).to(narrow)
+        inner = optim.SGD(net.parameters(), lr=0.0)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=P), make())
+        before = vector(net)
+        for t in range(30):
+            optimizer.zero_grad()
+            loss(net, batch(t, world.rank, torch.float32)[0].to(narrow), torch.tensor([0, 1, 2])).backward()
+            optimizer.step()
+        return not torch.equal(vector(net), before)
+
+    assert run(P, drifted) == [False] * P
+
+
+@pytest.mark.parametrize("make", [lambda: ssp(0), async_sgd])
+@pytest.mark.parametrize("P", [2, 4])
+def test_a_server_loses_nothing_that_is_less_than_an_ulp(run, make: Callable[[], Method], P: int) -> None:
+    """Each of P groups moves its bfloat16 by an ulp of 2, and so the server by 2/P; the mean of all is 2."""
+
+    def moved(world: Transport) -> float:
+        net = nn.Linear(1, 1, bias=False).bfloat16()
+        with torch.no_grad():
+            net.weight.fill_(256.0)
+        inner = optim.SGD(net.parameters(), lr=1.0)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=P), make())
+        for _ in range(8):
+            net.weight.grad = torch.full_like(net.weight, -2.0)
+            optimizer.step()
+        with optimizer.averaged():
+            return net.weight.item()
+
+    assert run(P, moved) == [256.0 + 2 * 8] * P
+
+
+def test_a_partner_keeps_halves_of_an_ulp() -> None:
+    """AD-PSGD averages again and again: x goes on in float32."""
+
+    def kept(world: Transport) -> torch.dtype:
+        net = nn.Linear(2, 1).bfloat16()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=2), ad_psgd())
+        net(torch.ones(1, 2).bfloat16()).sum().backward()
+        optimizer.step()
+        return optimizer.method.state_dict()["how"]["chunks"]["x"][0].dtype
+
+    assert threads.run(2, kept) == [torch.float32] * 2
+
+
+def test_islands_sum_in_float32() -> None:
+    """What goes around a ring is wider than the model: its sums would overflow."""
+    rings = Rings(0, "127.0.0.1", "token", 10.0)
+    try:
+        w = torch.full((3,), LARGE, dtype=torch.float16)
+        aside = torch.empty(3, dtype=torch.float32)
+        rings.mean([w], [aside], 0, 1, IslandRing(0, 1), counting=(0,))
+        assert aside.tolist() == [LARGE] * 3
+    finally:
+        rings.close()
+
+
+def test_local_sgd_meets_often_without_bias(run) -> None:
+    """A hundred meetings of models that agree leave them as they are."""
+
+    def trained_on(world: Transport) -> bool:
+        net = model(dtype=torch.float32).bfloat16()
+        inner = optim.SGD(net.parameters(), lr=0.0)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=3), hierarchical(1))
+        before = vector(net)
+        for _ in range(100):
+            optimizer.step()
+        return torch.equal(vector(net), before)
+
+    assert run(3, trained_on) == [True] * 3
