@@ -1,9 +1,8 @@
-"""DEFT where each layer's gradient is one worker's alone: all of it is sent, whoever has the layer meanwhile."""
+"""DEFT where each layer's gradient is one worker's alone: all of it is sent, and nothing lost on the way."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 
 import pytest
 import torch
