@@ -6,8 +6,9 @@
 Top-k, CLT-k, DEFT, SIDCo and the hard threshold beside dense SGD, on three real tasks in small, at the
 densities of the DEFT paper (figures 3 to 5 there, 16 GPUs). Its third task is NCF on MovieLens, at d = 0.1;
 here that is a CNN on MNIST. The workers are virtual and of one group; the first steps are done by real ranks
-too, and compared. --json FILE is written after every training; --keep FILE: what it has of the same setting
-is not measured again. --quick: a minute (that it runs, not what it measures).
+too, and compared. --partition "by label": each worker has one label. --json FILE is written after every
+training; --keep FILE: what it has of the same setting is not measured again, but for what --again names.
+--quick: a minute (that it runs, not what it measures).
 """
 
 from __future__ import annotations
@@ -22,13 +23,24 @@ from typing import Any
 
 import density_picture
 from density_tasks import TASKS
-from density_training import CLT_K, CONTESTANTS, DEFT, DENSE, TOP_K, difference, measure
+from density_training import (
+    BY_LABEL,
+    CLT_K,
+    CONTESTANTS,
+    DEFT,
+    DENSE,
+    SHUFFLED,
+    TOP_K,
+    difference,
+    measure,
+)
 from harness import Goal, machine, print_goals, print_table, write_json
 from virtual import in_processes
 
 Row = dict[str, Any]
 Setting = tuple[int, int]
 """How many samples, how often."""
+WORDS_TASK = "wikitext2"
 QUICK = 640
 POINTS_BEHIND = 0.5
 PERPLEXITY = 1.05
@@ -45,21 +57,26 @@ def main() -> None:
     parser.add_argument(
         "--data", type=Path, default=Path(), help="folder: cifar10.h5, wikitext2.h5, mnist.h5"
     )
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--partition", choices=[SHUFFLED, BY_LABEL], default=SHUFFLED)
     parser.add_argument("--processes", type=int, default=2, help="trainings at a time")
     parser.add_argument("--times", type=int, default=1, help="as many epochs: for a machine with more cores")
     parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="of an earlier --json")
+    parser.add_argument("--again", nargs="+", metavar="TASK:WHO", default=[], help="although it is kept")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
+    if given.partition == BY_LABEL and WORDS_TASK in given.tasks:
+        parser.error(f"{WORDS_TASK} has no labels: --tasks without it")
     before = machine()
-    apart = difference(given.data)
+    apart = difference(given.data, given.partition)
     settings = {
-        name: (QUICK, 1) if given.quick else (task.count, given.times * task.epochs)
-        for name, task in TASKS.items()
+        name: (QUICK, 1) if given.quick else (TASKS[name].count, given.times * TASKS[name].epochs)
+        for name in given.tasks
     }
-    rows = kept(given.keep, settings)
-    for row in in_processes(given.processes, missing(rows, given.data, settings)):
+    rows = [row for row in kept(given.keep, given.partition, settings) if named(row) not in given.again]
+    for row in in_processes(given.processes, missing(rows, given.data, given.partition, settings)):
         rows.append(row)
         print(f"{row['task']}, {row['who']}: {row['seconds']:.0f} s", flush=True)
         if given.json:
@@ -74,32 +91,40 @@ def main() -> None:
         density_picture.draw(given.plot, rows)
 
 
-def kept(path: Path | None, settings: Mapping[str, Setting]) -> list[Row]:
+def kept(path: Path | None, partition: str, settings: Mapping[str, Setting]) -> list[Row]:
     rows = json.loads(path.read_text())["rows"] if path else []
-    return [row for row in rows if (row["samples"], row["epochs"]) == settings[row["task"]]]
+    alike = [row for row in rows if row.setdefault("partition", SHUFFLED) == partition]
+    return [row for row in alike if (row["samples"], row["epochs"]) == settings.get(row["task"])]
 
 
-def missing(rows: Sequence[Row], data: Path, settings: Mapping[str, Setting]) -> list[partial[Row]]:
+def named(row: Row) -> str:
+    return f"{row['task']}:{row['who']}"
+
+
+def missing(
+    rows: Sequence[Row], data: Path, partition: str, settings: Mapping[str, Setting]
+) -> list[partial[Row]]:
     """The trainings still to do."""
     there = {(row["task"], row["who"]) for row in rows}
-    wanted = [(name, who) for name in TASKS for who in CONTESTANTS if (name, who) not in there]
-    return [partial(measure, name, who, data, *settings[name]) for name, who in wanted]
+    wanted = [(name, who) for name in settings for who in CONTESTANTS if (name, who) not in there]
+    return [partial(measure, name, who, data, partition, *settings[name]) for name, who in wanted]
 
 
 def compared(rows: Sequence[Row]) -> list[Row]:
     """In order, with how far each is behind dense."""
     of = {(row["task"], row["who"]): row for row in rows}
-    ordered = [of[name, who] for name in TASKS for who in CONTESTANTS]
+    ordered = [of[name, who] for name in TASKS for who in CONTESTANTS if (name, who) in of]
     for row in ordered:
         row["points_behind"] = 100 * (of[row["task"], DENSE]["accuracy"] - row["accuracy"])
-        if row["task"] == "wikitext2":
+        if row["task"] == WORDS_TASK:
             row["perplexity"] = exp(row["test_loss"])
     return ordered
 
 
 def goals_of(rows: Sequence[Row]) -> list[Goal]:
     found = []
-    for name, task in TASKS.items():
+    for name in dict.fromkeys(row["task"] for row in rows):
+        task = TASKS[name]
         of: Mapping[str, Row] = {row["who"]: row for row in rows if row["task"] == name}
         points = of[DEFT]["points_behind"]
         found.append(Goal(f"{task.title}: points of accuracy of DEFT behind dense", points, POINTS_BEHIND))

@@ -17,9 +17,11 @@ COLORS = {who: f"C{i}" for i, who in enumerate(who for who in CONTESTANTS if who
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
-    figure = Figure(figsize=(12, 6.4), layout="constrained")
-    grid = figure.subplots(2, len(TASKS), sharex="col")
-    for (name, task), (above, below) in zip(TASKS.items(), grid.T, strict=True):
+    names = list(dict.fromkeys(row["task"] for row in rows))
+    figure = Figure(figsize=(max(7, 4 * len(names)), 6.4), layout="constrained")
+    grid = figure.subplots(2, len(names), sharex="col", squeeze=False)
+    for name, (above, below) in zip(names, grid.T, strict=True):
+        task = TASKS[name]
         for row in rows:
             if row["task"] == name and row["who"] != DENSE:
                 _curve(above, row, "densities")
@@ -36,8 +38,8 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
             axes.grid(alpha=0.3)
     grid[0, 0].set_ylabel("actual density")
     grid[1, 0].set_ylabel("‖e‖, mean over the workers")
-    lines, names = grid[0, 0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=len(names))
+    lines, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 2 + 2 * len(names)))
     figure.savefig(path, dpi=120)
 
 

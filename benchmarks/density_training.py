@@ -23,6 +23,8 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 import hpcsgd
 from hpcsgd import kernels
+from hpcsgd.data import ByLabel
+from hpcsgd.data.partition import Samples as Dealt
 from hpcsgd.data.windows import IGNORED
 from hpcsgd.exchanges.combining import union
 from hpcsgd.sparsifiers import Accumulated, Sparsifier
@@ -45,31 +47,38 @@ SPARSIFIERS: dict[str, Callable[[float], Sparsifier]] = {
     DEFT: hpcsgd.Deft,
     "SIDCo": hpcsgd.SIDCo,
 }
+SHUFFLED, BY_LABEL = "shuffled", "by label"
+"""How samples are divided: anew in every epoch; or each worker has one label, which two may share."""
 CONTESTANTS = (DENSE, *SPARSIFIERS, THRESHOLD)
 
 
-def measure(name: str, who: str, folder: Path, count: int, epochs: int) -> dict[str, Any]:
+def measure(name: str, who: str, folder: Path, partition: str, count: int, epochs: int) -> dict[str, Any]:
     """A row: how dense what was sent was, what was left, how good the model is after `epochs`."""
     began = time.perf_counter()
     torch.set_num_threads(1)
     keep_freed_memory()
     task = TASKS[name]
     samples, model = task.samples(folder, count), started(task)
-    row: dict[str, Any] = {"task": name, "who": who, "samples": count, "epochs": epochs}
+    row: dict[str, Any] = {"task": name, "who": who, "partition": partition}
+    row |= {"samples": count, "epochs": epochs}
+    workers = [batches(task, samples, partition, rank, epochs) for rank in range(WORKERS)]
     make = SPARSIFIERS.get(who)
     if who == THRESHOLD:
-        row["threshold"] = first_threshold(task, samples, model)
+        row["threshold"] = first_threshold(task, samples, model, [mine[0] for mine in workers])
         make = partial(_of_threshold, row["threshold"])
-    densities, errors = train(task, samples, model, make, epochs)
+    densities, errors = train(task, samples, model, make, workers)
     row |= {"steps": len(densities)} | _density(densities, task.density) | _error(errors)
     return row | test(model, samples) | {"seconds": round(time.perf_counter() - began, 1)}
 
 
 def train(
-    task: Task, samples: Samples, model: nn.Module, make: Callable[[float], Sparsifier] | None, epochs: int
+    task: Task,
+    samples: Samples,
+    model: nn.Module,
+    make: Callable[[float], Sparsifier] | None,
+    workers: list[list[Tensor]],
 ) -> tuple[list[float], list[float]]:
-    """Density and error of every step; without `make` all is sent."""
-    workers = [batches(task, len(samples.x), rank, epochs) for rank in range(WORKERS)]
+    """Density and error of every step, by the `batches` of the workers; without `make` all is sent."""
     sgd = optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
     schedule = MultiStepLR(sgd, [int(part * len(workers[0])) for part in MILESTONES])
     for module in model.modules():
@@ -163,23 +172,28 @@ def flat_gradient(model: nn.Module) -> Tensor:
     return g
 
 
-def batches(task: Task, count: int, rank: int, epochs: int) -> list[Tensor]:
+def batches(task: Task, samples: Samples, partition: str, rank: int, epochs: int) -> list[Tensor]:
     """Rows of a worker's batches; the order of the samples is another one in every epoch."""
-    chance = torch.Generator().manual_seed(SEED)
-    step = WORKERS * task.batch
+    step, chance = WORKERS * task.batch, torch.Generator().manual_seed(SEED)
+    count = len(samples.x) // step * step
+    labelled = Dealt(len(samples.x), WORKERS, SEED, labels=samples.y.numpy())
     found: list[Tensor] = []
-    for _ in range(epochs):
-        order = torch.randperm(count, generator=chance)[: count // step * step]
-        found += order.view(-1, WORKERS, task.batch)[:, rank].unbind()
+    for epoch in range(epochs):
+        if partition == BY_LABEL:
+            hand = torch.from_numpy(ByLabel().hand(labelled, rank, epoch)[: count // WORKERS])
+        else:
+            order = torch.randperm(len(samples.x), generator=chance)[:count]
+            hand = order.view(-1, WORKERS, task.batch)[:, rank].flatten()
+        found += hand.split(task.batch)
     return found
 
 
-def first_threshold(task: Task, samples: Samples, model: nn.Module) -> float:
+def first_threshold(task: Task, samples: Samples, model: nn.Module, first: list[Tensor]) -> float:
     """λ with which the hard threshold selects as many elements as Top-k in the first step: the mean over the
     workers of the k-th largest magnitude in their first gradients."""
     found = []
-    for rank in range(WORKERS):
-        twin, rows = copy.deepcopy(model), batches(task, len(samples.x), rank, 1)[0]
+    for rows in first:
+        twin = copy.deepcopy(model)
         g = flat_gradient(twin)
         loss_of(twin(samples.x[rows]), samples.y[rows]).backward()
         found.append(g.abs().topk(wanted(task.density, len(g))).values[-1].item())
@@ -203,26 +217,27 @@ def test(model: nn.Module, samples: Samples) -> dict[str, float]:
     return {"accuracy": right / count, "test_loss": total / count}
 
 
-def difference(folder: Path, steps: int = 5) -> float:
+def difference(folder: Path, partition: str, steps: int = WORKERS + 4) -> float:
     """Of densities and of errors, relative: the largest between virtual workers and real ranks, in the first
     `steps` of DEFT on MNIST."""
     task = TASKS["mnist"]
     samples = task.samples(folder, steps * WORKERS * task.batch)
-    real = threads.run(WORKERS, _on_ranks, task, samples, started(task), timeout=600)[0]
-    ours = train(task, samples, started(task), SPARSIFIERS[DEFT], 1)
+    workers = [batches(task, samples, partition, rank, 1) for rank in range(WORKERS)]
+    real = threads.run(WORKERS, _on_ranks, task, samples, started(task), workers, timeout=600)[0]
+    ours = train(task, samples, started(task), SPARSIFIERS[DEFT], workers)
     pairs = zip([*ours[0], *ours[1]], [*real[0], *real[1]], strict=True)
     return max(abs(a / b - 1) for a, b in pairs)
 
 
 def _on_ranks(
-    world: Transport, task: Task, samples: Samples, start: nn.Module
+    world: Transport, task: Task, samples: Samples, start: nn.Module, workers: list[list[Tensor]]
 ) -> tuple[list[float], list[float]]:
     """What `train` does, by the library's own exchange."""
     model = copy.deepcopy(start)
     sgd = optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
     exchange = hpcsgd.Sparse(SPARSIFIERS[DEFT](task.density))
     optimizer = hpcsgd.DistributedOptimizer(sgd, model, form(world, groups=1), hpcsgd.bsp(exchange))
-    steps = batches(task, len(samples.x), world.rank, 1)
+    steps = workers[world.rank]
     schedule = MultiStepLR(optimizer, [int(part * len(steps)) for part in MILESTONES])
     densities, errors = [], []
     for rows in steps:

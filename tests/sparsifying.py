@@ -48,12 +48,13 @@ def deft(density: float, exact: bool = False) -> Select:
             shares([float(np.linalg.norm(acc[p])) for p in pieces], list(map(len, pieces)), k) for acc in accs
         ]
         bins = packed([len(p) for p in pieces], ks[t % n], n)
+        moved_on = t % n + t // n  # every step by one bin, and every n steps by one more
         if exact:
             ks = [ks[t % n]] * n
         chosen = [
             pieces[i][largest(accs[worker][pieces[i]], ks[worker][i])]
             for worker in range(n)
-            for i in bins[worker]
+            for i in bins[(worker + moved_on) % n]
         ]
         return np.sort(np.concatenate(chosen))
 

@@ -53,7 +53,7 @@ def islands(
 
 
 def test_sixteen_bits_are_summed_in_more(desk: Desk) -> None:
-    """Three islands of two ranks: the sum of what goes around would overflow, and be rounded at each island."""
+    """Three islands of two ranks: the sum of what goes around would overflow, and round at each island."""
 
     def body(island: int, group: Transport, meetings: Meetings) -> list[Tensor]:
         w = [torch.full((7,), 30000.0 + 16 * island, dtype=torch.float16)]

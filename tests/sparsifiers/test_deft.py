@@ -114,6 +114,22 @@ def test_workers_select_disjoint_sets(run, n: int, exact: bool) -> None:
         assert len(together) == k if exact or n == 1 else abs(len(together) - k) <= 5
 
 
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_each_layer_comes_to_each_worker_whoever_decides(run, n: int) -> None:
+    """However unlike the workers' norms are, n times in n² steps: once in the bins of every worker."""
+    sizes = [50, 60, 70, 80, 90, 100, 110]
+
+    def visits(world: Transport) -> list[list[int]]:
+        cut = bounds(sizes)
+        norms = torch.rand(len(sizes), generator=torch.Generator().manual_seed(world.rank)).double()
+        x = Accumulated(torch.zeros(sum(sizes)), cut, norms)
+        shares = [Deft(0.5).share(x, t, world) for t in range(n * n)]
+        return [[share.starts.tolist().count(start) for start in cut[:-1].tolist()] for share in shares]
+
+    for mine in run(n, visits):
+        assert [sum(counts) for counts in zip(*mine, strict=True)] == [n] * len(sizes)
+
+
 def test_on_one_worker_with_one_layer_all_are_top_k(run) -> None:
     def select(world: Transport) -> list[list[int]]:
         acc = torch.randn(1000, generator=torch.Generator().manual_seed(3))
