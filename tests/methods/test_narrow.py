@@ -78,7 +78,7 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, excha
     def means(world: Transport) -> list[float]:
         job = form(world, groups=P)
         g = torch.full((4,), LARGE, dtype=torch.float16)
-        bucket = SimpleNamespace(g=g, received=None, w=g.clone(), own=g.clone())
+        bucket: Any = SimpleNamespace(g=g, received=None, w=g.clone(), own=g.clone())
         bucket.g_own = bucket.g.view(K, -1)[job.j]
         s: Any = SimpleNamespace(job=job, buckets=[bucket], t=1)
         across: Exchange = exchange.across_groups()
