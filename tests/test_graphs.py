@@ -153,7 +153,7 @@ def circulant(distances: Distances, t: int, n: int) -> np.ndarray:
     ("graph", "distances"),
     [(Exponential(p), multiples(p)) for p in range(1, 6)]
     + [(PowersOfTwo(p), consecutive(p)) for p in range(1, 4)],
-    ids=repr,
+    ids=lambda value: repr(value) if isinstance(value, Exponential | PowersOfTwo) else "distances",
 )
 def test_shares_are_those_of_the_definition(graph: Graph, distances: Distances) -> None:
     """Also where distances meet or lead home, as 6 among 6 nodes."""
