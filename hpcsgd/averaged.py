@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.averagers import Mean, average_joined
+from hpcsgd.averagers import agree, average_joined
 from hpcsgd.averagers.distance import distance
 from hpcsgd.step import Central, Step
 from hpcsgd.transport import phase
@@ -41,12 +41,7 @@ def averaged(s: Step, central: Central | None) -> Iterator[float]:
         if s.job.P > 1:
             parameters = [(b.w, b.w.clone()) for b in s.buckets]
             mine = [chunk.clone() for chunk in s.owned]
-            model = None if central is None else central.model()
-            if model is None:
-                Mean()(s)
-            else:
-                for own, chunk in zip(s.owned, model, strict=True):
-                    own.copy_(chunk)
+            agree(s, central)
             D = distance(s, mine, s.owned, shards=True)
             gather_chunks(s)
         if s.job.size > 1:

@@ -14,7 +14,9 @@ from trainings import OPTIMIZERS, Net, Training
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_moments_are_what_has_a_value_for_every_element(run, n: int) -> None:
+def test_moments_are_all_tensors_of_the_own_pieces(run, n: int) -> None:
+    """Those with a value for every element, and the number of steps that belongs to them."""
+
     def of_rank(world: Transport) -> tuple[set[str], int, int]:
         training = Training(form(world), "AdamW")
         training.steps(1)
@@ -25,7 +27,7 @@ def test_moments_are_what_has_a_value_for_every_element(run, n: int) -> None:
     ranks = run(n, of_rank)
     assert sum(elements for _, elements, _ in ranks) == ranks[0][2]
     for names, _, _ in ranks:
-        assert names == {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+        assert names == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

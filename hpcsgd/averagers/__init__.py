@@ -3,7 +3,17 @@
 from hpcsgd.averagers.distance import Measured
 from hpcsgd.averagers.ensemble import Ensemble
 from hpcsgd.averagers.joined import average_joined
-from hpcsgd.averagers.mean import Mean, MeanOfAll
+from hpcsgd.averagers.mean import Mean, MeanOfAll, agree
 from hpcsgd.averagers.moments import Averaged, Reset, kept
 
-__all__ = ["Averaged", "Ensemble", "Mean", "MeanOfAll", "Measured", "Reset", "average_joined", "kept"]
+__all__ = [
+    "Averaged",
+    "Ensemble",
+    "Mean",
+    "MeanOfAll",
+    "Measured",
+    "Reset",
+    "agree",
+    "average_joined",
+    "kept",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcsgd.step import Step
+from hpcsgd.step import Central, Step
 
 
 @dataclass(frozen=True)
@@ -33,3 +33,13 @@ class MeanOfAll:
     def __call__(self, s: Step) -> None:
         for b in s.buckets:
             s.job.cross.allreduce(b.w, "mean").wait()
+
+
+def agree(s: Step, central: Central | None) -> None:
+    """The own chunks become those of the model that all groups train: what `central` keeps, or their mean."""
+    model = None if central is None else central.model()
+    if model is None:
+        Mean()(s)
+    else:
+        for own, chunk in zip(s.owned, model, strict=True):
+            own.copy_(chunk)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
+from hpcsgd.checkpoint import tree
 from hpcsgd.checkpoint.pieces import SavedGroups, mean
 from hpcsgd.flat import Bucket
 from hpcsgd.optimizer import DistributedOptimizer
@@ -27,15 +29,12 @@ def split_off_chunks(states: Mapping[str, State]) -> tuple[dict[str, State], Chu
 
 
 def restored(
-    mine: Mapping[str, State],
-    everyone: Callable[[], Sequence[Mapping[str, State]]] | None,
-    source: SavedGroups,
-    optimizer: DistributedOptimizer,
+    mine: Mapping[str, State], source: SavedGroups, optimizer: DistributedOptimizer, *, same_shape: bool
 ) -> dict[str, State]:
-    """What each part is to go on from. `mine`: as this rank saved it, or any of them where P × K is another;
-    then `everyone` reads those of all ranks that count, and what cannot come along is dropped, saying so."""
-    states = dict(mine) if everyone is None else _elsewhere(mine, everyone(), optimizer)
-    dropped = [] if everyone is None else _dropped(mine, states)
+    """What each part is to go on from: `mine`, as this rank saved it, or on another P × K what the ranks of
+    `source` have for it. What cannot come along is dropped, saying so."""
+    states = dict(mine) if same_shape else _elsewhere(source, optimizer)
+    dropped = _dropped(mine, states)
     for role, chunks in source.chunk_names().items():
         if optimizer.job.P == 1:
             dropped += [f"{name} of {role}" for name in chunks]
@@ -48,25 +47,26 @@ def restored(
     return states
 
 
-def _elsewhere(
-    first: Mapping[str, State], everyone: Sequence[Mapping[str, State]], optimizer: DistributedOptimizer
-) -> dict[str, State]:
+def _elsewhere(source: SavedGroups, optimizer: DistributedOptimizer) -> dict[str, State]:
     states: dict[str, State] = {}
-    for role, state in first.items():
-        theirs = [each[role] for each in everyone]
-        kept = {name: section for name, section in state.items() if name == "same"}
-        if "mean" in state:
-            kept["mean"] = {k: sum(one["mean"][k] for one in theirs) / len(theirs) for k in state["mean"]}
-        if "workers" in state and optimizer.exchanges:
-            kept["workers"] = _mean_of_workers([one["workers"] for one in theirs])
-        states[role] = kept
+    for role, saved in source.states():
+        first = saved[0]
+        state: State = {"same": tree.read(first["same"])} if "same" in first else {}
+        if "mean" in first:
+            everyones = [tree.read(sections["mean"]) for sections in saved]
+            state["mean"] = {name: fmean(each[name] for each in everyones) for name in everyones[0]}
+        if "workers" in first and optimizer.exchanges:
+            state["workers"] = _mean_of_workers([sections["workers"] for sections in saved])
+        states[role] = state
     return states
 
 
-def _mean_of_workers(theirs: Sequence[dict[str, dict[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
+def _mean_of_workers(saved: Sequence[tree.Item]) -> dict[str, dict[str, Tensor]]:
+    """Read parameter by parameter: all at once would be as many models as there are workers."""
+    named = [{name: tree.items(layers) for name, layers in tree.items(each).items()} for each in saved]
     return {
-        name: {layer: mean(each[name][layer] for each in theirs) for layer in layers}
-        for name, layers in theirs[0].items()
+        name: {layer: mean(tree.read_item(each[name][layer]) for each in named) for layer in layers}
+        for name, layers in named[0].items()
     }
 
 

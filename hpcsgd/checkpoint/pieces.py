@@ -62,6 +62,7 @@ class SavedGroups:
 
     def __init__(self, groups: Sequence[Sequence[h5py.File]]) -> None:
         self._groups = [_index(files) for files in groups]
+        self._files = [file for files in groups for file in files]
 
     def w(self, name: str, start: int, stop: int) -> Tensor:
         """Elements [start, stop) of a parameter."""
@@ -78,6 +79,12 @@ class SavedGroups:
             for key in keys
         }
         return PieceState(elements, tree.read(groups[0][0].rest))
+
+    def states(self) -> Iterator[tuple[str, list[dict[str, tree.Item]]]]:
+        """By role what the method remembered, unread, in sections, on each rank."""
+        methods = [tree.items(tree.items(tree.items(file)["optimizer"])["method"]) for file in self._files]
+        for role in methods[0]:
+            yield role, [tree.items(method[role]) for method in methods]
 
     def chunk_names(self) -> dict[str, list[str]]:
         """Of the method's vectors, by role."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
 from hpcsgd.checkpoint.tree import Tree
 from hpcsgd.errors import UserError
 from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.step import State
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +72,7 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
         groups = _groups_to_read(saved, state["parts"], optimizer)
         with _saved_groups(saved, groups) as source:
             _restore_pieces(source, optimizer)
-            others = None if same else partial(_methods_of, saved, groups)
-            method = restored(state["method"], others, source, optimizer)
+            method = restored(state["method"], source, optimizer, same_shape=same)
         _restore_buffers([mine] if same else list(_all_files(saved)), optimizer.model)
         with _opened([first]) as (file,):
             _copy_into(dict(_frozen(optimizer)), tree.read(tree.items(file)["frozen"]))
@@ -101,15 +98,6 @@ def _saved_groups(saved: Saved, groups: Iterable[int]) -> Iterator[SavedGroups]:
         yield SavedGroups(
             [stack.enter_context(_opened(saved.rank_file(g, j) for j in positions)) for g in groups]
         )
-
-
-def _methods_of(saved: Saved, groups: Iterable[int]) -> list[dict[str, State]]:
-    """The states of the method on all ranks of these groups."""
-    states = []
-    for path in (saved.rank_file(g, j) for g in groups for j in range(saved.K)):
-        with _opened([path]) as (file,):
-            states.append(tree.read(tree.items(tree.items(file)["optimizer"])["method"]))
-    return states
 
 
 def _restore_pieces(source: SavedGroups, optimizer: DistributedOptimizer) -> None:

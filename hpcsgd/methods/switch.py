@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Literal
 
-from hpcsgd.averagers import Mean, MeanOfAll
+from hpcsgd.averagers import MeanOfAll, agree
 from hpcsgd.errors import UserError
 from hpcsgd.flat import Bucket
 from hpcsgd.step import Averager, Method, State, Step
@@ -18,7 +18,8 @@ FIRST_LR_DECAY = "first lr decay"
 
 
 class Turn:
-    """Whose turn it is. The last step of `first` ends with the exact mean: `then` starts from one model."""
+    """Whose turn it is. The last step of `first` ends with the exact mean, or what its server has: `then`
+    starts from one model."""
 
     def __init__(self, first: Method, then: Method, at: int | str) -> None:
         self.first, self.then, self.at = first, then, at
@@ -82,8 +83,10 @@ class TheirAverager:
         turn = self._turn
         turn.method.how(s)
         if turn.last:
-            mean = Mean() if self.shards else MeanOfAll()
-            mean(s)
+            if self.shards:
+                agree(s, turn.first.central())
+            else:
+                MeanOfAll()(s)
             turn.over = True
 
     @property

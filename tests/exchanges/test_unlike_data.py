@@ -82,7 +82,9 @@ def test_goes_on_in_mid_rotation(run, n: int, exact: bool) -> None:
             another = Training(world, 1, exact)
             another.net.load_state_dict(net)
             another.optimizer.load_state_dict(optimizer)
-            while len(states) - 1 > another.optimizer.state_dict()["hpcsgd"]["method"]["exchange"]["t"]:
+            while (
+                len(states) - 1 > another.optimizer.state_dict()["hpcsgd"]["method"]["exchange"]["same"]["t"]
+            ):
                 another.step()
             ends.append(vector(another.net))
         return [vector(one.net), *ends]

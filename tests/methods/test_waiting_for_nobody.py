@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 import hpcsgd
 from hpcsgd.averagers.server import Server
 from hpcsgd.errors import UserError
-from hpcsgd.methods import Method, ad_psgd, async_sgd, bsp, ssp
+from hpcsgd.methods import Method, ad_psgd, async_sgd, bsp, hierarchical, ssp, switch
 from hpcsgd.optimizer import DistributedOptimizer
 from hpcsgd.topology import Job, form
 from hpcsgd.transport import Transport, threads
@@ -95,6 +95,24 @@ def test_a_read_holds_all_that_is_old_enough(run, n: int, s: int) -> None:
 def test_no_update_is_lost(run, n: int, method: Callable[[], Method]) -> None:
     parts = [part for _, part in run(n, lambda world: reads(world, method, 8, seed=n))]
     assert torch.equal(torch.cat(parts), torch.ones(n * 8))
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_another_method_starts_from_what_the_server_has(run, n: int) -> None:
+    """Not from the mean of what groups had read of it: while one is slow, others read without it."""
+    steps = 4
+
+    def cells(world: Transport) -> Tensor:
+        job = form(world, groups=world.size)
+        net, optimizer = tallying(job, switch(async_sgd(), hierarchical(100), at=steps), steps)
+        for t in range(steps):
+            time.sleep(0.02 * job.g)
+            net.mark(job.g, t)
+            optimizer.step()
+        return net.cells.detach().clone()
+
+    for seen in run(n, cells):
+        assert torch.equal(seen, torch.ones(n, steps))
 
 
 class Clocks:
