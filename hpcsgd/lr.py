@@ -102,5 +102,7 @@ def rates_in_force(*optimizers: Optimizer) -> tuple[float, ...]:
 
     `optimizers` share their param groups: one, and those wrapped in it. 0 where a group has no rate.
     """
-    factor = math.prod(w.pending() for each in optimizers for w in _warm_ups.get(each, ()))
+    known = (wrapped for each in optimizers for wrapped in _with_wrapped(each))
+    warm_ups = dict.fromkeys(w for each in known for w in _warm_ups.get(each, ()))
+    factor = math.prod(w.pending() for w in warm_ups)
     return tuple(float(group.get("lr", 0.0)) * factor for group in optimizers[0].param_groups)

@@ -17,14 +17,14 @@ long."""
 
 def squared_norm(x: Tensor) -> Tensor:
     """‖x‖², float64, of a vector of floats: float32 within blocks (float64 of float64), float64 over them."""
-    if not x.numel():
-        return torch.zeros((), dtype=torch.float64, device=x.device)
     norms = [torch.linalg.vector_norm(block, dtype=wide(x.dtype)) for block in x.view(-1).split(BLOCK)]
     return torch.stack(norms).double().square().sum()
 
 
 def norm(x: Tensor, order: float = 2.0) -> Tensor:
     """‖x‖ of any order, float64."""
+    if not x.numel():
+        return torch.zeros((), dtype=torch.float64, device=x.device)
     if order == 2:
         return squared_norm(x).sqrt()
     return torch.linalg.vector_norm(x, order, dtype=torch.float64)

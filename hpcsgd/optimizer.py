@@ -21,10 +21,10 @@ from hpcsgd.sharding import ShardedOptimizer, is_elementwise
 from hpcsgd.step import Method, State, Step, alike_everywhere
 from hpcsgd.topology import Job
 from hpcsgd.transport import phase
-from hpcsgd.wrapping import require_alike, require_fitting, share_start, trained_parameters
+from hpcsgd.wrapping import Scaled, require_alike, require_fitting, share_start, trained_parameters
 
 
-class DistributedOptimizer(optim.Optimizer):
+class DistributedOptimizer(Scaled, optim.Optimizer):
     """Trains `model` by `method` over the ranks of `job`; the training loop stays as it is.
 
     The optimizer object, its `param_groups` and learning-rate schedulers made from it keep working, before
@@ -84,8 +84,6 @@ class DistributedOptimizer(optim.Optimizer):
             )
         self._step.exchanged = self._courier is not None
         self._notes: dict[str, float] = {}
-        self.scaled = False
-        """Whether an `hpcsgd.GradScaler` sees to it that ranks skip the same steps."""
         self._stepping = False
         self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
@@ -160,8 +158,7 @@ class DistributedOptimizer(optim.Optimizer):
             with phase("parameters"):
                 gather_chunks(s)
         self._take_notes()
-        if self._courier is not None:
-            self._courier.start_over()
+        self.start_over()
         return loss
 
     @torch.no_grad()
@@ -201,20 +198,16 @@ class DistributedOptimizer(optim.Optimizer):
             g.mul_(scale)
         return total
 
+    def start_over(self) -> None:
+        """The exchanged gradients have been used, or are not to be."""
+        if self._courier is not None:
+            self._courier.start_over()
+
     def finish_exchange(self) -> None:
         """Leave the exchanged gradients in `grad` of what the optimizer updates; collective."""
         if self._courier is not None:
             self._courier.finish()
         self.local.take_gradients()
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """torch's GradScaler asks for it before it looks at gradients."""
-        if not self.scaled:
-            raise UserError(
-                "torch's GradScaler would skip other steps on each rank: use hpcsgd.GradScaler in its place"
-            )
-        return False
 
     def averaged(self) -> contextlib.AbstractContextManager[float]:
         """The mean model of all groups, or a server's, for the length of a block, for evaluating or saving
@@ -237,9 +230,12 @@ class DistributedOptimizer(optim.Optimizer):
         self.local.load_state_dict(state_dict)
         if "hpcsgd" in state_dict:
             ours, job = state_dict["hpcsgd"], self._step.job
-            self._step.t = ours["t"]
-            same_shape = ours["shape"] == [job.P, job.K]
-            self.method.load_state_dict(ours["method"] if same_shape else alike_everywhere(ours["method"]))
+            if "shape" not in ours:
+                raise UserError("this state_dict is of an older version of hpcsgd")
+            self._step.t, method = ours["t"], ours["method"]
+            if ours["shape"] != [job.P, job.K]:
+                method = alike_everywhere(method, aloud=job.rank == 0)
+            self.method.load_state_dict(method)
 
     def gather_parameters(self) -> None:
         """Make every position's model from the chunks that each owns; collective over the group."""

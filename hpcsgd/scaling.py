@@ -26,32 +26,43 @@ class GradScaler(torch.amp.GradScaler):
     not finite: 4 bytes. So all skip the same steps, schedules of meetings do not count them, and the scale is
     the same everywhere.
 
-    Raises `UserError` for sparse exchanges, whose residual would be of several scales, among groups that are
-    jobs of their own, and around `NaturalGradient`.
+    Around a `NaturalGradient`, too, whose estimates take a while to forget another scale.
+
+    Raises `UserError` for sparse exchanges, whose residual would be of several scales, and among groups that
+    are jobs of their own.
     """
 
     def step(self, optimizer: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(optimizer, DistributedOptimizer):
-            optimizer.scaled = True
-        return super().step(optimizer, *args, **kwargs)
+        distributed = _distributed(optimizer)
+        if distributed is None:
+            return super().step(optimizer, *args, **kwargs)
+        distributed.scaled = True
+        result = super().step(optimizer, *args, **kwargs)
+        distributed.start_over()
+        return result
 
     def _unscale_grads_(
         self, optimizer: optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
         """torch's own, between the exchange and the agreement of all ranks."""
-        if isinstance(optimizer, Outermost):
-            kind = type(optimizer).__name__
-            raise UserError(f"GradScaler around {kind}: its estimates would be of a loss that is scaled")
-        if not isinstance(optimizer, DistributedOptimizer):
+        distributed = _distributed(optimizer)
+        if distributed is None:
             return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        _require_fitting(optimizer)
-        optimizer.finish_exchange()
+        _require_fitting(distributed)
+        distributed.finish_exchange()
         found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         found = found or {found_inf.device: found_inf}  # a position may own nothing of a small model
         with phase("overflow"):
             for flag in found.values():
-                optimizer.job.world.allreduce(flag, "max").wait()
+                distributed.job.world.allreduce(flag, "max").wait()
         return found
+
+
+def _distributed(optimizer: optim.Optimizer) -> DistributedOptimizer | None:
+    """It, or the one that it is a wrapper around."""
+    if isinstance(optimizer, Outermost):
+        optimizer = vars(optimizer)["optimizer"]
+    return optimizer if isinstance(optimizer, DistributedOptimizer) else None
 
 
 def _require_fitting(optimizer: DistributedOptimizer) -> None:

@@ -50,9 +50,16 @@ def complete(optimizer: optim.Optimizer, tensors: Iterable[Tensor]) -> None:
         for x, stand_in in zip(xs, stand_ins, strict=True):
             if state := fresh.state.get(stand_in):
                 optimizer.state[x] = state
-                for name, start in NUMBERS.items():
-                    if isinstance(state.get(name), Tensor) and state[name].dim() == 0:
-                        state[name].fill_(start(group))
+                _set_back(state, group)
+
+
+def _set_back(state: dict[str, Any], group: Mapping[str, Any]) -> None:
+    for name, start in NUMBERS.items():
+        number = state.get(name)
+        if isinstance(number, Tensor) and number.dim() == 0:
+            number.fill_(start(group))
+        elif isinstance(number, int | float):
+            state[name] = type(number)(start(group))
 
 
 def _at_rest(x: Tensor) -> Tensor:

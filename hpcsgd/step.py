@@ -67,7 +67,7 @@ class Composed(Protocol):
 
 @runtime_checkable
 class Central(Protocol):
-    """An averager that keeps the model in one place: it is not the mean of the groups' models."""
+    """An averager for which the model is not the mean of what the groups train on: servers keep it, say."""
 
     def model(self) -> list[Tensor] | None:
         """This position's chunks of it, like `owned`, in float32 at least; None before the first update,
@@ -198,17 +198,17 @@ class Averager(Protocol):
     def __call__(self, s: Step) -> None: ...
 
 
-def alike_everywhere(states: Mapping[str, State]) -> dict[str, State]:
-    """What one rank's state is good for on any P × K; the rest is dropped, saying so."""
-    dropped = [f"{role} ({name})" for role, state in states.items() for name in state if name != "same"]
-    if dropped:
+def alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, State]:
+    """What one rank's state is good for on any P × K, its numbers standing for all; the rest is dropped,
+    `aloud` or not."""
+    kept = {role: {k: v for k, v in state.items() if k in ("same", "mean")} for role, state in states.items()}
+    dropped = [f"{role} ({k})" for role, state in states.items() for k in state if k not in kept[role]]
+    if dropped and aloud:
         log.warning(
             "state of a method, of one rank of another P × K: %s start anew; checkpoints bring them along",
             ", ".join(dropped),
         )
-    return {
-        role: {name: kept for name, kept in state.items() if name == "same"} for role, state in states.items()
-    }
+    return kept
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,22 @@ from hpcsgd.topology import Job
 from hpcsgd.transport import phase
 
 
+class Scaled:
+    """Part of an optimizer of many ranks: refuses torch's GradScaler."""
+
+    scaled = False
+    """Whether an `hpcsgd.GradScaler` sees to it that ranks skip the same steps."""
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """torch's asks for it before it looks at gradients."""
+        if not self.scaled:
+            raise UserError(
+                "torch's GradScaler would skip other steps on each rank: use hpcsgd.GradScaler in its place"
+            )
+        return False
+
+
 class Outermost(optim.Optimizer):
     """An optimizer that goes around a `DistributedOptimizer`, and never inside one."""
 

@@ -351,3 +351,14 @@ def test_zero_grad_of_either_kind(run, n: int, set_to_none: bool) -> None:
 
 def test_public_names() -> None:
     assert all(getattr(hpcsgd, name) is not None for name in hpcsgd.__all__)
+
+
+@pytest.mark.parametrize("order", [2.0, float("inf"), 1.0])
+def test_clipping_where_a_position_owns_nothing(run, order: float) -> None:
+    def norm(world: Transport) -> float:
+        net = nn.Linear(1, 1, bias=False)
+        optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
+        (3 * net(torch.ones(1, 1))).sum().backward()
+        return optimizer.clip_grad_norm_(1.0, order).item()
+
+    assert run(2, norm) == [3.0, 3.0]

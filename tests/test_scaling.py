@@ -152,20 +152,13 @@ def test_refusals() -> None:
         method = bsp(Sparse(TopK(0.5))) if case == "sparse" else bsp()
         if case == "islands":
             job, method = replace(job, meetings=object()), ensemble(every=2)  # type: ignore[arg-type]
-        optimizer: Any = hpcsgd.DistributedOptimizer(sgd(net), net, job, method)
-        if case == "natural":
-            optimizer = hpcsgd.NaturalGradient(optimizer, net, rank=2)
+        optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, job, method)
         scaler = hpcsgd.GradScaler("cpu")
         scaler.scale(loss(net, *batch(0, world.rank, torch.float32))).backward()
-        try:
-            scaler.step(optimizer)
-        finally:
-            if case == "natural":
-                optimizer.remove()
+        scaler.step(optimizer)
 
     for case, message in {
         "sparse": "GradScaler with a sparse exchange",
-        "natural": "GradScaler around NaturalGradient",
         "islands": "GradScaler among groups that may die",
     }.items():
         with pytest.raises(UserError, match=message):
@@ -189,3 +182,51 @@ def test_without_ranks_it_is_torchs(run) -> None:
     _gathered(other, optimizer, 0, range(1))
     optimizer.step()
     assert torch.allclose(run(2, trained)[0], vector(other), rtol=0, atol=1e-6)
+
+
+def natural(world: Transport, scaler: torch.amp.GradScaler | None) -> Tensor:
+    net = model(dtype=torch.float32)
+    wrapped = hpcsgd.DistributedOptimizer(sgd(net), net, form(world, groups=2), hierarchical(EVERY))
+    optimizer = hpcsgd.NaturalGradient(wrapped, net, rank=2)
+    try:
+        for t in range(4):
+            optimizer.zero_grad()
+            value = loss(net, *batch(t, world.rank, torch.float32))
+            (value if scaler is None else scaler.scale(value)).backward()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+    finally:
+        optimizer.remove()
+    return vector(net)
+
+
+def test_around_a_natural_gradient(run) -> None:
+    """The size of the loss does not matter to it."""
+    plain = run(4, natural, None)
+    scaled = run(4, lambda world: natural(world, hpcsgd.GradScaler("cpu", init_scale=2.0**8)))
+    for mine, theirs in zip(scaled, plain, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-3)
+    with pytest.raises(UserError, match=r"use hpcsgd\.GradScaler in its place"):
+        run(4, lambda world: natural(world, torch.amp.GradScaler("cpu")))
+
+
+def test_who_has_no_batch_after_a_skipped_step(run) -> None:
+    """Its gradient counts as zero, as ever: what was exchanged for the skipped step is not judged again."""
+
+    def trained(world: Transport) -> tuple[int, float]:
+        net = model(dtype=torch.float32)
+        optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, form(world), bsp(), bucket_mb=1e-4)
+        scaler = hpcsgd.GradScaler("cpu", init_scale=4.0)
+        for t in range(3):
+            optimizer.zero_grad()
+            value = scaler.scale(loss(net, *batch(t, world.rank, torch.float32)))
+            if t != 1 or world.rank != 0:
+                (value * float("inf") if t == 0 else value).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return optimizer.t, scaler.get_scale()
+
+    assert run(2, trained) == [(2, 2.0)] * 2

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hpcsgd.errors import JobError
+from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
 
 
@@ -20,7 +20,7 @@ def average_joined(
     """They become their mean over all `ranks`, and then what `further` makes of that; collective.
 
     `further` is given them joined, a vector for every dtype. Ranks must have the same tensors: see
-    `require_alike`.
+    `require_same_layout`.
     """
     dtypes = dict.fromkeys(x.dtype for x in tensors)
     alike = [[x for x in tensors if x.dtype == dtype] for dtype in dtypes]
@@ -33,9 +33,9 @@ def average_joined(
             x.copy_(mean.view_as(x))
 
 
-def require_alike(named: Mapping[str, Sequence[Tensor]], ranks: Transport, what: str) -> None:
+def require_same_layout(named: Mapping[str, Sequence[Tensor]], ranks: Transport, what: str) -> None:
     """Whether all `ranks` are about to join the same: 16 bytes, since MPI would mix up vectors of unlike
-    length in silence. Collective; raises `JobError` on all of them."""
+    length in silence. Collective; raises `UserError` on all of them."""
     layout = {name: [f"{x.numel()} of {x.dtype}" for x in tensors] for name, tensors in named.items()}
     sum_of_it = zlib.crc32(repr(layout).encode())
     extremes = torch.tensor([sum_of_it, -sum_of_it])
@@ -45,4 +45,4 @@ def require_alike(named: Mapping[str, Sequence[Tensor]], ranks: Transport, what:
     counts = {name: sum(x.numel() for x in tensors) for name, tensors in named.items()}
     everyone = ranks.gather_objects(", ".join(f"{n} elements of {name}" for name, n in counts.items()))
     other = next((i for i, theirs in enumerate(everyone) if theirs != everyone[0]), 0)
-    raise JobError(f"{what} differ between groups: {everyone[0]} in group 0, {everyone[other]} in {other}")
+    raise UserError(f"{what} differ between groups: {everyone[0]} in group 0, {everyone[other]} in {other}")

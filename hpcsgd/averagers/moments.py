@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcsgd.averagers.joined import average_joined, require_alike
+from hpcsgd.averagers.joined import average_joined, require_same_layout
 from hpcsgd.step import Averager, Step
 from hpcsgd.transport import phase
 
@@ -39,7 +39,7 @@ class Averaged:
         self.inner(s)
         named = s.moments.tensors()
         with phase("moments"):
-            require_alike(named, s.job.cross, "the optimizers' state tensors")
+            require_same_layout(named, s.job.cross, "the optimizers' state tensors")
             for tensors in named.values():
                 average_joined(tensors, s.job.cross)
 

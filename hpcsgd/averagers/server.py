@@ -24,8 +24,9 @@ class Keeper:
     `staleness` is s: a group that has pushed c updates reads after every group pushed c − s. None: at once.
     """
 
-    def __init__(self, part: Sequence[Tensor], P: int, staleness: int | None) -> None:
-        self.part = [x.to(wide(x.dtype), copy=True) for x in part]
+    def __init__(self, part: Sequence[Tensor], like: Sequence[Tensor], P: int, staleness: int | None) -> None:
+        """`like`: as it travels."""
+        self.begin(part)
         self.clocks = [0] * P
         """How many updates each group has pushed."""
         self.staleness = staleness
@@ -33,7 +34,11 @@ class Keeper:
         """How many updates of others came between each group's last push and the read before it."""
         self._read_at = [0] * P
         self._waiting: set[int] = set()
-        self._answers = [Parcel.like(part) for _ in range(P)]
+        self._answers = [Parcel.like(like) for _ in range(P)]
+
+    def begin(self, part: Sequence[Tensor]) -> None:
+        """From these values on."""
+        self.part = [x.to(wide(x.dtype), copy=True) for x in part]
 
     def __call__(self, group: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
         """Take in the update pushed by `group`; answer all groups that this lets go on."""
@@ -114,17 +119,18 @@ class Server:
     def load_state_dict(self, state: State) -> None:
         """Before the first step, or on all ranks."""
         self._saved = state.get("chunks", {}).get("model")
-        if self._service is not None and self.keeper is not None and self._saved is not None:
+        if self._service is not None and self.keeper is not None:
             with self._service.at_rest():
-                self.keeper.part = [x.clone() for x in self._kept(self._saved, self._cross)]
+                self.keeper.begin(self._kept(self._saved or self._owned, self._cross))
 
     def _start(self, s: Step) -> None:
         parts = self._parts(s)
         self._pushed, self._read = ([Parcel.like(part) for part in parts] for _ in range(2))
-        self._cross = s.job.cross
+        self._cross, self._owned = s.job.cross, s.owned
         self._counts = [[x.numel() for x in chunk.tensor_split(s.job.P)] for chunk in s.owned]
         part = self._kept(self._saved or s.owned, self._cross)
-        self.keeper = Keeper(part, s.job.P, self.staleness)
+        self.keeper = Keeper(part, parts[s.job.g], s.job.P, self.staleness)
+        self._saved = None
         with phase("average"):
             self._service = Service(s.job.cross, self.keeper, self._pushed[s.job.g].bytes.numel())
 

@@ -29,11 +29,11 @@ def split_off_chunks(states: Mapping[str, State]) -> tuple[dict[str, State], Chu
 
 
 def restored(
-    mine: Mapping[str, State], source: SavedGroups, optimizer: DistributedOptimizer, *, same_shape: bool
+    mine: Mapping[str, State], source: SavedGroups, optimizer: DistributedOptimizer, *, goes_on: bool
 ) -> dict[str, State]:
-    """What each part is to go on from: `mine`, as this rank saved it, or on another P × K what the ranks of
-    `source` have for it. What cannot come along is dropped, saying so."""
-    states = dict(mine) if same_shape else _elsewhere(source, optimizer)
+    """What each part is to go on from: `mine`, where this rank goes on with what it saved, or what the ranks
+    of `source` have for it. What cannot come along is dropped, saying so."""
+    states = dict(mine) if goes_on else _elsewhere(source, optimizer)
     dropped = _dropped(mine, states)
     for role, chunks in source.chunk_names().items():
         if optimizer.job.P == 1:

@@ -72,7 +72,8 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
         groups = _groups_to_read(saved, state["parts"], optimizer)
         with _saved_groups(saved, groups) as source:
             _restore_pieces(source, optimizer)
-            method = restored(state["method"], source, optimizer, same_shape=same)
+            goes_on = same and list(groups) == [job.g]
+            method = restored(state["method"], source, optimizer, goes_on=goes_on)
         _restore_buffers([mine] if same else list(_all_files(saved)), optimizer.model)
         with _opened([first]) as (file,):
             _copy_into(dict(_frozen(optimizer)), tree.read(tree.items(file)["frozen"]))

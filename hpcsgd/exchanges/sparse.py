@@ -121,6 +121,7 @@ class Sparse:
         self.feedback.require_fitting(s.moments.optimizer)
         residual = Residual(s.buckets, self.feedback.velocity)
         residual.load_state_dict(self._saved)
+        self._saved = {}
         self._bounds = self.sparsifier.cut(residual.layers, self._workers(s.job).size)
         return residual
 

@@ -63,6 +63,16 @@ class Pairwise:
         if s.job.g % 2 == 0:
             self._ask(s)
 
+    def model(self) -> list[Tensor] | None:
+        """The mean of all x. What groups train on is behind it by averages that only one of two has seen."""
+        if self.x is None or self._service is None:
+            return None
+        with self._at_rest():
+            mean = [x.clone() for x in self.x]
+            for x in mean:
+                self._cross.allreduce(x, "mean").wait()
+        return mean
+
     def state_dict(self) -> State:
         """x, after the averages under way."""
         with self._at_rest():
@@ -72,13 +82,16 @@ class Pairwise:
         """Before the first step, or on all ranks."""
         with self._at_rest():
             x = state.get("chunks", {}).get("x")
-            self.x = None if x is None else [each.clone() for each in x]
+            if x is None and self._service is not None:
+                x = self._owned
+            self.x = None if x is None else [each.to(wide(each.dtype), copy=True) for each in x]
 
     def _at_rest(self) -> contextlib.AbstractContextManager[None]:
         self._take_in()
         return contextlib.nullcontext() if self._service is None else self._service.at_rest()
 
     def _start(self, s: Step) -> None:
+        self._owned, self._cross = s.owned, s.job.cross
         self.x = self.x or [chunk.to(wide(chunk.dtype), copy=True) for chunk in s.owned]
         self._model, self._sent, self._answer, self._average = (Parcel.like(s.owned) for _ in range(4))
         with phase("average"):

@@ -81,7 +81,7 @@ class Outer:
         names = [name for name, value in states[0].items() if _is_like(value, self._theta[0])]
         moments = {f"{OUTER}{name}": [state.pop(name).clone() for state in states] for name in names}
         chunks = {"theta": [x.clone() for x in self._theta], **moments}
-        return {"same": {"rest": copy.deepcopy(states)}, "chunks": chunks}
+        return {"same": {"rest": copy.deepcopy(states[0])}, "chunks": chunks}  # all have stepped as often
 
     def load_state_dict(self, state: State) -> None:
         """It counts from the next step on."""
@@ -98,7 +98,7 @@ class Outer:
         for i, theta in enumerate(self._theta[: len(chunks.get("theta", []))]):
             theta.copy_(chunks["theta"][i])
             moments = {k.removeprefix(OUTER): v[i] for k, v in chunks.items() if k.startswith(OUTER)}
-            if state := self._saved["same"]["rest"][i] | moments:
+            if state := copy.deepcopy(self._saved["same"]["rest"]) | moments:
                 self._optimizer.state[theta] = state
         self._saved = {}
 

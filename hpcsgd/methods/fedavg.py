@@ -13,8 +13,8 @@ The share of local steps is known in advance: LSSR = 1 − x/S with S steps an e
 Differences from McMahan et al.: every group trains all the time, and only who is drawn counts; all groups
 count alike, since their batches are of one size; E is of an epoch over all data, not of epochs over a
 client's own. Who is drawn follows from the seed and t, so that nobody needs to be told. There is no server:
-the mean is an allreduce, to which those who are not drawn bring zeros. Moments stay the groups' own unless
-asked otherwise.
+the mean is an allreduce, to which those who are not drawn bring zeros, in float32 for 16-bit parameters.
+Moments stay the groups' own unless asked otherwise.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from hpcsgd.averagers import Measured, kept
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.step import Averager, Exchange, Method, Step
+from hpcsgd.transport import wide
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ class MeanOfSome:
     def __call__(self, s: Step) -> None:
         drawn = self.drawn(s.t, s.job.P)
         for b in s.buckets:
-            if s.job.g in drawn:
-                b.own.div_(len(drawn))  # first: 16-bit sums overflow
-            else:
-                b.own.zero_()
-            s.job.cross.allreduce(b.own).wait()
+            x = b.own.to(wide(b.own.dtype))
+            if s.job.g not in drawn:
+                x.zero_()
+            s.job.cross.allreduce(x).wait()
+            b.own.copy_(x.div_(len(drawn)))
 
 
 def fedavg(

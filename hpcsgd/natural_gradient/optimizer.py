@@ -136,6 +136,11 @@ class NaturalGradient(Outermost):
             raise UserError("add_param_group after NaturalGradient was made: add it to the optimizer before")
         super().add_param_group(param_group)
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """torch's GradScaler asks; what is refused inside is refused here."""
+        return getattr(self.optimizer, "_step_supports_amp_scaling", False)
+
     def __getattr__(self, name: str) -> Any:
         """What only the wrapped optimizer has."""
         if name.startswith("_") or name == "optimizer":

@@ -121,8 +121,50 @@ class Narrow(nn.Module):
         return self.layer(x.bfloat16()).float() + self.narrower(x.half()).float()
 
 
-def test_narrow_parameters_go_on(run, tmp_path: Path) -> None:
-    check_goes_on(run, tmp_path, 2, 2, "momentum", make=Narrow)
+@pytest.mark.parametrize("method", ["hierarchical", "osgp", "diloco"])
+def test_narrow_parameters_go_on(run, tmp_path: Path, method: str) -> None:
+    check_goes_on(run, tmp_path, 2, 2, "momentum", method, make=Narrow)
+
+
+@pytest.mark.parametrize(("before", "now"), [((2, 2), (2, 2)), ((2, 2), (4, 1)), ((4, 1), (2, 2))])
+@pytest.mark.parametrize("method", [*WAITING_FOR_NOBODY, *PLAIN, "diloco", "osgp"])
+def test_narrow_state_goes_on_everywhere(run, tmp_path: Path, method: str, before: Any, now: Any) -> None:
+    """What is kept in float32 comes back so, beside parameters of 16 bits."""
+
+    def resumed(world: Transport) -> bool:
+        if world.rank == 0:
+            saved_by(*before, tmp_path, "plain", method, make=Narrow)
+        world.barrier()
+        training = Training(form(world, groups=now[0]), "plain", method, make=Narrow, seed=1)
+        load(training, tmp_path)
+        training.steps(3)
+        training.optimizer.load_state_dict(training.optimizer.state_dict())
+        training.steps(2)
+        with training.optimizer.averaged():
+            return all(bool(p.isfinite().all()) for p in training.net.parameters())
+
+    assert run(4, resumed) == [True] * 4
+
+
+@pytest.mark.parametrize(("before", "now"), [(25.0, 1e-4), (1e-4, 25.0)])
+@pytest.mark.parametrize("method", ["diloco", "hierarchical"])
+def test_in_other_buckets(run, tmp_path: Path, method: str, before: float, now: float) -> None:
+    """Same groups, same state, however the model is cut for travelling."""
+
+    def resumed(world: Transport) -> tuple[Tensor, Tensor]:
+        job, ends = form(world, groups=2), []
+        saved = Training(job, "plain", method, bucket_mb=before)
+        saved.steps(SAVED)
+        save(saved, tmp_path)
+        for size in (before, now):
+            training = Training(job, "plain", method, seed=1, bucket_mb=size)
+            load(training, tmp_path)
+            training.steps(3)
+            ends.append(torch.cat([p.detach().double().reshape(-1) for p in training.net.parameters()]))
+        return ends[0], ends[1]
+
+    for one, other in run(2, resumed):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 SHAPES = [(1, 1), (1, 2), (2, 1), (1, 4), (4, 1), (2, 2), (2, 4), (4, 2)]
@@ -226,7 +268,7 @@ def shared_with_others(training: Training) -> list[Tensor]:
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (3, 2)])
 @pytest.mark.parametrize("method", WAITING_FOR_NOBODY)
 def test_what_groups_share_without_meeting_goes_on(run, tmp_path: Path, method: str, P: int, K: int) -> None:
-    """And where a server has the model, all go on with that, not with what each had read of it."""
+    """All go on with the model of all, not with what each had read of it or not heard of yet."""
 
     def saved_and_restored(world: Transport) -> tuple[Any, ...]:
         job = form(world, groups=P)
@@ -235,7 +277,7 @@ def test_what_groups_share_without_meeting_goes_on(run, tmp_path: Path, method: 
         save(training, tmp_path / "same")
         with training.optimizer.averaged():
             central = model_of(training)
-        before = central if method != "ad_psgd" else model_of(training), shared_with_others(training)
+        before = central, shared_with_others(training)
         resumed = Training(job, method=method, seed=1)
         load(resumed, tmp_path / "same")
         after = model_of(resumed), shared_with_others(resumed)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from checkpoint.test_snapshot import load, save
 from hpcsgd.averagers import MeanOfAll
+from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllReduce, MomentumCorrection, Sparse
 from hpcsgd.methods import METHODS as TABLE
 from hpcsgd.methods import Method, bsp, hierarchical, post_local, switch
@@ -218,3 +219,33 @@ def test_one_ranks_state_elsewhere_is_what_is_the_same_everywhere(caplog: pytest
 
     assert all(threads.run(4, loaded))
     assert any("how (chunks) start anew" in record.getMessage() for record in caplog.records)
+
+
+def test_one_ranks_numbers_stand_for_all() -> None:
+    """AdaComm's sum of losses belongs to the steps that it counts."""
+
+    def state(world: Transport) -> dict[str, Any]:
+        training = trained(world, 2, "adacomm")
+        some_steps(training)
+        return training.optimizer.state_dict()
+
+    def loaded(world: Transport, saved: dict[str, Any]) -> Any:
+        training = trained(world, 4, "adacomm", seed=1)
+        training.optimizer.load_state_dict(saved)
+        return training.optimizer.method.state_dict()["when"]
+
+    saved = threads.run(4, state)[0]
+    found = saved["hpcsgd"]["method"]["when"]
+    assert found["mean"]["losses"] > 0
+    assert threads.run(4, loaded, saved) == [found] * 4
+
+
+def test_a_state_of_before_is_refused() -> None:
+    def loaded(world: Transport) -> None:
+        training = trained(world, 1, "hierarchical")
+        state = training.optimizer.state_dict()
+        del state["hpcsgd"]["shape"]
+        training.optimizer.load_state_dict(state)
+
+    with pytest.raises(UserError, match="of an older version"):
+        threads.run(1, loaded)

@@ -16,7 +16,19 @@ from hpcsgd.exchanges import AllReduce, AllToAll, ReduceScatter
 from hpcsgd.graphs import Complete
 from hpcsgd.islands.ring import Ring as IslandRing
 from hpcsgd.islands.rings import Rings
-from hpcsgd.methods import Method, ad_psgd, async_sgd, d_psgd, fedavg, hierarchical, sasgd, selsync, sgp, ssp
+from hpcsgd.methods import (
+    Method,
+    ad_psgd,
+    async_sgd,
+    d_psgd,
+    diloco,
+    fedavg,
+    hierarchical,
+    sasgd,
+    selsync,
+    sgp,
+    ssp,
+)
 from hpcsgd.methods.selsync import gradients
 from hpcsgd.step import Exchange
 from hpcsgd.topology import form
@@ -26,8 +38,9 @@ from references import batch, loss, model, vector
 
 STEPS = 7
 NARROW = [torch.bfloat16, torch.float16]
-ULPS = 16
-"""Of the largest parameter: how far 7 steps, of some roundings each, may lead from the float32 run."""
+ULPS = 4
+"""Of the largest parameter: how far 7 steps, of some roundings each, may lead from the float32 run; 2.4 was the
+most. Groups that never met were 14 (bfloat16) and 111 away from those that did."""
 PLAIN_SGD: dict[str, Callable[[], Method]] = {"SASGD": lambda: sasgd(3)}
 ALL: dict[str, Callable[[], Method]] = {
     **METHODS,
@@ -62,8 +75,8 @@ def test_follows_the_float32_run(run, method: str, P: int, K: int, narrow: torch
     wide = run(P * K, trained, P, method, narrow, torch.float32)
     for mine, theirs in zip(found, wide, strict=True):
         room = ULPS * torch.finfo(narrow).eps * theirs.abs().max().item()
-        if "DEFT" in method:
-            room *= 4  # other elements may be selected
+        if "DEFT" in method and narrow == torch.float16:
+            room *= 8  # another element was selected
         torch.testing.assert_close(mine, theirs, rtol=0, atol=room)
 
 
@@ -95,10 +108,21 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, excha
 
 @pytest.mark.parametrize("P", [3, 5])
 @pytest.mark.parametrize(
-    "make", [d_psgd, lambda: d_psgd(Complete()), lambda: sgp(peers=2), sgp, lambda: sgp(graph=Complete())]
+    "make",
+    [
+        d_psgd,
+        lambda: d_psgd(Complete()),
+        lambda: sgp(peers=2),
+        sgp,
+        lambda: sgp(graph=Complete()),
+        lambda: fedavg(1.0, 1, steps_per_epoch=1),
+        lambda: fedavg(0.6, 1, steps_per_epoch=1),
+        lambda: hierarchical(1),
+        lambda: diloco(1),
+    ],
 )
 @pytest.mark.parametrize("narrow", NARROW)
-def test_gossip_among_equals_changes_nothing(run, make: Callable[[], Method], P: int, narrow: Any) -> None:
+def test_meeting_equals_changes_nothing(run, make: Callable[[], Method], P: int, narrow: Any) -> None:
     """A third of a number, thrice, is the number: models that agree do not drift."""
 
     def drifted(world: Transport) -> bool:
@@ -159,18 +183,3 @@ def test_islands_sum_in_float32() -> None:
         assert aside.tolist() == [LARGE] * 3
     finally:
         rings.close()
-
-
-def test_local_sgd_meets_often_without_bias(run) -> None:
-    """A hundred meetings of models that agree leave them as they are."""
-
-    def trained_on(world: Transport) -> bool:
-        net = model(dtype=torch.float32).bfloat16()
-        inner = optim.SGD(net.parameters(), lr=0.0)
-        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=3), hierarchical(1))
-        before = vector(net)
-        for _ in range(100):
-            optimizer.step()
-        return torch.equal(vector(net), before)
-
-    assert run(3, trained_on) == [True] * 3
