@@ -75,7 +75,7 @@ class Sparse:
         self.sparsifier = sparsifier
         self.combine, self.feedback, self.indices = combine, feedback, indices
         self.t = 0
-        """Exchanges so far; the step's own count may change while an exchange runs."""
+        """Exchanges so far: less than steps, where this takes turns with others."""
         self.across = False
         self._residual: Residual | None = None
         self._saved: dict[str, dict[str, Tensor]] = {}

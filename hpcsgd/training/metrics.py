@@ -15,7 +15,7 @@ kind            fields beside ``kind`` and ``step``
                 or 1), and whether there was one
 ``sparse``      density, error, growth (where workers' selections overlap) and seconds of share, select,
                 encode, exchange and apply (``…_seconds``), as noted by rank 0's sparse exchange
-``evaluation``  epoch, loss, distance (D of the groups from the mean model), seconds, and the figures of the
+``evaluation``  epoch, loss, distance (D of the groups from what was tested), seconds, and the figures of the
                 task: accuracy, or perplexity, or hr10 and ndcg10
 ``epoch``       epoch, loss, seconds
 ==============  ==========================================================================================

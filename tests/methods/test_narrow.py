@@ -39,8 +39,8 @@ from references import batch, loss, model, vector
 STEPS = 7
 NARROW = [torch.bfloat16, torch.float16]
 ULPS = 4
-"""Of the largest parameter: how far 7 steps, of some roundings each, may lead from the float32 run; 2.4 was the
-most. Groups that never met were 14 (bfloat16) and 111 away from those that did."""
+"""Of the largest parameter: how far 7 steps, of some roundings each, may lead from the float32 run; 2.4 was
+the most. Groups that never met were 14 (bfloat16) and 111 away from those that did."""
 PLAIN_SGD: dict[str, Callable[[], Method]] = {"SASGD": lambda: sasgd(3)}
 ALL: dict[str, Callable[[], Method]] = {
     **METHODS,
