@@ -11,7 +11,7 @@ from torch import Tensor
 from hpcsgd.transport import Transport, wide
 
 BLOCK = 1 << 16
-"""Elements: one float32 sum over tens of millions of squares is off in the third digit, and float64 throughout
+"""Elements: one float32 sum over tens of millions of squares is off in the third digit, float64 throughout
 takes many times as long."""
 
 
