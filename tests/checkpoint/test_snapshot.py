@@ -14,7 +14,8 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.checkpoint import Checkpoints, capture, restore
 from hpcsgd.errors import JobError
-from hpcsgd.methods.sgp import PushSum
+from hpcsgd.exchanges import ReduceScatter
+from hpcsgd.methods.sgp import PushSum, sgp
 from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
 from trainings import METHODS, OPTIMIZERS, PLAIN, WAITING_FOR_NOBODY, Net, Training, two_groups
@@ -320,6 +321,21 @@ def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int
 
     expected = [2.0 + rank // K if (P, K) == (2, 2) else 1.0 for rank in range(P * K)]
     assert run(P * K, restored) == expected
+
+
+def test_what_was_a_groups_own_does_not_go_on_from_the_mean(run, tmp_path: Path) -> None:
+    """With another exchange all groups start from one model: weights of push-sum belong to the old ones."""
+
+    def restored(world: Transport) -> float:
+        job = form(world, groups=2)
+        training = Training(job, method="sgp")
+        push_sum(training).weight = 2.0 + job.g
+        save(training, tmp_path)
+        other = Training(job, method=lambda: sgp(exchange=ReduceScatter()))
+        load(other, tmp_path)
+        return push_sum(other).weight
+
+    assert run(4, restored) == [1.0] * 4
 
 
 def test_a_group_that_never_updated_a_parameter(run, tmp_path: Path) -> None:

@@ -115,6 +115,25 @@ def test_another_method_starts_from_what_the_server_has(run, n: int) -> None:
         assert torch.equal(seen, torch.ones(n, steps))
 
 
+def test_the_servers_model_counts_also_inside_a_switch(run) -> None:
+    """What a group has read is old: the updates of the slow one are in the model all the same."""
+
+    def cells(world: Transport) -> Tensor:
+        job = form(world, groups=2)
+        net, optimizer = tallying(job, switch(bsp(), async_sgd(), at=1), 3)
+        net.mark(job.g, 0)
+        optimizer.step()
+        for t in (1, 2):
+            time.sleep(0.05 * job.g)
+            net.mark(job.g, t)
+            optimizer.step()
+        with optimizer.averaged():
+            return net.cells.detach().clone()[:, 1:]
+
+    for seen in run(2, cells):
+        assert torch.equal(seen, torch.ones(2, 2))
+
+
 class Clocks:
     """Seen from outside: how many steps every rank has finished; only on threads."""
 
