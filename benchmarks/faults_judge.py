@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcsgd.islands import chronicle
+from hpcsgd.islands import event_log
 
 
 @dataclass
@@ -45,7 +45,7 @@ def judge(folder: Path, happened: list[tuple[str, float]], wrong: list[str]) -> 
     """By the definition: all that took a round hold the same bits, the mean of those that counted."""
     if (folder / "left").exists():
         wrong.append((folder / "left").read_text().strip())
-    events = chronicle.read(folder / "events.jsonl")
+    events = event_log.read(folder / "events.jsonl")
     commits = [event for event in events if event["event"] == "commit"]
     took, brought = _gather(folder)
     for commit in commits:

@@ -10,7 +10,8 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
 import hpcsgd
-from hpcsgd.graphs import Ring
+from hpcsgd.core.graphs import Ring
+from hpcsgd.core.topology import Job
 from hpcsgd.methods import (
     Method,
     ad_psgd,
@@ -30,7 +31,6 @@ from hpcsgd.methods import (
     switch,
 )
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.topology import Job
 
 EVERY = 3
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from hpcsgd.averagers.joined import average_joined
-from hpcsgd.norm import squared_norm
-from hpcsgd.step import Step
+from hpcsgd.core.norm import squared_norm
+from hpcsgd.core.step import Step
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 from typing import cast
 
 from hpcsgd.batch.allocation import Allocation
+from hpcsgd.config.schema import Config, load
+from hpcsgd.core.topology import form, groups_across_nodes, shape
 from hpcsgd.errors import located
 from hpcsgd.islands.meetings import Meetings
 from hpcsgd.launch.run import group_sizes
-from hpcsgd.topology import form, groups_across_nodes, shape
+from hpcsgd.report.run_folder import require_unused
 from hpcsgd.training.assembly import assemble
-from hpcsgd.training.config import Config, load
-from hpcsgd.training.dealing import make_injection, make_partition, require_divisible
+from hpcsgd.training.loading import make_injection, make_partition, require_divisible
 from hpcsgd.training.probing import plan_of, take_answer
-from hpcsgd.training.run_folder import require_unused
 from hpcsgd.transport import Transport, threads
 
 

@@ -26,11 +26,11 @@ import torch.utils.data
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from hpcsgd.core.topology import Job
 from hpcsgd.data.batches import Batches
-from hpcsgd.data.chance import Purpose, shuffled
+from hpcsgd.data.rng import Purpose, shuffled
 from hpcsgd.data.sampler import Place, Sampler
 from hpcsgd.errors import UserError
-from hpcsgd.topology import Job
 from hpcsgd.transport import phase
 
 

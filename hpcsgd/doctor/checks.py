@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
+from hpcsgd.core.topology import groups_across_nodes
 from hpcsgd.doctor.finding import Finding, error, ok, warning
-from hpcsgd.doctor.patient import Patient
-from hpcsgd.topology import groups_across_nodes
+from hpcsgd.doctor.rank_info import Patient
 from hpcsgd.transport.launcher import intended_size
 
 

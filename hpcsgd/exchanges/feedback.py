@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd import kernels
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Step
 from hpcsgd.errors import UserError
-from hpcsgd.flat import Bucket
-from hpcsgd.step import Step
 
 
 class Feedback(Protocol):

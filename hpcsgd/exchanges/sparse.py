@@ -27,14 +27,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import State, Step
+from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges.codecs import Codec, Gaps
 from hpcsgd.exchanges.combining import Combined, Selected, everyones
 from hpcsgd.exchanges.feedback import Feedback, Kept, Residual
-from hpcsgd.flat import Bucket
 from hpcsgd.sparsifiers import Accumulated, Sparsifier
-from hpcsgd.step import State, Step
-from hpcsgd.topology import Job
 from hpcsgd.transport import Transport
 
 Combine = Callable[[Selected, Codec, Transport], Combined]

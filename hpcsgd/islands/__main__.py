@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.islands.allotment import Allotment
-from hpcsgd.islands.chronicle import Chronicle
 from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.event_log import Chronicle
 
 
 async def _serve(

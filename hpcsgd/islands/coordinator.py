@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.atomic import overwrite
+from hpcsgd.files.atomic import overwrite
 from hpcsgd.islands.allotment import Allotment, Paces
-from hpcsgd.islands.chronicle import Chronicle, Loss
+from hpcsgd.islands.event_log import Chronicle, Loss
 from hpcsgd.islands.handshake import CHALLENGE, GREETING, PROOF, challenge, proof, require
 from hpcsgd.islands.register import Ballot, Membership, Phase, Place, Register
 from hpcsgd.islands.watch import Watch, beat

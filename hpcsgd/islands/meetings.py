@@ -23,10 +23,10 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from hpcsgd.islands.client import Expelled, Seat
 from hpcsgd.islands.register import Ballot, Phase, Place, Register
 from hpcsgd.islands.ring import Broken
 from hpcsgd.islands.rings import Rings, chunk
-from hpcsgd.islands.seat import Expelled, Seat
 from hpcsgd.transport import Transport, wide
 
 log = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hpcsgd.config.schema import Config, load
 from hpcsgd.errors import UserError
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.launch.starter import starter
 from hpcsgd.launch.supervisor import Supervisor, sizes
-from hpcsgd.training import run_folder
-from hpcsgd.training.config import Config, load
+from hpcsgd.report import run_folder
 
 
 def launch(
@@ -85,6 +85,6 @@ def _allotment(config: Config) -> Allotment | None:
 
 
 def _report(folder: Path) -> None:
-    from hpcsgd.training.ensemble_report import report_ensemble  # matplotlib is slow to import
+    from hpcsgd.report.ensemble_report import report_ensemble  # matplotlib is slow to import
 
     report_ensemble(folder)

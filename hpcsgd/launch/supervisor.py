@@ -20,10 +20,10 @@ from hpcsgd.errors import UserError
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.invitation import Invitation
 from hpcsgd.islands.register import Phase
-from hpcsgd.launch.service import Service
+from hpcsgd.launch.coordinator_process import Service
 from hpcsgd.launch.starter import Starter
+from hpcsgd.report.run_folder import island_folder
 from hpcsgd.training.ensemble import MOVED
-from hpcsgd.training.run_folder import island_folder
 from hpcsgd.training.stopping import STOPPED
 
 PAUSE = 1.0

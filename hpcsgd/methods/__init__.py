@@ -6,6 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpcsgd.averagers import Averaged, Reset, kept
+from hpcsgd.core.graphs import (
+    BipartiteExponential,
+    Complete,
+    Exponential,
+    PowersOfTwo,
+    Ring,
+    UndirectedExponential,
+)
+from hpcsgd.core.step import Method
 from hpcsgd.exchanges import (
     AllToAll,
     Gaps,
@@ -17,14 +26,6 @@ from hpcsgd.exchanges import (
     Sparse,
     everyones,
     own,
-)
-from hpcsgd.graphs import (
-    BipartiteExponential,
-    Complete,
-    Exponential,
-    PowersOfTwo,
-    Ring,
-    UndirectedExponential,
 )
 from hpcsgd.methods.ad_psgd import ad_psgd
 from hpcsgd.methods.adacomm import adacomm
@@ -42,7 +43,6 @@ from hpcsgd.methods.sgp import osgp, sgp
 from hpcsgd.methods.ssp import ssp
 from hpcsgd.methods.switch import switch
 from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, SIDCo, TopK
-from hpcsgd.step import Method
 
 METHODS: Mapping[str, Callable[..., Method]] = {
     "ad_psgd": ad_psgd,

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 import torch
 
 from hpcsgd.averagers import Mean, Measured, kept
+from hpcsgd.core.step import Averager, Exchange, Method, State, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
-from hpcsgd.step import Averager, Exchange, Method, State, Step
 from hpcsgd.transport import phase
 
 GAMMA = 1 / 2

@@ -11,17 +11,17 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcsgd import models
+from hpcsgd.config.reference import build, call, call_named, resolve, takes
+from hpcsgd.config.schema import Config
+from hpcsgd.core.generators import seed_generators
+from hpcsgd.core.topology import Job
 from hpcsgd.data import Batches, Injected, InjectedBatches, Sampler, Split, crop_and_flip
+from hpcsgd.engine.lr import WarmUp, lr_scale
+from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError, located, near_miss
-from hpcsgd.generators import seed_generators
-from hpcsgd.lr import WarmUp, lr_scale
 from hpcsgd.methods import MADE, METHODS, PARTS, Method
 from hpcsgd.natural_gradient import NaturalGradient
-from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.reference import build, call, call_named, resolve, takes
-from hpcsgd.topology import Job
-from hpcsgd.training.config import Config
-from hpcsgd.training.dealing import batches_of, deal, make_loader, opened
+from hpcsgd.training.loading import batches_of, deal, make_loader, opened
 from hpcsgd.training.tasks import Task, task_of
 from hpcsgd.training.trial import require_fitting
 

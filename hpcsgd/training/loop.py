@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import Checkpoints, capture
+from hpcsgd.config.schema import Config
+from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.generators import generators_state, load_generators_state
+from hpcsgd.report.figures import written
+from hpcsgd.report.meter import Meter, Reading
+from hpcsgd.report.metrics import SPARSE, Metrics, noted
+from hpcsgd.report.progress import Progress
 from hpcsgd.training.assembly import Assembly
-from hpcsgd.training.config import Config
 from hpcsgd.training.evaluation import evaluate
-from hpcsgd.training.figures import written
-from hpcsgd.training.meter import Meter, Reading
-from hpcsgd.training.metrics import SPARSE, Metrics, noted
-from hpcsgd.training.progress import Progress
-from hpcsgd.training.promise import Promise
 from hpcsgd.training.scheduler import scheduler_state, take_up_scheduler
 from hpcsgd.training.stopping import Stopping
 from hpcsgd.transport import Transport, Work
+from hpcsgd.tuning.monitor import Promise
 
 Tree = dict[str, Any]
 

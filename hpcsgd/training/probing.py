@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from hpcsgd.atomic import replacing
 from hpcsgd.averagers import Mean, MeanOfAll, Measured
+from hpcsgd.config.schema import Config, dump, load
+from hpcsgd.core.topology import together
 from hpcsgd.errors import UserError, located
 from hpcsgd.exchanges import Sparse
+from hpcsgd.files.atomic import replacing
+from hpcsgd.report.run_folder import changes
 from hpcsgd.schedules import Every
-from hpcsgd.topology import together
 from hpcsgd.training.assembly import make_method
-from hpcsgd.training.config import Config, dump, load
 from hpcsgd.training.process import keep_freed_memory, use_threads
-from hpcsgd.training.promise import Promise
-from hpcsgd.training.run_folder import changes
 from hpcsgd.training.virtual import CPU, virtual_groups
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.idle import IN_MEMORY, Idle, OnDisk
+from hpcsgd.tuning.monitor import Promise
 from hpcsgd.tuning.probe import GROUPS, Plan, Probe, probe
 from hpcsgd.tuning.replicas import VirtualGroups
 from hpcsgd.tuning.report import HEAD, answer, plot, table_row, to_json

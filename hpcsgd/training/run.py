@@ -10,23 +10,23 @@ from pathlib import Path
 
 import torch
 
-from hpcsgd.atomic import replacing
 from hpcsgd.checkpoint import Checkpoints, restore
+from hpcsgd.config.schema import Config, load
+from hpcsgd.core.topology import Job, form_as_launched, together
 from hpcsgd.errors import located
+from hpcsgd.files.atomic import replacing
 from hpcsgd.islands.meetings import Over
-from hpcsgd.topology import Job, form_as_launched, together
-from hpcsgd.training import run_folder
+from hpcsgd.report import run_folder
+from hpcsgd.report.metrics import Metrics, read
+from hpcsgd.report.summary import summary, summary_text
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.config import Config, load
 from hpcsgd.training.ensemble import MOVED, EnsembleLoop, Moved
 from hpcsgd.training.loop import Loop, WorldLoop
-from hpcsgd.training.metrics import Metrics, read
 from hpcsgd.training.probing import take_answer
 from hpcsgd.training.process import keep_freed_memory, use_threads
-from hpcsgd.training.promise import Promise
-from hpcsgd.training.report import summary, summary_text
 from hpcsgd.training.stopping import STOPPED, Stopping
 from hpcsgd.transport import Transport, leave_together
+from hpcsgd.tuning.monitor import Promise
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def _save_model(folder: Path, parts: Assembly) -> None:
 
 
 def _report(folder: Path) -> None:
-    from hpcsgd.training.curves import plot_curves  # matplotlib is slow to import
+    from hpcsgd.report.curves import plot_curves  # matplotlib is slow to import
 
     records = read(folder / "metrics.jsonl")
     numbers = summary(records)

@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from hpcsgd.topology import Job
+from hpcsgd.core.topology import Job
 from hpcsgd.training.slurm import seconds_left
 from hpcsgd.transport import Transport, Work, phase
 

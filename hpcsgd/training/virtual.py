@@ -9,24 +9,24 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hpcsgd import models
+from hpcsgd.config.schema import Config
+from hpcsgd.core.generators import generators_state, load_generators_state, seed_generators
 from hpcsgd.data import Split
-from hpcsgd.generators import generators_state, load_generators_state, seed_generators
-from hpcsgd.lr import WarmUp, lr_scale
+from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.training.assembly import (
     make_natural_gradient,
     make_optimizer,
     make_scheduler,
     make_transform,
 )
-from hpcsgd.training.config import Config
-from hpcsgd.training.dealing import batch_of_rank, opened
+from hpcsgd.training.loading import batch_of_rank, opened
 from hpcsgd.training.tasks import task_of
 from hpcsgd.training.trial import require_fitting
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
-from hpcsgd.tuning.members import member
 from hpcsgd.tuning.own import HELD_OUT
 from hpcsgd.tuning.replicas import Chance, Member, Trainee, VirtualGroups
+from hpcsgd.tuning.virtual_ranks import member
 
 CPU = torch.device("cpu")
 

@@ -11,15 +11,15 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, default_collate
 
-from hpcsgd.generators import generators_state, load_generators_state, seed_generators
-from hpcsgd.lr import WarmUp, lr_scale
+from hpcsgd.core.generators import generators_state, load_generators_state, seed_generators
+from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.growth import THRESHOLD
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
-from hpcsgd.tuning.members import member
 from hpcsgd.tuning.probe import GROUPS, Plan, Probe
 from hpcsgd.tuning.probe import probe as probe_groups
 from hpcsgd.tuning.replicas import Chance, Trainee, VirtualGroups
+from hpcsgd.tuning.virtual_ranks import member
 
 HELD_OUT = 512
 """Samples, at most, to see the loss on after every meeting."""

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from hpcsgd.core.norm import norm
 from hpcsgd.errors import UserError
-from hpcsgd.norm import norm
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from hpcsgd.core.topology import Job, form
 from hpcsgd.data import Batches, DefDP, Injected, InjectedBatches, Injection, Partition, Sampler, Seat, SelDP
 from hpcsgd.errors import UserError
-from hpcsgd.topology import Job, form
 from hpcsgd.transport import Transport
 
 PARTS = st.floats(0.01, 1)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Kept, MomentumCorrection, Plain, RateInside, Sparse, own
 from hpcsgd.exchanges.feedback import Feedback
 from hpcsgd.methods import Method, bsp, hierarchical
 from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, Sparsifier, TopK
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from references import MakeOptimizer, distributed, meet_every, model, one_step, same, set_vector, vector
 from sparsifying import (

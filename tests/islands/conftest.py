@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.islands.allotment import Allotment
-from hpcsgd.islands.chronicle import Chronicle, Event, read
+from hpcsgd.islands.client import Seat
 from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.event_log import Chronicle, Event, read
 from hpcsgd.islands.register import Phase, Register
-from hpcsgd.islands.seat import Seat
 
 SILENCE = 60.0
 """Seconds; longer than any machine keeps a thread waiting, so that nobody is lost who is not meant to be."""

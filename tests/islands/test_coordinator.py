@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from hpcsgd.islands.client import Expelled, Seat
 from hpcsgd.islands.handshake import CHALLENGE, PROOF, Unwelcome
 from hpcsgd.islands.register import Ballot, Phase, Register
-from hpcsgd.islands.seat import Expelled, Seat
 from hpcsgd.transport import PeerLost
 from islands.conftest import SILENCE, TOKEN, Desk, wait_for
 

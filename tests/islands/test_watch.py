@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from hpcsgd.islands.client import Seat
 from hpcsgd.islands.handshake import introduce, welcome
 from hpcsgd.islands.register import Phase, Register
-from hpcsgd.islands.seat import Seat
 from hpcsgd.islands.watch import Watch
 from islands.conftest import TOKEN, Desk, wait_for
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.errors import UserError
-from hpcsgd.islands import chronicle
+from hpcsgd.islands import event_log
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.launch.starter import Mpiexec, Srun, starter
 from hpcsgd.launch.supervisor import Supervisor, sizes
@@ -77,8 +77,8 @@ def lives(folder: Path, island: int) -> int:
     return len((folder / f"lives-{island}").read_text())
 
 
-def events(folder: Path, kind: str) -> list[chronicle.Event]:
-    return [event for event in chronicle.read(folder / "events.jsonl") if event["event"] == kind]
+def events(folder: Path, kind: str) -> list[event_log.Event]:
+    return [event for event in event_log.read(folder / "events.jsonl") if event["event"] == kind]
 
 
 FINISH = f"""

@@ -11,8 +11,9 @@ from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_map
 
 import hpcsgd
+from hpcsgd.core.graphs import Exponential, Ring, push_matrix, symmetric_matrix
+from hpcsgd.core.topology import form
 from hpcsgd.exchanges import ReduceScatter, Sparse
-from hpcsgd.graphs import Exponential, Ring, push_matrix, symmetric_matrix
 from hpcsgd.methods import (
     Method,
     adacomm,
@@ -28,7 +29,6 @@ from hpcsgd.methods import (
     switch,
 )
 from hpcsgd.sparsifiers import Deft
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from local_methods import NESTEROV, adaptive, fed_averaging, with_outer
 from references import (

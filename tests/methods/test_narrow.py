@@ -12,8 +12,10 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.averagers import Mean, MeanOfAll
+from hpcsgd.core.graphs import Complete
+from hpcsgd.core.step import Exchange
+from hpcsgd.core.topology import form
 from hpcsgd.exchanges import AllReduce, AllToAll, ReduceScatter
-from hpcsgd.graphs import Complete
 from hpcsgd.islands.ring import Ring as IslandRing
 from hpcsgd.islands.rings import Rings
 from hpcsgd.methods import (
@@ -30,8 +32,6 @@ from hpcsgd.methods import (
     ssp,
 )
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.step import Exchange
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
 from methods.test_battery import METHODS
 from references import batch, loss, model, vector

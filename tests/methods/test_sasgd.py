@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllReduce, AllToAll
 from hpcsgd.methods import (
@@ -20,7 +21,6 @@ from hpcsgd.methods import (
     sasgd,
     switch,
 )
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from local_methods import accumulating
 from methods.test_battery import OPTIMIZERS

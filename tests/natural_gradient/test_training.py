@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hpcsgd.config.schema import dump, load
+from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
-from hpcsgd.topology import form
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.config import dump, load
 from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport, threads
 from training.launches import JOB, make_store

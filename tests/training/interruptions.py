@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.topology import form
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import form
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.config import load
 from hpcsgd.transport import Transport, threads
 
 _run = importlib.import_module("hpcsgd.training.run")  # the package has a function of that name

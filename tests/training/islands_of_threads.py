@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import Checkpoints, restore
-from hpcsgd.islands.chronicle import Event
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import Job, form
 from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.event_log import Event
 from hpcsgd.islands.meetings import Meetings, Over
-from hpcsgd.topology import Job, form
+from hpcsgd.report.metrics import Metrics, Record, read
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.config import load
 from hpcsgd.training.ensemble import EnsembleLoop
-from hpcsgd.training.metrics import Metrics, Record, read
 from hpcsgd.transport import Transport, threads
 from islands.conftest import SILENCE, TOKEN
 

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import Checkpoints
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import form
+from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.islands.allotment import Allotment
-from hpcsgd.islands.chronicle import Event
+from hpcsgd.islands.event_log import Event
 from hpcsgd.islands.meetings import Meetings
 from hpcsgd.islands.reallocation import Reallocation
 from hpcsgd.methods import ensemble, hierarchical
-from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.topology import form
+from hpcsgd.report.summary import of_kind, summary
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.config import load
 from hpcsgd.training.ensemble import Moved
 from hpcsgd.training.loop import WorldLoop
-from hpcsgd.training.report import of_kind, summary
 from hpcsgd.transport import Transport, threads
 from islands.conftest import Desk, desk, wait_for
 from training.islands_of_threads import (

@@ -16,13 +16,13 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy
 
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import form
 from hpcsgd.data import Store
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.models import mlp
-from hpcsgd.topology import form
+from hpcsgd.report.meter import LARGEST, Meter
 from hpcsgd.training.assembly import assemble
-from hpcsgd.training.config import load
-from hpcsgd.training.meter import LARGEST, Meter
 from hpcsgd.transport import Transport, phase, threads
 from training.launches import JOB, launch, make_store
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcsgd.config.schema import Config, load
 from hpcsgd.errors import UserError
-from hpcsgd.training.config import Config, load
 from hpcsgd.training.probing import fitting, plan_of, setting, take_answer
-from hpcsgd.training.promise import Promise
+from hpcsgd.tuning.monitor import Promise
 from training.launches import JOB, Preloaded, launch, make_store
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from hpcsgd.config.schema import load
+from hpcsgd.core.step import Method
+from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.exchanges import Kept, MomentumCorrection, Plain, RateInside, Sparse, everyones, own
 from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, TopK
-from hpcsgd.step import Method
-from hpcsgd.topology import form
 from hpcsgd.training.assembly import assemble
-from hpcsgd.training.config import load
 from hpcsgd.transport import Transport, threads
 from training.interruptions import assert_interruptions_change_nothing, train, without_pictures
 from training.launches import JOB, make_store
