@@ -216,10 +216,10 @@ class Run:
                 (self._folder / "left").write_text(f"somebody listens on host {host}\n")
 
     def _coordinate(self) -> None:
-        with event_log.Chronicle(self._folder / "events.jsonl") as told:
+        with event_log.EventLog(self._folder / "events.jsonl") as told:
             at = Coordinator(
                 ISLANDS, self._token, silence=SILENCE, timeout=TIMEOUT,
-                journal=self._folder / "register.json", chronicle=told,
+                journal=self._folder / "register.json", events=told,
             )  # fmt: skip
             asyncio.run(at.serve("10.77.0.254", PORT))
 

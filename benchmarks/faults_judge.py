@@ -1,4 +1,4 @@
-"""Was a run of islands right? From what they wrote down, and from the coordinator's chronicle."""
+"""Was a run of islands right? From what they wrote down, and from the coordinator's event log."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _frames(path: Path) -> list[Any]:
 
 
 def _brought(by_island: list[Any], rounds: int, committed: float) -> Any:
-    """To this round. Who was killed or expelled in the middle of it has not written down that it took it:
+    """To this round. Who was killed or evicted in the middle of it has not written down that it took it:
     then it is what it brought last."""
     exact = [vector for known, _, vector in by_island if known == rounds]
     before = [(at, vector) for _, at, vector in by_island if at < committed]

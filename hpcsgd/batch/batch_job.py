@@ -23,7 +23,7 @@ TIMEOUT = 60  # seconds for an answer of sbatch
 
 
 @dataclass(frozen=True)
-class Order:
+class BatchJob:
     """A script that is ready to be submitted, and what it will ask for."""
 
     script: Path
@@ -52,7 +52,7 @@ def prepare(
     site: Site,
     after: str | None = None,
     own: Mapping[str, str] = MappingProxyType({}),
-) -> Order:
+) -> BatchJob:
     """The template `kind`, filled for the command line `words` of a checked job, beside the run folder.
 
     `own`: values that this template alone has.
@@ -82,7 +82,7 @@ def prepare(
     with replacing(script) as part:
         part.write_text(text, encoding="utf-8")
     restarts = re.search(r"^MAX_RESTARTS=(\d+)", text, re.MULTILINE)
-    return Order(script, allocation, checked.placement, 1 + int(restarts[1]) if restarts else 1)
+    return BatchJob(script, allocation, checked.placement, 1 + int(restarts[1]) if restarts else 1)
 
 
 def estimate(script: Path) -> str | None:

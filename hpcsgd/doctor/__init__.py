@@ -28,9 +28,9 @@ def run(groups: int | None = None, group_size: int | None = None, store: Path | 
 
     logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # the findings say what the groups would warn of
     job = form_as_launched(mpi.world(TIMEOUT), groups, group_size)
-    patients = job.world.gather_objects(examine(job, mpi.thread_level()))
-    _tell(job, table(patients, grouped=groups is not None or group_size is not None))
-    found = check(patients, job.K, os.environ)
+    ranks = job.world.gather_objects(examine(job, mpi.thread_level()))
+    _tell(job, table(ranks, grouped=groups is not None or group_size is not None))
+    found = check(ranks, job.K, os.environ)
     if store is not None:
         found.append(open_everywhere(job.world, store))
     found += exercise(job.world)

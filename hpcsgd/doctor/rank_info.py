@@ -18,7 +18,7 @@ PACKAGES = ("hpcsgd", "torch", "h5py", "mpi4py", "numpy")
 
 
 @dataclass(frozen=True)
-class Patient:
+class RankInfo:
     """One rank and what it runs on."""
 
     rank: int
@@ -38,11 +38,11 @@ class Patient:
     versions: str
 
 
-def examine(job: Job, thread_level: str) -> Patient:
+def examine(job: Job, thread_level: str) -> RankInfo:
     """This rank of `job`; collective."""
     nodes = job.world.gather_objects(job.world.backend.node)
     gpu, gpu_id = _gpu(nodes[: job.rank].count(nodes[job.rank]))
-    return Patient(
+    return RankInfo(
         rank=job.rank,
         node=job.world.backend.node,
         host=_host(),
@@ -85,20 +85,20 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def table(patients: Sequence[Patient], grouped: bool) -> str:
+def table(ranks: Sequence[RankInfo], grouped: bool) -> str:
     """A line a rank; groups and positions where they were asked for."""
     titles = ["rank", "node", *(["group", "position"] if grouped else [])]
     titles += ["CPUs", "threads", "GPU", "MPI", "thread level"]
-    rows = [titles, *(_row(patient, grouped) for patient in patients)]
+    rows = [titles, *(_row(rank, grouped) for rank in ranks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(_line(row, widths) for row in rows)
 
 
-def _row(patient: Patient, grouped: bool) -> list[str]:
-    place = [str(patient.group), str(patient.position)] if grouped else []
-    cpus = numbers(list(patient.cpus))
-    return [str(patient.rank), patient.host, *place, cpus, str(patient.threads), patient.gpu, patient.mpi,
-            patient.thread_level]  # fmt: skip
+def _row(rank: RankInfo, grouped: bool) -> list[str]:
+    place = [str(rank.group), str(rank.position)] if grouped else []
+    cpus = numbers(list(rank.cpus))
+    return [str(rank.rank), rank.host, *place, cpus, str(rank.threads), rank.gpu, rank.mpi,
+            rank.thread_level]  # fmt: skip
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from hpcsgd.core.step import Method, State, Step, alike_everywhere
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.averaged import averaged, float_buffers, gather_chunks
 from hpcsgd.engine.lr import rates_in_force
-from hpcsgd.engine.reducer import Courier
+from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer, is_elementwise
 from hpcsgd.engine.wrapping import Scaled, require_alike, require_fitting, share_start, trained_parameters
 from hpcsgd.errors import UserError
@@ -77,12 +77,12 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self._step = Step(job=job, buckets=buckets, moments=self.local, buffers=float_buffers(model))
         self._step.shards = self._exchange.shards
         share_start(job, buckets, model, self.trained)
-        self._courier = None
+        self._reducer = None
         if not self._exchange.idle(job):
-            self._courier = Courier(
+            self._reducer = GradientReducer(
                 self._exchange, buckets, self._departing, passes=accumulate, overlap=overlap
             )
-        self._step.exchanged = self._courier is not None
+        self._step.exchanged = self._reducer is not None
         self._notes: dict[str, float] = {}
         self._stepping = False
         self._laid_out = False
@@ -106,8 +106,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     def accumulate(self, passes: int) -> None:
         """From the next step on, so many backward passes come before each `step()`; between two steps."""
-        if self._courier is not None:
-            self._courier.passes = passes
+        if self._reducer is not None:
+            self._reducer.passes = passes
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -126,7 +126,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     @property
     def exchanges(self) -> bool:
         """Whether gradients travel, or each rank's stay where autograd put them."""
-        return self._courier is not None
+        return self._reducer is not None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, loss: float | Tensor | None = None) -> Any:
@@ -139,8 +139,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
                 loss = closure()
         self._require_as_wrapped()
         s = self._step
-        if self._courier is not None:
-            self._courier.finish()
+        if self._reducer is not None:
+            self._reducer.finish()
         s.t += 1
         s.rates = self.rates
         s.loss = None if loss is None else float(loss)
@@ -186,9 +186,9 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
         """
         s = self._step
-        if self._courier is None:
+        if self._reducer is None:
             return nn.utils.clip_grad_norm_([p for _, p in self.trained], max_norm, norm_type)
-        self._courier.finish()
+        self._reducer.finish()
         gradients = [b.gradients_own if self._exchange.shards else b.gradients for b in s.buckets]
         divided = self._exchange.shards and s.job.K > 1
         with phase("clipping"):
@@ -200,13 +200,13 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     def start_over(self) -> None:
         """The exchanged gradients have been used, or are not to be."""
-        if self._courier is not None:
-            self._courier.start_over()
+        if self._reducer is not None:
+            self._reducer.start_over()
 
     def finish_exchange(self) -> None:
         """Leave the exchanged gradients in `grad` of what the optimizer updates; collective."""
-        if self._courier is not None:
-            self._courier.finish()
+        if self._reducer is not None:
+            self._reducer.finish()
         self.local.take_gradients()
 
     def averaged(self) -> contextlib.AbstractContextManager[float]:

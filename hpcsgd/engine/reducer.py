@@ -16,7 +16,7 @@ from hpcsgd.transport import Work, phase
 log = logging.getLogger(__name__)
 
 
-class Courier:
+class GradientReducer:
     """Hands each bucket to `exchange` once its last gradient is there, always in the order of the buckets.
 
     Arrival order differs between ranks, so a bucket waits for those before it. What never became ready

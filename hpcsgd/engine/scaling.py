@@ -48,7 +48,7 @@ class GradScaler(torch.amp.GradScaler):
         distributed = _distributed(optimizer)
         if distributed is None:
             return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        _require_fitting(distributed)
+        _require_scalable(distributed)
         distributed.finish_exchange()
         found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         found = found or {found_inf.device: found_inf}  # a position may own nothing of a small model
@@ -65,7 +65,7 @@ def _distributed(optimizer: optim.Optimizer) -> DistributedOptimizer | None:
     return optimizer if isinstance(optimizer, DistributedOptimizer) else None
 
 
-def _require_fitting(optimizer: DistributedOptimizer) -> None:
+def _require_scalable(optimizer: DistributedOptimizer) -> None:
     if any("exchange" in role.split(".") for role in optimizer.method.stateful()):
         raise UserError("GradScaler with a sparse exchange: what it keeps would be of several scales")
     if optimizer.job.meetings is not None:

@@ -1,4 +1,4 @@
-"""A rank's seat at the coordinator: a thread that beats and listens while the rank computes."""
+"""A rank's client at the coordinator: a thread that beats and listens while the rank computes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ NOTHING = Register()
 """Heard so far."""
 
 
-class Expelled(Exception):
+class Evicted(Exception):
     """The others have gone on without this island; it may come back as a new life."""
 
 
-class Seat:
+class Client:
     """The connection of one rank of one life of an island.
 
     A broken connection is made again for `patience` seconds, for the coordinator may be started again; what
     was said last is then said once more. `on_change` is called, by the listening thread, with every new
-    register and when the island is expelled (None).
+    register and when the island is evicted (None).
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Seat:
         self._sending = threading.Lock()
         self._closed = False
         self._connection = self._connect()
-        self._thread = threading.Thread(target=self._listen, name="seat", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="client", daemon=True)
         self._thread.start()
         with self._news:  # what was before this life is not for it
             self._news.wait_for(lambda: self._ended is not None or self._register is not NOTHING)
 
     @property
     def register(self) -> Register:
-        """As last heard. Raises `Expelled`, or `PeerLost` where the coordinator is gone."""
+        """As last heard. Raises `Evicted`, or `PeerLost` where the coordinator is gone."""
         with self._news:
             if self._ended is not None:
                 raise self._ended
@@ -192,8 +192,8 @@ class Seat:
                 if self._closed:
                     return
                 log.debug("the coordinator is lost: %s", error)
-            except Expelled as expelled:
-                self._end(expelled)
+            except Evicted as evicted:
+                self._end(evicted)
                 return
             try:
                 self._connection.close()
@@ -228,8 +228,8 @@ class Seat:
                 self._understand(json.loads(line))
 
     def _understand(self, said: Mapping[str, Any]) -> None:
-        if "expelled" in said:
-            raise Expelled(said["expelled"])
+        if "evicted" in said:
+            raise Evicted(said["evicted"])
         if "all_arrived" in said:
             self._complete = *said["all_arrived"], time.monotonic()
         if "moved" in said:

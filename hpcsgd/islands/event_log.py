@@ -48,7 +48,7 @@ class Loss(StrEnum):
     """The network between it and the others is gone."""
 
 
-class Chronicle:
+class EventLog:
     """Appends events to a JSONL file; each line is written whole and is readable at once.
 
     One at a time writes to a file. A later one goes on where the last one was: a line that was left half
@@ -150,5 +150,5 @@ def _event(line: bytes, where: str) -> Event:
         if "units" in found:
             event["units"] = {int(island): x for island, x in found["units"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{where}: not an event of a chronicle: {error!r}") from error
+        raise UserError(f"{where}: not an event of an event log: {error!r}") from error
     return found | event

@@ -15,7 +15,7 @@ PAUSE = 0.5
 """Seconds between the death of a coordinator and the next one."""
 
 
-class Service:
+class CoordinatorProcess:
     """`told` is what the process gets: see `hpcsgd.islands.__main__`."""
 
     def __init__(self, **told: Any) -> None:
@@ -49,7 +49,7 @@ class Service:
         self._told["port"] = int(self.address.rsplit(":", 1)[1])
 
     def note(self, event: str, **fields: Any) -> None:
-        """Into the chronicle."""
+        """Into the event log."""
         self._say({"event": event, **fields})
 
     def register(self) -> Register:

@@ -17,8 +17,8 @@ from hpcsgd.core.graphs import (
 from hpcsgd.core.step import Method
 from hpcsgd.exchanges import (
     AllToAll,
+    ErrorFeedback,
     Gaps,
-    Kept,
     MomentumCorrection,
     Plain,
     RateInside,
@@ -68,7 +68,7 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     "aggregate": {"parameters": parameters, "gradients": gradients},
     "combine": {"everyones": everyones, "own": own},
     "exchange": {"alltoall": AllToAll(), "reduce_scatter": ReduceScatter()},
-    "feedback": {"kept": Kept(), "rate_inside": RateInside()},
+    "feedback": {"error_feedback": ErrorFeedback(), "rate_inside": RateInside()},
     "graph": {
         "bipartite_exponential": BipartiteExponential(),
         "complete": Complete(),

@@ -69,8 +69,8 @@ class Story:
         return sorted({at for (_, before), (at, after) in steps if before != after})
 
 
-def plot_chronicle(events: Sequence[Event], target: Path) -> None:
-    """Draw what ``events`` of a chronicle tell as a PNG at ``target``; panels without data are left out.
+def plot_events(events: Sequence[Event], target: Path) -> None:
+    """Draw what ``events`` of an event log tell as a PNG at ``target``; panels without data are left out.
 
     Where no island ever averaged and no units were given out there is nothing to draw: no file is written.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcsgd.islands import event_log
 from hpcsgd.report import run_folder
 from hpcsgd.report.curves import plot_curves
-from hpcsgd.report.ensemble_picture import plot_chronicle
+from hpcsgd.report.ensemble_picture import plot_events
 from hpcsgd.report.metrics import Record, read
 from hpcsgd.report.summary import summary, summary_text
 
@@ -19,7 +19,7 @@ def report_ensemble(folder: Path) -> None:
     """Writes ``summary.json``, ``curves.png`` and ``islands.png``; tells the summary."""
     records = gather(folder)
     events = event_log.read(folder / "events.jsonl")
-    plot_chronicle(events, folder / "islands.png")
+    plot_events(events, folder / "islands.png")
     if not records:
         return
     numbers = summary(records)

@@ -23,7 +23,7 @@ from hpcsgd.methods import MADE, METHODS, PARTS, Method
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.training.loading import batches_of, deal, make_loader, opened
 from hpcsgd.training.tasks import Task, task_of
-from hpcsgd.training.trial import require_fitting
+from hpcsgd.training.trial import require_model_fits
 
 Transform = Callable[[Tensor, Generator], Tensor]
 TRANSFORMS: Mapping[str, Transform] = {"crop_and_flip": crop_and_flip}
@@ -71,7 +71,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = models.build(config.model.build, config.model.arguments)
-        require_fitting(model, train, task, config.model.build)
+        require_model_fits(model, train, task, config.model.build)
         inner = make_optimizer(config, model, job.groups)
         steps_per_epoch = len(batches)
         method = make_method(config, steps_per_epoch)

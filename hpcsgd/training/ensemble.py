@@ -16,7 +16,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd.data import Batches
-from hpcsgd.islands.register import Place
+from hpcsgd.islands.register import Point
 from hpcsgd.training.loop import Loop
 from hpcsgd.transport import PeerLost
 
@@ -110,7 +110,7 @@ class EnsembleLoop(Loop):
             self._take_share()
         return False
 
-    def _go_to(self, place: Place) -> None:
+    def _go_to(self, place: Point) -> None:
         """Raises `PeerLost` where the others have started again from before: so must this island."""
         parts = self._parts
         steps, epochs = place.t - parts.optimizer.t, place.epoch - self._epoch

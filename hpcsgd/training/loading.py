@@ -14,13 +14,13 @@ from hpcsgd.config.schema import Config, DataSection
 from hpcsgd.core.topology import Job
 from hpcsgd.data import (
     PARTITIONS,
+    AsRank,
     Batches,
     InjectedBatches,
     Injection,
     Overlapping,
     Partition,
     Sampler,
-    Seat,
     Split,
     open_split,
 )
@@ -39,13 +39,13 @@ def deal(train: Split, job: Job, config: Config) -> Sampler:
     """The samples of this rank, or of its island."""
     if job.meetings is None:
         return _sampler(train, job, config)
-    island = Seat(job.meetings.island, job.meetings.islands)
+    island = AsRank(job.meetings.island, job.meetings.islands)
     if not isinstance(make_partition(config.data), Overlapping | None):
         raise UserError("[data] partition: groups that `hpcsgd launch` starts know overlapping alone")
     return _sampler(train, island, config)
 
 
-def _sampler(train: Split, place: Job | Seat, config: Config) -> Sampler:
+def _sampler(train: Split, place: Job | AsRank, config: Config) -> Sampler:
     partition = make_partition(config.data)
     with located("[data] store" if partition is None else "[data] partition"):
         return Sampler(train, place, seed=config.seed, partition=partition, labels=train.labels)
@@ -63,7 +63,7 @@ def batches_of(sampler: Sampler, job: Job, data: DataSection) -> Batches | Injec
     return Batches(sampler, B, job.K, job.j)
 
 
-def _batches(sampler: Sampler, place: Job | Seat, data: DataSection) -> Batches | InjectedBatches:
+def _batches(sampler: Sampler, place: Job | AsRank, data: DataSection) -> Batches | InjectedBatches:
     b = batch_of_rank(data.batch_size, place.K)
     injection = make_injection(data)
     if injection is not None and place.P == 1:
@@ -117,7 +117,7 @@ def make_injection(data: DataSection) -> Injection | None:
 
 def require_divisible(config: Config, P: int, K: int) -> None:
     """Raises `UserError` where P groups of K ranks cannot have the samples as configured."""
-    seat = Seat(0, P * K, K)
+    seat = AsRank(0, P * K, K)
     train = opened(config.data, "train")
     _batches(_sampler(train, seat, config), seat, config.data)
 

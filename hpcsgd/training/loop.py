@@ -25,7 +25,7 @@ from hpcsgd.training.evaluation import evaluate
 from hpcsgd.training.scheduler import scheduler_state, take_up_scheduler
 from hpcsgd.training.stopping import Stopping
 from hpcsgd.transport import Transport, Work
-from hpcsgd.tuning.monitor import Promise
+from hpcsgd.tuning.monitor import DistanceMonitor
 
 Tree = dict[str, Any]
 
@@ -33,7 +33,7 @@ Tree = dict[str, Any]
 class Loop(ABC):
     """Trains from where the assembly stands to the last epoch; every rank runs one.
 
-    `metrics` and `promise`, what a probe saw, are rank 0's. `aside` has a lane of its own.
+    `metrics` and `monitor`, what a probe saw, are rank 0's. `aside` has a lane of its own.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Loop(ABC):
         self._meter = Meter(parts.optimizer.job, aside)
         self._readings: deque[tuple[Tree, Work]] = deque()  # under way: when they were taken, what they say
         self.metrics: Metrics | None = None
-        self.promise: Promise | None = None
+        self.monitor: DistanceMonitor | None = None
 
     def take_up(self, shared: Tree, own: Tree | None) -> None:
         """Go on from what a checkpoint held; `own` is None where it is of another P × K."""
@@ -149,7 +149,7 @@ class Loop(ABC):
         self._met_at = t
         if self.metrics is not None:
             self.metrics.meeting(step=t, distance=D, **noted(notes, "interval"))
-        if self.promise is not None and (told := self.promise.hear(D, self._lr)) is not None:
+        if self.monitor is not None and (told := self.monitor.hear(D, self._lr)) is not None:
             self._progress.note(f"step {t}: {told}")
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:

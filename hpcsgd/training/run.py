@@ -26,7 +26,7 @@ from hpcsgd.training.probing import take_answer
 from hpcsgd.training.process import keep_freed_memory, use_threads
 from hpcsgd.training.stopping import STOPPED, Stopping
 from hpcsgd.transport import Transport, leave_together
-from hpcsgd.tuning.monitor import Promise
+from hpcsgd.tuning.monitor import DistanceMonitor
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +53,10 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     with together(world, "reading the job file"):
         config = load(path, overrides)
     _log_to_stdout(world.rank)
-    promise = None
+    monitor = None
     if probe is not None:
         with together(world, "reading the probe"):
-            config, promise = take_answer(config, probe, world.size)
+            config, monitor = take_answer(config, probe, world.size)
     world.timeout = config.job.timeout
     use_threads(config.training.threads)
     keep_freed_memory()
@@ -71,7 +71,7 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
         else:
             open_files.callback(job.meetings.close)
             _open_island(config, job, open_files)
-        return _train(config, parts, stopping, aside, resume, open_files, promise)
+        return _train(config, parts, stopping, aside, resume, open_files, monitor)
 
 
 def _train(
@@ -81,7 +81,7 @@ def _train(
     aside: Transport,
     resume: bool,
     open_files: ExitStack,
-    promise: Promise | None = None,
+    monitor: DistanceMonitor | None = None,
 ) -> str | None:
     job = parts.optimizer.job
     log.info("%d groups of %d ranks, %d steps an epoch", job.groups, job.K, parts.steps_per_epoch)
@@ -90,7 +90,7 @@ def _train(
     if resume or job.meetings is not None:
         _go_on(parts, checkpoints, loop)
     if job.rank == 0:
-        loop.promise = promise
+        loop.monitor = monitor
         loop.metrics = open_files.enter_context(
             Metrics(own_folder(config, job) / "metrics.jsonl", resumed_step=parts.optimizer.t)
         )

@@ -17,7 +17,7 @@ FULL_RATE = 0.9
 
 
 @dataclass
-class Promise:
+class DistanceMonitor:
     """What the probe saw of so many groups: their distance D, at the learning rate `lr`."""
 
     P: int
@@ -27,7 +27,7 @@ class Promise:
     _state: str = "kept"
 
     @classmethod
-    def read(cls, probe: Mapping[str, Any], P: int) -> Promise | None:
+    def read(cls, probe: Mapping[str, Any], P: int) -> DistanceMonitor | None:
         """From the contents of a ``probe.json``; None where P groups were not probed."""
         row = next((row for row in probe["rows"] if row["P"] == P and row["diverged"] is None), None)
         return None if row is None else cls(P, row["D"], row["lr"])

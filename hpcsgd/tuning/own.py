@@ -19,7 +19,7 @@ from hpcsgd.tuning.idle import IN_MEMORY, Idle
 from hpcsgd.tuning.probe import GROUPS, Plan, Probe
 from hpcsgd.tuning.probe import probe as probe_groups
 from hpcsgd.tuning.replicas import Chance, Trainee, VirtualGroups
-from hpcsgd.tuning.virtual_ranks import member
+from hpcsgd.tuning.virtual_ranks import virtual_rank
 
 HELD_OUT = 512
 """Samples, at most, to see the loss on after every meeting."""
@@ -78,7 +78,7 @@ def probe(
         made = optimizer(local.parameters(), lr * lr_scale(rule, P))
         WarmUp(made, plan.ramp * every, 1 / lr_scale(rule, P))
         device = next(local.parameters()).device
-        only = member(data, lambda rows: _load(data, rows, device), batch_size, g, P, seed)  # pyright: ignore[reportArgumentType]
+        only = virtual_rank(data, lambda rows: _load(data, rows, device), batch_size, g, P, seed)  # pyright: ignore[reportArgumentType]
         return Trainee(local, made, [only])
 
     return probe_groups(start, plan, world, idle=idle)

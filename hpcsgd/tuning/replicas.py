@@ -28,7 +28,7 @@ class DivergedError(UserError):
 
 
 @dataclass
-class Member:
+class VirtualRank:
     """One virtual rank: its batches, and where its chance (dropout, augmentation) has come to."""
 
     batches: Batches
@@ -41,7 +41,7 @@ class Trainee:
 
     model: nn.Module
     optimizer: optim.Optimizer
-    members: Sequence[Member]
+    members: Sequence[VirtualRank]
     after_update: Callable[[], None] = field(default=lambda: None)
     """What a learning-rate scheduler does after each update."""
 

@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence, Sized
 from torch import Tensor
 
 from hpcsgd.core.generators import generators_state, seed_generators
-from hpcsgd.data import Sampler, Seat
-from hpcsgd.tuning.replicas import Batches, Member
+from hpcsgd.data import AsRank, Sampler
+from hpcsgd.tuning.replicas import Batches, VirtualRank
 
 Load = Callable[[Sequence[int]], tuple[Tensor, Tensor]]
 """Samples by their indices, as one batch."""
 
 
-def member(data: Sized, load: Load, batch: int, rank: int, size: int, seed: int) -> Member:
+def virtual_rank(data: Sized, load: Load, batch: int, rank: int, size: int, seed: int) -> VirtualRank:
     """Rank `rank` of `size`, which takes `batch` samples a step, epoch after epoch."""
     seed_generators(seed + 1 + rank)
-    sampler = Sampler(data, Seat(rank, size), seed=seed)
-    return Member(_batches(sampler, load, batch), generators_state())
+    sampler = Sampler(data, AsRank(rank, size), seed=seed)
+    return VirtualRank(_batches(sampler, load, batch), generators_state())
 
 
 def _batches(sampler: Sampler, load: Load, batch: int) -> Batches:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcsgd.batch import Allocation, Order, Site, check_ensemble, check_probe, check_training, prepare
+from hpcsgd.batch import Allocation, BatchJob, Site, check_ensemble, check_probe, check_training, prepare
 from hpcsgd.batch.batch_job import estimate, submit
 from hpcsgd.config.schema import load
 from hpcsgd.errors import UserError
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def make(*overrides: str, allocation: Allocation = EIGHT, site: Site | None = None, **how: Any) -> Order:
+def make(*overrides: str, allocation: Allocation = EIGHT, site: Site | None = None, **how: Any) -> BatchJob:
     checked = check_training(Path("job.toml"), overrides, allocation, fresh=True, **how)
     return prepare("train", ["job.toml", *overrides], checked, allocation, site or Site())
 

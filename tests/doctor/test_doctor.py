@@ -13,13 +13,13 @@ from hpcsgd.doctor import Finding, Level
 from hpcsgd.doctor.checks import check, cores, extra, gpus, groups, launcher, threads, versions
 from hpcsgd.doctor.exercise import exercise
 from hpcsgd.doctor.finding import numbers
-from hpcsgd.doctor.rank_info import Patient, examine, table
+from hpcsgd.doctor.rank_info import RankInfo, examine, table
 from hpcsgd.doctor.stores import open_everywhere
 from hpcsgd.transport import Backend, Transport
 from hpcsgd.transport import threads as in_threads
 from training.launches import launch, make_store
 
-WELL = Patient(
+WELL = RankInfo(
     rank=0,
     node=0,
     host="n0",
@@ -35,7 +35,7 @@ WELL = Patient(
 )
 
 
-def ranks(n: int, *, per_node: int = 4, **differing: Any) -> list[Patient]:
+def ranks(n: int, *, per_node: int = 4, **differing: Any) -> list[RankInfo]:
     """`n` ranks on nodes with `per_node` each, otherwise well but for what differs."""
     found = []
     for rank in range(n):
@@ -107,9 +107,9 @@ def test_ranks_that_share_a_gpu() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_gpu_of_this_rank() -> None:
-    (patient,) = in_threads.run(1, lambda world: examine(form(world), "MULTIPLE"))
-    assert patient.gpu.startswith("0: ")
-    assert patient.gpu_id
+    (rank,) = in_threads.run(1, lambda world: examine(form(world), "MULTIPLE"))
+    assert rank.gpu.startswith("0: ")
+    assert rank.gpu_id
 
 
 def test_more_threads_than_cores() -> None:
@@ -143,10 +143,10 @@ def test_the_launcher(environ: dict[str, str], level: Level, text: str) -> None:
 
 
 def test_software_that_differs() -> None:
-    patients = ranks(8)
-    assert versions(patients).level is Level.OK
-    patients[5] = dataclasses.replace(patients[5], versions="Python 3.11, torch 2.4")
-    found = versions(patients)
+    given = ranks(8)
+    assert versions(given).level is Level.OK
+    given[5] = dataclasses.replace(given[5], versions="Python 3.11, torch 2.4")
+    found = versions(given)
     assert found.level is Level.ERROR
     assert (
         "rank 0 on n0 has Python 3.11, torch 2.13, but rank 5 on n1 has Python 3.11, torch 2.4" in found.text

@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Kept, MomentumCorrection, Plain, RateInside, Sparse, own
+from hpcsgd.exchanges import ErrorFeedback, MomentumCorrection, Plain, RateInside, Sparse, own
 from hpcsgd.exchanges.feedback import Feedback
 from hpcsgd.methods import Method, bsp, hierarchical
 from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, Sparsifier, TopK
@@ -260,7 +260,7 @@ def test_a_group_of_one_sends_nothing(run) -> None:
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("feedback", [Kept(), MomentumCorrection(0.5)])
+@pytest.mark.parametrize("feedback", [ErrorFeedback(), MomentumCorrection(0.5)])
 def test_back_at_the_start_nothing_is_kept(run, feedback: Feedback) -> None:
     """A state from before the first step is loaded by who has already trained."""
 

@@ -1,4 +1,4 @@
-"""What is drawn of a chronicle: who was there when, and what there is no data for is left out."""
+"""What is drawn of an event log: who was there when, and what there is no data for is left out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from matplotlib import image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hpcsgd.islands.event_log import Chronicle, Event, Loss, read
-from hpcsgd.report.ensemble_picture import COLOURS, NAMED, RETURNED, plot_chronicle, tell
+from hpcsgd.islands.event_log import Event, EventLog, Loss, read
+from hpcsgd.report.ensemble_picture import COLOURS, NAMED, RETURNED, plot_events, tell
 
 
 def happened(*events: tuple) -> list[Event]:
@@ -132,7 +132,7 @@ PROGRESS, UNITS = "1.5 epochs in 12 s: 1 lost, 1 returned", "samples: 256 in all
 def test_each_panel_with_data_is_drawn_and_no_other(
     tmp_path: Path, panels: list[Axes], events: list[Event], titles: list[str]
 ) -> None:
-    plot_chronicle(events, tmp_path / "islands.png")
+    plot_events(events, tmp_path / "islands.png")
     assert [axes.get_title(loc="left") for axes in panels] == titles
     height, width, _ = image.imread(tmp_path / "islands.png").shape
     assert width >= 1000
@@ -142,16 +142,14 @@ def test_each_panel_with_data_is_drawn_and_no_other(
 
 @pytest.mark.parametrize("events", [[], happened((0, "started", {"island": 0}), (1, "stopped", {}))])
 def test_nobody_averaged_nothing_drawn(tmp_path: Path, events: list[Event]) -> None:
-    plot_chronicle(events, tmp_path / "islands.png")
+    plot_events(events, tmp_path / "islands.png")
     assert not list(tmp_path.iterdir())
 
 
 def test_what_has_as_many_units_is_drawn_beside_and_the_rest_in_its_place(
     tmp_path: Path, panels: list[Axes]
 ) -> None:
-    plot_chronicle(
-        happened(given(0, i0=64, i1=64, i2=100), given(1, i0=64, i2=100)), tmp_path / "islands.png"
-    )
+    plot_events(happened(given(0, i0=64, i1=64, i2=100), given(1, i0=64, i2=100)), tmp_path / "islands.png")
     first, second, third = ([*map(float, line.get_ydata())] for line in panels[0].lines[:3])  # type: ignore[arg-type]
     assert 64 < first[0] < 66
     assert first[0] + second[0] == pytest.approx(128)
@@ -161,7 +159,7 @@ def test_what_has_as_many_units_is_drawn_beside_and_the_rest_in_its_place(
 
 
 def test_every_moment_of_a_move_is_marked_in_all_panels(tmp_path: Path, panels: list[Axes]) -> None:
-    plot_chronicle(STORY, tmp_path / "islands.png")
+    plot_events(STORY, tmp_path / "islands.png")
     for axes in panels:
         dashed = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == "--"]  # type: ignore[index]
         assert dashed == [8, 10]
@@ -172,7 +170,7 @@ def test_the_legend_names_as_many_islands_as_can_be_read(
     tmp_path: Path, panels: list[Axes], islands: int
 ) -> None:
     events = happened(members(0, *range(islands)), committed(1, 1, *range(islands)), lost(2, 0, Loss.LATE))
-    plot_chronicle(events, tmp_path / "islands.png")
+    plot_events(events, tmp_path / "islands.png")
     legend = panels[0].get_figure().legends[0]  # type: ignore[union-attr]
     names = [f"island {island}" for island in range(min(islands, NAMED))]
     more = [f"and {islands - NAMED} more"] * (islands > NAMED)
@@ -180,16 +178,16 @@ def test_the_legend_names_as_many_islands_as_can_be_read(
     assert len(set(COLOURS)) == len(COLOURS) >= NAMED
 
 
-def test_a_chronicle_is_drawn_as_it_is_read(tmp_path: Path, panels: list[Axes]) -> None:
-    with Chronicle(tmp_path / "events.jsonl") as chronicle:
-        chronicle.generation(generation=1, members=[0, 1], newcomers=[], rounds=0)
-        chronicle.units(unit="threads", units={0: 3, 1: 5})
-        chronicle.commit(generation=1, rounds=1, members=[0, 1], counted=[0, 1], t=10, epoch=2, fraction=0.0)
+def test_a_log_is_drawn_as_it_is_read(tmp_path: Path, panels: list[Axes]) -> None:
+    with EventLog(tmp_path / "events.jsonl") as events:
+        events.generation(generation=1, members=[0, 1], newcomers=[], rounds=0)
+        events.units(unit="threads", units={0: 3, 1: 5})
+        events.commit(generation=1, rounds=1, members=[0, 1], counted=[0, 1], t=10, epoch=2, fraction=0.0)
         for kind in Loss:
-            chronicle.lost(island=1, why="", kind=kind)
-            chronicle.generation(generation=2, members=[0, 1], newcomers=[1], rounds=1)
-        chronicle.finished()
-    plot_chronicle(read(tmp_path / "events.jsonl"), tmp_path / "islands.png")
+            events.lost(island=1, why="", kind=kind)
+            events.generation(generation=2, members=[0, 1], newcomers=[1], rounds=1)
+        events.finished()
+    plot_events(read(tmp_path / "events.jsonl"), tmp_path / "islands.png")
     first, second = (axes.get_title(loc="left") for axes in panels)
     assert first.startswith("2 epochs in ")
     assert first.endswith(": 4 lost, 4 returned")

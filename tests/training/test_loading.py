@@ -13,6 +13,7 @@ from hpcsgd.batch import Allocation, check_training
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.data import (
+    AsRank,
     ByLabel,
     DefDP,
     Dirichlet,
@@ -20,7 +21,6 @@ from hpcsgd.data import (
     Overlapping,
     Partition,
     Sampler,
-    Seat,
     SelDP,
 )
 from hpcsgd.errors import JobError, UserError
@@ -66,7 +66,7 @@ PARTITIONS: dict[str, Partition | None] = {
     "--data.partition.name defdp": DefDP(),
     '--data.partition {name="by_label"}': ByLabel(),
     '--data.partition {name="dirichlet",alpha=2}': Dirichlet(2),
-    "--data.partition.name training.test_dealing:mine": SelDP(),
+    "--data.partition.name training.test_loading:mine": SelDP(),
 }
 
 
@@ -81,7 +81,7 @@ def test_names_of_a_job_file(job_file: Path, words: str, partition: Partition | 
     made = parts_of(job_file, f"{words} --seed 5", 4, 2)
     labels = torch.arange(TRAIN) % 10
     for rank, parts in enumerate(made):
-        seat = Seat(rank, 4, K=2)
+        seat = AsRank(rank, 4, K=2)
         expected = Sampler(TRAIN, seat, seed=5, partition=partition, labels=labels.tolist())
         assert list(parts.sampler) == list(expected)
         assert parts.steps_per_epoch == -(-len(expected) // 8)
@@ -100,7 +100,7 @@ REFUSED = {
     '--data.partition {name="dirichlet",alpha=0}': "[data] partition: alpha = 0: must be a number > 0",
     '--data.partition {name="seldp"} --data.share 1': "[data] share = 1.0 beside partition: give one of them",
     "--data.share 0.4": "[data] partition: share 0.4 of the samples: each of 2 groups needs 1/P to 1",
-    "--data.partition.name training.test_dealing:nothing": "returned NoneType, expected a Partition",
+    "--data.partition.name training.test_loading:nothing": "returned NoneType, expected a Partition",
     "--data.injection {alpha=0.5}": "[data] injection: Injection needs 'beta'; given: alpha",
     "--data.injection {alpha=0.5,beta=1.5}": "[data] injection: beta = 1.5: must be",
     "--data.injection {alpha=0.5,bata=1}": "Injection has no argument 'bata'; did you mean 'beta'",
@@ -154,7 +154,7 @@ def test_islands_know_shares_alone(job_file: Path, words: str, told: str | None)
             threads.run(1, one)
     else:
         (sampler,) = threads.run(1, one)
-        assert list(sampler) == list(Sampler(TRAIN, Seat(1, 3), seed=1, partition=Overlapping(0.75)))
+        assert list(sampler) == list(Sampler(TRAIN, AsRank(1, 3), seed=1, partition=Overlapping(0.75)))
 
 
 def test_groups_share_samples_in_training(job_file: Path, tmp_path: Path) -> None:
