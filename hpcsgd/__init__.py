@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcsgd.core.topology import Job, init
+    from hpcsgd.core.topology import Job
     from hpcsgd.data import (
         ByLabel,
         DefDP,
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from hpcsgd.natural_gradient import NaturalGradient
     from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, SIDCo, TopK
+    from hpcsgd.start import init
     from hpcsgd.tuning.own import probe
 
 _HOMES = {
@@ -88,7 +89,7 @@ _HOMES = {
     "ensemble": "methods",
     "fedavg": "methods",
     "hierarchical": "methods",
-    "init": "core.topology",
+    "init": "start",
     "lr_scale": "engine.lr",
     "osgp": "methods",
     "post_local": "methods",
