@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from ensemble_flow import flow
 from harness import Spread, interleaved, ratios
-from hpcsgd.islands.invitation import Invitation
-from hpcsgd.islands.meetings import Meetings
 from mpi4py import MPI
 
+from hpcsgd.islands.invitation import Invitation
+from hpcsgd.islands.meetings import Meetings
 from hpcsgd.training.process import keep_freed_memory
 from hpcsgd.transport import Transport, mpi
 
