@@ -23,13 +23,13 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 import hpcsgd
 from hpcsgd import kernels
+from hpcsgd.core.topology import form
 from hpcsgd.data import ByLabel
 from hpcsgd.data.partition import Samples as Dealt
 from hpcsgd.data.windows import IGNORED
 from hpcsgd.exchanges.combining import union
 from hpcsgd.sparsifiers import Accumulated, Sparsifier
 from hpcsgd.sparsifiers.base import wanted
-from hpcsgd.topology import form
 from hpcsgd.training.process import keep_freed_memory
 from hpcsgd.transport import Transport, threads
 

@@ -24,7 +24,7 @@ from typing import Any
 from harness import Goal, print_table
 from torch import Tensor, nn
 
-from hpcsgd.islands import chronicle
+from hpcsgd.islands import event_log
 from hpcsgd.islands.invitation import invitation
 from hpcsgd.islands.reallocation import shares
 
@@ -115,10 +115,10 @@ def run(folder: Path, store: Path, epochs: int) -> list[Epoch]:
         check=True, stdout=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here},
     )  # fmt: skip
-    return settled(chronicle.read(folder / "events.jsonl"))
+    return settled(event_log.read(folder / "events.jsonl"))
 
 
-def settled(events: list[chronicle.Event]) -> list[Epoch]:
+def settled(events: list[event_log.Event]) -> list[Epoch]:
     """Those that began and ended with the same islands."""
     ends = [event for event in events if event["event"] == "commit" and not event["fraction"]]
     given = [event for event in events if event["event"] == "units"]

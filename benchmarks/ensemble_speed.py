@@ -30,8 +30,8 @@ from hosts import on_hosts, shaped_hosts
 from virtual import first_images
 
 from hpcsgd.data import Store, convert
-from hpcsgd.training.ensemble_report import gather
-from hpcsgd.training.metrics import read
+from hpcsgd.report.ensemble_report import gather
+from hpcsgd.report.metrics import read
 
 MINUTES = {"sync SGD": 412.2, "async SGD": 397.9, "EnsembleSync": 60.95}
 """Of the paper."""

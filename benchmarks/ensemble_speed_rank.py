@@ -21,9 +21,9 @@ from mpi4py import MPI
 from torch import nn, optim
 
 import hpcsgd
+from hpcsgd.core.topology import form
 from hpcsgd.islands.invitation import Invitation
 from hpcsgd.models import cifar_resnet
-from hpcsgd.topology import form
 from hpcsgd.training.process import keep_freed_memory
 from hpcsgd.transport import mpi
 

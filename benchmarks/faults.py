@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from faults_judge import Frames, Outcome, judge
 
-from hpcsgd.islands import chronicle
+from hpcsgd.islands import event_log
 from hpcsgd.islands.coordinator import Coordinator
 from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.islands.register import Phase, Register
@@ -216,10 +216,10 @@ class Run:
                 (self._folder / "left").write_text(f"somebody listens on host {host}\n")
 
     def _coordinate(self) -> None:
-        with chronicle.Chronicle(self._folder / "events.jsonl") as told:
+        with event_log.EventLog(self._folder / "events.jsonl") as told:
             at = Coordinator(
                 ISLANDS, self._token, silence=SILENCE, timeout=TIMEOUT,
-                journal=self._folder / "register.json", chronicle=told,
+                journal=self._folder / "register.json", events=told,
             )  # fmt: skip
             asyncio.run(at.serve("10.77.0.254", PORT))
 

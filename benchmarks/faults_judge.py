@@ -1,4 +1,4 @@
-"""Was a run of islands right? From what they wrote down, and from the coordinator's chronicle."""
+"""Was a run of islands right? From what they wrote down, and from the coordinator's event log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcsgd.islands import chronicle
+from hpcsgd.islands import event_log
 
 
 @dataclass
@@ -45,7 +45,7 @@ def judge(folder: Path, happened: list[tuple[str, float]], wrong: list[str]) -> 
     """By the definition: all that took a round hold the same bits, the mean of those that counted."""
     if (folder / "left").exists():
         wrong.append((folder / "left").read_text().strip())
-    events = chronicle.read(folder / "events.jsonl")
+    events = event_log.read(folder / "events.jsonl")
     commits = [event for event in events if event["event"] == "commit"]
     took, brought = _gather(folder)
     for commit in commits:
@@ -102,7 +102,7 @@ def _frames(path: Path) -> list[Any]:
 
 
 def _brought(by_island: list[Any], rounds: int, committed: float) -> Any:
-    """To this round. Who was killed or expelled in the middle of it has not written down that it took it:
+    """To this round. Who was killed or evicted in the middle of it has not written down that it took it:
     then it is what it brought last."""
     exact = [vector for known, _, vector in by_island if known == rounds]
     before = [(at, vector) for _, at, vector in by_island if at < committed]

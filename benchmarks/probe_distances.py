@@ -30,8 +30,8 @@ from harness import Goal, machine, print_goals, print_table, write_json
 from matplotlib.figure import Figure
 from virtual import GROUPS, alone, in_processes, job, where
 
+from hpcsgd.config.schema import Config
 from hpcsgd.data import Store, convert
-from hpcsgd.training.config import Config
 from hpcsgd.training.probing import plan_of
 from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport

@@ -15,8 +15,8 @@ from harness import Spread, interleaved, ratios
 from torch import nn, optim
 
 import hpcsgd
+from hpcsgd.core.topology import form
 from hpcsgd.models import cifar_resnet
-from hpcsgd.topology import form
 from hpcsgd.training.process import keep_freed_memory
 from hpcsgd.transport import mpi
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import h5py
 import torch
 
+from hpcsgd.config.schema import Config, load
 from hpcsgd.data import Store
-from hpcsgd.training.config import Config, load
 from hpcsgd.training.process import keep_freed_memory
 from hpcsgd.transport import Transport, threads
 from hpcsgd.tuning.replicas import VirtualGroups

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcsgd.core.topology import Job
     from hpcsgd.data import (
         ByLabel,
         DefDP,
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
         Sampler,
         SelDP,
     )
+    from hpcsgd.engine.lr import WarmUp, lr_scale
+    from hpcsgd.engine.optimizer import DistributedOptimizer
+    from hpcsgd.engine.scaling import GradScaler
     from hpcsgd.errors import JobError, UserError
     from hpcsgd.exchanges import MomentumCorrection, RateInside, Sparse
-    from hpcsgd.lr import WarmUp, lr_scale
     from hpcsgd.methods import (
         Method,
         ad_psgd,
@@ -46,10 +49,8 @@ if TYPE_CHECKING:
         switch,
     )
     from hpcsgd.natural_gradient import NaturalGradient
-    from hpcsgd.optimizer import DistributedOptimizer
-    from hpcsgd.scaling import GradScaler
     from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, SIDCo, TopK
-    from hpcsgd.topology import Job, init
+    from hpcsgd.start import init
     from hpcsgd.tuning.own import probe
 
 _HOMES = {
@@ -58,13 +59,13 @@ _HOMES = {
     "DefDP": "data",
     "Deft": "sparsifiers",
     "Dirichlet": "data",
-    "DistributedOptimizer": "optimizer",
-    "GradScaler": "scaling",
+    "DistributedOptimizer": "engine.optimizer",
+    "GradScaler": "engine.scaling",
     "HardThreshold": "sparsifiers",
     "Injected": "data",
     "InjectedBatches": "data",
     "Injection": "data",
-    "Job": "topology",
+    "Job": "core.topology",
     "JobError": "errors",
     "Method": "methods",
     "MomentumCorrection": "exchanges",
@@ -77,7 +78,7 @@ _HOMES = {
     "Sparse": "exchanges",
     "TopK": "sparsifiers",
     "UserError": "errors",
-    "WarmUp": "lr",
+    "WarmUp": "engine.lr",
     "ad_psgd": "methods",
     "adacomm": "methods",
     "allreduce_local_sgd": "methods",
@@ -88,8 +89,8 @@ _HOMES = {
     "ensemble": "methods",
     "fedavg": "methods",
     "hierarchical": "methods",
-    "init": "topology",
-    "lr_scale": "lr",
+    "init": "start",
+    "lr_scale": "engine.lr",
     "osgp": "methods",
     "post_local": "methods",
     "probe": "tuning.own",

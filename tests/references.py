@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.graphs import Graph
+from hpcsgd.core.graphs import Graph
+from hpcsgd.core.topology import Job, form
 from hpcsgd.methods import Method
-from hpcsgd.topology import Job, form
 from hpcsgd.transport import Transport
 
 BATCH = 3

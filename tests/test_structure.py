@@ -63,7 +63,8 @@ def package(root: Path, files: dict[str, str]) -> Path:
         "__init__.py": "",
         "transport/__init__.py": "",
         "transport/mpi.py": "import mpi4py",
-        "flat.py": "",
+        "core/__init__.py": "",
+        "core/flat.py": "",
     }
     return plant(root, {f"hpcsgd/{name}": text for name, text in (good | files).items()})
 
@@ -112,14 +113,14 @@ def test_imports_keep_their_contracts():
 
 
 def test_a_sound_package_keeps_the_contracts(tmp_path):
-    done = lint_imports(package(tmp_path, {"flat.py": "import hpcsgd.transport.mpi"}))
+    done = lint_imports(package(tmp_path, {"core/flat.py": "import hpcsgd.transport.mpi"}))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_import_upwards_is_found(tmp_path):
-    done = lint_imports(package(tmp_path, {"transport/mpi.py": "def f():\n    import hpcsgd.flat"}))
+    done = lint_imports(package(tmp_path, {"transport/mpi.py": "def f():\n    import hpcsgd.core.flat"}))
     assert done.returncode == 1
-    assert "hpcsgd.transport is not allowed to import hpcsgd.flat" in done.stdout
+    assert "hpcsgd.transport is not allowed to import hpcsgd.core" in done.stdout
 
 
 def test_data_and_models_do_not_know_training(tmp_path):
@@ -135,10 +136,22 @@ def test_data_and_models_do_not_know_training(tmp_path):
 
 
 def test_mpi_outside_transport_is_found(tmp_path):
-    done = lint_imports(package(tmp_path, {"flat.py": "def f():\n    from mpi4py import MPI"}))
+    done = lint_imports(package(tmp_path, {"core/flat.py": "def f():\n    from mpi4py import MPI"}))
     assert done.returncode == 1
     assert "hpcsgd is not allowed to import mpi4py" in done.stdout
-    assert "hpcsgd.flat -> mpi4py" in done.stdout
+    assert "hpcsgd.core.flat -> mpi4py" in done.stdout
+
+
+def test_a_socket_outside_transport_and_islands_is_found(tmp_path):
+    files = {
+        "islands/__init__.py": "",
+        "islands/ring.py": "import socket",
+        "core/flat.py": "def f():\n    import socket",
+    }
+    done = lint_imports(package(tmp_path, files))
+    assert done.returncode == 1
+    assert "hpcsgd.core.flat -> socket" in done.stdout
+    assert "hpcsgd.islands.ring -> socket" not in done.stdout
 
 
 def test_a_module_without_a_place_is_found(tmp_path):

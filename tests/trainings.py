@@ -10,8 +10,8 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
 import hpcsgd
+from hpcsgd.core.topology import Job, form
 from hpcsgd.methods import Method
-from hpcsgd.topology import Job, form
 from methods.table import EXCEPTIONS, REFERENCES
 
 

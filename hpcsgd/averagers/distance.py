@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpcsgd.norm import squared_norm
-from hpcsgd.step import Averager, Step
+from hpcsgd.core.norm import squared_norm
+from hpcsgd.core.step import Averager, Step
 from hpcsgd.transport import phase
 
 

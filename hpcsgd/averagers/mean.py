@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcsgd.step import Central, Step
+from hpcsgd.core.step import Central, Step
 
 
 @dataclass(frozen=True)

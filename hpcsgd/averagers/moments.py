@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpcsgd.averagers.joined import average_joined, require_same_layout
-from hpcsgd.step import Averager, Step
+from hpcsgd.core.step import Averager, Step
 from hpcsgd.transport import phase
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from hpcsgd.averagers.parcel import Parcel
+from hpcsgd.core.step import State, Step
 from hpcsgd.errors import UserError
-from hpcsgd.step import State, Step
 from hpcsgd.transport import Service, Transport, phase, wide
 
 

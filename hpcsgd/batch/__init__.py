@@ -1,14 +1,14 @@
 """Batch jobs: scripts for Slurm from the templates in ``jobs/``, checked before anything is asked for."""
 
 from hpcsgd.batch.allocation import Allocation
-from hpcsgd.batch.order import Order, estimate, prepare, submit
+from hpcsgd.batch.batch_job import BatchJob, estimate, prepare, submit
 from hpcsgd.batch.precheck import Checked, check_ensemble, check_probe, check_training
 from hpcsgd.batch.site import Site, load_site
 
 __all__ = [
     "Allocation",
+    "BatchJob",
     "Checked",
-    "Order",
     "Site",
     "check_ensemble",
     "check_probe",

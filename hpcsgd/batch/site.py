@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcsgd.training.reader import read_section, read_toml
+from hpcsgd.config.reader import read_section, read_toml
 
 PLACES = (Path(), Path("~", ".config", "hpcsgd"))
 

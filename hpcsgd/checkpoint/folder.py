@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.atomic import reach_disk, replacing
 from hpcsgd.checkpoint import tree
-from hpcsgd.data.hdf5 import new_file
+from hpcsgd.core.topology import Job
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.topology import Job
+from hpcsgd.files.atomic import reach_disk, replacing
+from hpcsgd.files.hdf5 import new_file
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hpcsgd.checkpoint import tree
 from hpcsgd.checkpoint.pieces import SavedGroups, mean
-from hpcsgd.flat import Bucket
-from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.step import State
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import State
+from hpcsgd.engine.optimizer import DistributedOptimizer
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import tree
-from hpcsgd.flat import Bucket, Piece
-from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.sharding import PieceState
+from hpcsgd.core.flat import Bucket, Piece
+from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.engine.sharding import PieceState
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from hpcsgd.checkpoint.folder import Saved
 from hpcsgd.checkpoint.method_state import restored, split_off_chunks
 from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
 from hpcsgd.checkpoint.tree import Tree
+from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
-from hpcsgd.optimizer import DistributedOptimizer
 
 log = logging.getLogger(__name__)
 

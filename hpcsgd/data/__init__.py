@@ -10,7 +10,7 @@ from hpcsgd.data.injection import Injected, InjectedBatches, Injection
 from hpcsgd.data.open_split import open_split
 from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlapping, Partition, SelDP
 from hpcsgd.data.ratings import Ratings
-from hpcsgd.data.sampler import Sampler, Seat
+from hpcsgd.data.sampler import AsRank, Sampler
 from hpcsgd.data.split import Batch, Split, collate
 from hpcsgd.data.store import Store
 from hpcsgd.data.windows import Windows
@@ -18,6 +18,7 @@ from hpcsgd.data.windows import Windows
 __all__ = [
     "PARTITIONS",
     "READERS",
+    "AsRank",
     "Batch",
     "Batches",
     "ByLabel",
@@ -30,7 +31,6 @@ __all__ = [
     "Partition",
     "Ratings",
     "Sampler",
-    "Seat",
     "SelDP",
     "Split",
     "Store",

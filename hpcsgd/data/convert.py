@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import h5py
 
 from hpcsgd.data.formats import READERS
-from hpcsgd.data.hdf5 import new_file
 from hpcsgd.errors import UserError, near_miss
+from hpcsgd.files.hdf5 import new_file
 
 
 class Collection(Protocol):

@@ -26,11 +26,11 @@ import torch.utils.data
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from hpcsgd.core.topology import Job
 from hpcsgd.data.batches import Batches
-from hpcsgd.data.chance import Purpose, shuffled
-from hpcsgd.data.sampler import Place, Sampler
+from hpcsgd.data.rng import Purpose, shuffled
+from hpcsgd.data.sampler import Placement, Sampler
 from hpcsgd.errors import UserError
-from hpcsgd.topology import Job
 from hpcsgd.transport import phase
 
 
@@ -90,7 +90,7 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
     its end, less than b' + s samples of a rank. Both are other samples in other epochs.
     """
 
-    def __init__(self, sampler: Sampler, job: Place, b: int, injection: Injection) -> None:
+    def __init__(self, sampler: Sampler, job: Placement, b: int, injection: Injection) -> None:
         self.sampler = sampler
         self.portions = injection.portions(b, job.P)
         self._injection = injection

@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.data.chance import distinct
 from hpcsgd.data.layout import label
+from hpcsgd.data.rng import distinct
 from hpcsgd.errors import UserError, located
 
 OTHERS = 99

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.config.reference import call
 from hpcsgd.data.layout import Form, form_of
 from hpcsgd.data.ratings import Ratings
 from hpcsgd.data.split import Split
 from hpcsgd.data.store import Store
 from hpcsgd.data.windows import Windows
-from hpcsgd.reference import call
 
 SPLITS: Mapping[Form, type[Store | Windows | Ratings]] = {
     "images": Store,

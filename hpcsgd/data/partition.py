@@ -18,7 +18,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from hpcsgd.data.chance import Purpose, dirichlet, epoch_order, shuffled
+from hpcsgd.data.rng import Purpose, dirichlet, epoch_order, shuffled
 from hpcsgd.errors import UserError
 
 Rows = NDArray[np.int64]

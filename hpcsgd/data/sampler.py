@@ -28,7 +28,7 @@ class _World(Protocol):
     def size(self) -> int: ...
 
 
-class Place(Protocol):
+class Placement(Protocol):
     """Of P groups of K, group g and in it position j: what samplers need to know of a job."""
 
     @property
@@ -44,7 +44,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class Seat:
+class AsRank:
     """One of `size` that samples are dealt to, K of them a group, where that is no rank of a job: a virtual
     rank, an island."""
 
@@ -53,7 +53,7 @@ class Seat:
     K: int = 1
 
     @property
-    def world(self) -> Seat:
+    def world(self) -> AsRank:
         return self
 
     @property
@@ -87,7 +87,7 @@ class Sampler(torch.utils.data.Sampler[int]):
     def __init__(
         self,
         data: Sized | int,
-        job: Place,
+        job: Placement,
         *,
         seed: int = 0,
         shuffle: bool = True,

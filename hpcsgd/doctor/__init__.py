@@ -6,12 +6,13 @@ import logging
 import os
 from pathlib import Path
 
+from hpcsgd.core.topology import Job
 from hpcsgd.doctor.checks import check
 from hpcsgd.doctor.exercise import exercise
 from hpcsgd.doctor.finding import Finding, Level
-from hpcsgd.doctor.patient import examine, table
+from hpcsgd.doctor.rank_info import examine, table
 from hpcsgd.doctor.stores import open_everywhere
-from hpcsgd.topology import Job, form_as_launched
+from hpcsgd.start import form_as_launched
 from hpcsgd.transport import leave_together
 
 __all__ = ["Finding", "Level", "run"]
@@ -28,9 +29,9 @@ def run(groups: int | None = None, group_size: int | None = None, store: Path | 
 
     logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # the findings say what the groups would warn of
     job = form_as_launched(mpi.world(TIMEOUT), groups, group_size)
-    patients = job.world.gather_objects(examine(job, mpi.thread_level()))
-    _tell(job, table(patients, grouped=groups is not None or group_size is not None))
-    found = check(patients, job.K, os.environ)
+    ranks = job.world.gather_objects(examine(job, mpi.thread_level()))
+    _tell(job, table(ranks, grouped=groups is not None or group_size is not None))
+    found = check(ranks, job.K, os.environ)
     if store is not None:
         found.append(open_everywhere(job.world, store))
     found += exercise(job.world)

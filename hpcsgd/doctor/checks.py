@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
+from hpcsgd.core.topology import groups_across_nodes
 from hpcsgd.doctor.finding import Finding, error, ok, warning
-from hpcsgd.doctor.patient import Patient
-from hpcsgd.topology import groups_across_nodes
+from hpcsgd.doctor.rank_info import RankInfo
 from hpcsgd.transport.launcher import intended_size
 
 
-def check(patients: Sequence[Patient], K: int, environ: Mapping[str, str]) -> list[Finding]:
+def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list[Finding]:
     """What there is to say about a job of these ranks in groups of `K`, started in `environ`."""
     return [
-        launcher(len(patients), environ),
-        *cores(patients),
-        *threads(patients),
-        *gpus(patients),
-        groups([patient.node for patient in patients], K),
-        versions(patients),
+        launcher(len(ranks), environ),
+        *cores(ranks),
+        *threads(ranks),
+        *gpus(ranks),
+        groups([rank.node for rank in ranks], K),
+        versions(ranks),
         extra("sklearn", "scikit-learn", "examples", "hpcsgd data convert digits"),
     ]
 
@@ -34,45 +34,45 @@ def launcher(size: int, environ: Mapping[str, str]) -> Finding:
     return warning(f"launcher: none, so this is one rank: start {command}")
 
 
-def cores(patients: Sequence[Patient]) -> list[Finding]:
+def cores(ranks: Sequence[RankInfo]) -> list[Finding]:
     """Ranks that share cores wait for each other."""
     found = []
-    for host, ranks in _by_node(patients).items():
-        have = len(_cpus(ranks))
-        if len(ranks) > have:
+    for host, here in _by_node(ranks).items():
+        have = len(_cpus(here))
+        if len(here) > have:
             found.append(
                 warning(
-                    f"cores: {len(ranks)} ranks share {have} cores of {host}: start at most {have} there "
+                    f"cores: {len(here)} ranks share {have} cores of {host}: start at most {have} there "
                     "(--ntasks-per-node) or ask for more (--cpus-per-task)"
                 )
             )
     return found or [ok("cores: at least one for each rank")]
 
 
-def threads(patients: Sequence[Patient]) -> list[Finding]:
+def threads(ranks: Sequence[RankInfo]) -> list[Finding]:
     """More busy threads than cores; where there are too few cores even for the ranks, `cores` has said so."""
     found = []
-    for host, ranks in _by_node(patients).items():
-        have, busy = len(_cpus(ranks)), sum(patient.threads for patient in ranks)
-        if busy > max(have, len(ranks)):
+    for host, here in _by_node(ranks).items():
+        have, busy = len(_cpus(here)), sum(rank.threads for rank in here)
+        if busy > max(have, len(here)):
             found.append(
                 warning(
-                    f"threads: {len(ranks)} ranks with {busy} threads in all on {have} cores of {host}: "
-                    f"set OMP_NUM_THREADS={max(have // len(ranks), 1)}"
+                    f"threads: {len(here)} ranks with {busy} threads in all on {have} cores of {host}: "
+                    f"set OMP_NUM_THREADS={max(have // len(here), 1)}"
                 )
             )
     return found or [ok("threads: not more than cores or ranks")]
 
 
-def gpus(patients: Sequence[Patient]) -> list[Finding]:
+def gpus(ranks: Sequence[RankInfo]) -> list[Finding]:
     """A GPU serves one rank."""
     found = []
-    for host, ranks in _by_node(patients).items():
-        have = {patient.gpu_id for patient in ranks if patient.gpu_id}
-        if have and len(have) < len(ranks):
+    for host, here in _by_node(ranks).items():
+        have = {rank.gpu_id for rank in here if rank.gpu_id}
+        if have and len(have) < len(here):
             found.append(
                 warning(
-                    f"GPUs: {len(ranks)} ranks share {len(have)} of {host}: start as many there as it has "
+                    f"GPUs: {len(here)} ranks share {len(have)} of {host}: start as many there as it has "
                     "(--ntasks-per-node), or ask for more (--gpus-per-node)"
                 )
             )
@@ -91,15 +91,15 @@ def groups(nodes: Sequence[int], K: int) -> Finding:
     return ok(f"groups: {P} of {K} ranks, each on one node")
 
 
-def versions(patients: Sequence[Patient]) -> Finding:
+def versions(ranks: Sequence[RankInfo]) -> Finding:
     """Ranks of one job run the same software."""
-    for patient in patients:
-        if patient.versions != patients[0].versions:
+    for rank in ranks:
+        if rank.versions != ranks[0].versions:
             return error(
-                f"versions: rank 0 on {patients[0].host} has {patients[0].versions}, but rank {patient.rank} "
-                f"on {patient.host} has {patient.versions}: use one environment on all nodes"
+                f"versions: rank 0 on {ranks[0].host} has {ranks[0].versions}, but rank {rank.rank} "
+                f"on {rank.host} has {rank.versions}: use one environment on all nodes"
             )
-    return ok(f"versions: {patients[0].versions}")
+    return ok(f"versions: {ranks[0].versions}")
 
 
 def extra(module: str, package: str, name: str, use: str) -> Finding:
@@ -109,12 +109,12 @@ def extra(module: str, package: str, name: str, use: str) -> Finding:
     return ok(f"extra: {package} is not installed; only `{use}` needs it (pip install 'hpcsgd[{name}]')")
 
 
-def _by_node(patients: Sequence[Patient]) -> dict[str, list[Patient]]:
-    nodes: dict[int, list[Patient]] = {}
-    for patient in patients:
-        nodes.setdefault(patient.node, []).append(patient)
+def _by_node(ranks: Sequence[RankInfo]) -> dict[str, list[RankInfo]]:
+    nodes: dict[int, list[RankInfo]] = {}
+    for rank in ranks:
+        nodes.setdefault(rank.node, []).append(rank)
     return {f"node {ranks[0].host}": ranks for ranks in nodes.values()}
 
 
-def _cpus(patients: Sequence[Patient]) -> set[int]:
-    return set().union(*(patient.cpus for patient in patients))
+def _cpus(ranks: Sequence[RankInfo]) -> set[int]:
+    return set().union(*(rank.cpus for rank in ranks))

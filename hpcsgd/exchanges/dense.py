@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from hpcsgd.flat import Bucket
-from hpcsgd.step import Exchange, Step
-from hpcsgd.topology import Job
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.topology import Job
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd import kernels
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Step
 from hpcsgd.errors import UserError
-from hpcsgd.flat import Bucket
-from hpcsgd.step import Step
 
 
 class Feedback(Protocol):
     """What goes into acc, and what becomes of what was sent."""
 
-    def require_fitting(self, optimizer: optim.Optimizer) -> None:
+    def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         """Raise `UserError` for an optimizer with which the update would be wrong."""
         ...
 
@@ -42,7 +42,7 @@ class Feedback(Protocol):
 
 
 @dataclass(frozen=True)
-class Kept:
+class ErrorFeedback:
     """acc = e + g; the optimizer's rate, momentum and weight decay act on the mean that was sent.
 
     As in the code of DEFT's authors; equal to their algorithm 1 for plain SGD at a constant rate.
@@ -50,7 +50,7 @@ class Kept:
 
     velocity = False
 
-    def require_fitting(self, optimizer: optim.Optimizer) -> None:
+    def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         pass
 
     def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:
@@ -70,7 +70,7 @@ class RateInside:
 
     velocity = False
 
-    def require_fitting(self, optimizer: optim.Optimizer) -> None:
+    def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         _require_plain_sgd("rate_inside", optimizer, ("momentum", "weight_decay", "maximize"))
 
     def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:
@@ -102,7 +102,7 @@ class MomentumCorrection:
         if not 0 <= self.momentum < 1:
             raise UserError(f"momentum = {self.momentum}: expected a number ≥ 0 and < 1")
 
-    def require_fitting(self, optimizer: optim.Optimizer) -> None:
+    def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         _require_plain_sgd("momentum_correction", optimizer, ("momentum",))
 
     def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:

@@ -27,14 +27,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import State, Step
+from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges.codecs import Codec, Gaps
 from hpcsgd.exchanges.combining import Combined, Selected, everyones
-from hpcsgd.exchanges.feedback import Feedback, Kept, Residual
-from hpcsgd.flat import Bucket
+from hpcsgd.exchanges.feedback import ErrorFeedback, Feedback, Residual
 from hpcsgd.sparsifiers import Accumulated, Sparsifier
-from hpcsgd.step import State, Step
-from hpcsgd.topology import Job
 from hpcsgd.transport import Transport
 
 Combine = Callable[[Selected, Codec, Transport], Combined]
@@ -47,7 +47,7 @@ class Sparse:
     Args:
         sparsifier: such as `Deft(density=0.01)`.
         combine: `everyones` values at the union of all indices, as above, or each worker's `own` ones.
-        feedback: `Kept()`, `MomentumCorrection(momentum)` or `RateInside()`.
+        feedback: `ErrorFeedback()`, `MomentumCorrection(momentum)` or `RateInside()`.
         indices: how they travel, `Gaps()` or `Plain()`.
 
     Notes of every step: `density` (|idx|/M), `error` (‖e‖₂, mean over the workers, eq. 2), `growth` (|idx|
@@ -64,7 +64,7 @@ class Sparse:
         self,
         sparsifier: Sparsifier,
         combine: Combine = everyones,
-        feedback: Feedback = Kept(),  # noqa: B008 - frozen
+        feedback: Feedback = ErrorFeedback(),  # noqa: B008 - frozen
         indices: Codec = Gaps(),  # noqa: B008 - frozen
     ) -> None:
         if sparsifier.disjoint and combine is not everyones:
@@ -118,7 +118,7 @@ class Sparse:
         return job.world if self.across else job.group
 
     def _begin(self, s: Step) -> Residual:
-        self.feedback.require_fitting(s.moments.optimizer)
+        self.feedback.require_optimizer(s.moments.optimizer)
         residual = Residual(s.buckets, self.feedback.velocity)
         residual.load_state_dict(self._saved)
         self._saved = {}

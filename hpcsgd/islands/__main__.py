@@ -1,7 +1,7 @@
 """`python -m hpcsgd.islands`: the coordinator as a process of its own, which ends with whoever started it.
 
 Its standard input is a line of JSON with what `Coordinator` is to be told, then a line for every event that
-the launcher has to add to the chronicle; when that ends, so does this, and not before: signals to the whole
+the launcher has to add to the event log; when that ends, so does this, and not before: signals to the whole
 job are for those that train. The first line that it prints is where it listens.
 """
 
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.islands.allotment import Allotment
-from hpcsgd.islands.chronicle import Chronicle
 from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.event_log import EventLog
 
 
 async def _serve(
-    chronicle: Chronicle,
+    events: EventLog,
     islands: int,
     token: str,
     silence: float,
@@ -35,7 +35,7 @@ async def _serve(
     limits = {"silence": silence, "timeout": timeout}
     allots = None if allotment is None else Allotment(**allotment)
     journal = Path(folder) / "register.json"
-    at = Coordinator(islands, token, journal=journal, chronicle=chronicle, allotment=allots, **limits)
+    at = Coordinator(islands, token, journal=journal, events=events, allotment=allots, **limits)
     serving = asyncio.create_task(at.serve(host, port))
     while not at.address:
         if serving.done():
@@ -44,14 +44,14 @@ async def _serve(
     print(at.address, flush=True)
     left = asyncio.Event()
     loop = asyncio.get_running_loop()
-    threading.Thread(target=_hear, args=(loop, chronicle, left), daemon=True).start()
+    threading.Thread(target=_hear, args=(loop, events, left), daemon=True).start()
     await left.wait()
 
 
-def _hear(loop: asyncio.AbstractEventLoop, chronicle: Chronicle, left: asyncio.Event) -> None:
+def _hear(loop: asyncio.AbstractEventLoop, events: EventLog, left: asyncio.Event) -> None:
     for line in sys.stdin:
         said = json.loads(line)
-        loop.call_soon_threadsafe(lambda said=said: getattr(chronicle, said.pop("event"))(**said))
+        loop.call_soon_threadsafe(lambda said=said: getattr(events, said.pop("event"))(**said))
     loop.call_soon_threadsafe(left.set)
 
 
@@ -60,5 +60,5 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     told = json.loads(sys.stdin.readline())
-    with Chronicle(Path(told["folder"]) / "events.jsonl") as chronicle:
-        asyncio.run(_serve(chronicle, **told))
+    with EventLog(Path(told["folder"]) / "events.jsonl") as events:
+        asyncio.run(_serve(events, **told))

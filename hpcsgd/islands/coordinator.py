@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.atomic import overwrite
+from hpcsgd.files.atomic import overwrite
 from hpcsgd.islands.allotment import Allotment, Paces
-from hpcsgd.islands.chronicle import Chronicle, Loss
+from hpcsgd.islands.event_log import EventLog, Loss
 from hpcsgd.islands.handshake import CHALLENGE, GREETING, PROOF, challenge, proof, require
-from hpcsgd.islands.register import Ballot, Membership, Phase, Place, Register
+from hpcsgd.islands.register import Ballot, Membership, Phase, Point, Register
 from hpcsgd.islands.watch import Watch, beat
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Guest:
+class Connection:
     """A rank's connection. A `life` is one run of an island: all its ranks have the same."""
 
     island: int
@@ -40,16 +40,16 @@ class Guest:
     heard: float
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Queued: a guest that does not listen holds up nobody."""
+        """Queued: a client that does not listen holds up nobody."""
         self.writer.write(json.dumps(message).encode() + b"\n")
 
 
 class Coordinator:
-    """Serves until the register is finished and all guests have left.
+    """Serves until the register is finished and all clients have left.
 
     `silence`: seconds without a sign of life after which an island is lost. `timeout`: seconds that an open
     register, or a round that the first island has arrived in, waits for islands that are alive; it must
-    exceed what honest islands differ by. `journal`: where the register is written down. `chronicle` is told
+    exceed what honest islands differ by. `journal`: where the register is written down. `events` is told
     what happens. `allotment` moves units of compute between the islands.
     """
 
@@ -61,7 +61,7 @@ class Coordinator:
         silence: float = 10.0,
         timeout: float = 300.0,
         journal: Path | None = None,
-        chronicle: Chronicle,
+        events: EventLog,
         allotment: Allotment | None = None,
     ) -> None:
         saved = Register()
@@ -71,8 +71,8 @@ class Coordinator:
         self.address = ""
         self._token = token
         self._silence, self._timeout = silence, timeout
-        self._journal, self._chronicle = journal, chronicle
-        self._guests: set[Guest] = set()
+        self._journal, self._events = journal, events
+        self._clients: set[Connection] = set()
         self._told = saved
         self._watch = Watch(beat(silence))
         self._since = self._watch.look()
@@ -81,7 +81,7 @@ class Coordinator:
         self._quarrels: Counter[frozenset[int]] = Counter()
         """How often a round was given up because two islands did not reach each other."""
         self._allotment = allotment
-        self._moving: set[Guest] = set()
+        self._moving: set[Connection] = set()
         """They leave to come back with other ranks."""
         self._awaited: set[int] = set()
         """Their islands, until they are back."""
@@ -98,100 +98,100 @@ class Coordinator:
         server = await asyncio.start_server(self._converse, host, port)
         self.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
         async with server:
-            while self.register.phase is not Phase.FINISHED or self._guests:
+            while self.register.phase is not Phase.FINISHED or self._clients:
                 await asyncio.sleep(beat(self._silence) / 4)
                 self._look_around()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        guest = None
+        client = None
         try:
-            guest = await asyncio.wait_for(self._greet(reader, writer), GREETING)
-            self._seat(guest)
+            client = await asyncio.wait_for(self._greet(reader, writer), GREETING)
+            self._admit(client)
             while line := await reader.readline():
-                guest.heard = self._watch.look()
-                self._hear(guest, json.loads(line))
+                client.heard = self._watch.look()
+                self._hear(client, json.loads(line))
         except (OSError, EOFError, TimeoutError, ValueError, KeyError, TypeError) as error:
             log.debug("a connection ended: %r", error)
         except asyncio.CancelledError:  # of the process that ends, which asyncio would tell as a fault
-            self._guests.clear()  # nobody is lost by that
+            self._clients.clear()  # nobody is lost by that
         finally:
-            if guest is not None:
-                self._unseat(guest)
+            if client is not None:
+                self._dismiss(client)
             writer.close()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Guest:
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
         host = challenge()
         writer.write(host)
-        guest, given = await reader.readexactly(CHALLENGE), await reader.readexactly(PROOF)
-        require(self._token, "guest", host, guest, given)
-        writer.write(proof(self._token, "host", host, guest))
+        client, given = await reader.readexactly(CHALLENGE), await reader.readexactly(PROOF)
+        require(self._token, "client", host, client, given)
+        writer.write(proof(self._token, "host", host, client))
         hello = json.loads(await reader.readline())
-        return Guest(
+        return Connection(
             hello["island"], hello["rank"], hello["ranks"], hello["life"], writer, heard=self._watch.look()
         )
 
-    def _seat(self, guest: Guest) -> None:
-        others = {other for other in self._guests if other.island == guest.island} - self._moving
-        if any(other.life != guest.life for other in others):
-            self._lose(guest.island, Loss.DIED, "it was started again")
-        self._guests.add(guest)
-        self._awaited.discard(guest.island)
-        guest.tell({"register": self.register.to_json()})
+    def _admit(self, client: Connection) -> None:
+        others = {other for other in self._clients if other.island == client.island} - self._moving
+        if any(other.life != client.life for other in others):
+            self._lose(client.island, Loss.DIED, "it was started again")
+        self._clients.add(client)
+        self._awaited.discard(client.island)
+        client.tell({"register": self.register.to_json()})
 
-    def _unseat(self, guest: Guest) -> None:
-        if guest in self._guests:
-            self._guests.remove(guest)
+    def _dismiss(self, client: Connection) -> None:
+        if client in self._clients:
+            self._clients.remove(client)
             over = self.register.phase is Phase.FINISHED or self.register.leaving
             if self._watch.just_woke():  # it gave up on this coordinator, and will be back as to a new one
                 self._since = self._watch.look()
-            elif not over and guest not in self._moving:
-                self._lose(guest.island, Loss.DIED, "its connection broke")
-            self._moving.discard(guest)
+            elif not over and client not in self._moving:
+                self._lose(client.island, Loss.DIED, "its connection broke")
+            self._moving.discard(client)
 
-    def _hear(self, guest: Guest, said: Mapping[str, Any]) -> None:
-        if guest not in self._guests:
+    def _hear(self, client: Connection, said: Mapping[str, Any]) -> None:
+        if client not in self._clients:
             return
-        membership, island = self.membership, guest.island
+        membership, island = self.membership, client.island
         match said["do"]:
             case "beat":
-                guest.tell({"beat": True})
+                client.tell({"beat": True})
             case "come":
-                membership.come(island, guest.rank, guest.ranks, said["address"], said["rounds"])
+                membership.come(island, client.rank, client.ranks, said["address"], said["rounds"])
             case "arrive" if self._is_due(said):
-                self._arrive(guest)
+                self._arrive(client)
             case "vote" if self._is_due(said):
                 if island in self.register.counting:
                     self._progress = max(self._progress, said["progress"])
                 self._paces.hear(island, said["pace"])
-                ballot = Ballot(Place(**said["place"]), said["leaving"])
-                membership.vote(island, guest.rank, said["generation"], said["rounds"], ballot)
+                ballot = Ballot(Point(**said["place"]), said["leaving"])
+                membership.vote(island, client.rank, said["generation"], said["rounds"], ballot)
                 self._allot()
             case "object" if self._is_due(said):
                 self._object(island, said)
             case "move":
-                self._moving.add(guest)
+                self._moving.add(client)
                 self._awaited.add(island)
                 membership.expect(island)
-                guest.tell({"moved": True})  # only now may it close the connection
+                client.tell({"moved": True})  # only now may it close the connection
             case "finish":
                 membership.finish(island, said["generation"])
             case "arrive" | "vote" | "object":
                 pass  # of the past
             case unknown:
-                raise ValueError(f"{unknown!r} is nothing that a guest says")
+                raise ValueError(f"{unknown!r} is nothing that a client says")
         self._publish()
 
     def _is_due(self, said: Mapping[str, Any]) -> bool:
         now = self.register
         return (now.phase, now.generation, now.rounds) == (Phase.RUN, said["generation"], said["rounds"])
 
-    def _arrive(self, guest: Guest) -> None:
+    def _arrive(self, client: Connection) -> None:
         """The waiting begins with the first that has trained; who looks on is always early."""
         now = self.register
-        if guest.island in now.counting and not any(i in now.counting for i, _ in self._arrived):
+        if client.island in now.counting and not any(i in now.counting for i, _ in self._arrived):
             self._since = self._watch.look()
-        self._arrived.add((guest.island, guest.rank))
-        if self._arrived == now.seats:
+        self._arrived.add((client.island, client.rank))
+        if self._arrived == now.clients:
             self._tell_all({"all_arrived": [now.generation, now.rounds]})
 
     def _object(self, island: int, said: Mapping[str, Any]) -> None:
@@ -217,16 +217,16 @@ class Coordinator:
         if units is not None:
             log.info("%s from now on: %s", self._allotment.unit, units)
             self.membership.allot(units)
-            self._chronicle.units(unit=self._allotment.unit, units=units)
+            self._events.units(unit=self._allotment.unit, units=units)
 
     def _lose(self, island: int, kind: Loss, why: str) -> None:
-        theirs = {guest for guest in self._guests if guest.island == island}
-        self._guests -= theirs
-        for guest in theirs:
-            guest.tell({"expelled": why})
-            guest.writer.close()
+        theirs = {client for client in self._clients if client.island == island}
+        self._clients -= theirs
+        for client in theirs:
+            client.tell({"evicted": why})
+            client.writer.close()
         log.info("island %d is lost: %s", island, why)
-        self._chronicle.lost(island=island, kind=kind, why=why)
+        self._events.lost(island=island, kind=kind, why=why)
         if kind is Loss.CUT:
             self.membership.leave_out(island)
         else:
@@ -246,15 +246,15 @@ class Coordinator:
         self._note(before, now)
 
     def _tell_all(self, message: Mapping[str, Any]) -> None:
-        for guest in self._guests:
-            guest.tell(message)
+        for client in self._clients:
+            client.tell(message)
 
     def _note(self, before: Register, now: Register) -> None:
-        """In the chronicle."""
+        """In the event log."""
         if now.rounds > before.rounds and now.generation == before.generation:
             self._quarrels.clear()
             epoch = int(self._progress)
-            self._chronicle.commit(
+            self._events.commit(
                 generation=now.generation, rounds=now.rounds, members=now.islands, counted=before.counting,
                 t=now.place.t, epoch=epoch, fraction=self._progress - epoch,
             )  # fmt: skip
@@ -262,23 +262,23 @@ class Coordinator:
         if now.generation > before.generation:
             log.info("generation %d: islands %s", now.generation, ", ".join(map(str, now.islands)))
             newcomers = [m.island for m in now.members if m.rounds < now.rounds]
-            self._chronicle.generation(
+            self._events.generation(
                 generation=now.generation, members=now.islands, newcomers=newcomers, rounds=now.rounds
             )
         if now.phase is Phase.FINISHED:
-            self._chronicle.finished()
+            self._events.finished()
         elif now.leaving and not before.leaving:
-            self._chronicle.stopped()
+            self._events.stopped()
 
     def _look_around(self) -> None:
         """What nobody says: silence, and waiting that has lasted too long."""
         clock = self._watch.look()
-        for guest in [guest for guest in self._guests if clock - guest.heard > self._silence]:
-            if guest in self._guests:
-                why = f"nothing was heard of rank {guest.rank} for {self._silence:g} s"
-                self._lose(guest.island, Loss.SILENT, why)
+        for client in [client for client in self._clients if clock - client.heard > self._silence]:
+            if client in self._clients:
+                why = f"nothing was heard of rank {client.rank} for {self._silence:g} s"
+                self._lose(client.island, Loss.SILENT, why)
         now = self.register
-        here = {guest.island for guest in self._guests}
+        here = {client.island for client in self._clients}
         waited = clock - self._since
         if waited > self._silence and now.phase is not Phase.FINISHED and not now.leaving:
             for island in (set(now.islands) & self.membership.expected) - here - self._awaited:
@@ -291,5 +291,5 @@ class Coordinator:
         if now.phase is Phase.OPEN:
             self.membership.wait_no_longer()
         elif now.phase is Phase.RUN and any(island in now.counting for island, _ in self._arrived):
-            for island in {island for island, _ in now.seats - self._arrived}:
+            for island in {island for island, _ in now.clients - self._arrived}:
                 self._lose(island, Loss.LATE, f"it did not arrive within {self._timeout:g} s")

@@ -12,7 +12,7 @@ import socket
 CHALLENGE = 32
 PROOF = 32
 GREETING = 10.0
-"""Seconds that a guest may take to introduce itself."""
+"""Seconds that a client may take to introduce itself."""
 
 
 class Unwelcome(ConnectionError):
@@ -23,31 +23,31 @@ def challenge() -> bytes:
     return secrets.token_bytes(CHALLENGE)
 
 
-def proof(token: str, who: str, host: bytes, guest: bytes) -> bytes:
-    """Of `who`, "host" or "guest", for the challenges of both."""
-    return hmac.digest(token.encode(), who.encode() + host + guest, "sha256")
+def proof(token: str, who: str, host: bytes, client: bytes) -> bytes:
+    """Of `who`, "host" or "client", for the challenges of both."""
+    return hmac.digest(token.encode(), who.encode() + host + client, "sha256")
 
 
-def require(token: str, who: str, host: bytes, guest: bytes, given: bytes) -> None:
+def require(token: str, who: str, host: bytes, client: bytes, given: bytes) -> None:
     """Raises `Unwelcome` unless `given` is their proof."""
-    if not hmac.compare_digest(given, proof(token, who, host, guest)):
+    if not hmac.compare_digest(given, proof(token, who, host, client)):
         raise Unwelcome(f"the {who} of a connection does not know this job's token")
 
 
 def introduce(connection: socket.socket, token: str) -> None:
-    """The guest's part. Raises `Unwelcome`, or another `OSError` where the other end is gone."""
-    host, guest = read(connection, CHALLENGE), challenge()
-    connection.sendall(guest + proof(token, "guest", host, guest))
-    require(token, "host", host, guest, read(connection, PROOF))
+    """The client's part. Raises `Unwelcome`, or another `OSError` where the other end is gone."""
+    host, client = read(connection, CHALLENGE), challenge()
+    connection.sendall(client + proof(token, "client", host, client))
+    require(token, "host", host, client, read(connection, PROOF))
 
 
 def welcome(connection: socket.socket, token: str) -> None:
     """The host's part; raises as `introduce` does."""
     host = challenge()
     connection.sendall(host)
-    guest = read(connection, CHALLENGE)
-    require(token, "guest", host, guest, read(connection, PROOF))
-    connection.sendall(proof(token, "host", host, guest))
+    client = read(connection, CHALLENGE)
+    require(token, "client", host, client, read(connection, PROOF))
+    connection.sendall(proof(token, "host", host, client))
 
 
 def read(connection: socket.socket, size: int) -> bytes:

@@ -23,10 +23,10 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from hpcsgd.islands.register import Ballot, Phase, Place, Register
+from hpcsgd.islands.client import Client, Evicted
+from hpcsgd.islands.register import Ballot, Phase, Point, Register, Report
 from hpcsgd.islands.ring import Broken
 from hpcsgd.islands.rings import Rings, chunk
-from hpcsgd.islands.seat import Expelled, Seat
 from hpcsgd.transport import Transport, wide
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class State(IntEnum):
     FINE = 0
     OUTSIDE = 1
     """Of a running generation, or in trouble with it."""
-    EXPELLED = 2
+    EVICTED = 2
     OVER = 3
 
 
@@ -68,21 +68,14 @@ class Meetings:
     ) -> None:
         self.rounds = 0
         """Of which this island holds the mean."""
-        self.deal: tuple[int, int] = 0, 0
-        """The epoch that begins or goes on with the next round, and how many of its samples had been seen by
-        all islands when they were dealt. To be set by whoever trains, like the next three."""
-        self.progress = 0.0
-        """In epochs, for the picture."""
-        self.pace = 0.0
-        """Seconds that this rank computes for a step, 0 where that is not known."""
-        self.must_leave = False
-        """All are to stop after the next round."""
+        self.report = Report()
+        """What goes with the next round; to be handed over by whoever trains."""
         self.seconds = 0.0
         """Spent in meetings."""
         self.counted: tuple[int, ...] = ()
         """The islands whose models made the last mean."""
-        self.island, self.islands = island, islands
-        """The number of this one, and how many were started."""
+        self.number, self.count = island, islands
+        """Of this island, and how many were started."""
         self._group = group
         self._coordinator, self._token = coordinator, token
         self._silence, self._timeout = silence, timeout
@@ -96,7 +89,7 @@ class Meetings:
         """Rounds there are before the one that is due."""
         self._why, self._blamed = "", None
         self._aside: list[Tensor] = []
-        self._seat = self._sit_down()
+        self._client = self._connect()
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -104,12 +97,12 @@ class Meetings:
         return self._generation.islands
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Point:
         """Where the training is, as the islands that counted in the last round said."""
         return self._after.place
 
     @property
-    def dealt(self) -> Place:
+    def dealt(self) -> Point:
         """Where this epoch's samples were dealt."""
         return self._after.dealt
 
@@ -140,7 +133,8 @@ class Meetings:
         Raises `Over` where the others have finished, and `PeerLost` where the coordinator is gone.
         """
         aside = self._room_for(w)
-        self._ballot = Ballot(Place(t, *self.deal), self.must_leave)
+        report = self.report
+        self._ballot = Ballot(Point(t, *report.deal), report.leaving)
         started = time.perf_counter()
         while not self._attempt(w, aside):
             pass
@@ -150,17 +144,17 @@ class Meetings:
 
     def move(self) -> None:
         """This island leaves, to come back with other ranks: the others are to wait."""
-        with suppress(Expelled):  # then it comes back as any other that was lost
-            self._seat.move()
+        with suppress(Evicted):  # then it comes back as any other that was lost
+            self._client.move()
 
     def finish(self) -> None:
         """All is done and saved: nobody has to come any more."""
-        with suppress(Expelled):  # then the others save it once more
-            self._seat.finish(self._generation.generation)
+        with suppress(Evicted):  # then the others save it once more
+            self._client.finish(self._generation.generation)
 
     def close(self) -> None:
         """Leave; the others are told at once."""
-        self._seat.close()
+        self._client.close()
         self._rings.close()
 
     def _room_for(self, w: Sequence[Tensor]) -> list[Tensor]:
@@ -181,12 +175,12 @@ class Meetings:
                 state = State.OUTSIDE
         if state is State.FINE:
             state = self._agree(lambda: self._sum(w, aside))
-        if state is State.EXPELLED:
+        if state is State.EVICTED:
             self._come_back()
             return False
         if state is State.FINE:
             self._spread(aside)
-        # What one rank has seen committed is, whatever the others heard before they were expelled.
+        # What one rank has seen committed is, whatever the others heard before they were evicted.
         seen = [after for after in self._group.gather_objects(self._outcome(state)) if after is not None]
         if not seen:
             return False
@@ -199,8 +193,8 @@ class Meetings:
         state = State.FINE
         try:
             stage()
-        except Expelled:
-            state = State.EXPELLED
+        except Evicted:
+            state = State.EVICTED
         except Over:
             state = State.OVER
         except OSError as error:
@@ -215,14 +209,14 @@ class Meetings:
 
     def _look_around(self) -> None:
         """Raises `OSError` where the register is not that of a generation that this island is in."""
-        now = self._seat.register
+        now = self._client.register
         if now.phase is not Phase.RUN or now.generation != self._generation.generation:
             raise ConnectionError("the generation has ended")
 
     def _enter(self) -> None:
         """Wait for a generation that this island is in."""
         self._rings.drop()
-        now = self._seat.come(self._rings.address, self.rounds)
+        now = self._client.come(self._rings.address, self.rounds)
         if now.phase is Phase.FINISHED:
             raise Over
         self._generation, self._due = now, now.rounds
@@ -232,8 +226,8 @@ class Meetings:
     def _sum(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> None:
         """The mean of the chunks that this rank owns, in `aside`. Raises `OSError`."""
         now = self._generation
-        self._seat.arrive(now.generation, self._due)
-        counting = self._seat.register.counting
+        self._client.arrive(now.generation, self._due)
+        counting = self._client.register.counting
         C = max(member.ranks for member in now.members)
         for c in range(self._group.rank, C, self._group.size):
             ring = self._rings.of(c, now, self._is_overdue, lambda: self._is_past(now))
@@ -241,14 +235,14 @@ class Meetings:
 
     def _is_overdue(self, since: float) -> bool:
         """Islands may train for long; once all are there a neighbour has no excuse."""
-        complete = self._seat.complete_since(self._generation.generation, self._due)
+        complete = self._client.complete_since(self._generation.generation, self._due)
         if complete is None:
             return time.monotonic() - since > self._timeout
         return time.monotonic() - max(since, complete) > self._silence
 
     def _neighbour(self, side: int) -> int:
         members = self._generation.islands
-        return members[(members.index(self.island) + side) % len(members)]
+        return members[(members.index(self.number) + side) % len(members)]
 
     def _spread(self, aside: Sequence[Tensor]) -> None:
         """Every rank of the island gets the chunks of the others."""
@@ -260,36 +254,36 @@ class Meetings:
     def _outcome(self, state: State) -> tuple[Register, tuple[int, ...]] | None:
         """The register that commits the round, and who counted in it; or nothing."""
         g, r = self._generation.generation, self._due
-        with suppress(Expelled):  # of which the next attempt hears
-            counting = self._seat.register.counting
+        with suppress(Evicted):  # of which the next attempt hears
+            counting = self._client.register.counting
             if state is State.FINE:
-                after = self._seat.vote(g, r, self._ballot, self.progress, self.pace)
+                after = self._client.vote(g, r, self._ballot, self.report.progress, self.report.pace)
             else:
-                after = self._seat.object(g, r, self._why, self._blamed)
+                after = self._client.object(g, r, self._why, self._blamed)
             if (after.generation, after.rounds) == (g, r + 1):
                 return after, counting
         return None
 
     def _come_back(self) -> None:
         """As a new life, all ranks of the island together."""
-        self._seat.close()
+        self._client.close()
         self._rings.drop()
         self._generation = Register()
-        self._seat = self._sit_down()
+        self._client = self._connect()
 
-    def _sit_down(self) -> Seat:
+    def _connect(self) -> Client:
         life = self._group.gather_objects(uuid4().hex)[0]
-        hello = {"island": self.island, "rank": self._group.rank, "ranks": self._group.size, "life": life}
-        return Seat(
+        hello = {"island": self.number, "rank": self._group.rank, "ranks": self._group.size, "life": life}
+        return Client(
             self._coordinator, self._token, hello,
             silence=self._silence, patience=self._timeout, on_change=self._cut_what_is_past,
         )  # fmt: skip
 
     def _cut_what_is_past(self, now: Register | None) -> None:
-        """Called by the seat's thread: whoever waits in a ring is to look up."""
+        """Called by the client's thread: whoever waits in a ring is to look up."""
         if now is None or now.phase is not Phase.RUN or now.generation != self._generation.generation:
             self._rings.cut()
 
     def _is_past(self, generation: Register) -> bool:
-        last = self._seat.last
-        return last.phase is not Phase.RUN or last.generation != generation.generation or self._seat.ended
+        last = self._client.last
+        return last.phase is not Phase.RUN or last.generation != generation.generation or self._client.ended

@@ -2,10 +2,10 @@
 
 Groups that may die are islands: each is an MPI job of its own, and they meet through links that a register of
 members decides on (EnsembleSync, section 3.2, whose parameter server this replaces). Every rank of an island
-has a seat. A round ends in one of two ways, for all alike:
+is a client. A round ends in one of two ways, for all alike:
 
-    commit   every seat of every member has voted: all of them hold the whole mean       (g, r) → (g, r+1)
-    abort    a member was lost or a seat could not finish: nobody applies anything       (g, r) → open
+    commit   every client of every member has voted: all of them hold the whole mean       (g, r) → (g, r+1)
+    abort    a member was lost or a client could not finish: nobody applies anything       (g, r) → open
 
 An open register waits until every island that is not lost has come, then closes on
 those that are there: generation g+1, at the largest round among them. Islands that come from further back, or
@@ -34,7 +34,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class Place:
+class Point:
     """Where a training is: `t` updates done, in `epoch`, whose samples were dealt when `seen` of them, over
     all islands, were used up."""
 
@@ -47,7 +47,7 @@ class Place:
         return self.epoch, self.seen
 
 
-NOWHERE = Place(epoch=-1)
+NOWHERE = Point(epoch=-1)
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Register:
     phase: Phase = Phase.OPEN
     members: tuple[Member, ...] = ()
     """Of this generation, or of the last one while the register is open; by island."""
-    place: Place = NOWHERE
+    place: Point = NOWHERE
     """As of the last commit."""
-    dealt: Place = NOWHERE
+    dealt: Point = NOWHERE
     """Where the samples were dealt."""
     sharing: tuple[int, ...] = ()
     """The islands that they were dealt to."""
@@ -92,7 +92,7 @@ class Register:
         return tuple(member.island for member in self.members)
 
     @property
-    def seats(self) -> set[tuple[int, int]]:
+    def clients(self) -> set[tuple[int, int]]:
         """Of all members: (island, rank)."""
         return {(member.island, rank) for member in self.members for rank in range(member.ranks)}
 
@@ -111,7 +111,7 @@ class Register:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Register:
         members = tuple(Member(m["island"], tuple(m["addresses"]), m["rounds"]) for m in saved["members"])
-        places = {name: Place(**saved[name]) for name in ("place", "dealt")}
+        places = {name: Point(**saved[name]) for name in ("place", "dealt")}
         rest = {
             **saved,
             "phase": Phase(saved["phase"]),
@@ -126,8 +126,23 @@ class Register:
 class Ballot:
     """What a rank says with its vote: where it is if the round is committed, and whether it has to leave."""
 
-    place: Place = Place()
+    place: Point = Point()
     leaving: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank has to say of the training with a round."""
+
+    deal: tuple[int, int] = (0, 0)
+    """The epoch that begins or goes on with the round, and how many of its samples had been seen by all
+    islands when they were dealt."""
+    progress: float = 0.0
+    """In epochs, for the picture."""
+    pace: float = 0.0
+    """Seconds that this rank computes for a step, 0 where that is not known."""
+    leaving: bool = False
+    """All are to stop after the round."""
 
 
 @dataclass
@@ -177,7 +192,7 @@ class Membership:
         if not self._running(island, generation, rounds):
             return
         self._votes[island, rank] = ballot
-        if self._votes.keys() != self.register.seats:
+        if self._votes.keys() != self.register.clients:
             return
         self._commit(rounds + 1)
         self._left_out = {i: until for i, until in self._left_out.items() if until > rounds + 1}

@@ -99,7 +99,7 @@ class Door:
             self._news.notify_all()
 
 
-class Ring:
+class TcpRing:
     """The owners of one chunk, this rank at `place` of `size`."""
 
     def __init__(
@@ -187,14 +187,14 @@ def connect(
     silence: float,
     overdue: Overdue,
     given_up: Callable[[], bool],
-) -> Ring:
+) -> TcpRing:
     """The ring of `addresses`, all of which call this. Raises `OSError` where a neighbour is not there.
 
     Doors are always open, so the right neighbour has `silence` seconds to answer; the left one comes when it
     has trained."""
     size = len(addresses)
     if size == 1:
-        return Ring(0, 1)
+        return TcpRing(0, 1)
     host, port = addresses[(place + 1) % size].rsplit(":", 1)
     try:
         right = socket.create_connection((host, int(port)), timeout=silence)
@@ -208,7 +208,7 @@ def connect(
     except OSError:
         right.close()
         raise
-    return Ring(place, size, left, right, overdue)
+    return TcpRing(place, size, left, right, overdue)
 
 
 def _done(side: int, call: Callable[[], Any]) -> Any:

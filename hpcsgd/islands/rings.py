@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from hpcsgd.islands.register import Register
-from hpcsgd.islands.ring import Door, Overdue, Ring, connect
+from hpcsgd.islands.ring import Door, Overdue, TcpRing, connect
 
 
 def chunk(x: Tensor, c: int, C: int) -> Tensor:
@@ -22,14 +22,14 @@ class Rings:
         self._island = island
         self._token, self._silence = token, silence
         self._door = Door(host, token)
-        self._rings: dict[int, Ring] = {}
+        self._rings: dict[int, TcpRing] = {}
 
     @property
     def address(self) -> str:
         """host:port, for the register."""
         return self._door.address
 
-    def of(self, c: int, now: Register, overdue: Overdue, given_up: Callable[[], bool]) -> Ring:
+    def of(self, c: int, now: Register, overdue: Overdue, given_up: Callable[[], bool]) -> TcpRing:
         """Of the owners of chunk `c` in this generation. Raises `OSError`."""
         if c not in self._rings:
             place = now.islands.index(self._island)
@@ -48,7 +48,7 @@ class Rings:
         aside: Sequence[Tensor],
         c: int,
         C: int,
-        ring: Ring,
+        ring: TcpRing,
         counting: Sequence[int],
     ) -> None:
         """`aside` ← the mean of chunk `c` of C over the `counting` islands. Raises `OSError`; then it is of

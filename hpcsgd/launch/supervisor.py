@@ -16,15 +16,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import MOVED, STOPPED, UserError
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.invitation import Invitation
 from hpcsgd.islands.register import Phase
-from hpcsgd.launch.service import Service
+from hpcsgd.launch.coordinator_process import CoordinatorProcess
 from hpcsgd.launch.starter import Starter
-from hpcsgd.training.ensemble import MOVED
-from hpcsgd.training.run_folder import island_folder
-from hpcsgd.training.stopping import STOPPED
+from hpcsgd.report.run_folder import island_folder
 
 PAUSE = 1.0
 """Seconds between the death of an island and its next life; twice as many after every further one."""
@@ -88,7 +86,7 @@ class Supervisor:
         self._token, self._restarts = token, restarts
         self._silence, self._timeout = silence, timeout
         self._moves_ranks = allotment is not None and allotment.unit == "ranks"
-        self._service = Service(
+        self._coordinator = CoordinatorProcess(
             islands=len(sizes), token=token, silence=silence, timeout=timeout, folder=str(folder),
             host=starter.host, port=0, allotment=None if allotment is None else asdict(allotment),
         )  # fmt: skip
@@ -106,22 +104,22 @@ class Supervisor:
         for number in (signal.SIGUSR1, signal.SIGTERM):
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
-        await self._service.start()
-        serving = asyncio.create_task(self._service.keep())
+        await self._coordinator.start()
+        serving = asyncio.create_task(self._coordinator.keep())
         try:
             await asyncio.gather(*(self._keep(island) for island in self.islands))
         finally:
             self._kill_all()
             serving.cancel()
-            await self._service.end()
+            await self._coordinator.end()
         return self._verdict()
 
     async def _keep(self, island: Island) -> None:
         while not (self._ending or self._stopping):
             island.lives += 1
             island.code = await self._live(island)
-            self._service.note("ended", island=island.number, life=str(island.lives), code=island.code)
-            register = self._service.register()
+            self._coordinator.note("ended", island=island.number, life=str(island.lives), code=island.code)
+            register = self._coordinator.register()
             if register.phase is Phase.FINISHED or register.leaving:
                 self._end(register.islands)
             if self._ending or self._stopping:
@@ -146,12 +144,12 @@ class Supervisor:
     async def _live(self, island: Island) -> int:
         """From start to end; its exit code."""
         invited = Invitation(
-            island=island.number, islands=len(self.islands), coordinator=self._service.address,
+            island=island.number, islands=len(self.islands), coordinator=self._coordinator.address,
             token=self._token, silence=self._silence, timeout=self._timeout,
         )  # fmt: skip
         folder = island_folder(self._folder, island.number)
         folder.mkdir(parents=True, exist_ok=True)
-        self._service.note("started", island=island.number, life=str(island.lives), ranks=island.ranks)
+        self._coordinator.note("started", island=island.number, life=str(island.lives), ranks=island.ranks)
         with (folder / LOG).open("ab") as output:
             island.process = await asyncio.create_subprocess_exec(
                 *self._starter.command(island.number, island.ranks, self._program),
@@ -212,7 +210,7 @@ class Supervisor:
             print("\n".join(lines[-QUOTED:]), file=sys.stderr, flush=True)
 
     def _verdict(self) -> int:
-        register = self._service.register()
+        register = self._coordinator.register()
         if register.phase is Phase.FINISHED:
             return 0
         if register.leaving:

@@ -6,10 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpcsgd.averagers import Averaged, Reset, kept
+from hpcsgd.core.graphs import (
+    BipartiteExponential,
+    Complete,
+    Exponential,
+    PowersOfTwo,
+    Ring,
+    UndirectedExponential,
+)
+from hpcsgd.core.step import Method
 from hpcsgd.exchanges import (
     AllToAll,
+    ErrorFeedback,
     Gaps,
-    Kept,
     MomentumCorrection,
     Plain,
     RateInside,
@@ -17,14 +26,6 @@ from hpcsgd.exchanges import (
     Sparse,
     everyones,
     own,
-)
-from hpcsgd.graphs import (
-    BipartiteExponential,
-    Complete,
-    Exponential,
-    PowersOfTwo,
-    Ring,
-    UndirectedExponential,
 )
 from hpcsgd.methods.ad_psgd import ad_psgd
 from hpcsgd.methods.adacomm import adacomm
@@ -42,7 +43,6 @@ from hpcsgd.methods.sgp import osgp, sgp
 from hpcsgd.methods.ssp import ssp
 from hpcsgd.methods.switch import switch
 from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, SIDCo, TopK
-from hpcsgd.step import Method
 
 METHODS: Mapping[str, Callable[..., Method]] = {
     "ad_psgd": ad_psgd,
@@ -68,7 +68,7 @@ PARTS: Mapping[str, Mapping[str, Any]] = {
     "aggregate": {"parameters": parameters, "gradients": gradients},
     "combine": {"everyones": everyones, "own": own},
     "exchange": {"alltoall": AllToAll(), "reduce_scatter": ReduceScatter()},
-    "feedback": {"kept": Kept(), "rate_inside": RateInside()},
+    "feedback": {"error_feedback": ErrorFeedback(), "rate_inside": RateInside()},
     "graph": {
         "bipartite_exponential": BipartiteExponential(),
         "complete": Complete(),

@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from hpcsgd.averagers.parcel import Parcel
+from hpcsgd.core.step import Exchange, Method, State, Step
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
-from hpcsgd.step import Exchange, Method, State, Step
 from hpcsgd.transport import Asked, Service, phase, wide
 
 

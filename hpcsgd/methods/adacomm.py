@@ -22,16 +22,16 @@ from dataclasses import asdict, dataclass
 import torch
 
 from hpcsgd.averagers import Mean, Measured, kept
+from hpcsgd.core.step import Averager, Exchange, Method, State, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
-from hpcsgd.step import Averager, Exchange, Method, State, Step
 from hpcsgd.transport import phase
 
 GAMMA = 1 / 2
 
 
 @dataclass
-class Place:
+class BlockState:
     """Where in its block a rank is; the same on all ranks but for the losses."""
 
     I: int  # noqa: E741 - the papers' letter
@@ -55,26 +55,26 @@ class Adaptive:
                 raise UserError(f"{name} = {value!r}: expected a number of steps ≥ 1")
         self.I_0 = interval
         self.block = block
-        self.place = Place(interval)
+        self.block_state = BlockState(interval)
 
     def __call__(self, s: Step) -> bool:
-        place = self.place
+        now = self.block_state
         self._count(s)
-        s.notes["interval"] = place.I
-        if place.since_meeting < place.I:
+        s.notes["interval"] = now.I
+        if now.since_meeting < now.I:
             return False
-        place.since_meeting = 0
-        if place.since_change >= self.block:
+        now.since_meeting = 0
+        if now.since_change >= self.block:
             self._change(s)
         return True
 
     def state_dict(self) -> State:
-        same = asdict(self.place)
+        same = asdict(self.block_state)
         mean = {name: same.pop(name) for name in ("losses", "first_loss")}
         return {"same": same, "mean": {name: value for name, value in mean.items() if value is not None}}
 
     def load_state_dict(self, state: State) -> None:
-        self.place = Place(**state["same"], **state.get("mean", {}))
+        self.block_state = BlockState(**state["same"], **state.get("mean", {}))
 
     def _count(self, s: Step) -> None:
         if s.loss is None:
@@ -82,30 +82,30 @@ class Adaptive:
                 "adacomm goes by the training loss: give it as optimizer.step(loss=loss), or give step() a "
                 "closure that returns it"
             )
-        place = self.place
-        if place.first_loss is None:
-            place.first_loss, place.eta_before = s.loss, s.lr
-        place.losses += s.loss
-        place.since_meeting += 1
-        place.since_change += 1
-        place.eta_0 = max(place.eta_0, s.lr)
+        now = self.block_state
+        if now.first_loss is None:
+            now.first_loss, now.eta_before = s.loss, s.lr
+        now.losses += s.loss
+        now.since_meeting += 1
+        now.since_change += 1
+        now.eta_0 = max(now.eta_0, s.lr)
 
     def _change(self, s: Step) -> None:
         """Collective over all ranks: 16 bytes."""
-        place = self.place
+        now = self.block_state
         F, F_0 = self._over_all_ranks(s)
         if not (math.isfinite(F) and F_0 > 0):
             raise UserError(f"adacomm: the loss was {F_0} at first and is {F} now: expected more than 0")
-        fallen_in_all, fallen = (eta / s.lr if s.lr > 0 else 1.0 for eta in (place.eta_0, place.eta_before))
+        fallen_in_all, fallen = (eta / s.lr if s.lr > 0 else 1.0 for eta in (now.eta_0, now.eta_before))
         new = math.ceil(math.sqrt(fallen_in_all * max(F, 0.0) / F_0) * self.I_0)
-        old = math.sqrt(max(fallen, 1.0)) * place.I
-        place.I = max(new if new < old else math.ceil(GAMMA * old), 1)
-        place.since_change, place.losses, place.eta_before = 0, 0.0, s.lr
+        old = math.sqrt(max(fallen, 1.0)) * now.I
+        now.I = max(new if new < old else math.ceil(GAMMA * old), 1)
+        now.since_change, now.losses, now.eta_before = 0, 0.0, s.lr
 
     def _over_all_ranks(self, s: Step) -> list[float]:
         """F(w) and F(w_0)."""
-        place = self.place
-        means = torch.tensor([place.losses / place.since_change, place.first_loss], dtype=torch.float64)
+        now = self.block_state
+        means = torch.tensor([now.losses / now.since_change, now.first_loss], dtype=torch.float64)
         with phase("loss"):
             s.job.world.allreduce(means, "mean").wait()
         return means.tolist()

@@ -8,9 +8,9 @@ own optimizer makes the update that is pushed, times 1/P; the paper's Adagrad ra
 from __future__ import annotations
 
 from hpcsgd.averagers.server import Server
+from hpcsgd.core.step import Exchange, Method
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
-from hpcsgd.step import Exchange, Method
 
 
 def async_sgd(exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen

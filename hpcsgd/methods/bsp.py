@@ -8,9 +8,9 @@ rank cross the slow links instead of M.
 from __future__ import annotations
 
 from hpcsgd.averagers import Mean
+from hpcsgd.core.step import GroupExchange, Method
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import never
-from hpcsgd.step import GroupExchange, Method
 
 
 def bsp(exchange: GroupExchange = AllToAll()) -> Method:  # noqa: B008 - frozen

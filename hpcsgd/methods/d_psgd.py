@@ -11,11 +11,11 @@ result; here they mix after the update, as in SGP, which it is compared with.
 from __future__ import annotations
 
 from hpcsgd.averagers.parcel import Parcel
+from hpcsgd.core.graphs import Graph, Ring, symmetric_matrix
+from hpcsgd.core.step import Exchange, Method, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
-from hpcsgd.graphs import Graph, Ring, symmetric_matrix
 from hpcsgd.schedules import Every
-from hpcsgd.step import Exchange, Method, Step
 from hpcsgd.transport import wide
 
 

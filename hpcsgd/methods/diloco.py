@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.averagers import Mean, Measured, kept
+from hpcsgd.core.step import Averager, Exchange, Method, State, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
-from hpcsgd.step import Averager, Exchange, Method, State, Step
 from hpcsgd.transport import wide
 
 MakeOptimizer = Callable[[Sequence[Tensor]], optim.Optimizer]

@@ -15,9 +15,9 @@ at the end of an epoch, too, where samples are dealt anew.
 from __future__ import annotations
 
 from hpcsgd.averagers import Ensemble
+from hpcsgd.core.step import Exchange, Method
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
-from hpcsgd.step import Exchange, Method
 
 
 def ensemble(every: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from hpcsgd.averagers import Measured, kept
+from hpcsgd.core.step import Averager, Exchange, Method, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
-from hpcsgd.step import Averager, Exchange, Method, Step
 from hpcsgd.transport import wide
 
 

@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpcsgd.averagers import Mean, MeanOfAll, Measured, kept
+from hpcsgd.core.step import Averager, Exchange, Method
 from hpcsgd.exchanges import AllReduce, AllToAll
 from hpcsgd.schedules import Every
-from hpcsgd.step import Averager, Exchange, Method
 
 
 def hierarchical(

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpcsgd.averagers import kept
+from hpcsgd.core.step import Averager, GroupExchange, Method
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.hierarchical import hierarchical
 from hpcsgd.methods.switch import FIRST_LR_DECAY, switch
-from hpcsgd.step import Averager, GroupExchange, Method
 
 
 def post_local(

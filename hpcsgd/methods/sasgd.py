@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.averagers import Measured
+from hpcsgd.core.step import Exchange, Method, State, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
-from hpcsgd.step import Exchange, Method, State, Step
 from hpcsgd.transport import wide
 
 PLAIN = {"momentum": 0, "weight_decay": 0, "maximize": False}

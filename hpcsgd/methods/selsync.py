@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 
 from hpcsgd.averagers import Mean, Measured, kept
+from hpcsgd.core.step import Averager, Exchange, Method, State, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
-from hpcsgd.step import Averager, Exchange, Method, State, Step
 from hpcsgd.transport import Work, phase
 
 LARGEST = sys.float_info.max

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hpcsgd.averagers.parcel import Parcel
+from hpcsgd.core.graphs import Exponential, Graph, senders
+from hpcsgd.core.step import Exchange, Method, State, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
-from hpcsgd.graphs import Exponential, Graph, senders
 from hpcsgd.schedules import Every
-from hpcsgd.step import Exchange, Method, State, Step
 from hpcsgd.transport import Transport, Work, wide
 
 

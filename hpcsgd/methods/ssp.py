@@ -13,9 +13,9 @@ caches reads until they are too old; here every step reads.
 from __future__ import annotations
 
 from hpcsgd.averagers.server import Server
+from hpcsgd.core.step import Exchange, Method
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
-from hpcsgd.step import Exchange, Method
 
 
 def ssp(staleness: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 from hpcsgd.averagers import MeanOfAll, agree
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Averager, Method, State, Step
+from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
-from hpcsgd.flat import Bucket
-from hpcsgd.step import Averager, Method, State, Step
-from hpcsgd.topology import Job
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hpcsgd import reference
+from hpcsgd.config import reference
 from hpcsgd.models.cnn import cnn
 from hpcsgd.models.lstm import lstm
 from hpcsgd.models.mlp import mlp

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn, optim
 
+from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.engine.wrapping import Outermost
 from hpcsgd.errors import UserError
 from hpcsgd.natural_gradient.layer import Layer
 from hpcsgd.natural_gradient.rows import weight_of
-from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.wrapping import Outermost
 
 log = logging.getLogger(__name__)
 

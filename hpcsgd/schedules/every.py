@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpcsgd.core.step import Step
 from hpcsgd.errors import UserError
-from hpcsgd.step import Step
 
 
 @dataclass(frozen=True)

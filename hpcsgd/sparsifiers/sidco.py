@@ -73,7 +73,7 @@ class SIDCo:
         return max(eta, limits.tiny) if math.isfinite(eta) else limits.max
 
     def state_dict(self) -> dict[str, Any]:
-        """This worker's alone: `own` in `hpcsgd.step.State`."""
+        """This worker's alone: `own` in `hpcsgd.core.step.State`."""
         found = {
             "stages": self.stages,
             "direction": self._direction,

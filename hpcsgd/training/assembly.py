@@ -11,19 +11,19 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcsgd import models
+from hpcsgd.config.reference import build, call, call_named, resolve, takes
+from hpcsgd.config.schema import Config
+from hpcsgd.core.generators import seed_generators
+from hpcsgd.core.topology import Job
 from hpcsgd.data import Batches, Injected, InjectedBatches, Sampler, Split, crop_and_flip
+from hpcsgd.engine.lr import WarmUp, lr_scale
+from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError, located, near_miss
-from hpcsgd.generators import seed_generators
-from hpcsgd.lr import WarmUp, lr_scale
 from hpcsgd.methods import MADE, METHODS, PARTS, Method
 from hpcsgd.natural_gradient import NaturalGradient
-from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.reference import build, call, call_named, resolve, takes
-from hpcsgd.topology import Job
-from hpcsgd.training.config import Config
-from hpcsgd.training.dealing import batches_of, deal, make_loader, opened
+from hpcsgd.training.loading import dealing, make_loader, opened
 from hpcsgd.training.tasks import Task, task_of
-from hpcsgd.training.trial import require_fitting
+from hpcsgd.training.trial import require_model_fits
 
 Transform = Callable[[Tensor, Generator], Tensor]
 TRANSFORMS: Mapping[str, Transform] = {"crop_and_flip": crop_and_flip}
@@ -66,12 +66,13 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     with job.together("preparing the run"), located(source):
         train, test = opened(config.data, "train"), opened(config.data, "test")
         task = task_of(train)
-        sampler = deal(train, job, config)
-        batches = batches_of(sampler, job, config.data)
+        dealt = dealing(job)
+        sampler = dealt.sampler(train, config)
+        batches = dealt.batches(sampler, config.data)
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = models.build(config.model.build, config.model.arguments)
-        require_fitting(model, train, task, config.model.build)
+        require_model_fits(model, train, task, config.model.build)
         inner = make_optimizer(config, model, job.groups)
         steps_per_epoch = len(batches)
         method = make_method(config, steps_per_epoch)
@@ -105,7 +106,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
 
 def number_of(job: Job) -> int:
     """This rank's among all that train together; with islands of unlike sizes some share one."""
-    return job.rank if job.meetings is None else job.meetings.island * job.size + job.rank
+    return job.peers.number * job.size + job.rank
 
 
 def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hpcsgd.atomic import replacing
+from hpcsgd.config.schema import Config, load
+from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import JobError, UserError
+from hpcsgd.files.atomic import replacing
 from hpcsgd.methods.selsync import Significance
-from hpcsgd.topology import Job, form_as_launched, together
+from hpcsgd.start import form_as_launched
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.config import Config, load
 from hpcsgd.training.probing import setting
 from hpcsgd.training.process import keep_freed_memory, use_threads
 from hpcsgd.tuning.changes import Changes, changes_of, plot, table, to_json

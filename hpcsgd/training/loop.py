@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import Checkpoints, capture
+from hpcsgd.config.schema import Config
+from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.generators import generators_state, load_generators_state
+from hpcsgd.report.figures import written
+from hpcsgd.report.meter import Meter, Reading
+from hpcsgd.report.metrics import SPARSE, Metrics, noted
+from hpcsgd.report.progress import Progress
 from hpcsgd.training.assembly import Assembly
-from hpcsgd.training.config import Config
 from hpcsgd.training.evaluation import evaluate
-from hpcsgd.training.figures import written
-from hpcsgd.training.meter import Meter, Reading
-from hpcsgd.training.metrics import SPARSE, Metrics, noted
-from hpcsgd.training.progress import Progress
-from hpcsgd.training.promise import Promise
 from hpcsgd.training.scheduler import scheduler_state, take_up_scheduler
 from hpcsgd.training.stopping import Stopping
 from hpcsgd.transport import Transport, Work
+from hpcsgd.tuning.monitor import DistanceMonitor
 
 Tree = dict[str, Any]
 
@@ -33,7 +33,7 @@ Tree = dict[str, Any]
 class Loop(ABC):
     """Trains from where the assembly stands to the last epoch; every rank runs one.
 
-    `metrics` and `promise`, what a probe saw, are rank 0's. `aside` has a lane of its own.
+    `metrics` and `monitor`, what a probe saw, are rank 0's. `aside` has a lane of its own.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Loop(ABC):
         self._meter = Meter(parts.optimizer.job, aside)
         self._readings: deque[tuple[Tree, Work]] = deque()  # under way: when they were taken, what they say
         self.metrics: Metrics | None = None
-        self.promise: Promise | None = None
+        self.monitor: DistanceMonitor | None = None
 
     def take_up(self, shared: Tree, own: Tree | None) -> None:
         """Go on from what a checkpoint held; `own` is None where it is of another P × K."""
@@ -149,7 +149,7 @@ class Loop(ABC):
         self._met_at = t
         if self.metrics is not None:
             self.metrics.meeting(step=t, distance=D, **noted(notes, "interval"))
-        if self.promise is not None and (told := self.promise.hear(D, self._lr)) is not None:
+        if self.monitor is not None and (told := self.monitor.hear(D, self._lr)) is not None:
             self._progress.note(f"step {t}: {told}")
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:
@@ -267,28 +267,6 @@ class Loop(ABC):
         self._checkpoints.write(parts.optimizer.t, capture(parts.optimizer, shared=shared, own=own))
         self._saved_at = now
         self._meter.pause()
-
-
-class WorldLoop(Loop):
-    """All ranks are of one world, and live and die together."""
-
-    def _train_epochs(self) -> str | None:
-        while self._epoch < self._config.epochs:
-            if (reason := self._finish_epoch()) is not None:
-                return reason
-        return None
-
-    def _stands_for_all(self) -> bool:
-        return True
-
-    def _finish_epoch(self) -> str | None:
-        for x, y, data_seconds in self._batches():
-            self._step(x, y, data_seconds)
-            if (reason := self._stopping.now()) is not None:
-                self._read_meter()
-                return reason
-        self._close_epoch()
-        return None
 
 
 def _require_finite(loss: Tensor, step: int) -> None:

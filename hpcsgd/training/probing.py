@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from hpcsgd.atomic import replacing
 from hpcsgd.averagers import Mean, MeanOfAll, Measured
+from hpcsgd.config.schema import Config, dump, load
+from hpcsgd.core.topology import together
 from hpcsgd.errors import UserError, located
 from hpcsgd.exchanges import Sparse
+from hpcsgd.files.atomic import replacing
+from hpcsgd.report.run_folder import changes
 from hpcsgd.schedules import Every
-from hpcsgd.topology import together
 from hpcsgd.training.assembly import make_method
-from hpcsgd.training.config import Config, dump, load
 from hpcsgd.training.process import keep_freed_memory, use_threads
-from hpcsgd.training.promise import Promise
-from hpcsgd.training.run_folder import changes
 from hpcsgd.training.virtual import CPU, virtual_groups
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.idle import IN_MEMORY, Idle, OnDisk
+from hpcsgd.tuning.monitor import DistanceMonitor
 from hpcsgd.tuning.probe import GROUPS, Plan, Probe, probe
 from hpcsgd.tuning.replicas import VirtualGroups
 from hpcsgd.tuning.report import HEAD, answer, plot, table_row, to_json
@@ -139,7 +139,7 @@ def setting(config: Config) -> dict[str, Any]:
     return kept
 
 
-def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, Promise | None]:
+def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, DistanceMonitor | None]:
     """`config` with the number of groups that the probe found, as far as `ranks` can be cut so; and what the
     probe saw of so many.
 
@@ -149,7 +149,7 @@ def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, Promise
         found = json.loads(file.read_text())
         P, of = int(found["P"]), found["setting"]
         groups = fitting(P, ranks)
-        promise = Promise.read(found, groups)
+        monitor = DistanceMonitor.read(found, groups)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file}: not the probe.json of a probe: {error}") from error
     if differing := changes(of, setting(config)):
@@ -158,7 +158,7 @@ def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, Promise
         log.warning("%s: not clear between %d and %d groups", file, P, found["unclear"])
     log.info("%s: %d groups; %d for %d ranks", file, P, groups, ranks)
     job = dataclasses.replace(config.job, groups=groups, group_size=None)
-    return dataclasses.replace(config, job=job), promise
+    return dataclasses.replace(config, job=job), monitor
 
 
 def fitting(P: int, ranks: int) -> int:

@@ -11,7 +11,7 @@ from hpcsgd.models import MODELS
 from hpcsgd.training.tasks import Task
 
 
-def require_fitting(model: nn.Module, data: Split, task: Task, name: str) -> None:
+def require_model_fits(model: nn.Module, data: Split, task: Task, name: str) -> None:
     """Raise `UserError` unless `model`, built by `name`, gives two samples of `data` the scores of `task`.
 
     What a model of the user's own raises comes through: its traceback tells more.

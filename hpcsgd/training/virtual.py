@@ -9,24 +9,24 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hpcsgd import models
+from hpcsgd.config.schema import Config
+from hpcsgd.core.generators import generators_state, load_generators_state, seed_generators
 from hpcsgd.data import Split
-from hpcsgd.generators import generators_state, load_generators_state, seed_generators
-from hpcsgd.lr import WarmUp, lr_scale
+from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.training.assembly import (
     make_natural_gradient,
     make_optimizer,
     make_scheduler,
     make_transform,
 )
-from hpcsgd.training.config import Config
-from hpcsgd.training.dealing import batch_of_rank, opened
+from hpcsgd.training.loading import batch_of_rank, opened
 from hpcsgd.training.tasks import task_of
-from hpcsgd.training.trial import require_fitting
+from hpcsgd.training.trial import require_model_fits
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
-from hpcsgd.tuning.members import member
 from hpcsgd.tuning.own import HELD_OUT
-from hpcsgd.tuning.replicas import Chance, Member, Trainee, VirtualGroups
+from hpcsgd.tuning.replicas import Chance, Trainee, VirtualGroups, VirtualRank
+from hpcsgd.tuning.virtual_ranks import virtual_rank
 
 CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ def virtual_groups(
     task = task_of(train)
     seed_generators(config.seed)
     model = models.build(config.model.build, config.model.arguments)
-    require_fitting(model, train, task, config.model.build)
+    require_model_fits(model, train, task, config.model.build)
     model.to(device)
     hosted = range(world.rank, P, world.size)
     trainees = [_trainee(config, train, copy.deepcopy(model), g, P, K, warm_up_steps) for g in hosted]
@@ -81,11 +81,13 @@ def _trainee(
             scheduler.step()
 
     device = next(model.parameters()).device
-    members = [_member(config, train, batch, g * K + j, P * K, device) for j in range(K)]
+    members = [_virtual_rank(config, train, batch, g * K + j, P * K, device) for j in range(K)]
     return Trainee(model, optimizer, members, after_update)
 
 
-def _member(config: Config, train: Split, batch: int, rank: int, size: int, device: torch.device) -> Member:
+def _virtual_rank(
+    config: Config, train: Split, batch: int, rank: int, size: int, device: torch.device
+) -> VirtualRank:
     transform = make_transform(config.data.transform)
     generator = Generator().manual_seed(config.seed + 1 + rank)
 
@@ -93,4 +95,4 @@ def _member(config: Config, train: Split, batch: int, rank: int, size: int, devi
         x, y = train.collate(train.__getitems__(list(rows)))
         return train.vary(transform(x.to(device), generator), y.to(device), generator)
 
-    return member(train, load, batch, rank, size, config.seed)
+    return virtual_rank(train, load, batch, rank, size, config.seed)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
 
-from hpcsgd.lr import lr_scale
+from hpcsgd.engine.lr import lr_scale
 
 THRESHOLD = 0.87
 MARGIN = 0.03

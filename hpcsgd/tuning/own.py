@@ -11,15 +11,15 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, default_collate
 
-from hpcsgd.generators import generators_state, load_generators_state, seed_generators
-from hpcsgd.lr import WarmUp, lr_scale
+from hpcsgd.core.generators import generators_state, load_generators_state, seed_generators
+from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.growth import THRESHOLD
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
-from hpcsgd.tuning.members import member
 from hpcsgd.tuning.probe import GROUPS, Plan, Probe
 from hpcsgd.tuning.probe import probe as probe_groups
 from hpcsgd.tuning.replicas import Chance, Trainee, VirtualGroups
+from hpcsgd.tuning.virtual_ranks import virtual_rank
 
 HELD_OUT = 512
 """Samples, at most, to see the loss on after every meeting."""
@@ -78,7 +78,7 @@ def probe(
         made = optimizer(local.parameters(), lr * lr_scale(rule, P))
         WarmUp(made, plan.ramp * every, 1 / lr_scale(rule, P))
         device = next(local.parameters()).device
-        only = member(data, lambda rows: _load(data, rows, device), batch_size, g, P, seed)  # pyright: ignore[reportArgumentType]
+        only = virtual_rank(data, lambda rows: _load(data, rows, device), batch_size, g, P, seed)  # pyright: ignore[reportArgumentType]
         return Trainee(local, made, [only])
 
     return probe_groups(start, plan, world, idle=idle)

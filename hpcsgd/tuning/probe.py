@@ -24,9 +24,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from hpcsgd.core.topology import together
+from hpcsgd.engine.lr import lr_scale
 from hpcsgd.errors import UserError
-from hpcsgd.lr import lr_scale
-from hpcsgd.topology import together
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.growth import COMPARED, THRESHOLD, Growth, Verdict, growths_of, is_flat, verdict
 from hpcsgd.tuning.idle import IN_MEMORY, Idle

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from hpcsgd.core.norm import norm
 from hpcsgd.errors import UserError
-from hpcsgd.norm import norm
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
 
@@ -28,7 +28,7 @@ class DivergedError(UserError):
 
 
 @dataclass
-class Member:
+class VirtualRank:
     """One virtual rank: its batches, and where its chance (dropout, augmentation) has come to."""
 
     batches: Batches
@@ -41,7 +41,7 @@ class Trainee:
 
     model: nn.Module
     optimizer: optim.Optimizer
-    members: Sequence[Member]
+    members: Sequence[VirtualRank]
     after_update: Callable[[], None] = field(default=lambda: None)
     """What a learning-rate scheduler does after each update."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import optim
 
 from hpcsgd import DistributedOptimizer, Method, allreduce_local_sgd, hierarchical
-from hpcsgd.topology import form
+from hpcsgd.core.topology import form
 from hpcsgd.transport import Transport
 from references import average, gathered_step, one_step, vector
 from references import model as make_model

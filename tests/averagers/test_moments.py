@@ -12,8 +12,8 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from hpcsgd import Method, allreduce_local_sgd, hierarchical
 from hpcsgd.averagers import Averaged, Reset, kept
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
 from references import MakeOptimizer, average, distributed, gathered_step, set_vector, vector
 from references import model as make_model

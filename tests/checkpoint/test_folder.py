@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpcsgd.checkpoint import Checkpoints, Saved, folder, tree
-from hpcsgd.data import hdf5
+from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
-from hpcsgd.topology import form
+from hpcsgd.files import hdf5
 from hpcsgd.transport import Transport, threads
 
 FILES = ["rank-00000.h5", "rank-00001.h5", "rank-00002.h5", "rank-00003.h5", "manifest.json"]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.checkpoint import Checkpoints, capture, restore
+from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.exchanges import ReduceScatter
 from hpcsgd.methods.sgp import PushSum, sgp
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
 from trainings import METHODS, OPTIMIZERS, PLAIN, WAITING_FOR_NOBODY, Net, Training, two_groups
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from checkpoint.test_snapshot import load, save
 from hpcsgd.averagers import MeanOfAll
+from hpcsgd.core.step import State
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllReduce, MomentumCorrection, Sparse
 from hpcsgd.methods import Method, bsp, hierarchical, switch
 from hpcsgd.methods.diloco import NESTEROV, Outer
 from hpcsgd.schedules import Every
 from hpcsgd.sparsifiers import Deft, SIDCo, TopK
-from hpcsgd.step import State
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
 from methods.table import EVERY
 from trainings import METHODS, PLAIN, WAITING_FOR_NOBODY, Training

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpcsgd.checkpoint import tree
-from hpcsgd.data.hdf5 import new_file
 from hpcsgd.errors import UserError
+from hpcsgd.files.hdf5 import new_file
 
 
 def there_and_back(value: tree.Tree, path: Path) -> Any:

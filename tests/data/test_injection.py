@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from hpcsgd.data import Batches, DefDP, Injected, InjectedBatches, Injection, Partition, Sampler, Seat, SelDP
+from hpcsgd.core.topology import Job, form
+from hpcsgd.data import (
+    AsRank,
+    Batches,
+    DefDP,
+    Injected,
+    InjectedBatches,
+    Injection,
+    Partition,
+    Sampler,
+    SelDP,
+)
 from hpcsgd.errors import UserError
-from hpcsgd.topology import Job, form
 from hpcsgd.transport import Transport
 
 PARTS = st.floats(0.01, 1)
@@ -124,7 +134,7 @@ def test_all_groups_make_the_same_steps_and_load_what_they_own(
         return
     n, lengths = data.draw(st.integers(P * K, 400)), set()
     for rank in range(P * K):
-        seat = Seat(rank, P * K, K)
+        seat = AsRank(rank, P * K, K)
         sampler = Sampler(n, seat, seed=3, partition=DefDP())
         whole, batches = list(sampler), InjectedBatches(sampler, seat, b, injection)
         steps = list(batches)
@@ -210,9 +220,9 @@ def test_resumed_with_another_K(run: Callable[..., list[Any]], n: int) -> None:
         _, batches, sampler = loaded(before, Injection(0.5, 0.5), 8, partition=SelDP())
         for _ in range(3):
             batches.advance()
-        whole = list(Sampler(200, Seat(before.g, 2), seed=4, partition=SelDP()))
+        whole = list(Sampler(200, AsRank(before.g, 2), seed=4, partition=SelDP()))
         passed = 3 * 2 * sum(batches.portions[:2])
-        after = Seat(before.g, 2)
+        after = AsRank(before.g, 2)
         resumed = Sampler(200, after, partition=SelDP())
         resumed.load_state_dict(sampler.state_dict())
         assert list(resumed) == whole[passed:]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcsgd.data import Batches, ByLabel, DefDP, Dirichlet, Overlapping, Partition, Sampler, Seat, SelDP
+from hpcsgd.data import AsRank, Batches, ByLabel, DefDP, Dirichlet, Overlapping, Partition, Sampler, SelDP
 from hpcsgd.errors import UserError
 
 
@@ -41,7 +41,7 @@ def samplers(shape: Shape, partition: Partition, epoch: int = 0, K: int | None =
     K = K or shape.K
     made = [
         Sampler(
-            shape.n, Seat(rank, shape.P * K, K), seed=shape.seed, partition=partition, labels=shape.labels
+            shape.n, AsRank(rank, shape.P * K, K), seed=shape.seed, partition=partition, labels=shape.labels
         )
         for rank in range(shape.P * K)
     ]
@@ -236,16 +236,16 @@ def test_resumed_anywhere_with_another_K(
 def test_resumed_with_other_groups_at_the_same_part_of_the_epoch(
     before: Partition | None, after: Partition | None
 ) -> None:
-    saved = Sampler(144, Seat(0, 4), partition=before)
+    saved = Sampler(144, AsRank(0, 4), partition=before)
     saved.set_epoch(2, start=len(saved) // 3)
-    resumed = Sampler(144, Seat(1, 3), partition=after)
+    resumed = Sampler(144, AsRank(1, 3), partition=after)
     whole = len(resumed)
     resumed.load_state_dict(saved.state_dict())
     assert (resumed.epoch, len(resumed)) == (2, whole * 2 // 3)
 
 
 def test_in_order() -> None:
-    seats = [Seat(rank, 2) for rank in range(2)]
+    seats = [AsRank(rank, 2) for rank in range(2)]
     found = {
         str(partition): [list(Sampler(5, seat, shuffle=False, partition=partition)) for seat in seats]
         for partition in (SelDP(), DefDP(), Overlapping(0.8))
@@ -260,13 +260,13 @@ def test_in_order() -> None:
 def test_what_cannot_be() -> None:
     labels = np.arange(20) % 2
     with pytest.raises(UserError, match=r"Dirichlet\(alpha=1e-06\): none of 20 samples for group \d of 8"):
-        Sampler(20, Seat(0, 8), partition=Dirichlet(1e-6), labels=labels)
+        Sampler(20, AsRank(0, 8), partition=Dirichlet(1e-6), labels=labels)
     for given_labels, told in ((None, "none are given"), (labels[:3], r"given are labels of shape \(3,\)")):
         with pytest.raises(UserError, match=rf"ByLabel\(\) divides 20 samples by their labels: {told}"):
-            Sampler(20, Seat(0, 2), partition=ByLabel(), labels=given_labels)
+            Sampler(20, AsRank(0, 2), partition=ByLabel(), labels=given_labels)
     for alpha in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UserError, match=r"alpha = .*: must be a number > 0"):
             Dirichlet(alpha)
     for share in (0.4, 1.1):
         with pytest.raises(UserError, match="each of 2 groups needs 1/P to 1"):
-            Sampler(20, Seat(0, 4, K=2), partition=Overlapping(share))
+            Sampler(20, AsRank(0, 4, K=2), partition=Overlapping(share))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from data.originals import ratings, write_movielens
-from hpcsgd.data import ByLabel, Ratings, Sampler, Seat, Store, Windows, convert, open_split
+from hpcsgd.data import AsRank, ByLabel, Ratings, Sampler, Store, Windows, convert, open_split
 from hpcsgd.errors import UserError
 
 USERS, EACH = 12, 9
@@ -79,7 +79,7 @@ def test_users_are_the_labels(path: Path) -> None:
     assert data.labels.tolist() == whole(data)[0][:, 0, 0].tolist()
     seen = []
     for g in range(2):
-        sampler = Sampler(data, Seat(g, 2), partition=ByLabel(), labels=data.labels)
+        sampler = Sampler(data, AsRank(g, 2), partition=ByLabel(), labels=data.labels)
         seen.append({int(data.labels[row]) for row in sampler})
     assert len(seen[0] & seen[1]) <= 1
 

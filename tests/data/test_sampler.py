@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from hpcsgd.data import Overlapping, Sampler, Seat
+from hpcsgd.data import AsRank, Overlapping, Sampler
 from hpcsgd.errors import UserError
 
 
 def samplers(total: int, ranks: int, **options: Any) -> list[Sampler]:
-    return [Sampler(total, Seat(rank, ranks), **options) for rank in range(ranks)]
+    return [Sampler(total, AsRank(rank, ranks), **options) for rank in range(ranks)]
 
 
 def dealt(ranks: list[Sampler]) -> list[int]:
@@ -142,7 +142,7 @@ def test_in_order() -> None:
 
 
 def test_the_length_of_a_dataset() -> None:
-    assert len(Sampler("abcdef", Seat(0, 2))) == 3
+    assert len(Sampler("abcdef", AsRank(0, 2))) == 3
 
 
 def test_what_cannot_be() -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hpcsgd.core.flat import flatten
+from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.topology import form
 from hpcsgd.exchanges import AcrossGroups, AllReduce, AllToAll, Gathered, ReduceScatter
-from hpcsgd.flat import flatten
-from hpcsgd.step import Exchange, Step
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 
 EXCHANGES: dict[str, Exchange] = {

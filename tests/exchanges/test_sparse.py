@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Kept, MomentumCorrection, Plain, RateInside, Sparse, own
+from hpcsgd.exchanges import ErrorFeedback, MomentumCorrection, Plain, RateInside, Sparse, own
 from hpcsgd.exchanges.feedback import Feedback
 from hpcsgd.methods import Method, bsp, hierarchical
 from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, Sparsifier, TopK
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from references import MakeOptimizer, distributed, meet_every, model, one_step, same, set_vector, vector
 from sparsifying import (
@@ -260,7 +260,7 @@ def test_a_group_of_one_sends_nothing(run) -> None:
         assert torch.equal(mine, theirs)
 
 
-@pytest.mark.parametrize("feedback", [Kept(), MomentumCorrection(0.5)])
+@pytest.mark.parametrize("feedback", [ErrorFeedback(), MomentumCorrection(0.5)])
 def test_back_at_the_start_nothing_is_kept(run, feedback: Feedback) -> None:
     """A state from before the first step is loaded by who has already trained."""
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.core.topology import form
 from hpcsgd.exchanges import Sparse
 from hpcsgd.methods import bsp
 from hpcsgd.sparsifiers import Deft
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from references import vector
 

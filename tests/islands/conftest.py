@@ -1,4 +1,4 @@
-"""A coordinator at work, and seats at it."""
+"""A coordinator at work, and clients at it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.islands.allotment import Allotment
-from hpcsgd.islands.chronicle import Chronicle, Event, read
+from hpcsgd.islands.client import Client
 from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.event_log import Event, EventLog, read
 from hpcsgd.islands.register import Phase, Register
-from hpcsgd.islands.seat import Seat
 
 SILENCE = 60.0
 """Seconds; longer than any machine keeps a thread waiting, so that nobody is lost who is not meant to be."""
@@ -27,11 +27,11 @@ TOKEN = "of these tests"
 
 
 class Desk:
-    """Coordinators, and seats that are left when the test ends."""
+    """Coordinators, and clients that are left when the test ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.seats: list[Seat] = []
+        self.clients: list[Client] = []
 
     @contextmanager
     def coordinator(
@@ -42,10 +42,10 @@ class Desk:
         silence: float = SILENCE,
         allotment: Allotment | None = None,
     ) -> Iterator[Coordinator]:
-        """In a thread of its own; ends when the seats have left."""
-        chronicle = Chronicle(self.folder / "events.jsonl")
+        """In a thread of its own; ends when the clients have left."""
+        events = EventLog(self.folder / "events.jsonl")
         served = Coordinator(
-            islands, TOKEN, silence=silence, timeout=timeout, chronicle=chronicle, allotment=allotment
+            islands, TOKEN, silence=silence, timeout=timeout, events=events, allotment=allotment
         )
         thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))
         thread.start()
@@ -57,7 +57,7 @@ class Desk:
             self.leave()
             thread.join(10)
             assert not thread.is_alive()
-            chronicle.close()
+            events.close()
 
     @contextmanager
     def killable(self, islands: int, port: int = 0, silence: float = SILENCE) -> Iterator[str]:
@@ -82,11 +82,11 @@ class Desk:
         return read(self.folder / "events.jsonl")
 
     def leave(self) -> None:
-        for seat in self.seats:
-            seat.close()
-        self.seats.clear()
+        for client in self.clients:
+            client.close()
+        self.clients.clear()
 
-    def seat(
+    def client(
         self,
         at: str,
         island: int,
@@ -94,11 +94,11 @@ class Desk:
         ranks: int = 1,
         life: str = "first",
         on_change: Callable[[Register | None], None] = lambda _: None,
-    ) -> Seat:
+    ) -> Client:
         hello = {"island": island, "rank": rank, "ranks": ranks, "life": life}
-        seat = Seat(at, TOKEN, hello, silence=SILENCE, patience=30, on_change=on_change)
-        self.seats.append(seat)
-        return seat
+        client = Client(at, TOKEN, hello, silence=SILENCE, patience=30, on_change=on_change)
+        self.clients.append(client)
+        return client
 
 
 @pytest.fixture

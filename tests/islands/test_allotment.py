@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hpcsgd.islands.allotment import Allotment
-from hpcsgd.islands.register import Member, Phase, Place, Register
+from hpcsgd.islands.register import Member, Phase, Point, Register
 
 
 def register(*ranks: int, units: tuple[tuple[int, int], ...] = (), epoch: int = 1) -> Register:
     members = tuple(Member(i, ("a:1",) * n, 3) for i, n in enumerate(ranks) if n)
-    return Register(1, 3, phase=Phase.RUN, members=members, units=units, place=Place(10, epoch, 0))
+    return Register(1, 3, phase=Phase.RUN, members=members, units=units, place=Point(10, epoch, 0))
 
 
 def allotment(unit: str, total: int = 1, cost: float = 0.0) -> Allotment:

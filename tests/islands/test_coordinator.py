@@ -1,4 +1,4 @@
-"""Seats at a coordinator, over real connections."""
+"""Clients of a coordinator, over real connections."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+from hpcsgd.islands.client import Client, Evicted
 from hpcsgd.islands.handshake import CHALLENGE, PROOF, Unwelcome
 from hpcsgd.islands.register import Ballot, Phase, Register
-from hpcsgd.islands.seat import Expelled, Seat
 from hpcsgd.transport import PeerLost
 from islands.conftest import SILENCE, TOKEN, Desk, wait_for
 
@@ -25,22 +25,22 @@ def at_once(*calls) -> list[Register]:
         return [future.result(20) for future in [pool.submit(call) for call in calls]]
 
 
-def come(*seats: Seat, rounds: int = 0) -> Register:
-    registers = at_once(*(lambda seat=seat: seat.come("nowhere:1", rounds) for seat in seats))
+def come(*clients: Client, rounds: int = 0) -> Register:
+    registers = at_once(*(lambda client=client: client.come("nowhere:1", rounds) for client in clients))
     assert len(set(registers)) == 1
     return registers[0]
 
 
-def vote(seat: Seat, now: Register, ballot: Ballot = NOTHING) -> Register:
-    return seat.vote(now.generation, now.rounds, ballot, progress=0.0)
+def vote(client: Client, now: Register, ballot: Ballot = NOTHING) -> Register:
+    return client.vote(now.generation, now.rounds, ballot, progress=0.0)
 
 
-def assert_left_behind(seat: Seat, before: Register, why: str) -> None:
+def assert_left_behind(client: Client, before: Register, why: str) -> None:
     """It is told why, or finds its connection broken and, on a new one, that the others have gone on."""
     try:
-        after = vote(seat, before)
-        assert after.phase is Phase.OPEN or seat._hello["island"] not in after.islands
-    except Expelled as told:
+        after = vote(client, before)
+        assert after.phase is Phase.OPEN or client._hello["island"] not in after.islands
+    except Evicted as told:
         assert str(told) == why  # noqa: PT017 - it need not be raised
 
 
@@ -52,19 +52,23 @@ def later(call) -> Future:
 
 def test_rounds_go_by(desk: Desk) -> None:
     with desk.coordinator(2) as at:
-        seats = [desk.seat(at.address, 0, 0, 2), desk.seat(at.address, 0, 1, 2), desk.seat(at.address, 1)]
-        now = come(*seats)
+        clients = [
+            desk.client(at.address, 0, 0, 2),
+            desk.client(at.address, 0, 1, 2),
+            desk.client(at.address, 1),
+        ]
+        now = come(*clients)
         assert now.islands == (0, 1)
         for rounds in (1, 2, 3):
-            (now,) = set(at_once(*(lambda seat=seat, now=now: vote(seat, now) for seat in seats)))
+            (now,) = set(at_once(*(lambda client=client, now=now: vote(client, now) for client in clients)))
             assert (now.generation, now.rounds, now.phase) == (1, rounds, Phase.RUN)
-        seats[0].finish(now.generation)
-        wait_for(lambda: seats[2].register.phase is Phase.FINISHED)
+        clients[0].finish(now.generation)
+        wait_for(lambda: clients[2].register.phase is Phase.FINISHED)
 
 
 def test_a_broken_connection_is_noticed_at_once(desk: Desk) -> None:
     with desk.coordinator(2) as at:
-        staying, leaving = desk.seat(at.address, 0), desk.seat(at.address, 1)
+        staying, leaving = desk.client(at.address, 0), desk.client(at.address, 1)
         now = come(staying, leaving)
         outcome = later(lambda: vote(staying, now))
         leaving.close()
@@ -74,14 +78,14 @@ def test_a_broken_connection_is_noticed_at_once(desk: Desk) -> None:
 
 def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
     with desk.coordinator(2) as at:
-        staying, frozen = desk.seat(at.address, 0), desk.seat(at.address, 1)
+        staying, frozen = desk.client(at.address, 0), desk.client(at.address, 1)
         now = come(staying, frozen)
         outcome = later(lambda: vote(staying, now))
         frozen._sending.acquire()  # no beat gets out
 
         def a_minute_later() -> bool:
-            for guest in [guest for guest in at._guests if guest.island == 1]:
-                guest.heard -= SILENCE
+            for client in [client for client in at._clients if client.island == 1]:
+                client.heard -= SILENCE
             return outcome.done()
 
         wait_for(a_minute_later, 60)
@@ -90,7 +94,7 @@ def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
         assert alone.islands == (0,)
         frozen._sending.release()
         assert_left_behind(frozen, now, "nothing was heard of rank 0 for 60 s")
-        back = desk.seat(at.address, 1, life="second")
+        back = desk.client(at.address, 1, life="second")
         arriving = later(lambda: back.come("nowhere:1", 0))
         wait_for(lambda: 1 in at.membership.expected)
         assert vote(staying, alone).phase is Phase.OPEN
@@ -100,7 +104,7 @@ def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
 
 def test_who_does_not_arrive_is_left_behind_though_alive(desk: Desk) -> None:
     with desk.coordinator(2, timeout=1) as at:
-        staying, slow = desk.seat(at.address, 0), desk.seat(at.address, 1)
+        staying, slow = desk.client(at.address, 0), desk.client(at.address, 1)
         now = come(staying, slow)
         staying.arrive(now.generation, now.rounds)
         assert vote(staying, now).phase is Phase.OPEN
@@ -109,11 +113,11 @@ def test_who_does_not_arrive_is_left_behind_though_alive(desk: Desk) -> None:
 
 def test_a_new_life_ends_the_old_one(desk: Desk) -> None:
     with desk.coordinator(1) as at:
-        old = desk.seat(at.address, 0)
+        old = desk.client(at.address, 0)
         come(old)
-        new = desk.seat(at.address, 0, life="second")
+        new = desk.client(at.address, 0, life="second")
         wait_for(lambda: not old._thread.is_alive())
-        with pytest.raises(Expelled, match="it was started again"):
+        with pytest.raises(Evicted, match="it was started again"):
             _ = old.register
         assert come(new).generation == 2
 
@@ -121,8 +125,8 @@ def test_a_new_life_ends_the_old_one(desk: Desk) -> None:
 def test_who_moves_is_waited_for_and_not_lost(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is gone at once, and its old connection may be there longer than it."""
     with desk.coordinator(2) as at:
-        staying = desk.seat(at.address, 0)
-        movers = [desk.seat(at.address, 1, rank, 2) for rank in (0, 1)]
+        staying = desk.client(at.address, 0)
+        movers = [desk.client(at.address, 1, rank, 2) for rank in (0, 1)]
         come(staying, *movers)
         expect = at.membership.expect
 
@@ -135,7 +139,7 @@ def test_who_moves_is_waited_for_and_not_lost(desk: Desk, monkeypatch: pytest.Mo
         assert at.register.phase is Phase.OPEN, "heard before it leaves"
         movers[0].close()
         movers[1].move()
-        back = desk.seat(at.address, 1, life="second")
+        back = desk.client(at.address, 1, life="second")
         movers[1].close()
         now = come(staying, back)
         assert [member.ranks for member in now.members] == [1, 1]
@@ -144,26 +148,26 @@ def test_who_moves_is_waited_for_and_not_lost(desk: Desk, monkeypatch: pytest.Mo
 
 def test_a_coordinator_that_is_started_again(desk: Desk) -> None:
     with desk.killable(2) as at:
-        seats = [desk.seat(at, 0), desk.seat(at, 1)]
-        now = come(*seats)
-        (now,) = set(at_once(*(lambda seat=seat: vote(seat, now) for seat in seats)))
-        half = later(lambda: vote(seats[0], now))
+        clients = [desk.client(at, 0), desk.client(at, 1)]
+        now = come(*clients)
+        (now,) = set(at_once(*(lambda client=client: vote(client, now) for client in clients)))
+        half = later(lambda: vote(clients[0], now))
         time.sleep(0.2)
     assert json.loads((desk.folder / "register.json").read_text())["rounds"] == 1
     with desk.killable(2, port_of(at)):
-        after = vote(seats[1], now)
+        after = vote(clients[1], now)
         assert half.result(10) == after
         assert (after.rounds, after.generation) == (2, 1), "a vote of before is said once more"
 
 
 def test_members_that_a_new_coordinator_never_sees_are_lost(desk: Desk) -> None:
     with desk.killable(2) as at:
-        seats = [desk.seat(at, 0), desk.seat(at, 1)]
-        now = come(*seats)
-    seats[1].close()
+        clients = [desk.client(at, 0), desk.client(at, 1)]
+        now = come(*clients)
+    clients[1].close()
     with desk.killable(2, port_of(at), silence=5):
-        assert vote(seats[0], now).phase is Phase.OPEN
-        assert come(seats[0]).islands == (0,)
+        assert vote(clients[0], now).phase is Phase.OPEN
+        assert come(clients[0]).islands == (0,)
 
 
 def port_of(address: str) -> int:
@@ -172,25 +176,25 @@ def port_of(address: str) -> int:
 
 def test_without_a_coordinator_nobody_waits_for_ever(desk: Desk) -> None:
     with desk.killable(1) as at:
-        seat = desk.seat(at, 0)
-        now = come(seat)
-        seat._patience = 0.5
+        client = desk.client(at, 0)
+        now = come(client)
+        client._patience = 0.5
     with pytest.raises(PeerLost, match=r"no coordinator at 127.0.0.1:\d+"):
         while True:
-            now = vote(seat, now)
+            now = vote(client, now)
 
 
 def test_nobody_gets_in_without_the_token(desk: Desk) -> None:
     with desk.coordinator(1) as at:
         hello = {"island": 0, "rank": 0, "ranks": 1, "life": "x"}
         with pytest.raises((Unwelcome, PeerLost)):
-            Seat(at.address, "guess", hello, silence=1, patience=0, on_change=lambda _: None)
+            Client(at.address, "guess", hello, silence=1, patience=0, on_change=lambda _: None)
         host, port = at.address.rsplit(":", 1)
         with socket.create_connection((host, int(port))) as stranger:
             stranger.recv(CHALLENGE)
             stranger.sendall(bytes(CHALLENGE + PROOF) + json.dumps(hello).encode() + b"\n")
             assert stranger.recv(1) == b"", "the door is closed without a word"
-        assert not at._guests
+        assert not at._clients
 
 
 def test_a_host_without_the_token_is_not_believed(desk: Desk) -> None:
@@ -208,12 +212,12 @@ def test_a_host_without_the_token_is_not_believed(desk: Desk) -> None:
         address = "{}:{}".format(*listener.getsockname())
         hello = {"island": 0, "rank": 0, "ranks": 1, "life": "x"}
         with pytest.raises(Unwelcome, match="the host of a connection does not know this job's token"):
-            Seat(address, TOKEN, hello, silence=SILENCE, patience=0, on_change=lambda _: None)
+            Client(address, TOKEN, hello, silence=SILENCE, patience=0, on_change=lambda _: None)
 
 
 def test_nonsense_ends_only_the_conversation(desk: Desk) -> None:
     with desk.coordinator(1) as at:
-        good, bad = desk.seat(at.address, 0), desk.seat(at.address, 1)
+        good, bad = desk.client(at.address, 0), desk.client(at.address, 1)
         now = come(good)
         bad._connection.sendall(b"{nonsense\n")
         assert vote(good, now).rounds == 1
@@ -222,8 +226,8 @@ def test_nonsense_ends_only_the_conversation(desk: Desk) -> None:
 def test_who_wakes_after_its_generation_has_ended_does_not_wait_for_it(desk: Desk) -> None:
     """Two ranks of an island have to agree on the generation, though one saw it run and the other did not."""
     with desk.coordinator(2) as at:
-        first, second = desk.seat(at.address, 0, 0, 2), desk.seat(at.address, 0, 1, 2)
-        other = desk.seat(at.address, 1)
+        first, second = desk.client(at.address, 0, 0, 2), desk.client(at.address, 0, 1, 2)
+        other = desk.client(at.address, 1)
         second._news.acquire()  # hears nothing for a while
         late = later(lambda: second.come("nowhere:1", 0))
         second._news.release()
@@ -235,11 +239,11 @@ def test_who_wakes_after_its_generation_has_ended_does_not_wait_for_it(desk: Des
 
 def test_who_was_passed_over_asks_again(desk: Desk) -> None:
     with desk.coordinator(2, timeout=1) as at:
-        here, slow = desk.seat(at.address, 0), desk.seat(at.address, 1, 0, 2)
+        here, slow = desk.client(at.address, 0), desk.client(at.address, 1, 0, 2)
         half = later(lambda: slow.come("nowhere:1", 0))
         alone = here.come("nowhere:1", 0)
         assert alone.islands == (0,)
-        rest = later(lambda: desk.seat(at.address, 1, 1, 2).come("nowhere:1", 0))
+        rest = later(lambda: desk.client(at.address, 1, 1, 2).come("nowhere:1", 0))
         wait_for(lambda: 1 in at.membership.expected)
         assert vote(here, alone).phase is Phase.OPEN
         together = here.come("nowhere:1", 1)

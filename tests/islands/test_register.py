@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcsgd.islands.register import Ballot, Membership, Phase, Place, Register
+from hpcsgd.islands.register import Ballot, Membership, Phase, Point, Register
 
 RANKS = (2, 1, 3)
 """Of each island."""
 NOTHING = Ballot()
-SEATS = [(island, rank) for island, ranks in enumerate(RANKS) for rank in range(ranks)]
-seats = st.sampled_from(SEATS)
+CLIENTS = [(island, rank) for island, ranks in enumerate(RANKS) for rank in range(ranks)]
+clients = st.sampled_from(CLIENTS)
 islands = st.sampled_from(range(len(RANKS)))
 
 
@@ -46,7 +46,7 @@ def test_the_register_closes_when_all_have_come() -> None:
     assert now.members[0].addresses == ("0.0", "0.1")
 
 
-def test_a_round_is_committed_by_the_last_seat() -> None:
+def test_a_round_is_committed_by_the_last_client() -> None:
     membership = running(0, 1)
     vote(membership, 0)
     assert membership.register.rounds == 0
@@ -125,7 +125,7 @@ def test_the_frozen_are_not_waited_for() -> None:
 
 def test_samples_are_dealt_to_those_that_make_the_round() -> None:
     membership = running(0, 1)
-    begins, later = Ballot(Place(0, 0, 0)), Ballot(Place(7, 0, 0))
+    begins, later = Ballot(Point(0, 0, 0)), Ballot(Point(7, 0, 0))
     vote(membership, 0, begins)
     vote(membership, 1, begins)
     assert membership.register.sharing == (0, 1)
@@ -136,15 +136,15 @@ def test_samples_are_dealt_to_those_that_make_the_round() -> None:
     come(membership, 1, 2)
     now = membership.register
     assert (now.islands, now.counting, now.sharing) == ((0, 1, 2), (0, 1), (0, 1))
-    vote(membership, 2, Ballot(Place(99, 5, 0)))
+    vote(membership, 2, Ballot(Point(99, 5, 0)))
     for island in (0, 1):
-        vote(membership, island, Ballot(Place(9, 0, 0)))
+        vote(membership, island, Ballot(Point(9, 0, 0)))
     now = membership.register
     assert (now.place.t, now.counting, now.dealt.t) == (9, (0, 1), 0), "who looks on never counts"
     for island in (0, 1, 2):
-        vote(membership, island, Ballot(Place(14, 1, 0), leaving=island == 2))
+        vote(membership, island, Ballot(Point(14, 1, 0), leaving=island == 2))
     now = membership.register
-    assert (now.sharing, now.dealt, now.leaving) == ((0, 1, 2), Place(14, 1, 0), True)
+    assert (now.sharing, now.dealt, now.leaving) == ((0, 1, 2), Point(14, 1, 0), True)
     membership.lose(0)
     membership.lose(1)
     come(membership, 2, now.rounds)
@@ -153,11 +153,11 @@ def test_samples_are_dealt_to_those_that_make_the_round() -> None:
 
 def test_where_nobody_is_left_of_those_with_samples_all_count() -> None:
     membership = running(0)
-    vote(membership, 0, Ballot(Place(0, 0, 0)))
+    vote(membership, 0, Ballot(Point(0, 0, 0)))
     come(membership, 1)
-    vote(membership, 0, Ballot(Place(3, 0, 0)))
+    vote(membership, 0, Ballot(Point(3, 0, 0)))
     come(membership, 0, 2)
-    vote(membership, 0, Ballot(Place(6, 0, 0)))
+    vote(membership, 0, Ballot(Point(6, 0, 0)))
     vote(membership, 1)
     membership.lose(0)
     come(membership, 1, 3)
@@ -205,12 +205,12 @@ def test_the_register_survives_as_json() -> None:
 
 
 class Islands(RuleBasedStateMachine):
-    """Each seat remembers what a real one would: the round whose mean it holds."""
+    """Each client remembers what a real one would: the round whose mean it holds."""
 
     @initialize()
     def begin(self) -> None:
         self.membership = Membership(frozenset(range(len(RANKS))))
-        self.held = dict.fromkeys(SEATS, 0)
+        self.held = dict.fromkeys(CLIENTS, 0)
         self.voted: dict[tuple[int, int], set[tuple[int, int]]] = {}
         self.dead: set[int] = set()
         self.seen = self.membership.register
@@ -221,34 +221,34 @@ class Islands(RuleBasedStateMachine):
         assert now.generation in (before.generation, before.generation + 1)
         if now.rounds == before.rounds + 1 and now.generation == before.generation:
             voters = self.voted[before.generation, before.rounds]
-            wanted = {seat for seat in SEATS if seat[0] in before.islands}
+            wanted = {client for client in CLIENTS if client[0] in before.islands}
             assert voters >= wanted, "committed without all votes"
         else:
             assert now.rounds == before.rounds, "rounds are only made by commits"
         self.seen = now
 
-    @rule(seat=seats)
-    def comes(self, seat: tuple[int, int]) -> None:
-        island, rank = seat
+    @rule(client=clients)
+    def comes(self, client: tuple[int, int]) -> None:
+        island, rank = client
         if self.membership.register.phase is Phase.RUN and island in self.membership.register.islands:
             return
         self.dead.discard(island)
-        self.membership.come(island, rank, RANKS[island], f"{island}.{rank}", self.held[seat])
+        self.membership.come(island, rank, RANKS[island], f"{island}.{rank}", self.held[client])
         self.after()
 
-    @rule(seat=seats)
-    def votes(self, seat: tuple[int, int]) -> None:
+    @rule(client=clients)
+    def votes(self, client: tuple[int, int]) -> None:
         now = self.membership.register
-        self.voted.setdefault((now.generation, now.rounds), set()).add(seat)
-        self.membership.vote(*seat, now.generation, now.rounds, NOTHING)
+        self.voted.setdefault((now.generation, now.rounds), set()).add(client)
+        self.membership.vote(*client, now.generation, now.rounds, NOTHING)
         self.after()
         if self.membership.register.rounds > now.rounds:
-            self.held |= {s: now.rounds + 1 for s in SEATS if s[0] in now.islands}
+            self.held |= {s: now.rounds + 1 for s in CLIENTS if s[0] in now.islands}
 
-    @rule(seat=seats, ago=st.integers(0, 1))
-    def objects(self, seat: tuple[int, int], ago: int) -> None:
+    @rule(client=clients, ago=st.integers(0, 1))
+    def objects(self, client: tuple[int, int], ago: int) -> None:
         now = self.membership.register
-        self.membership.object(seat[0], now.generation - ago, now.rounds)
+        self.membership.object(client[0], now.generation - ago, now.rounds)
         self.after()
 
     @rule(island=islands)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from hpcsgd.islands.client import Client
 from hpcsgd.islands.handshake import introduce, welcome
 from hpcsgd.islands.register import Phase, Register
-from hpcsgd.islands.seat import Seat
 from hpcsgd.islands.watch import Watch
 from islands.conftest import TOKEN, Desk, wait_for
 
@@ -53,8 +53,8 @@ def test_what_was_slept_through_counts_little(clock: Clock) -> None:
     assert seconds == [0.0, 1.5, 3.5, 4.0]
 
 
-class Guest:
-    """A seat that says what the test says, and nothing by itself."""
+class ScriptedClient:
+    """A client that says what the test says, and nothing by itself."""
 
     def __init__(self, address: str, island: int = 0) -> None:
         host, port = address.rsplit(":", 1)
@@ -79,47 +79,47 @@ class Guest:
 def test_a_coordinator_that_was_held_up_loses_nobody(desk: Desk, clock: Clock) -> None:
     """Its process was stopped, or its machine: what others said meanwhile it has yet to read."""
     with desk.coordinator(1, silence=SILENCE) as at:
-        guest = Guest(at.address)
+        client = ScriptedClient(at.address)
         for _ in range(3):
             clock.move(1000)
-            guest.say({"do": "beat"})
-            assert guest.hear("beat")
-        guest.close()
+            client.say({"do": "beat"})
+            assert client.hear("beat")
+        client.close()
     assert "nothing was heard" not in str(desk.events())
 
 
 def test_who_gave_up_on_a_coordinator_that_was_held_up_may_come_back(desk: Desk, clock: Clock) -> None:
     with desk.coordinator(2, silence=SILENCE) as at:
-        guests = [Guest(at.address, island) for island in (0, 1)]
-        for guest in guests:
-            guest.say({"do": "come", "address": "nowhere:1", "rounds": 0})
+        clients = [ScriptedClient(at.address, island) for island in (0, 1)]
+        for client in clients:
+            client.say({"do": "come", "address": "nowhere:1", "rounds": 0})
         wait_for(lambda: at.register.phase is Phase.RUN, 60)
         clock.now += 1000
-        for guest in guests:
-            guest.close()
-        wait_for(lambda: not at._guests, 60)
-        back = Guest(at.address, 0)
+        for client in clients:
+            client.close()
+        wait_for(lambda: not at._clients, 60)
+        back = ScriptedClient(at.address, 0)
         for _ in range(10):
             clock.move(SILENCE / 5)
             back.say({"do": "beat"})
             assert back.hear("beat")
         back.close()
-        wait_for(lambda: not at._guests, 60)
+        wait_for(lambda: not at._clients, 60)
     lost = [(event["island"], event["why"]) for event in desk.events() if event["event"] == "lost"]
     assert lost == [(1, "it did not come back"), (0, "its connection broke")]
 
 
 def test_only_who_is_silent_is_lost(desk: Desk, clock: Clock) -> None:
     with desk.coordinator(1, silence=SILENCE) as at:
-        guest = Guest(at.address)
+        client = ScriptedClient(at.address)
         for _ in range(10):
             clock.move(SILENCE / 5)
-            guest.say({"do": "beat"})
-            assert guest.hear("beat")
+            client.say({"do": "beat"})
+            assert client.hear("beat")
         for _ in range(6):
             clock.move(SILENCE / 5)
-        assert guest.hear("expelled") == "nothing was heard of rank 0 for 1 s"
-        guest.close()
+        assert client.hear("evicted") == "nothing was heard of rank 0 for 1 s"
+        client.close()
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_seat_that_was_held_up_waits_for_an_answer(
     mute: tuple[str, list[socket.socket]], clock: Clock
 ) -> None:
     address, came = mute
-    seat = Seat(address, TOKEN, HELLO, silence=SILENCE, patience=60, on_change=lambda _: None)
+    client = Client(address, TOKEN, HELLO, silence=SILENCE, patience=60, on_change=lambda _: None)
     clock.move(1000)
     assert len(came) == 1, "it has not connected again"
 
@@ -160,4 +160,4 @@ def test_a_seat_that_was_held_up_waits_for_an_answer(
         return len(came) == 2
 
     wait_for(silent_for_long, 60)
-    seat.close()
+    client.close()

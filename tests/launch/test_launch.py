@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.islands import chronicle
+from hpcsgd.islands import event_log
 from training.launches import HPCSGD, Preloaded, make_store, mpiexec
 
 pytestmark = pytest.mark.timeout(600)
@@ -104,12 +104,12 @@ class Launch:
     def printed(self) -> str:
         return (self.folder / "printed").read_text()
 
-    def events(self, *kinds: str) -> list[chronicle.Event]:
+    def events(self, *kinds: str) -> list[event_log.Event]:
         path = self.run / "events.jsonl"
-        events = chronicle.read(path) if path.exists() else []
+        events = event_log.read(path) if path.exists() else []
         return [event for event in events if event["event"] in kinds]
 
-    def of(self, island: int, *kinds: str) -> list[chronicle.Event]:
+    def of(self, island: int, *kinds: str) -> list[event_log.Event]:
         return [event for event in self.events(*kinds) if event["island"] == island]
 
     def returned(self, island: int) -> bool:
@@ -186,7 +186,7 @@ def test_a_rank_is_killed(launch: Launch) -> None:
     launch.assert_nothing_is_left(SOON)
 
     died, *_ = launch.of(1, "lost")
-    assert died["kind"] == chronicle.Loss.DIED
+    assert died["kind"] == event_log.Loss.DIED
     ended, *_ = launch.of(1, "ended")
     assert (ended["life"], ended["code"] != 0) == ("1", True)
     assert f"hpcsgd: island 1 died with exit code {ended['code']}" in launch.printed()
@@ -258,7 +258,7 @@ def test_an_island_freezes(launch: Launch) -> None:
     launch.hurry()
     assert launch.end() == 0, launch.printed()
     launch.assert_nothing_is_left(SOON)
-    assert launch.of(1, "lost")[0]["kind"] == chronicle.Loss.SILENT
+    assert launch.of(1, "lost")[0]["kind"] == event_log.Loss.SILENT
     assert launch.events("commit")[alone]["counted"] == [0]
     assert [event["life"] for event in launch.of(1, "started")] == ["1"]
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.core.topology import Job, form
+from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.methods import Method
-from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.topology import Job, form
 from hpcsgd.transport import Transport
 from references import model, vector
 

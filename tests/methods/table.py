@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, optim
 
+from hpcsgd.core.graphs import Exponential, Graph, Ring, push_matrix, symmetric_matrix
+from hpcsgd.core.topology import Job, form
 from hpcsgd.exchanges import ReduceScatter, Sparse
-from hpcsgd.graphs import Exponential, Graph, Ring, push_matrix, symmetric_matrix
 from hpcsgd.methods import METHODS, Method, bsp, hierarchical, sgp
 from hpcsgd.methods.selsync import gradients
 from hpcsgd.sparsifiers import Deft
-from hpcsgd.topology import Job, form
 from hpcsgd.transport import Transport
 from local_methods import NESTEROV, accumulating, adaptive, fed_averaging, gradients_of, selective, with_outer
 from methods.invariants import Invariant, every_update_counts_once, reads_within, the_mean_is_kept
@@ -124,21 +124,33 @@ def pushing(
 
 @dataclass(frozen=True)
 class AllAlive:
-    """The meetings of islands of which none ever dies; see tests/islands for all others."""
+    """Peers of which none ever dies; see tests/islands for those that do."""
 
     cross: Transport
-    islands: int
 
-    def mean(self, w: Sequence[Tensor], t: int = 0) -> None:
+    @property
+    def number(self) -> int:
+        return self.cross.rank
+
+    @property
+    def count(self) -> int:
+        return self.cross.size
+
+    def mean(self, w: Sequence[Tensor], t: int) -> None:
         for x in w:
             self.cross.allreduce(x, "mean").wait()
 
+    def finish(self) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """Nobody is told."""
+
 
 def islands(world: Transport, P: int) -> Job:
-    """Every group an island, a job of one group, which knows the others by its meetings."""
+    """Every group a job of its own, which the others are peers of."""
     job = form(world, P)
-    meetings: Any = AllAlive(job.cross, P)
-    return replace(job, cross=world.split(world.rank, 0), P=1, meetings=meetings)
+    return replace(job, cross=world.split(world.rank, 0), P=1, peers=AllAlive(job.cross))
 
 
 def adam_outside(params: Sequence[Tensor]) -> optim.Optimizer:

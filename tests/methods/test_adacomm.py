@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import hpcsgd
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import (
     adacomm,
 )
 from hpcsgd.methods.adacomm import Adaptive
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from local_methods import adaptive
 from methods.test_battery import OPTIMIZERS

@@ -11,9 +11,9 @@ from torch import nn, optim
 
 import hpcsgd
 from hpcsgd.averagers import Averaged
+from hpcsgd.core.topology import form
 from hpcsgd.exchanges import ReduceScatter
 from hpcsgd.methods import Method, adacomm, allreduce_local_sgd, bsp, diloco, fedavg, hierarchical, sasgd
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 
 SHAPES = [(1, 2), (2, 2), (4, 1), (2, 4), (4, 2), (1, 4), (2, 1)]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.averagers import Averaged, Mean, MeanOfAll, Reset
+from hpcsgd.core.graphs import Exponential
 from hpcsgd.exchanges import AllReduce, AllToAll
-from hpcsgd.graphs import Exponential
 from hpcsgd.methods import (
     Method,
     diloco,

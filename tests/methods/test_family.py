@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import hpcsgd
 from hpcsgd.averagers import Averaged
+from hpcsgd.core.graphs import Exponential
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
-from hpcsgd.graphs import Exponential
 from hpcsgd.methods import (
     Method,
     adacomm,
@@ -31,7 +32,6 @@ from hpcsgd.methods.diloco import NESTEROV, Outer
 from hpcsgd.methods.fedavg import MeanOfSome, PerEpoch
 from hpcsgd.methods.sgp import PushSum
 from hpcsgd.schedules import Every
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from local_methods import fed_averaging
 from methods.test_battery import OPTIMIZERS

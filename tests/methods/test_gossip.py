@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.errors import UserError
-from hpcsgd.graphs import (
+from hpcsgd.core.graphs import (
     Complete,
     Exponential,
     Graph,
@@ -21,9 +20,10 @@ from hpcsgd.graphs import (
     push_matrix,
     symmetric_matrix,
 )
+from hpcsgd.core.topology import form
+from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, d_psgd, osgp, sgp
 from hpcsgd.methods.sgp import PushSum
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
 from methods.test_battery import OPTIMIZERS, with_optimizers
 from references import distributed, gathered_step, gossiped, model, one_step, vector

@@ -12,9 +12,11 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.averagers import Mean, MeanOfAll
+from hpcsgd.core.graphs import Complete
+from hpcsgd.core.step import Exchange
+from hpcsgd.core.topology import form
 from hpcsgd.exchanges import AllReduce, AllToAll, ReduceScatter, Sparse
-from hpcsgd.graphs import Complete
-from hpcsgd.islands.ring import Ring as IslandRing
+from hpcsgd.islands.ring import TcpRing
 from hpcsgd.islands.rings import Rings
 from hpcsgd.methods import (
     Method,
@@ -29,8 +31,6 @@ from hpcsgd.methods import (
     ssp,
 )
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.step import Exchange
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
 from methods.table import REFERENCES
 from references import batch, loss, model, vector
@@ -178,7 +178,7 @@ def test_islands_sum_in_float32() -> None:
     try:
         w = torch.full((3,), LARGE, dtype=torch.float16)
         aside = torch.empty(3, dtype=torch.float32)
-        rings.mean([w], [aside], 0, 1, IslandRing(0, 1), counting=(0,))
+        rings.mean([w], [aside], 0, 1, TcpRing(0, 1), counting=(0,))
         assert aside.tolist() == [LARGE] * 3
     finally:
         rings.close()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllReduce, AllToAll
 from hpcsgd.methods import (
@@ -19,7 +20,6 @@ from hpcsgd.methods import (
     sasgd,
     switch,
 )
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from local_methods import accumulating, gradients_of
 from methods.test_battery import OPTIMIZERS

@@ -17,11 +17,11 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.averagers import Averaged
+from hpcsgd.core.step import Step
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical, selsync
 from hpcsgd.methods.selsync import LARGEST, RelativeChange, Significance, gradients, parameters
-from hpcsgd.step import Step
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from local_methods import changes, selective
 from references import (

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
+from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Sparse
 from hpcsgd.methods import (
@@ -21,7 +22,6 @@ from hpcsgd.methods import (
     switch,
 )
 from hpcsgd.sparsifiers import Deft
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from methods.table import REFERENCES
 from methods.test_battery import OPTIMIZERS

@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_map
 
 import hpcsgd
 from hpcsgd.averagers.server import Server
+from hpcsgd.core.topology import form
+from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, ad_psgd, async_sgd, bsp, hierarchical, ssp, switch
-from hpcsgd.optimizer import DistributedOptimizer
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport, threads
 from methods.invariants import tallying
 from methods.test_battery import OPTIMIZERS, with_optimizers

@@ -11,8 +11,8 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, NaturalGradient, UserError
+from hpcsgd.core.topology import form
 from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical
-from hpcsgd.topology import form
 from hpcsgd.transport import Transport
 from references import average, batch, loss, model, one_step, set_vector, vector
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.batch.script import fill, template
-from hpcsgd.islands import chronicle
+from hpcsgd.islands import event_log
 from system.machines import skip_unless_mpich
 from system.test_batch import Cluster
 from training.launches import make_store
@@ -104,12 +104,12 @@ class Groups:
     def log(self) -> str:
         return self.cluster.log(self.name, self.job)
 
-    def events(self, *kinds: str) -> list[chronicle.Event]:
+    def events(self, *kinds: str) -> list[event_log.Event]:
         path = self.run / "events.jsonl"
-        events = chronicle.read(path) if path.exists() else []
+        events = event_log.read(path) if path.exists() else []
         return [event for event in events if event["event"] in kinds]
 
-    def of(self, island: int, *kinds: str) -> list[chronicle.Event]:
+    def of(self, island: int, *kinds: str) -> list[event_log.Event]:
         return [event for event in self.events(*kinds) if event["island"] == island]
 
     def seen(self) -> Counter[str]:
@@ -186,7 +186,7 @@ def test_a_rank_is_killed(cluster: Cluster) -> None:
     groups.hurry()
     groups.completed()
     assert "hpcsgd: island 1 died with exit code 137" in groups.log()
-    assert groups.of(1, "lost")[0]["kind"] == chronicle.Loss.DIED
+    assert groups.of(1, "lost")[0]["kind"] == event_log.Loss.DIED
     assert groups.of(1, "ended")[0]["code"] == 137
     assert [event["life"] for event in groups.of(1, "started")][:2] == ["1", "2"]
     assert cluster.restarts(groups.job) == 0

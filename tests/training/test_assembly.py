@@ -9,16 +9,16 @@ import torch
 from torch import Generator, Tensor, nn, optim
 from torch.optim import lr_scheduler
 
+from hpcsgd.config.schema import load
+from hpcsgd.core.graphs import Exponential, Graph, PowersOfTwo, Ring
+from hpcsgd.core.topology import form
 from hpcsgd.data import crop_and_flip
 from hpcsgd.errors import JobError
 from hpcsgd.exchanges import AllToAll, ReduceScatter
-from hpcsgd.graphs import Exponential, Graph, PowersOfTwo, Ring
 from hpcsgd.methods import hierarchical
 from hpcsgd.methods.diloco import Outer
 from hpcsgd.methods.fedavg import PerEpoch
-from hpcsgd.topology import form
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.config import load
 from hpcsgd.transport import Transport, threads
 from training.launches import JOB, make_store
 

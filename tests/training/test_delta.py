@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import optim
 
-from hpcsgd.topology import form
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import form
 from hpcsgd.training import delta
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.config import load
 from hpcsgd.transport import Transport, threads
 from training.launches import JOB, make_store
 

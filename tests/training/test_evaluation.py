@@ -11,11 +11,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import form
 from hpcsgd.data import Store
-from hpcsgd.topology import form
 from hpcsgd.training import evaluation
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.config import load
 from hpcsgd.training.evaluation import evaluate
 from hpcsgd.transport import Transport
 from training.launches import JOB, make_store

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.training.report import lssr, summary, summary_text
+from hpcsgd.report.summary import lssr, summary, summary_text
 from training.launches import JOB, make_store
 from training.test_loop import TEST, TRAIN, train
 

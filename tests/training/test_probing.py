@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcsgd.config.schema import Config, load
 from hpcsgd.errors import UserError
-from hpcsgd.training.config import Config, load
 from hpcsgd.training.probing import fitting, plan_of, setting, take_answer
-from hpcsgd.training.promise import Promise
+from hpcsgd.tuning.monitor import DistanceMonitor
 from training.launches import JOB, Preloaded, launch, make_store
 
 
@@ -121,9 +121,9 @@ def answered(config: Config, folder: Path, P: int, unclear: int | None = None) -
 
 
 def test_the_answer_is_taken(config: Config, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    taken, promise = take_answer(config, answered(config, folder, 4), 8)
+    taken, monitor = take_answer(config, answered(config, folder, 4), 8)
     assert (taken.job.groups, taken.job.group_size) == (4, None)
-    assert promise == Promise(4, 1.5, 0.4)
+    assert monitor == DistanceMonitor(4, 1.5, 0.4)
     assert take_answer(config, answered(config, folder, 4), 6)[1] is None  # 3 groups were not probed
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.topology import form
+from hpcsgd.core.topology import form
 from hpcsgd.training.slurm import end_time, seconds_left
 from hpcsgd.training.stopping import Stopping
 from hpcsgd.transport import threads

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from hpcsgd.config.schema import load
+from hpcsgd.core.step import Method
+from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
-from hpcsgd.exchanges import Kept, MomentumCorrection, Plain, RateInside, Sparse, everyones, own
+from hpcsgd.exchanges import ErrorFeedback, MomentumCorrection, Plain, RateInside, Sparse, everyones, own
 from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, TopK
-from hpcsgd.step import Method
-from hpcsgd.topology import form
 from hpcsgd.training.assembly import assemble
-from hpcsgd.training.config import load
 from hpcsgd.transport import Transport, threads
 from training.interruptions import assert_interruptions_change_nothing, train, without_pictures
 from training.launches import JOB, make_store
@@ -43,10 +43,10 @@ def exchange(**keys: str) -> list[str]:
 
 
 MADE = {
-    "the usual": ({"sparsifier": DEFT}, (Deft(0.05), everyones, Kept(), None)),
+    "the usual": ({"sparsifier": DEFT}, (Deft(0.05), everyones, ErrorFeedback(), None)),
     "own values": (
         {"sparsifier": '{name="topk",density=0.1}', "combine": '"own"', "indices": '"plain"'},
-        (TopK(0.1), own, Kept(), Plain()),
+        (TopK(0.1), own, ErrorFeedback(), Plain()),
     ),
     "rate inside": (
         {"sparsifier": '{name="clt_k",density=0.1}', "feedback": '"rate_inside"'},

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import form
 from hpcsgd.data import Split, open_split
 from hpcsgd.errors import JobError
-from hpcsgd.topology import form
+from hpcsgd.report.metrics import read
 from hpcsgd.training.assembly import assemble
-from hpcsgd.training.config import load
 from hpcsgd.training.evaluation import evaluate
 from hpcsgd.training.loop import Loop
-from hpcsgd.training.metrics import read
 from hpcsgd.training.tasks import task_of
 from hpcsgd.transport import Transport
 from training.interruptions import Killed, assert_same_outcome, killed, train, without_pictures

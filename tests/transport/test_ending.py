@@ -21,7 +21,7 @@ import os, signal, sys, time
 from pathlib import Path
 import torch
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.topology import together
+from hpcsgd.core.topology import together
 from hpcsgd.transport import PeerLost, Service, leave_together, mpi
 
 world = mpi.world(timeout={timeout})

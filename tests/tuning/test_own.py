@@ -10,8 +10,8 @@ from torch import optim
 from torch.utils.data import TensorDataset
 
 import hpcsgd
+from hpcsgd.config.schema import load
 from hpcsgd.data import Store
-from hpcsgd.training.config import load
 from hpcsgd.training.probing import plan_of, probe_config
 from hpcsgd.transport import Transport, threads
 from hpcsgd.tuning.probe import Probe

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from hpcsgd.topology import form
+from hpcsgd.config.schema import Config, load
+from hpcsgd.core.topology import form
 from hpcsgd.training.assembly import assemble
-from hpcsgd.training.config import Config, load
 from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport, threads
 from hpcsgd.tuning.idle import Idle, InMemory, OnDisk, PinnedMemory

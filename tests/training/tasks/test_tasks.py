@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from hpcsgd.data.windows import IGNORED
 from hpcsgd.errors import UserError
-from hpcsgd.training.figures import FIGURES, found_in, written
+from hpcsgd.report.figures import FIGURES, found_in, written
 from hpcsgd.training.tasks import Classification, Language, Recommendation, Task
 
 DATA: Any = SimpleNamespace(path=Path("s.h5"), classes=tuple("abc"), types=tuple("abcd"), bptt=5)

@@ -1,0 +1,129 @@
+"""Field annotations as rules: does a value fit one, and how does the rule read in an error line?
+
+Understood are ``int``, ``float``, ``str``, ``Path``, ``Literal``, ``dict[str, Any]``, ``tuple[str, ...]``,
+any of these ``| None``, and ``Annotated`` with the bounds below. Nothing is rounded or coerced: 3.5 is no
+int, true is no number.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from hpcsgd.config.overrides import Typed, plain
+from hpcsgd.errors import near_miss
+
+
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """Bound for ``Annotated``: the value is ``low`` or more."""
+
+    low: float
+
+    def holds(self, value: float) -> bool:
+        return value >= self.low
+
+    def __str__(self) -> str:
+        return f"≥ {self.low}"
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """Bound for ``Annotated``: the value is more than ``low``."""
+
+    low: float
+
+    def holds(self, value: float) -> bool:
+        return value > self.low
+
+    def __str__(self) -> str:
+        return f"> {self.low}"
+
+
+NAMES = {int: "int", float: "number", str: "str", Path: "path"}
+
+
+def expectation(kind: Any) -> str:
+    """How the annotation reads in an error line: ``int ≥ 1``, ``one of linear, none, root``."""
+    if kind in NAMES:
+        return NAMES[kind]
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        inner, *bounds = arguments
+        return " ".join([expectation(inner), *map(str, bounds)])
+    if origin is Literal:
+        return f"one of {', '.join(sorted(arguments))}"
+    if origin is dict:
+        return "a table of keys"
+    if origin is tuple:
+        return "a list of strings"
+    return expectation(_without_none(kind))
+
+
+def convert(kind: Any, value: Any) -> Any:
+    """``value``, from TOML or typed after a flag, as ``kind``. Raises `ValueError`: what is expected."""
+    try:
+        return _fit(kind, value)
+    except (ValueError, OverflowError):
+        text = _text(value)
+        if get_origin(kind) is Literal and isinstance(text, str):
+            raise ValueError(near_miss(text, get_args(kind))) from None
+        raise ValueError(f"expected {expectation(kind)}") from None
+
+
+def _fit(kind: Any, value: Any) -> Any:
+    if kind in (str, Path):
+        return kind(_checked(_text(value), str))
+    if kind is int:
+        return _checked(plain(value), int)
+    if kind is float:
+        return _finite(_checked(plain(value), int, float))
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _bounded(*get_args(kind), value=value)
+    if origin is Literal:
+        return _member(get_args(kind), _text(value))
+    if origin is dict:
+        return _checked(plain(value), dict)
+    if origin is tuple:
+        return tuple(_checked(item, str) for item in _checked(plain(value), list))
+    if isinstance(value, Typed) and value.text == "none":
+        return None
+    return _fit(_without_none(kind), value)
+
+
+def _checked(value: Any, *types: type) -> Any:
+    if type(value) not in types:  # not isinstance: a bool is no int
+        raise ValueError
+    return value
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+def _bounded(inner: Any, *bounds: Minimum | Above, value: Any) -> Any:
+    fitting = _fit(inner, value)
+    if not all(bound.holds(fitting) for bound in bounds):
+        raise ValueError
+    return fitting
+
+
+def _member(choices: tuple[Any, ...], value: Any) -> Any:
+    if value not in choices:
+        raise ValueError
+    return value
+
+
+def _text(value: Any) -> Any:
+    return value.text if isinstance(value, Typed) else value
+
+
+def _without_none(kind: Any) -> Any:
+    (inner,) = (member for member in get_args(kind) if member is not NoneType)
+    return inner

@@ -1,0 +1,105 @@
+"""From TOML tables, overrides laid over them, to checked dataclasses; no section or key is named here.
+
+A field whose type is a dataclass is a section. Every fault is one `UserError` line naming the file and key,
+or the flag on the command line, with what was given and what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from hpcsgd.config.kinds import convert, expectation
+from hpcsgd.config.overrides import first_typed, plain
+from hpcsgd.errors import UserError, near_miss
+
+T = TypeVar("T")
+BESIDE = "beside"
+KEYS_BESIDE = {BESIDE: True}  # metadata of the dict field that collects its section's remaining keys
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises `UserError` where it cannot be read, with line and column."""
+    try:
+        return tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from error
+
+
+def read_section(kind: type[T], table: Mapping[str, Any], file: Path, name: str = "") -> T:
+    """Build the dataclass ``kind`` from ``table``, the section ``name`` of ``file``, or raise `UserError`."""
+    section = _Section(file, name, table)
+    hints = get_type_hints(kind, include_extras=True)
+    fields: tuple[Field[Any], ...] = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+    beside = [field.name for field in fields if BESIDE in field.metadata]
+    claimed = {field.name: field for field in fields if field.name not in beside}
+    strangers = {key: value for key, value in table.items() if key not in claimed}
+    if not beside:
+        section.refuse(strangers, claimed)
+    values = {
+        key: section.read(hints[key], key) for key in claimed if key in table or _required(claimed[key])
+    }
+    values |= {key: plain(strangers) for key in beside}
+    try:
+        return kind(**values)
+    except UserError as error:
+        raise UserError(f"{section.origin()}: {error}") from error
+
+
+def _required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """One section as given, and how its parts are named in an error line."""
+
+    file: Path
+    name: str
+    table: Mapping[str, Any]
+
+    def read(self, kind: Any, key: str) -> Any:
+        if dataclasses.is_dataclass(kind):
+            return self._subsection(kind, key)
+        if key not in self.table:
+            raise UserError(f"{self._spot(key)} is missing: expected {expectation(kind)}")
+        try:
+            return convert(kind, self.table[key])
+        except ValueError as error:
+            raise UserError(f"{self._given(key)}: {error}") from None
+
+    def _subsection(self, kind: Any, key: str) -> Any:
+        inner = self.table.get(key, {})
+        if not isinstance(inner, Mapping):
+            raise UserError(f"{self._given(key)}: expected a section of keys")
+        return read_section(kind, inner, self.file, key)
+
+    def refuse(self, strangers: Mapping[str, Any], known: Iterable[str]) -> None:
+        """Raise for the first key nobody knows."""
+        for key, value in strangers.items():
+            what = "section" if isinstance(value, Mapping) else "key"
+            raise UserError(f"{self._given(key)}: unknown {what}: {near_miss(key, known)}")
+
+    def origin(self) -> str:
+        """Where the section as a whole comes from: its first flag, or the file."""
+        return str(first_typed(self.table) or f"{self.file}: [{self.name}]")
+
+    def _spot(self, key: str) -> str:
+        return f"{self.file}: [{self.name}] {key}" if self.name else f"{self.file}: {key}"
+
+    def _given(self, key: str) -> str:
+        value = self.table[key]
+        if typed := first_typed(value):
+            return str(typed)
+        if isinstance(value, Mapping):
+            return f"{self.file}: [{f'{self.name}.{key}' if self.name else key}]"
+        return f"{self._spot(key)} = {json.dumps(value, default=str, ensure_ascii=False)}"

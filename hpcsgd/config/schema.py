@@ -1,0 +1,178 @@
+"""What a training run is told: frozen dataclasses, one a section of the TOML file, and back to TOML again."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+
+from hpcsgd.config.kinds import Above, Minimum
+from hpcsgd.config.overrides import Typed, overlay
+from hpcsgd.config.reader import BESIDE, KEYS_BESIDE, read_section, read_toml
+from hpcsgd.errors import UserError
+
+Count = Annotated[int, Minimum(1)]
+Seconds = Annotated[float, Above(0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSection:
+    """How the ranks form groups, by number or by size (the topology decides where neither is given)."""
+
+    groups: Count | None = None
+    group_size: Count | None = None
+    timeout: Seconds = 600.0  # a wait for other ranks may last
+
+    def __post_init__(self) -> None:
+        if self.groups is not None and self.group_size is not None:
+            raise UserError(
+                f"groups = {self.groups} and group_size = {self.group_size}: give one of them, not both"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSection:
+    """The samples: an HDF5 store and how it becomes batches."""
+
+    store: Path  # absolute after `load`
+    batch_size: Count  # samples of one GROUP per step
+    arguments: dict[str, Any] = field(default_factory=dict)  # how a store of this form becomes samples
+    partition: dict[str, Any] | None = None  # name and arguments: how groups divide the samples
+    share: Annotated[float, Above(0)] | None = None  # short for { name = "overlapping", share = … }
+    injection: dict[str, Any] | None = None  # alpha and beta: what groups give each other of their batches
+    transform: str | None = None  # a short name or "package.module:function"
+    workers: Annotated[int, Minimum(0)] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    """Who builds the model: a short name or ``package.module:function``, and its keyword arguments."""
+
+    build: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSection:
+    """A ``torch.optim`` class name or ``package.module:function``, and the learning rate of one group."""
+
+    build: str = "SGD"
+    lr: Annotated[float, Above(0)]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    natural_gradient: dict[str, Any] | None = None  # arguments of NaturalGradient; none: without it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSection:
+    """The learning rate over time: scaling with the number of groups P, warm-up, then a torch scheduler."""
+
+    scaling: Literal["none", "linear", "root"] = "linear"  # times 1, P or √P
+    warmup_epochs: Annotated[float, Minimum(0)] = 0.0
+    build: str | None = None  # a torch.optim.lr_scheduler class name or "package.module:function"
+    arguments: dict[str, Any] = field(default_factory=dict)
+    per: Literal["epoch", "step"] = "epoch"
+
+    def __post_init__(self) -> None:
+        if self.arguments and self.build is None:
+            raise UserError("arguments without build: name the scheduler they are for")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodSection:
+    """The method's name; every other key of the section is an argument of its factory."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict, metadata=KEYS_BESIDE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSection:
+    """How long, how often, how much time."""
+
+    epochs: Count
+    log_every: Count = 10  # steps
+    evaluate_every: Count = 1  # epochs
+    checkpoint_every: Count | None = None  # steps; none: at the end of every epoch
+    time_limit: Seconds | None = None
+    stop_ahead: Seconds = 60.0  # how long before the end of its Slurm job a run saves and stops
+    threads: Count | None = None  # torch threads of each rank; none: OMP_NUM_THREADS, or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReallocationSection:
+    """How `hpcsgd launch` moves compute between groups, so that none waits for a slow one."""
+
+    unit: Literal["none", "ranks", "samples", "threads"] = "none"  # what is moved
+    total: Count | None = None  # of all groups: threads a rank, or samples a pass; ranks are counted
+    margin: Annotated[float, Minimum(0)] = 0.1  # the part of an epoch that a move has to save
+    cost: Annotated[float, Minimum(0)] | None = None  # seconds of a move; none: 20 for ranks, else 0
+
+    def __post_init__(self) -> None:
+        if self.unit in ("samples", "threads") and self.total is None:
+            raise UserError(f"unit = {self.unit} without total: say how many {self.unit} there are in all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSection:
+    """Where the run keeps what it writes; relative to the working directory."""
+
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A whole training run, as `load` reads and checks it."""
+
+    seed: Annotated[int, Minimum(0)] = 1
+    job: JobSection = field(default_factory=JobSection)
+    data: DataSection
+    model: ModelSection
+    optimizer: OptimizerSection
+    schedule: ScheduleSection = field(default_factory=ScheduleSection)
+    method: MethodSection
+    training: TrainingSection
+    reallocation: ReallocationSection = field(default_factory=ReallocationSection)
+    run: RunSection
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file, lay ``--section.key value`` overrides over it and check everything.
+
+    A relative ``data.store`` is meant from the file's folder, or, as an override, from the working directory.
+    Raises `UserError`, one line: what was given, what is allowed, the file and key or the flag.
+    """
+    table = read_toml(path)
+    overlay(table, overrides)
+    if isinstance(run := table.setdefault("run", {}), dict):
+        run.setdefault("folder", f"runs/{path.stem}")
+    config = read_section(Config, table, path)
+    typed = isinstance(table["data"]["store"], Typed)
+    store = os.path.abspath(config.data.store if typed else path.parent / config.data.store)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, store=Path(store)))
+
+
+def dump(config: Config) -> str:
+    """TOML text that `load` reads back as an equal `Config`."""
+    return tomli_w.dumps(_table(config))
+
+
+def _table(section: Any) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for part in dataclasses.fields(section):
+        value = getattr(section, part.name)
+        if BESIDE in part.metadata:
+            table |= value
+        elif value is not None:  # TOML has no null: None is the default of every field that allows it
+            table[part.name] = _toml(value)
+    return table
+
+
+def _toml(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return _table(value)
+    return str(value) if isinstance(value, Path) else value

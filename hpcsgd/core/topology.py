@@ -1,0 +1,198 @@
+"""N ranks as P groups of K.
+
+rank r = group g · K + position j
+
+group  the K ranks that share one local model by data parallelism      (j = 0 … K−1)
+cross  the P ranks of one position, each holding that chunk of its model (g = 0 … P−1)
+world  all N = P·K ranks, counted node by node so that a group stays on one node where it fits
+
+Jobs that live and die by themselves may average, too: each knows the others as its `peers` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from hpcsgd.errors import JobError, UserError
+from hpcsgd.transport import PeerLost, Transport
+
+log = logging.getLogger(__name__)
+
+
+class Peers(Protocol):
+    """Who averages with this job from outside its world: jobs of their own, each of one group. What they are
+    asked is collective over the ranks of this job."""
+
+    @property
+    def number(self) -> int:
+        """Of this job among them, from 0."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many were started, this one included."""
+        ...
+
+    def mean(self, w: Sequence[Tensor], t: int) -> None:
+        """Replace `w`, alike on all ranks of this job after `t` updates, by its mean over those that are
+        there."""
+        ...
+
+    def finish(self) -> None:
+        """The training is complete and saved: nobody has to come any more."""
+        ...
+
+    def close(self) -> None:
+        """Leave."""
+        ...
+
+
+@dataclass(frozen=True)
+class Absent:
+    """`Peers` that are not there: a job is built among them to see whether it can be."""
+
+    number: int = 0
+    count: int = 1
+
+    def mean(self, w: Sequence[Tensor], t: int) -> None:
+        raise AssertionError("nobody is there to average with")
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+NOBODY: Peers = Absent()
+"""Those of a job that trains by itself."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """This rank's place among P groups of K. `world`, `group` and `cross` may be of different libraries."""
+
+    world: Transport
+    group: Transport
+    cross: Transport
+    P: int
+    K: int
+    peers: Peers = NOBODY
+    """Other jobs that average with this one."""
+
+    @property
+    def has_peers(self) -> bool:
+        return self.peers is not NOBODY
+
+    @property
+    def groups(self) -> int:
+        """How many train together: P, and those of its peers."""
+        return self.P * self.peers.count
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no group to meet."""
+        return self.P == 1 and not self.has_peers
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        return self.world.size
+
+    @property
+    def g(self) -> int:
+        """Which group this rank is in."""
+        return self.cross.rank
+
+    @property
+    def j(self) -> int:
+        """Which position of its group, and so which chunk of the parameters, is this rank's."""
+        return self.group.rank
+
+    def together(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return together(self.world, what)
+
+
+def form(world: Transport, groups: int | None = None, group_size: int | None = None) -> Job:
+    """The ranks of `world` as P groups of K; collective."""
+    with together(world, "forming groups"):
+        P, K = shape(world.size, groups, group_size)
+    nodes = world.gather_objects(world.backend.node)
+    order = sorted(range(world.size), key=lambda rank: (nodes[rank], rank))
+    if order != list(range(world.size)):
+        world = world.split(0, order.index(world.rank))
+    g, j = divmod(world.rank, K)
+    spread = groups_across_nodes([nodes[rank] for rank in order], K)
+    if spread and world.rank == 0:
+        log.warning(
+            "%d of %d groups span more than one node (%d ranks a group, %d nodes): their gradients cross the "
+            "network at every step", len(spread), P, K, len(set(nodes))
+        )  # fmt: skip
+    return Job(world=world, group=world.split(g, j), cross=world.split(j, g), P=P, K=K)
+
+
+def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, int]:
+    """(P, K) for `size` ranks; raises `UserError` naming the numbers that do not fit."""
+    for key, value in (("groups", groups), ("group_size", group_size)):
+        if value is not None and value < 1:
+            raise UserError(f"{key} = {value}: at least 1 is needed")
+    if groups is not None and group_size is not None:
+        if groups * group_size != size:
+            raise UserError(
+                f"groups = {groups} of group_size = {group_size} are {groups * group_size} ranks, "
+                f"but the job has {size}: give one of the two, or start {groups * group_size} ranks"
+            )
+        return groups, group_size
+    given, value = ("groups", groups) if groups is not None else ("group_size", group_size)
+    if value is None:
+        return 1, size
+    if value > size:
+        raise UserError(f"{given} = {value} is more than the {size} ranks of the job")
+    if size % value:
+        fitting = ", ".join(str(d) for d in range(1, size + 1) if size % d == 0)
+        raise UserError(f"{given} = {value} does not divide the {size} ranks of the job; allowed: {fitting}")
+    return (value, size // value) if given == "groups" else (size // value, value)
+
+
+def groups_across_nodes(nodes: Sequence[int], K: int) -> list[int]:
+    """The groups of K consecutive ranks that are on more than one node; `nodes[r]` is where rank r is."""
+    return [g for g in range(len(nodes) // K) if len(set(nodes[g * K : (g + 1) * K])) > 1]
+
+
+@contextlib.contextmanager
+def together(world: Transport, what: str) -> Iterator[None]:
+    """Raise on every rank if the block raised on any: a `JobError` with the first failing rank's message.
+
+    For steps where one rank alone may fail (its data is missing, its model differs); collective.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except PeerLost:
+        raise
+    except Exception as caught:  # noqa: BLE001 - every rank hears of it below
+        error = caught
+    outcomes = world.gather_objects(None if error is None else _describe(error))
+    failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome is not None]
+    if not failed:
+        return
+    rank, message = failed[0]
+    where = "" if len(failed) == world.size else f"rank {rank} of {world.size}, {what}: "
+    raise JobError(f"{where}{message}") from error
+
+
+def _describe(error: Exception) -> str:
+    """One line; a fault of ours or of the user's code is told with its traceback."""
+    if isinstance(error, UserError):
+        return str(error)
+    return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error)).rstrip()}"

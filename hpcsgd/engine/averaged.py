@@ -1,0 +1,54 @@
+"""The model that is evaluated is the mean of the groups' models, or a server's: this makes it for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.averagers import agree, average_joined
+from hpcsgd.averagers.distance import distance
+from hpcsgd.core.step import Central, Step
+from hpcsgd.transport import phase
+
+
+def gather_chunks(s: Step) -> None:
+    """w ← the chunks that the positions of the group own; collective over the group."""
+    if s.job.K > 1:
+        works = [s.job.group.allgather(b.w, b.own) for b in s.buckets]
+        for work in works:
+            work.wait()
+
+
+def float_buffers(model: nn.Module) -> list[Tensor]:
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+@contextlib.contextmanager
+def averaged(s: Step, central: Central | None) -> Iterator[float]:
+    """Inside the block the model's parameters are the mean over the groups, or what `central` keeps, and its
+    float buffers the mean over all ranks; afterwards everything is as before, bit for bit. Collective; takes
+    room for another w.
+
+    Gives D, how far the groups are from that model (see `averagers.distance`).
+    """
+    D = 0.0
+    parameters: list[tuple[Tensor, Tensor]] = []
+    buffers = [(buffer, buffer.clone()) for buffer in s.buffers]
+    with torch.no_grad(), phase("evaluation"):
+        if s.job.P > 1:
+            parameters = [(b.w, b.w.clone()) for b in s.buckets]
+            mine = [chunk.clone() for chunk in s.owned]
+            agree(s, central)
+            D = distance(s, mine, s.owned, shards=True)
+            gather_chunks(s)
+        if s.job.size > 1:
+            average_joined(s.buffers, s.job.world)
+    try:
+        yield D
+    finally:
+        with torch.no_grad():
+            for tensor, before in parameters + buffers:
+                tensor.copy_(before)

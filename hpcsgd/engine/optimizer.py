@@ -1,0 +1,296 @@
+"""`DistributedOptimizer`: one training step of any method, around the user's own optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+
+from hpcsgd.core.flat import Bucket, flatten
+from hpcsgd.core.norm import total_norm
+from hpcsgd.core.step import Method, State, Step, alike_everywhere
+from hpcsgd.core.topology import Job
+from hpcsgd.engine.averaged import averaged, float_buffers, gather_chunks
+from hpcsgd.engine.lr import rates_in_force
+from hpcsgd.engine.reducer import GradientReducer
+from hpcsgd.engine.sharding import ShardedOptimizer, is_elementwise
+from hpcsgd.engine.wrapping import Scaled, require_alike, require_peers, share_start, trained_parameters
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import Gathered
+from hpcsgd.transport import phase
+
+
+class DistributedOptimizer(Scaled, optim.Optimizer):
+    """Trains `model` by `method` over the ranks of `job`; the training loop stays as it is.
+
+    The optimizer object, its `param_groups` and learning-rate schedulers made from it keep working, before
+    and after the wrapping. All ranks start from rank 0's parameters and buffers, and call `step()`,
+    `clip_grad_norm_()`, `state_dict()` and `averaged()` the same number of times: these are collective.
+
+    Args:
+        optimizer: a torch optimizer over parameters of `model`. Those known to update every element by
+            itself are sharded: state for 1/K of the elements on each position. Others update whole tensors
+            on every position, at the price of one more allgather.
+        elementwise: overrides what is known about `optimizer`.
+        accumulate: how many backward passes come before each `step()`.
+        bucket_mb: gradients travel in buckets of about this many megabytes (10⁶ bytes).
+        overlap: whether they travel while the backward pass goes on. With False the gradients may be
+            changed by hand between `backward()` and `step()`.
+
+    Raises `UserError` where ranks disagree about the model or the optimizer cannot be distributed.
+
+    Parameters without a gradient count as having a zero gradient: unlike in plain torch, momentum and weight
+    decay act on them wherever gradients are exchanged.
+    """
+
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        model: nn.Module,
+        job: Job,
+        method: Method,
+        *,
+        elementwise: bool | None = None,
+        accumulate: int = 1,
+        bucket_mb: float = 25.0,
+        overlap: bool = True,
+    ) -> None:
+        with job.together("wrapping the optimizer"):
+            require_peers(job, method)
+            if isinstance(getattr(optimizer.zero_grad, "__self__", None), DistributedOptimizer):
+                raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
+            self.trained = trained_parameters(optimizer, model)
+        require_alike(job, optimizer, self.trained, model)
+        self.model = model
+        self.method = method
+        self._exchange = method.exchange
+        if self._exchange.shards and not (is_elementwise(optimizer) if elementwise is None else elementwise):
+            self._exchange = Gathered(self._exchange)
+        self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
+        with torch.no_grad():
+            buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6)
+        self.local = ShardedOptimizer(optimizer, buckets, cut=self._exchange.shards and job.K > 1)
+        self._step = Step(job=job, buckets=buckets, moments=self.local, buffers=float_buffers(model))
+        self._step.shards = self._exchange.shards
+        share_start(job, buckets, model, self.trained)
+        self._reducer = None
+        if not self._exchange.idle(job):
+            self._reducer = GradientReducer(
+                self._exchange, buckets, self._departing, passes=accumulate, overlap=overlap
+            )
+        self._step.exchanged = self._reducer is not None
+        self._notes: dict[str, float] = {}
+        self._stepping = False
+        self._laid_out = False
+        super().__init__(optimizer.param_groups, dict(optimizer.defaults))
+        self._laid_out = True
+        self.state = optimizer.state
+        # Whoever still holds the inner optimizer means the model.
+        optimizer.zero_grad, optimizer.add_param_group = self.zero_grad, self.add_param_group
+        optimizer.register_step_pre_hook(self._only_from_here)
+
+    @property
+    def t(self) -> int:
+        """Updates done so far."""
+        return self._step.t
+
+    @property
+    def notes(self) -> dict[str, float]:
+        """What the method reported of the last step, such as the `distance` of a meeting; `shared` where
+        groups exchanged something else."""
+        return self._notes
+
+    def accumulate(self, passes: int) -> None:
+        """From the next step on, so many backward passes come before each `step()`; between two steps."""
+        if self._reducer is not None:
+            self._reducer.passes = passes
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of each param group in the update that is due or running, warm-up included."""
+        return rates_in_force(self, self.local.optimizer)
+
+    @property
+    def job(self) -> Job:
+        return self._step.job
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        """The model as flat vectors."""
+        return self._step.buckets
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether gradients travel, or each rank's stay where autograd put them."""
+        return self._reducer is not None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: float | Tensor | None = None) -> Any:
+        """One update: exchange, local update, meeting where the method's schedule says so; collective.
+
+        `loss`: of this rank's batch, for methods that go by it, where no `closure` returns it.
+        """
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._require_as_wrapped()
+        s = self._step
+        if self._reducer is not None:
+            self._reducer.finish()
+        s.t += 1
+        s.rates = self.rates
+        s.loss = None if loss is None else float(loss)
+        self.method.how.before_update(s)
+        self._stepping = True
+        self.local.step()
+        self._stepping = False
+        shared = self._exchange.across
+        if not s.job.alone and self.method.when(s):
+            shared = True
+            self._meet()
+        if shared and s.job.P > 1 and "distance" not in s.notes:
+            s.notes["shared"] = 1.0
+        if self._exchange.shards:
+            with phase("parameters"):
+                gather_chunks(s)
+        self._take_notes()
+        self.start_over()
+        return loss
+
+    @torch.no_grad()
+    def meet(self) -> None:
+        """The groups meet now, whatever the schedule says; collective, between two steps."""
+        with phase("average"):
+            self.method.how(self._step)
+        if self.method.how.shards:
+            self.gather_parameters()
+        self._take_notes()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the model's parameters."""
+        for _, param in self.trained:
+            if set_to_none:
+                param.grad = None
+            elif param.grad is not None:
+                param.grad.zero_()
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the group's averaged gradient to a norm of at most `max_norm`; return the norm before.
+
+        Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
+        `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
+        """
+        s = self._step
+        if self._reducer is None:
+            return nn.utils.clip_grad_norm_([p for _, p in self.trained], max_norm, norm_type)
+        self._reducer.finish()
+        gradients = [b.gradients_own if self._exchange.shards else b.gradients for b in s.buckets]
+        divided = self._exchange.shards and s.job.K > 1
+        with phase("clipping"):
+            total = total_norm(gradients, norm_type, s.job.group if divided else None)
+        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0).item()
+        for g in gradients:
+            g.mul_(scale)
+        return total
+
+    def start_over(self) -> None:
+        """The exchanged gradients have been used, or are not to be."""
+        if self._reducer is not None:
+            self._reducer.start_over()
+
+    def finish_exchange(self) -> None:
+        """Leave the exchanged gradients in `grad` of what the optimizer updates; collective."""
+        if self._reducer is not None:
+            self._reducer.finish()
+        self.local.take_gradients()
+
+    def averaged(self) -> contextlib.AbstractContextManager[float]:
+        """The mean model of all groups, or a server's, for the length of a block, for evaluating or saving
+        it; collective.
+
+        Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are from it."""
+        return averaged(self._step, self.method.central())
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
+        state = self.local.state_dict(self._step.job.group)
+        job = self._step.job
+        return {
+            **state,
+            "hpcsgd": {"t": self._step.t, "shape": [job.P, job.K], "method": self.method.state_dict()},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` returned, here or on other numbers of ranks, or a plain optimizer's."""
+        self.local.load_state_dict(state_dict)
+        if "hpcsgd" in state_dict:
+            ours, job = state_dict["hpcsgd"], self._step.job
+            if "shape" not in ours:
+                raise UserError("this state_dict is of an older version of hpcsgd")
+            self._step.t, method = ours["t"], ours["method"]
+            if ours["shape"] != [job.P, job.K]:
+                method = alike_everywhere(method, aloud=job.rank == 0)
+            self.method.load_state_dict(method)
+
+    def gather_parameters(self) -> None:
+        """Make every position's model from the chunks that each owns; collective over the group."""
+        gather_chunks(self._step)
+
+    def take_up(
+        self, t: int, groups: Sequence[Mapping[str, Any]], method: Mapping[str, State] | None
+    ) -> None:
+        """Go on after `t` updates with these options of the param groups and, if any, state of the method."""
+        self._step.t = t
+        for group, saved in zip(self.param_groups, groups, strict=True):
+            group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
+        if method is not None:
+            self.method.load_state_dict(method)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused after the wrapping: the flat vectors are laid out."""
+        if self._laid_out:
+            raise UserError(
+                "add_param_group after DistributedOptimizer was made: add it to the optimizer before"
+            )
+        super().add_param_group(param_group)
+
+    def _require_as_wrapped(self) -> None:
+        """Parameters that left the flat vectors, or never were in them, would be trained by nobody."""
+        for bucket in self._step.buckets:
+            bucket.require_views()
+        if any(param.requires_grad for param in self._frozen):
+            raise UserError(
+                "a parameter that was frozen when DistributedOptimizer was made requires a gradient now: "
+                "unfreeze it before"
+            )
+
+    def _meet(self) -> None:
+        """An averager of whole models finds them whole, and one of chunks leaves the models whole."""
+        s = self._step
+        if self._exchange.shards and not self.method.how.shards:
+            with phase("parameters"):
+                gather_chunks(s)
+        with phase("average"):
+            self.method.how(s)
+        if self.method.how.shards and not self._exchange.shards:
+            with phase("parameters"):
+                gather_chunks(s)
+
+    def _departing(self) -> Step:
+        """The step that gradients leave for, fixed: an exchange runs while the training loop goes on."""
+        return replace(self._step, t=self._step.t + 1, rates=self.rates)
+
+    def _take_notes(self) -> None:
+        """What comes from now on is of the next step: an exchange may begin before that."""
+        self._notes, self._step.notes = self._step.notes, {}
+
+    def _only_from_here(self, *_: Any) -> None:
+        if not self._stepping:
+            raise UserError(
+                "step() of the wrapped optimizer was called: call step() of the DistributedOptimizer"
+            )

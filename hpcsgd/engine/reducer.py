@@ -1,0 +1,142 @@
+"""Carries gradients to the exchange while the backward pass goes on."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from hpcsgd.core.flat import Bucket, Slot
+from hpcsgd.core.step import Exchange, Step
+from hpcsgd.errors import UserError
+from hpcsgd.transport import Work, phase
+
+log = logging.getLogger(__name__)
+
+
+class GradientReducer:
+    """Hands each bucket to `exchange` once its last gradient is there, always in the order of the buckets.
+
+    Arrival order differs between ranks, so a bucket waits for those before it. What never became ready
+    (parameters without a gradient in this step) leaves at `finish` and counts as zero. `departing` tells
+    what the exchange may know of the step, when its first bucket leaves.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        buckets: Sequence[Bucket],
+        departing: Callable[[], Step],
+        *,
+        passes: int,
+        overlap: bool,
+    ) -> None:
+        self._exchange = exchange
+        self._departing = departing
+        self._step: Step | None = None
+        self.passes = passes
+        """Backward passes before each `finish`; may change between two steps."""
+        self._overlap = overlap
+        self._buckets = buckets
+        self._sent: list[Work] = []
+        self._arrivals: dict[Slot, int] = {}
+        self._missing = [0] * len(self._buckets)
+        self._version = 0
+        self._exchanged = False
+        self._warned = False
+        self._reset()
+        for index, bucket in enumerate(self._buckets):
+            bucket.allocate()
+            for slot in bucket.slots:
+                slot.param.register_post_accumulate_grad_hook(self._hook(index, slot))
+
+    def finish(self) -> None:
+        """Return once every bucket has been exchanged, at once if they have been since the last gradient
+        arrived; called by every rank in every step."""
+        if self._exchanged:
+            return
+        self._check_untouched()
+        self._settle_missing()
+        with phase("gradients"):
+            self._send_until(len(self._buckets))
+            for work in self._sent:
+                work.wait()
+        self._reset()
+        self._exchanged = True
+
+    def start_over(self) -> None:
+        """The exchanged gradients have been used."""
+        self._exchanged = False
+
+    def _hook(self, index: int, slot: Slot) -> Callable[[nn.Parameter], None]:
+        def arrived(_: nn.Parameter) -> None:
+            if not slot.at_home():
+                return  # another DistributedOptimizer has it now, or step() will complain
+            if index < len(self._sent):
+                raise UserError(
+                    f"gradient of {slot.name} changed after it was sent: for several backward passes before "
+                    f"step() give DistributedOptimizer(accumulate=<passes>), now {self.passes}, "
+                    "or overlap=False"
+                )
+            self._exchanged = False
+            slot.attach()
+            self._arrivals[slot] = self._arrivals.get(slot, 0) + 1
+            if self._arrivals[slot] == self.passes:
+                self._missing[index] -= 1
+            self._version = self._versions()
+            if self._overlap and self._missing[index] == 0:
+                self._send_ready()
+
+        return arrived
+
+    def _send_ready(self) -> None:
+        ready = len(self._sent)
+        while ready < len(self._buckets) and self._missing[ready] == 0:
+            ready += 1
+        with phase("gradients"):
+            self._send_until(ready)
+
+    def _send_until(self, stop: int) -> None:
+        if self._step is None:
+            self._step = self._departing()
+        for bucket in self._buckets[len(self._sent) : stop]:
+            call = functools.partial(self._exchange, self._step, bucket)
+            self._sent.append(self._step.job.world.run(call, "exchange of gradients"))
+
+    def _settle_missing(self) -> None:
+        """Zero what got no gradient, take over what the user put in place of one."""
+        unused: list[str] = []
+        for bucket in self._buckets[len(self._sent) :]:
+            for slot in bucket.slots:
+                if slot not in self._arrivals and slot.param.grad is None:
+                    unused.append(slot.name)
+                slot.attach()
+        if unused and not self._warned:
+            self._warned = True
+            log.warning(
+                "no gradient for %s: counted as zero, so that momentum and weight decay still act",
+                _few(unused),
+            )
+
+    def _check_untouched(self) -> None:
+        if self._sent and self._versions() != self._version:
+            raise UserError(
+                "gradients were changed between backward() and step(), after they had been sent: clip with "
+                "optimizer.clip_grad_norm_(), or change them with DistributedOptimizer(overlap=False)"
+            )
+
+    def _versions(self) -> int:
+        return sum(bucket.version() for bucket in self._buckets)
+
+    def _reset(self) -> None:
+        self._step = None
+        self._sent = []
+        self._arrivals.clear()
+        self._missing = [len(bucket.slots) for bucket in self._buckets]
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

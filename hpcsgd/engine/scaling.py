@@ -1,0 +1,72 @@
+"""Loss scaling for float16: a step in which any rank's gradients overflowed is a step that nobody makes.
+
+P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.2. torch's `GradScaler` looks at what
+it finds on one rank, where gradients may still be on their way: ranks would scale, skip and count steps each
+for itself, and wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.engine.wrapping import Outermost
+from hpcsgd.errors import UserError
+from hpcsgd.transport import phase
+
+
+class GradScaler(torch.amp.GradScaler):
+    """Takes the place of `torch.amp.GradScaler`: the same arguments, the same loop.
+
+    `step(optimizer)`, and `unscale_(optimizer)` where one clips, are collective over all ranks. Gradients are
+    looked at, and unscaled, once they have been exchanged; then all ranks hear whether any found one that is
+    not finite: 4 bytes. So all skip the same steps, schedules of meetings do not count them, and the scale is
+    the same everywhere.
+
+    Around a `NaturalGradient`, too, whose estimates take a while to forget another scale.
+
+    Raises `UserError` for sparse exchanges, whose residual would be of several scales, and among groups that
+    are jobs of their own.
+    """
+
+    def step(self, optimizer: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        distributed = _distributed(optimizer)
+        if distributed is None:
+            return super().step(optimizer, *args, **kwargs)
+        distributed.scaled = True
+        result = super().step(optimizer, *args, **kwargs)
+        distributed.start_over()
+        return result
+
+    def _unscale_grads_(
+        self, optimizer: optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        """torch's own, between the exchange and the agreement of all ranks."""
+        distributed = _distributed(optimizer)
+        if distributed is None:
+            return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        _require_scalable(distributed)
+        distributed.finish_exchange()
+        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        found = found or {found_inf.device: found_inf}  # a position may own nothing of a small model
+        with phase("overflow"):
+            for flag in found.values():
+                distributed.job.world.allreduce(flag, "max").wait()
+        return found
+
+
+def _distributed(optimizer: optim.Optimizer) -> DistributedOptimizer | None:
+    """It, or the one that it is a wrapper around."""
+    if isinstance(optimizer, Outermost):
+        optimizer = vars(optimizer)["optimizer"]
+    return optimizer if isinstance(optimizer, DistributedOptimizer) else None
+
+
+def _require_scalable(optimizer: DistributedOptimizer) -> None:
+    if any("exchange" in role.split(".") for role in optimizer.method.stateful()):
+        raise UserError("GradScaler with a sparse exchange: what it keeps would be of several scales")
+    if optimizer.job.has_peers:
+        raise UserError("GradScaler among groups that may die: each would skip other steps; use bfloat16")

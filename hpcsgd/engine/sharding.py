@@ -1,0 +1,243 @@
+"""The user's optimizer on what this position owns.
+
+Its object, its `param_groups` dicts and whatever points at them (learning-rate schedulers) stay; only the
+tensors in `["params"]` are replaced by this position's pieces. Optimizer state then exists only for the own
+chunk: M/K elements for each state tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn, optim
+
+from hpcsgd.core.flat import Bucket, Piece
+from hpcsgd.engine.initial_state import NUMBERS, complete, like_new
+from hpcsgd.errors import UserError
+from hpcsgd.transport import Transport
+
+ELEMENTWISE = (
+    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,
+    optim.RMSprop, optim.Rprop, optim.ASGD,
+)  # fmt: skip
+"""Optimizers whose update of an element depends on that element alone, so that any cut of w is exact."""
+
+
+def is_elementwise(optimizer: optim.Optimizer) -> bool:
+    """Known to be: an unknown optimizer, or a subclass of a known one, may look at whole tensors."""
+    return type(optimizer) in ELEMENTWISE
+
+
+@dataclass(slots=True)
+class Held:
+    """A tensor the optimizer updates: elements [start, stop), in memory order, of one parameter."""
+
+    index: int
+    """The parameter's number in the optimizer's state_dict."""
+    param: nn.Parameter
+    tensor: Tensor
+    start: int
+    stop: int
+    bucket: Bucket | None = None
+    offset: int = 0
+    """Where it begins in the bucket's own chunk; whole parameters need no bucket."""
+
+    def take_gradient(self) -> None:
+        """Find the gradient that the exchange left in the bucket."""
+        if self.bucket is not None:
+            self.tensor.grad = self.bucket.g_own[self.offset : self.offset + self.tensor.numel()]
+
+    def cut(self, value: Tensor) -> Tensor:
+        """This tensor's part of a state tensor shaped like the parameter."""
+        if self.tensor is self.param:
+            return value.clone()
+        return _in_memory_order(value, self.param)[self.start : self.stop].clone()
+
+
+class PieceState(NamedTuple):
+    """The optimizer's state of one piece: what has a value for every element, and everything else."""
+
+    elements: dict[str, Tensor]
+    rest: dict[str, Any]
+
+
+class ShardedOptimizer:
+    """`optimizer`, updating this position's pieces, or whole parameters where `cut` is False."""
+
+    def __init__(self, optimizer: optim.Optimizer, buckets: Sequence[Bucket], *, cut: bool) -> None:
+        self.optimizer = optimizer
+        self._params = [param for group in optimizer.param_groups for param in group["params"]]
+        self._sizes = [len(group["params"]) for group in optimizer.param_groups]
+        self._cut = cut
+        self._buckets = buckets
+        self.held = list(self._hold())
+        state = {param: optimizer.state[param] for param in self._params if param in optimizer.state}
+        self._replace_params()
+        optimizer.state.clear()
+        self._distribute({i: state[p] for i, p in enumerate(self._params) if p in state})
+
+    def step(self) -> None:
+        """One update from the gradients that the exchange left."""
+        self.take_gradients()
+        self.optimizer.step()
+
+    def take_gradients(self) -> None:
+        """Find them."""
+        for held in self.held:
+            held.take_gradient()
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """Every state tensor by name, in the order of `held`, whether or not there was a gradient for it."""
+        complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
+        named: dict[str, list[Tensor]] = {}
+        for held in self.held:
+            for name, value in self.optimizer.state.get(held.tensor, {}).items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    named.setdefault(name, []).append(value)
+        return named
+
+    def reset(self) -> None:
+        """As if the optimizer had just been made."""
+        params = [group["params"] for group in self.optimizer.param_groups]
+        self.optimizer.state.clear()
+        if any(params):
+            self.optimizer.state.update(like_new(self.optimizer, params).state)
+
+    def state_dict(self, group: Transport) -> dict[str, Any]:
+        """What a plain optimizer over the whole parameters would return; collective over the group."""
+        mine = [
+            (held.index, held.start, held.stop, dict(self.optimizer.state.get(held.tensor, {})))
+            for held in self.held
+        ]
+        everyone = group.gather_objects(mine) if self._cut else [mine]
+        state: dict[int, dict[str, Any]] = {}
+        for index, start, stop, values in (entry for theirs in everyone for entry in theirs):
+            for name, value in values.items():
+                self._join(state.setdefault(index, {}), name, value, index, start, stop)
+        numbers = iter(range(len(self._params)))
+        groups = [
+            {**{k: v for k, v in g.items() if k != "params"}, "params": [next(numbers) for _ in range(size)]}
+            for g, size in zip(self.optimizer.param_groups, self._sizes, strict=True)
+        ]
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`; also takes the state of a plain optimizer."""
+        sizes = [len(group["params"]) for group in state["param_groups"]]
+        if sizes != self._sizes:
+            raise UserError(
+                f"optimizer state for param groups of {sizes} parameters; the optimizer has {self._sizes}"
+            )
+        for group, saved in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
+            group.update({key: value for key, value in saved.items() if key != "params"})
+        order = [number for group in state["param_groups"] for number in group["params"]]
+        self.optimizer.state.clear()
+        self._distribute({i: state["state"][n] for i, n in enumerate(order) if n in state["state"]})
+
+    def groups(self) -> dict[nn.Parameter, int]:
+        """In which param group each parameter is."""
+        numbers = [g for g, size in enumerate(self._sizes) for _ in range(size)]
+        return dict(zip(self._params, numbers, strict=True))
+
+    def states_by_piece(self) -> Iterator[tuple[Bucket, Piece, PieceState]]:
+        """For everything this position owns, the optimizer's state; element-wise tensors cut to the piece."""
+        by_start = {(held.param, held.start): held for held in self.held}
+        for bucket in self._buckets:
+            for piece in bucket.pieces:
+                held = by_start[piece.slot.param, piece.start if self._cut else 0]
+                found = PieceState({}, {})
+                for name, value in self.optimizer.state.get(held.tensor, {}).items():
+                    if _has_every_element(name, value, held.tensor):
+                        found.elements[name] = self._of_piece(held, piece, value)
+                    else:
+                        found.rest[name] = value
+                yield bucket, piece, found
+
+    def load_states(self, lookup: Callable[[nn.Parameter, int, int], PieceState]) -> None:
+        """Take the state of elements [start, stop) of each parameter, as `states_by_piece` gave it."""
+        trained = {slot.param for bucket in self._buckets for slot in bucket.slots}
+        for held in self.held:
+            if held.param in trained:
+                self.optimizer.state.pop(held.tensor, None)
+                found = lookup(held.param, held.start, held.stop)
+                elements = {name: self._shaped(held, value) for name, value in found.elements.items()}
+                if state := found.rest | elements:
+                    self.optimizer.state[held.tensor] = state
+
+    def _of_piece(self, held: Held, piece: Piece, value: Tensor) -> Tensor:
+        return value if self._cut else _in_memory_order(value, held.param)[piece.start : piece.stop]
+
+    def _shaped(self, held: Held, value: Tensor) -> Tensor:
+        value = value.to(held.param.device)
+        if self._cut:
+            return value
+        shaped = torch.empty_strided(
+            held.param.size(), held.param.stride(), dtype=value.dtype, device=value.device
+        )
+        shaped.as_strided((value.numel(),), (1,)).copy_(value)
+        return shaped
+
+    def _hold(self) -> Iterator[Held]:
+        numbers = {param: index for index, param in enumerate(self._params)}
+        if self._cut:
+            for bucket in self._buckets:
+                for piece in bucket.pieces:
+                    param = piece.slot.param
+                    w = bucket.own[piece.offset : piece.offset + piece.stop - piece.start]
+                    yield Held(numbers[param], param, w, piece.start, piece.stop, bucket, piece.offset)
+        else:
+            for index, param in enumerate(self._params):
+                yield Held(index, param, param, 0, param.numel())
+
+    def _replace_params(self) -> None:
+        by_param: dict[int, list[Tensor]] = {}
+        for held in self.held:
+            by_param.setdefault(held.index, []).append(held.tensor)
+        numbers = iter(range(len(self._params)))
+        for group, size in zip(self.optimizer.param_groups, self._sizes, strict=True):
+            group["params"] = [x for _ in range(size) for x in by_param.get(next(numbers), [])]
+
+    def _distribute(self, state: dict[int, dict[str, Any]]) -> None:
+        """Give every held tensor its part of the whole-parameter `state`."""
+        for held in self.held:
+            if held.index in state:
+                values = state[held.index].items()
+                self.optimizer.state[held.tensor] = {name: self._part(held, name, v) for name, v in values}
+
+    def _part(self, held: Held, name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if _has_every_element(name, value, held.param):
+            part = held.cut(value.to(held.tensor.device))
+            return part.to(held.tensor.dtype) if part.is_floating_point() else part
+        if value.dim() and self._cut:
+            raise UserError(
+                f"optimizer state of shape {tuple(value.shape)} for a parameter of {held.param.shape}"
+            )
+        return value.clone()
+
+    def _join(self, into: dict[str, Any], name: str, value: Any, index: int, start: int, stop: int) -> None:
+        param = self._params[index]
+        if not self._cut or not isinstance(value, Tensor) or value.dim() == 0:
+            into[name] = value
+            return
+        if name not in into:
+            into[name] = torch.empty_strided(
+                param.size(), param.stride(), dtype=value.dtype, device=value.device
+            )
+        _in_memory_order(into[name], param)[start:stop] = value
+
+
+def _has_every_element(name: str, value: Any, tensor: Tensor) -> bool:
+    """Whether a value of the state has an element for each of the tensor's."""
+    alike = isinstance(value, Tensor) and value.shape == tensor.shape
+    return alike and (tensor.dim() > 0 or name not in NUMBERS)
+
+
+def _in_memory_order(value: Tensor, param: Tensor) -> Tensor:
+    if value.stride() != param.stride():
+        value = torch.empty_strided(param.size(), param.stride(), dtype=value.dtype).copy_(value)
+    return value.as_strided((param.numel(),), (1,))

@@ -1,0 +1,201 @@
+"""A run as a picture: loss, figure of merit, distance between groups, and where time and bytes went."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from hpcsgd.files.atomic import replacing
+from hpcsgd.report.figures import FIGURES, found_in
+from hpcsgd.report.metrics import Record
+from hpcsgd.report.summary import byte_text, note_totals, of_kind, phase_totals, second_text
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
+PHASE_COLOURS = (BLUE, ORANGE, GREEN, "#E69F00", "#56B4E9", "#CC79A7", "#8C6D31", "#332288", "#44AA99", GREY)
+STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+}
+SMOOTHED_FROM = 20  # points; fewer can be read as they are
+LOGARITHMIC_FROM = 20  # the ratio of largest to smallest beyond which a linear axis hides the small ones
+LEGEND_COLUMNS = 4
+AMOUNT_TEXT: dict[str, Callable[[float], str]] = {"seconds": second_text, "bytes": byte_text}
+
+
+def plot_curves(records: Sequence[Record], target: Path) -> None:
+    """Draw what ``records`` hold as a PNG at ``target``; panels without data are left out.
+
+    Without any record there is nothing to draw and no file is written.
+    """
+    curves = [(draw, found) for draw, find in CURVES.items() if (found := find(records))]
+    if not curves:
+        return
+    totals = {quantity: phase_totals(records, quantity) for quantity in ("seconds", "bytes")}
+    bars = {quantity: phases for quantity, phases in totals.items() if sum(phases.values())}
+    heights = [4.0, 1.4 + 0.6 * len(bars)] if bars else [4.0]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(max(9.0, 5.0 * len(curves)), sum(heights)), dpi=120, layout="constrained")
+        grid = figure.add_gridspec(len(heights), len(curves), height_ratios=heights)
+        for column, (draw, found) in enumerate(curves):
+            draw(figure.add_subplot(grid[0, column]), found)
+        if bars:
+            _phases(figure.add_subplot(grid[1, :]), bars)
+        with replacing(target) as part:
+            figure.savefig(part, format="png")
+
+
+def _loss(axes: Axes, records: Sequence[Record]) -> None:
+    steps, losses = _column(records, "step"), _column(records, "loss")
+    if len(records) < SMOOTHED_FROM:
+        axes.plot(steps, losses, color=BLUE, marker="o", markersize=4)
+    else:
+        axes.plot(steps, losses, color=BLUE, alpha=0.3, linewidth=1)
+        axes.plot(steps, _smooth(losses, len(losses) // SMOOTHED_FROM), color=BLUE, linewidth=2)
+    axes.set(title=f"training loss: {losses[-1]:.4g}", xlabel="step")
+    axes.xaxis.set_major_locator(_whole_numbers())
+
+
+def _merit(axes: Axes, records: Sequence[Record]) -> None:
+    """The figure of merit that counts."""
+    key = found_in(records)[0]
+    figure = FIGURES[key]
+    epochs, values = _column(records, "epoch"), _column(records, key)
+    best = figure.best(range(len(values)), key=values.__getitem__)
+    axes.plot(epochs, values, color=GREEN, marker="o", markersize=4)
+    axes.plot(
+        epochs[best], values[best], "o", color=GREEN, markersize=11, fillstyle="none", markeredgewidth=2
+    )
+    title = f"test {figure.name}: best {figure.text(float(values[best]))} at epoch {epochs[best]:g}"
+    axes.set(title=title, xlabel="epoch")
+    axes.set_ylabel(figure.name, color=GREEN)
+    axes.xaxis.set_major_locator(_whole_numbers())
+    right = axes.twinx()
+    right.plot(epochs, _column(records, "loss"), color=ORANGE, linestyle="--", marker="o", markersize=3)
+    right.set_ylabel("loss", color=ORANGE)
+    right.grid(visible=False)
+    right.spines["right"].set_visible(True)
+
+
+def _distance(axes: Axes, records: Sequence[Record]) -> None:
+    distances = _column(records, "distance")
+    axes.plot(_column(records, "step"), distances, color=ORANGE, marker=".", linewidth=0.8)
+    where = f"{records[0]['kind']}s"
+    axes.set(title=f"distance D at {where}: median {np.median(distances):.3g}", xlabel="step")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    if distances.min() > 0 and distances.max() > LOGARITHMIC_FROM * distances.min():
+        axes.set_yscale("log")
+
+
+def _distances(records: Sequence[Record]) -> list[Record]:
+    """Methods whose groups never meet all together have distances at evaluations."""
+    return of_kind(records, "meeting") or [r for r in of_kind(records, "evaluation") if r.get("distance")]
+
+
+def _staleness(axes: Axes, records: Sequence[Record]) -> None:
+    for note, colour, shift in (("staleness", BLUE, -0.2), ("ahead", ORANGE, 0.2)):
+        counts = note_totals(records, note)
+        if not counts:
+            continue
+        shares = np.array(list(counts.values())) / sum(counts.values())
+        axes.bar(np.array(list(counts)) + shift, shares, width=0.4, color=colour, label=NOTES[note])
+    axes.set(title="how late and how far ahead", ylabel="share of steps")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    axes.legend()
+
+
+def _changes(axes: Axes, records: Sequence[Record]) -> None:
+    """Without the first step, which has no Δ."""
+    steps, delta = _column(records, "step")[1:], _column(records, "delta")[1:]
+    met = _column(records, "met")[1:] > 0
+    for which, colour, label in ((~met, BLUE, "alone"), (met, ORANGE, "all met")):
+        axes.plot(steps[which], delta[which], ".", color=colour, markersize=3, label=label)
+    axes.set(title=f"change of the gradient Δ: {1 - met.mean():.1%} of steps alone", xlabel="step")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    axes.set_yscale("log")
+    axes.legend()
+
+
+def _sparse(axes: Axes, records: Sequence[Record]) -> None:
+    steps, density = _column(records, "step"), _column(records, "density")
+    axes.plot(steps, density, color=BLUE, linewidth=1)
+    axes.set(title=f"density: {density.mean():.3%} sent", xlabel="step", ylim=(0, 1.1 * density.max() or 1))
+    axes.set_ylabel("density", color=BLUE)
+    axes.xaxis.set_major_locator(_whole_numbers())
+    right = axes.twinx()
+    right.plot(steps, _column(records, "error"), color=ORANGE, linewidth=1)
+    right.set_ylabel("error ‖e‖", color=ORANGE)
+    right.set_ylim(bottom=0)
+    right.grid(visible=False)
+    right.spines["right"].set_visible(True)
+
+
+def _chosen(records: Sequence[Record]) -> list[Record]:
+    found = of_kind(records, "selection")
+    return found if len(found) > 1 else []
+
+
+def _noting(records: Sequence[Record]) -> list[Record]:
+    return [record for record in of_kind(records, "step") if "staleness" in record]
+
+
+NOTES = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
+CURVES: dict[Callable[[Axes, Sequence[Record]], None], Callable[[Sequence[Record]], list[Record]]] = {
+    _loss: partial(of_kind, kind="step"),
+    _merit: partial(of_kind, kind="evaluation"),
+    _distance: _distances,
+    _changes: _chosen,
+    _sparse: partial(of_kind, kind="sparse"),
+    _staleness: _noting,
+}
+"""What draws a panel, and what it draws."""
+
+
+def _phases(axes: Axes, bars: dict[str, dict[str, float]]) -> None:
+    """A bar each for seconds and bytes, cut into the same phases; the legend says the amounts."""
+    phases = list(dict.fromkeys(phase for totals in bars.values() for phase in totals if totals[phase]))
+    ends = dict.fromkeys(bars, 0.0)
+    for phase, colour in zip(phases, itertools.cycle(PHASE_COLOURS)):
+        shares = [totals.get(phase, 0) / sum(totals.values()) for totals in bars.values()]
+        amounts = [
+            AMOUNT_TEXT[quantity](totals[phase]) for quantity, totals in bars.items() if totals.get(phase)
+        ]
+        label = f"{phase}: {', '.join(amounts)}"
+        axes.barh(list(bars), shares, left=list(ends.values()), color=colour, edgecolor="white", label=label)
+        ends = {quantity: end + share for (quantity, end), share in zip(ends.items(), shares, strict=True)}
+    axes.set(title="where time and bytes went", xlim=(0, 1))
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=LEGEND_COLUMNS, fontsize="small")
+
+
+def _whole_numbers() -> MaxNLocator:
+    return MaxNLocator(5, integer=True, min_n_ticks=1)
+
+
+def _column(records: Sequence[Record], key: str) -> np.ndarray:
+    return np.array([record[key] for record in records], dtype=float)
+
+
+def _smooth(values: np.ndarray, reach: int) -> np.ndarray:
+    """The mean of each value and up to ``reach`` neighbours on either side."""
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    index = np.arange(len(values))
+    low, high = np.maximum(index - reach, 0), np.minimum(index + reach + 1, len(values))
+    return (sums[high] - sums[low]) / (high - low)

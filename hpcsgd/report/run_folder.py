@@ -1,0 +1,148 @@
+"""The folder of a run: what was asked for, with which versions, where and when, and its log. For rank 0."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.config.reader import read_toml
+from hpcsgd.config.schema import Config, dump
+from hpcsgd.errors import UserError
+from hpcsgd.files.atomic import replacing
+
+logger = logging.getLogger(__name__)
+
+PACKAGES = ("hpcsgd", "torch", "numpy", "h5py", "mpi4py")
+LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
+GIT_TIMEOUT = 10  # seconds; a repository on a slow file system must not hold up the job
+
+
+def open_run_folder(folder: Path, *, resume: bool) -> None:
+    """Create the run folder, or go on in it.
+
+    Raises `UserError` where it already holds something and ``resume`` was not asked for.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            require_unused(folder)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be used as [run] folder: {error.strerror}") from error
+
+
+def island_folder(folder: Path, island: int) -> Path:
+    """Of a run of islands: the log and the metrics of one."""
+    return folder / "islands" / str(island)
+
+
+def require_unused(folder: Path) -> None:
+    """Raise `UserError` where the folder already holds something."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(
+            f"{folder}: holds a run: pass --resume to go on with it, or choose another [run] folder"
+        )
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write ``job.toml``; where a run resumes with another one than before, one warning names the changes."""
+    job = folder / "job.toml"
+    text = dump(config)
+    if job.exists() and (found := changes(read_toml(job), tomllib.loads(text))):
+        logger.warning("resuming with another configuration than before: %s", found)
+    _write(job, text)
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In words, what differs between two tables of a job file; empty where nothing does."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    keys = [key for key in old | new if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {old.get(key, 'default')} → {new.get(key, 'default')}" for key in keys)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def write_versions(folder: Path, *, mpi: str | None, groups: int, group_size: int) -> None:
+    """Add this start of the run to ``versions.json``, a list with one entry a start.
+
+    ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``.
+    """
+    path = folder / "versions.json"
+    starts = json.loads(path.read_text()) if path.exists() else []
+    start = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "working_directory": os.getcwd(),
+        "P": groups,
+        "K": group_size,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "mpi": mpi,
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "git": _git_state(),
+    }
+    _write(path, json.dumps([*starts, start], indent=2))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the working directory's repository, and whether files differ from it; None without one."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    finished = subprocess.run(
+        ["git", *arguments], check=True, capture_output=True, text=True, timeout=GIT_TIMEOUT
+    )
+    return finished.stdout.strip()
+
+
+@contextmanager
+def log_into(folder: Path) -> Iterator[None]:
+    """While this lasts, everything logged by hpcsgd is appended to ``run.log`` in ``folder`` too."""
+    handler = logging.FileHandler(folder / "run.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    package = logging.getLogger("hpcsgd")
+    package.addHandler(handler)
+    try:
+        yield
+    finally:
+        package.removeHandler(handler)
+        handler.close()
+
+
+def write_summary(folder: Path, numbers: Mapping[str, Any]) -> None:
+    """Write the numbers of `hpcsgd.report.summary.summary`, and the caller's own, to ``summary.json``."""
+    _write(folder / "summary.json", json.dumps(numbers, indent=2))
+
+
+def _write(target: Path, text: str) -> None:
+    with replacing(target) as part:
+        part.write_text(text, encoding="utf-8")

@@ -1,0 +1,186 @@
+"""A run in numbers: what its metrics add up to, for ``summary.json`` and as the last lines printed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from statistics import fmean, median
+from typing import Any
+
+from hpcsgd.report.figures import FIGURES, found_in, written
+from hpcsgd.report.metrics import Record
+
+Summary = dict[str, Any]
+
+
+def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
+    """The records of one kind, in order."""
+    return [record for record in records if record["kind"] == kind]
+
+
+def phase_totals(records: Iterable[Record], quantity: str) -> dict[str, float]:
+    """``seconds`` or ``bytes`` of the whole run by phase, largest first."""
+    totals: Counter[str] = Counter()
+    for record in of_kind(records, "step"):
+        totals.update(record[f"phase_{quantity}"])
+    return dict(totals.most_common())
+
+
+def note_totals(records: Iterable[Record], note: str) -> dict[int, int]:
+    """How often a method noted which ``staleness`` or steps ``ahead``, in the whole run, over all ranks."""
+    totals: Counter[int] = Counter()
+    for record in of_kind(records, "step"):
+        for value, count in record.get(note, {}).items():
+            totals[int(value)] += count
+    return dict(sorted(totals.items()))
+
+
+def link_totals(records: Iterable[Record]) -> dict[int, float]:
+    """Bytes of messages from rank 0 to each group in the whole run."""
+    totals: Counter[int] = Counter()
+    for record in of_kind(records, "step"):
+        for group, size in record.get("link_bytes", {}).items():
+            totals[int(group)] += size
+    return dict(sorted(totals.items()))
+
+
+def summary(records: Sequence[Record]) -> Summary:
+    """The run in numbers. Seconds are those of training steps; what was never measured is None."""
+    steps, evaluations = of_kind(records, "step"), of_kind(records, "evaluation")
+    samples = sum(record["samples"] for record in steps)
+    seconds = sum(record["samples"] / record["samples_per_s"] for record in steps if record["samples_per_s"])
+    last, tested = _last(steps), _last(evaluations)
+    merits, best_epoch = _merits(evaluations)
+    distances = [record["distance"] for record in of_kind(records, "meeting")]
+    last_step = max((record["step"] for record in records), default=0)
+    return {
+        "steps": last_step,
+        "epochs": max((record["epoch"] for record in steps), default=0),
+        "samples": samples,
+        "seconds": seconds,
+        "samples_per_s": samples / seconds if seconds else None,
+        "training_loss": last.get("loss"),
+        "loss": tested.get("loss"),
+        "best_loss": min((record["loss"] for record in evaluations), default=None),
+        **merits,
+        "best_epoch": best_epoch,
+        "meetings": len(distances),
+        "lssr": lssr(records, last_step),
+        "median_distance": median(distances) if distances else None,
+        "mean_density": _mean_of(records, "density"),
+        "mean_select_seconds": _mean_of(records, "select_seconds"),
+        "distance": tested.get("distance"),
+        "mean_staleness": _mean(note_totals(records, "staleness")),
+        "mean_ahead": _mean(note_totals(records, "ahead")),
+        "seconds_per_phase": phase_totals(records, "seconds"),
+        "bytes_per_phase": phase_totals(records, "bytes"),
+        "bytes_per_link": {str(group): size for group, size in link_totals(records).items()},
+    }
+
+
+def _merits(evaluations: Sequence[Record]) -> tuple[Summary, int | None]:
+    """The last and the best value of each figure of merit, and after which epoch the first one was best."""
+    if not evaluations:
+        return {"accuracy": None, "best_accuracy": None}, None
+    merits: Summary = {}
+    first, *_ = keys = found_in(evaluations)
+    for key in keys:
+        values = [record[key] for record in evaluations]
+        merits |= {key: values[-1], f"best_{key}": FIGURES[key].best(values)}
+    best = FIGURES[first].best(evaluations, key=lambda record: record[first])
+    return merits, best["epoch"]
+
+
+def lssr(records: Iterable[Record], steps: int) -> float | None:
+    """The part of all steps that groups made alone (LSSR, eq. 4 of the SelSync paper): they neither met nor
+    exchanged anything else. None where it was not recorded that they ever did."""
+    records = list(records)
+    met = {record["step"] for record in of_kind(records, "meeting")}
+    together = len(met) + sum(record.get("shared", 0) for record in of_kind(records, "step"))
+    return 1 - together / steps if together or of_kind(records, "selection") else None
+
+
+def _mean_of(records: Iterable[Record], key: str) -> float | None:
+    """Of what sparse exchanges noted."""
+    values = [record[key] for record in of_kind(records, "sparse")]
+    return fmean(values) if values else None
+
+
+def _mean(counts: Mapping[int, int]) -> float | None:
+    total = sum(counts.values())
+    return sum(value * count for value, count in counts.items()) / total if total else None
+
+
+def _last(records: Sequence[Record]) -> Record:
+    return records[-1] if records else {}
+
+
+def summary_text(numbers: Summary) -> str:
+    """The lines a user reads at the end of a run, from what `summary` returned."""
+    lines = [
+        f"trained   {numbers['steps']:,} steps, {numbers['epochs']} epochs, {numbers['samples']:,} samples"
+        f" in {timedelta(seconds=round(numbers['seconds']))}"
+    ]
+    if numbers["samples_per_s"] is not None:
+        lines.append(f"speed     {numbers['samples_per_s']:,.0f} samples/s")
+    if numbers["training_loss"] is not None:
+        lines.append(f"loss      {numbers['training_loss']:.4g} in training")
+    if numbers["loss"] is not None:
+        lines.append(f"test      {_tested(numbers)}, loss {numbers['loss']:.4g}")
+    if numbers["median_distance"] is not None:
+        met = f"{numbers['meetings']:,} times, median distance {numbers['median_distance']:.3g}"
+        lines.append(f"groups    met {met}; {numbers['lssr']:.1%} of the steps alone")
+    elif numbers["lssr"]:
+        lines.append(f"groups    shared gradients, but for {numbers['lssr']:.1%} of the steps")
+    elif numbers["distance"]:
+        lines.append(f"groups    at distance {numbers['distance']:.3g} from their mean at the last test")
+    if numbers["mean_density"] is not None:
+        taken = f"selected in {second_text(numbers['mean_select_seconds'])} a step"
+        lines.append(f"sparse    {numbers['mean_density']:.3%} of the gradients sent, {taken}")
+    if numbers["mean_staleness"] is not None:
+        lines.append(
+            f"stale     by {numbers['mean_staleness']:.2f} updates of others in the mean{_ahead(numbers)}"
+        )
+    if numbers["seconds_per_phase"]:
+        lines.append(f"time      {_shares(numbers['seconds_per_phase'])}")
+    if any(numbers["bytes_per_phase"].values()):
+        sizes = (f"{phase} {byte_text(size)}" for phase, size in numbers["bytes_per_phase"].items())
+        lines.append(f"sent      {', '.join(sizes)}")
+    if links := numbers["bytes_per_link"]:
+        lines.append(
+            f"links     from rank 0 to {len(links)} groups, {byte_text(max(links.values()))} at most"
+        )
+    return "\n".join(lines)
+
+
+def _tested(numbers: Summary) -> str:
+    first, *others = found_in([numbers])
+    figure = FIGURES[first]
+    best = f"best {figure.text(numbers[f'best_{first}'])} after epoch {numbers['best_epoch']}"
+    more = "".join(f", {written({key: numbers[key]})}" for key in others)
+    return f"{written({first: numbers[first]})} ({best}){more}"
+
+
+def _ahead(numbers: Summary) -> str:
+    ahead = numbers["mean_ahead"]
+    return "" if ahead is None else f", {ahead:.2f} steps ahead of the slowest group"
+
+
+def _shares(amounts: Mapping[str, float]) -> str:
+    total = sum(amounts.values()) or 1
+    return ", ".join(f"{phase} {amount / total:.0%}" for phase, amount in amounts.items())
+
+
+def byte_text(size: float) -> str:
+    """A number of bytes to read: ``12.3 MB``; powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def second_text(seconds: float) -> str:
+    """A duration to read: ``1.25 s``, ``3,600 s``."""
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"

@@ -1,0 +1,31 @@
+"""The batches and the chance of virtual ranks, dealt out as the sampler deals to real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+
+from torch import Tensor
+
+from hpcsgd.core.generators import generators_state, seed_generators
+from hpcsgd.data import AsRank, Sampler
+from hpcsgd.tuning.replicas import Batches, VirtualRank
+
+Load = Callable[[Sequence[int]], tuple[Tensor, Tensor]]
+"""Samples by their indices, as one batch."""
+
+
+def virtual_rank(data: Sized, load: Load, batch: int, rank: int, size: int, seed: int) -> VirtualRank:
+    """Rank `rank` of `size`, which takes `batch` samples a step, epoch after epoch."""
+    seed_generators(seed + 1 + rank)
+    sampler = Sampler(data, AsRank(rank, size), seed=seed)
+    return VirtualRank(_batches(sampler, load, batch), generators_state())
+
+
+def _batches(sampler: Sampler, load: Load, batch: int) -> Batches:
+    epoch = 0
+    while True:
+        sampler.set_epoch(epoch)
+        rows = list(sampler)
+        for start in range(0, len(rows), batch):
+            yield load(rows[start : start + batch])
+        epoch += 1

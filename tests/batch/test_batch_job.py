@@ -1,0 +1,186 @@
+"""From a job file to a script, without Slurm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcsgd.batch import Allocation, BatchJob, Site, check_ensemble, check_probe, check_training, prepare
+from hpcsgd.batch.batch_job import estimate, submit
+from hpcsgd.config.schema import load
+from hpcsgd.errors import UserError
+from hpcsgd.training.probing import setting
+from training.launches import JOB, make_store
+
+EIGHT = Allocation(nodes=2, ranks_per_node=4, time="2:00:00")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_store(tmp_path / "small.h5")
+    (tmp_path / "job.toml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def make(*overrides: str, allocation: Allocation = EIGHT, site: Site | None = None, **how: Any) -> BatchJob:
+    checked = check_training(Path("job.toml"), overrides, allocation, fresh=True, **how)
+    return prepare("train", ["job.toml", *overrides], checked, allocation, site or Site())
+
+
+def test_the_script(folder: Path) -> None:
+    site = Site(partition="long", mpi="pmix", modules=("mpi",), srun=("--exclusive",))
+    order = make("--job.groups", "2", "--training.epochs", "3", site=site)
+    assert order.script == Path("runs/job-train.sbatch")
+    text = order.script.read_text()
+    for line in (
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=4",
+        "#SBATCH --time=2:00:00",
+        "#SBATCH --partition=long",
+        "#SBATCH --output=runs/job-train-%j.log",
+        f"#SBATCH --chdir={folder}",
+    ):
+        assert f"{line}\n" in text
+    for value in (
+        "JOB=(job.toml --job.groups 2 --training.epochs 3) ",
+        f"PYTHON={sys.executable} ",
+        "MODULES=(mpi) ",
+        "MPI=pmix ",
+        "SRUN=(--exclusive) ",
+        "RUN=runs/job ",
+    ):
+        assert f"\n{value}" in text
+    subprocess.run(["bash", "-n", str(order.script)], check=True)
+
+
+def test_what_it_asks_for(folder: Path) -> None:
+    assert str(make("--job.groups", "2")).splitlines() == [
+        "script    runs/job-train.sbatch",
+        "ranks     8 on 2 nodes: 2 groups of 4, each on one node",
+        "asks for  2 nodes for 2:00:00: 4 node hours a start, and may start 21 times",
+    ]
+
+
+def test_groups_that_do_not_fit_a_node(folder: Path) -> None:
+    order = make("--job.groups", "2", allocation=Allocation(nodes=4, ranks_per_node=2))
+    assert "2 of them on more than one node" in order.placement
+
+
+def test_nothing_is_left_of_the_check(folder: Path) -> None:
+    make()
+    assert sorted(path.name for path in folder.iterdir()) == ["job.toml", "runs", "small.h5"]
+    assert [path.name for path in (folder / "runs").iterdir()] == ["job-train.sbatch"]
+
+
+def test_to_be_resumed(folder: Path) -> None:
+    (folder / "runs" / "job" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(UserError, match="runs/job: holds a run: pass --resume"):
+        make()
+    check_training(Path("job.toml"), (), EIGHT)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--job.groups", "3"], "groups = 3 does not divide the 8 ranks of the job; allowed: 1, 2, 4, 8"),
+        (
+            ["--data.batch_size", "12"],
+            "batch_size = 12 is the batch of a group of 8 ranks: give a multiple of 8",
+        ),
+        (["--data.store", "none.h5"], r"\[data\] store: .*none.h5"),
+        (["--method.name", "hierachical"], "did you mean 'hierarchical'"),
+        (["--optimizer.build", "SDG"], "did you mean 'SGD'"),
+        (["--model.build", "no.module:net"], "no.module"),
+    ],
+)
+def test_mistakes(folder: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make(*overrides)
+    assert not (folder / "runs").exists()
+
+
+def test_without_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    script = make().script
+    assert estimate(script) is None
+    with pytest.raises(UserError, match="--submit: there is no sbatch here"):
+        submit(script)
+
+
+def test_a_job_that_slurm_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid account' >&2\nexit 1\n")
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    with pytest.raises(UserError, match=r"sbatch --test-only .*: sbatch: error: invalid account"):
+        estimate(make().script)
+
+
+def a_probe(folder: Path, P: int) -> Path:
+    config = load(folder / "job.toml")
+    found = {"P": P, "unclear": None, "rows": [], "setting": setting(config)}
+    (folder / "probe.json").write_text(json.dumps(found))
+    return Path("probe.json")
+
+
+def test_as_many_groups_as_a_probe_found(folder: Path) -> None:
+    assert make(probe=a_probe(folder, 4)).placement == "4 groups of 2, each on one node"
+
+
+def test_a_probe_that_is_yet_to_come(folder: Path) -> None:
+    assert make(probe=Path("p.json"), awaited=True).placement == "as many groups as p.json will tell"
+    with pytest.raises(UserError, match=r"p.json: not the probe.json of a probe"):
+        make(probe=Path("p.json"))
+
+
+def test_the_script_of_a_probe(folder: Path) -> None:
+    order = prepare("probe", ["job.toml"], check_probe(Path("job.toml"), ()), EIGHT, Site())
+    assert order.script == Path("runs/job-probe.sbatch")
+    assert "may start" not in str(order)
+    subprocess.run(["bash", "-n", str(order.script)], check=True)
+
+
+def test_groups_that_may_die(folder: Path) -> None:
+    words = ["--method.name", "ensemble", "--job.groups", "4"]
+    checked = check_ensemble(Path("job.toml"), words, EIGHT, fresh=True)
+    order = prepare("ensemble", ["job.toml", *words], checked, EIGHT, Site(), own={"ISLANDS": "4"})
+    assert str(order).splitlines()[:2] == [
+        "script    runs/job-ensemble.sbatch",
+        "ranks     8 on 2 nodes: 4 groups of 2, each on one node, which the others survive",
+    ]
+    text = order.script.read_text()
+    assert "\nISLANDS=4 " in text
+    assert "#SBATCH --no-kill\n" in text
+    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    (folder / "runs" / "job").mkdir()
+    (folder / "runs" / "job" / "job.toml").touch()
+    with pytest.raises(UserError, match="runs/job: holds a run: pass --resume"):
+        check_ensemble(Path("job.toml"), words, EIGHT, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["--method.name", "hierarchical"], "name = hierarchical: groups that may die meet by ensemble"),
+        ([], "how many groups"),
+        (["--job.groups", "3"], "3 groups of 8 tasks: give a group size, or fitting tasks"),
+        (["--job.groups", "4", "--method.evry", "4"], "did you mean 'every'"),
+        (["--job.groups", "4", "--model.build", "no.module:net"], "no.module"),
+    ],
+)
+def test_mistakes_with_groups_that_may_die(folder: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_ensemble(Path("job.toml"), ["--method.name", "ensemble", *overrides], EIGHT)
+    with pytest.raises(UserError, match="in a batch job with `hpcsgd job ensemble`"):
+        make("--method.name", "ensemble")
+
+
+def test_a_probe_of_what_it_cannot_judge(folder: Path) -> None:
+    (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nevery = 2', 'name = "bsp"'))
+    with pytest.raises(UserError, match="the probe is of groups that meet every so many steps"):
+        check_probe(Path("job.toml"), ())

@@ -1,0 +1,112 @@
+"""Flat vectors: every parameter is a view, owned once, in its own layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from hpcsgd.core.flat import Bucket, flatten
+from hpcsgd.errors import UserError
+
+shapes = st.lists(st.integers(0, 5), min_size=0, max_size=3).map(tuple)
+parameters = st.lists(
+    st.tuples(shapes, st.sampled_from([torch.float32, torch.float64, torch.bfloat16])), min_size=1, max_size=8
+)
+
+
+def made(kinds: list[tuple[tuple[int, ...], torch.dtype]]) -> list[tuple[str, nn.Parameter]]:
+    values = [torch.arange(1, 1 + torch.Size(shape).numel()).view(shape).to(dtype) for shape, dtype in kinds]
+    return [(f"p{i}", nn.Parameter(value)) for i, value in enumerate(values)]
+
+
+@given(parameters, st.integers(1, 5), st.sampled_from([0.0, 16.0, 100.0, 1e9]))
+def test_positions_own_every_element_once(
+    kinds: list[tuple[tuple[int, ...], torch.dtype]], K: int, bucket_bytes: float
+) -> None:
+    owned: dict[str, list[int]] = {}
+    for j in range(K):
+        named = made(kinds)
+        before = [param.detach().clone() for _, param in named]
+        for bucket in flatten(named, K, j, bucket_bytes):
+            assert bucket.size % K == 0
+            assert bucket.own.numel() == bucket.size // K
+            for piece in bucket.pieces:
+                owned.setdefault(piece.slot.name, []).extend(range(piece.start, piece.stop))
+                mine = bucket.own[piece.offset : piece.offset + piece.stop - piece.start]
+                assert torch.equal(mine, piece.slot.param.detach().reshape(-1)[piece.start : piece.stop])
+        assert all(torch.equal(x, p.detach()) for x, (_, p) in zip(before, named, strict=True))
+    for name, param in made(kinds):
+        assert sorted(owned.get(name, [])) == list(range(param.numel()))
+
+
+@given(parameters, st.integers(1, 4), st.sampled_from([0.0, 50.0, 1e9]))
+def test_buckets_hold_one_dtype_and_run_backwards(
+    kinds: list[tuple[tuple[int, ...], torch.dtype]], K: int, bucket_bytes: float
+) -> None:
+    for bucket in flatten(made(kinds), K, 0, bucket_bytes):
+        assert {slot.param.dtype for slot in bucket.slots} == {bucket.w.dtype}
+        numbers = [int(slot.name[1:]) for slot in bucket.slots]
+        assert numbers == sorted(numbers, reverse=True)
+
+
+def one_bucket(*params: nn.Parameter, K: int = 1) -> Bucket:
+    (bucket,) = flatten([(f"p{i}", p) for i, p in enumerate(params)], K, 0, 1e9)
+    return bucket
+
+
+def test_parameters_are_views() -> None:
+    p = nn.Parameter(torch.ones(3, 2))
+    bucket = one_bucket(p)
+    bucket.w.mul_(5)
+    assert torch.equal(p.detach(), torch.full((3, 2), 5.0))
+
+
+def test_strides_are_kept() -> None:
+    p = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    stride, value = p.stride(), p.detach().clone()
+    bucket = one_bucket(p)
+    assert p.stride() == stride
+    assert torch.equal(p.detach(), value)
+    p.square().sum().backward()
+    bucket.gather()
+    assert p.grad is not None
+    assert p.grad.stride() == stride
+    assert torch.equal(p.grad, 2 * value)
+
+
+def test_layouts_that_cannot_be_kept_are_refused() -> None:
+    expanded = nn.Parameter(torch.ones(1).expand(4))
+    with pytest.raises(UserError, match="p0 of strides"):
+        one_bucket(expanded)
+    with pytest.raises(UserError, match="layout"):
+        one_bucket(nn.Parameter(torch.eye(2).to_sparse()))
+
+
+def test_gathering_keeps_gradients_and_zeroes_missing_ones() -> None:
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    bucket = one_bucket(used, unused)
+    (3 * used).sum().backward()
+    bucket.gather()
+    assert torch.equal(bucket.g, torch.tensor([0.0, 0, 0, 3, 3]))
+    used.grad, unused.grad = None, torch.ones(3)
+    bucket.gather()
+    assert torch.equal(bucket.g, torch.tensor([1.0, 1, 1, 0, 0]))
+    assert unused.grad is not None
+    assert unused.grad.data_ptr() == bucket.g.data_ptr()
+
+
+def test_only_foreign_writes_grow_the_version() -> None:
+    p = nn.Parameter(torch.ones(4))
+    bucket = one_bucket(p, K=2)
+    p.sum().backward()
+    bucket.gather()
+    before = bucket.version()
+    bucket.g.mul_(2)
+    bucket.g_own.add_(1)
+    assert bucket.version() == before
+    assert p.grad is not None
+    p.grad.mul_(0.5)
+    assert bucket.version() > before

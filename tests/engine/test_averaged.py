@@ -1,0 +1,46 @@
+"""The mean model, for as long as a block lasts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from hpcsgd import DistributedOptimizer, hierarchical
+from hpcsgd.core.topology import form
+from hpcsgd.transport import Transport
+from references import model as make_model
+from references import one_step, vector
+
+
+def with_statistics() -> nn.Module:
+    net = make_model()
+    net[2] = nn.BatchNorm1d(7).double()
+    return net
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1)])
+def test_inside_the_mean_outside_as_before(run, P: int, K: int) -> None:
+    def looked_at(world: Transport) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+        job, net = form(world, groups=P), with_statistics()
+        inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(inner, net, job, hierarchical(100))
+        for t in range(3):
+            one_step(net, optimizer, job, t)
+        before, statistics = vector(net), net[2].running_mean.clone()
+        with optimizer.averaged() as D:
+            inside, mean_statistics = vector(net), net[2].running_mean.clone()
+        assert torch.equal(before, vector(net))
+        assert torch.equal(statistics, net[2].running_mean)
+        expected = one_step(net, optimizer, job, 3)  # training goes on undisturbed
+        assert not torch.equal(expected, before)
+        return before, statistics, inside, mean_statistics, D
+
+    ranks = run(P * K, looked_at)
+    mean = torch.stack([before for before, *_ in ranks]).mean(0)
+    mean_statistics = torch.stack([statistics for _, statistics, *_ in ranks]).mean(0)
+    D = torch.stack([(before - mean).norm() for before, *_ in ranks]).mean().item()
+    for *_, inside, statistics, noted in ranks:
+        assert noted == pytest.approx(D, abs=1e-12)
+        torch.testing.assert_close(inside, mean, rtol=0, atol=1e-12)
+        torch.testing.assert_close(statistics, mean_statistics, rtol=0, atol=1e-12)

@@ -1,0 +1,71 @@
+"""The optimizer's state on the positions of a group; a parameter that is a single number is the hard case."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, optim
+
+from hpcsgd.core.topology import form
+from hpcsgd.transport import Transport
+from trainings import OPTIMIZERS, Net, Training
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_moments_are_all_tensors_of_the_own_pieces(run, n: int) -> None:
+    """Those with a value for every element, and the number of steps that belongs to them."""
+
+    def of_rank(world: Transport) -> tuple[set[str], int, int]:
+        training = Training(form(world), "AdamW")
+        training.steps(1)
+        tensors = training.optimizer.local.tensors()
+        elements = sum(x.numel() for x in tensors["exp_avg"])
+        return set(tensors), elements, sum(p.numel() for _, p in training.optimizer.trained)
+
+    ranks = run(n, of_rank)
+    assert sum(elements for _, elements, _ in ranks) == ranks[0][2]
+    for names, _, _ in ranks:
+        assert names == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_a_state_dict_goes_on(run, n: int, optimizer: str) -> None:
+    def whole_and_resumed(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        whole, resumed = (Training(form(world), optimizer, seed=seed) for seed in (0, 1))
+        whole.steps(3)
+        resumed.net.load_state_dict(copy.deepcopy(whole.net.state_dict()))
+        resumed.optimizer.load_state_dict(copy.deepcopy(whole.optimizer.state_dict()))
+        resumed.t = whole.t
+        for training in (whole, resumed):
+            training.steps(2)
+        return whole.everything(), resumed.everything()
+
+    for whole, resumed in run(n, whole_and_resumed):
+        assert whole.keys() == resumed.keys()
+        for name, value in whole.items():
+            assert torch.equal(value, resumed[name]), name
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_the_state_dict_is_that_of_torch(run, n: int) -> None:
+    """With the same keys and shapes, so that either takes the other's."""
+
+    def shapes(world: Transport) -> dict[tuple[int, str], torch.Size]:
+        training = Training(form(world), "AdamW")
+        training.steps(1)
+        return shapes_of(training.optimizer)
+
+    net = Net()
+    plain = OPTIMIZERS["AdamW"](net)
+    net(torch.randn(4, 3, 6, 6)).sum().backward()
+    plain.step()
+    for found in run(n, shapes):
+        assert found == shapes_of(plain)
+
+
+def shapes_of(optimizer: optim.Optimizer) -> dict[tuple[int, str], torch.Size]:
+    state = optimizer.state_dict()["state"]
+    return {(i, name): value.shape for i, values in state.items() for name, value in values.items()}

@@ -1,0 +1,150 @@
+"""One truth for the learning rate of a step: warm-up included, the same for exchange, update and meeting."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Step
+from hpcsgd.core.topology import Job, form
+from hpcsgd.engine.lr import WarmUp
+from hpcsgd.exchanges import AllToAll, RateInside, Sparse
+from hpcsgd.methods import Method, bsp, sasgd
+from hpcsgd.sparsifiers import Accumulated, Share, TopK
+from hpcsgd.transport import Transport, threads
+from local_methods import accumulating, gradients_of
+from references import big_batch, model, one_step, same
+
+LR, STEPS, CLIMBING, START = 0.2, 7, 4, 0.25
+RATES = [LR * (START + (1 - START) * min(t, CLIMBING) / CLIMBING) for t in range(STEPS)]
+WHERE = ["the inner optimizer before", "the inner optimizer after", "the wrapper"]
+
+
+def warmed_up(
+    world: Transport, P: int, method: Method, around: str
+) -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
+    """Plain SGD whose rate climbs, in small buckets."""
+    net = model()
+    inner = optim.SGD(net.parameters(), lr=LR)
+    if around == WHERE[0]:
+        WarmUp(inner, CLIMBING, START)
+    wrapped = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=P), method, bucket_mb=1e-4)
+    if around != WHERE[0]:
+        WarmUp(inner if around == WHERE[1] else wrapped, CLIMBING, START)
+    return net, wrapped
+
+
+@dataclass(frozen=True)
+class Late:
+    """`inner`, but shares are made once the update has begun, whose rate is another one."""
+
+    inner: TopK
+    begun: threading.Event
+    disjoint = False
+
+    def cut(self, layers: Tensor, n: int) -> Tensor:
+        return self.inner.cut(layers, n)
+
+    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+        assert self.begun.wait(20)
+        self.begun.clear()
+        return self.inner.share(x, t, workers)
+
+    def select(self, x: Accumulated, share: Share) -> Tensor:
+        return self.inner.select(x, share)
+
+
+@pytest.mark.parametrize("around", WHERE)
+@pytest.mark.parametrize("n", [2, 4])
+def test_the_rate_inside_is_fixed_when_gradients_leave(run, n: int, around: str) -> None:
+    """All elements are sent, so it is plain SGD, however late the exchange is carried out."""
+
+    def trained(world: Transport) -> list[Tensor]:
+        begun = threading.Event()
+        exchange = Sparse(Late(TopK(1.0), begun), feedback=RateInside())
+        net, wrapped = warmed_up(world, 1, bsp(exchange), around)
+        wrapped.register_step_pre_hook(lambda *_: begun.set())
+        return [one_step(net, wrapped, wrapped.job, t) for t in range(STEPS)]
+
+    def make(params: list[nn.Parameter]) -> optim.Optimizer:
+        made = optim.SGD(params, lr=LR)
+        WarmUp(made, CLIMBING, START)
+        return made
+
+    same(run(n, trained), [[w] for w in big_batch(n, make, STEPS)], n)
+
+
+@pytest.mark.parametrize("around", WHERE)
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
+def test_sasgd_meets_at_the_rate_of_the_step(run, P: int, K: int, around: str) -> None:
+    def trained(world: Transport) -> list[Tensor]:
+        net, wrapped = warmed_up(world, P, sasgd(3), around)
+        return [one_step(net, wrapped, wrapped.job, t) for t in range(STEPS)]
+
+    same(run(P * K, trained), accumulating(P, 3, RATES, gradients_of(K)), K)
+
+
+@dataclass
+class Never:
+    """Notes the rate of each step."""
+
+    asked: list[float]
+
+    def __call__(self, s: Step) -> bool:
+        self.asked.append(s.lr)
+        return False
+
+
+@dataclass
+class Noting:
+    """The mean of the gradients; what it may know of the step, for every bucket."""
+
+    seen: list[tuple[int, float]]
+    shards = True
+    across = False
+
+    def idle(self, job: Job) -> bool:
+        return AllToAll().idle(job)
+
+    def __call__(self, s: Step, b: Bucket) -> None:
+        self.seen.append((s.t, s.lr))
+        AllToAll()(s, b)
+
+
+@pytest.mark.parametrize("around", WHERE)
+def test_schedules_and_exchanges_see_it(run, around: str) -> None:
+    def seen(world: Transport) -> tuple[list[float], list[tuple[int, float]], list[float]]:
+        asked: list[float] = []
+        exchange = Noting([])
+        method = Method(exchange, Never(asked), sasgd(3).how)
+        net, wrapped = warmed_up(world, 2, method, around)
+        due = []
+        for t in range(STEPS):
+            due.append(wrapped.rates[0])
+            one_step(net, wrapped, wrapped.job, t)
+        return asked, exchange.seen, due
+
+    for asked, departed, due in run(4, seen):
+        assert asked == due == pytest.approx(RATES, rel=1e-14)
+        assert sorted(set(departed)) == [(t, rate) for t, rate in enumerate(asked, 1)]
+
+
+def test_a_warm_up_of_a_wrapper_counts_inside() -> None:
+    net = model(dtype=torch.float32)
+
+    def rates(world: Transport) -> float:
+        inner = optim.SGD(net.parameters(), lr=LR)
+        wrapped = hpcsgd.DistributedOptimizer(inner, net, form(world), bsp())
+        natural = hpcsgd.NaturalGradient(wrapped, net, rank=2)
+        WarmUp(natural, 2, 0.5)
+        rate = wrapped.rates[0]
+        natural.remove()
+        return rate
+
+    assert threads.run(1, rates) == [LR / 2]

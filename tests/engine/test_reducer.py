@@ -1,0 +1,207 @@
+"""Gradients on their way: in the order of the buckets, while the backward pass goes on, never stale."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from hpcsgd import DistributedOptimizer, Method, UserError, bsp
+from hpcsgd.averagers import Mean
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Step
+from hpcsgd.core.topology import Job, form
+from hpcsgd.exchanges import AllReduce
+from hpcsgd.schedules import never
+from hpcsgd.transport import Transport
+from references import batch, gathered_step, loss, one_step, vector
+from references import model as make_model
+
+SMALL = 1e-6
+"""Megabytes of a bucket: every parameter has its own."""
+
+
+@dataclass
+class Watched:
+    """An allreduce that notes which buckets came, and whether the backward pass was over."""
+
+    backward_over: list[bool] = field(default_factory=lambda: [False])
+    seen: list[tuple[int, bool]] = field(default_factory=list)
+    shards = False
+    across = False
+
+    def idle(self, job: Job) -> bool:
+        return False
+
+    def __call__(self, s: Step, b: Bucket) -> None:
+        self.seen.append((list(s.buckets).index(b), self.backward_over[0]))
+        AllReduce()(s, b)
+
+
+def momentum(net: nn.Module) -> optim.Optimizer:
+    return optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+def watched(net: nn.Module, job: Job, **options: object) -> tuple[DistributedOptimizer, Watched]:
+    exchange = Watched()
+    method = Method(exchange, never, Mean())
+    options = {"bucket_mb": SMALL} | options
+    return DistributedOptimizer(momentum(net), net, job, method, **options), exchange  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_buckets_leave_in_order_and_during_the_backward_pass(run, n: int, overlap: bool) -> None:
+    def train(world: Transport) -> list[tuple[int, bool]]:
+        net = make_model()
+        optimizer, exchange = watched(net, form(world), overlap=overlap)
+        loss(net, *batch(0, world.rank)).backward()
+        world.run(lambda: None, "all that was sent").wait()
+        exchange.backward_over[0] = True
+        optimizer.step()
+        return exchange.seen
+
+    assert run(n, train) == [[(bucket, not overlap) for bucket in range(6)]] * n
+
+
+class Switching(nn.Module):
+    """Which of two layers is used depends on the rank, and so does the order of arrival."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([make_model(seed=1), make_model(seed=2)])
+        self.order = [0, 1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in self.order:
+            x = nn.functional.pad(self.layers[number](x), (0, 2))
+        return x[:, :3]
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("orders", [([0, 1], [1, 0]), ([0, 1], [1]), ([0], [1]), ([0], [])])
+def test_ranks_may_use_their_layers_in_other_orders(run, n: int, orders: tuple[list[int], list[int]]) -> None:
+    """Gradients that a rank has not count as zero there."""
+
+    def backward(rank: int) -> Switching:
+        net = Switching()
+        net.order = orders[rank % 2]
+        if net.order:
+            loss(net, *batch(0, rank)).backward()
+        return net
+
+    def train(world: Transport) -> tuple[list[int], Tensor]:
+        net = Switching()
+        net.order = orders[world.rank % 2]
+        optimizer, exchange = watched(net, form(world))
+        if net.order:
+            loss(net, *batch(0, world.rank)).backward()
+        optimizer.step()
+        return [bucket for bucket, _ in exchange.seen], vector(net)
+
+    nets = [backward(rank) for rank in range(n)]
+    changes = [[torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()] for net in nets]
+    mean = torch.stack([torch.cat([x.reshape(-1) for x in change]) for change in changes]).mean(0)
+    for buckets, w in run(n, train):
+        assert buckets == list(range(12))
+        torch.testing.assert_close(w, vector(nets[0]) - 0.1 * mean, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_missing_gradients_are_told_once(run, n: int, caplog: pytest.LogCaptureFixture) -> None:
+    def train(world: Transport) -> None:
+        net = Switching()
+        net.order = [1]
+        optimizer, _ = watched(net, form(world))
+        for t in range(3):
+            one_step(net, optimizer, optimizer.job, t)
+
+    with caplog.at_level(logging.WARNING):
+        run(n, train)
+    told = [record.getMessage() for record in caplog.records if "no gradient" in record.getMessage()]
+    assert len(told) in (n, 1)  # threads share a log, processes do not
+    assert told[0].endswith(
+        "0.3.bias, layers.0.3.weight, layers.0.2.bias, layers.0.2.weight, layers.0.0.bias and 1 more: "
+        "counted as zero, so that momentum and weight decay still act"
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_step_may_be_left_out_after_clipping(run, n: int, set_to_none: bool) -> None:
+    """As when the norm is not finite."""
+
+    def train(world: Transport) -> Tensor:
+        net = make_model()
+        optimizer = DistributedOptimizer(momentum(net), net, form(world), bsp(), bucket_mb=SMALL)
+        for t in range(5):
+            optimizer.zero_grad(set_to_none)
+            loss(net, *batch(t, world.rank)).backward()
+            optimizer.clip_grad_norm_(100.0)
+            optimizer.clip_grad_norm_(100.0)  # a second time is no second exchange
+            if t not in (1, 2):
+                optimizer.step()
+        return vector(net)
+
+    net = make_model()
+    optimizer = momentum(net)
+    for t in (0, 3, 4):
+        gathered_step(net, optimizer, t, range(n))
+    for ours in run(n, train):
+        torch.testing.assert_close(ours, vector(net), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_model_may_be_wrapped_anew(run, n: int) -> None:
+    """The hooks of the first time must not send."""
+
+    def train(world: Transport) -> Tensor:
+        job, net = form(world), make_model()
+        for start in (0, 3):
+            optimizer = DistributedOptimizer(momentum(net), net, job, bsp())
+            for t in range(start, start + 3):
+                one_step(net, optimizer, job, t)
+        return vector(net)
+
+    net = make_model()
+    for start in (0, 3):
+        optimizer = momentum(net)
+        for t in range(start, start + 3):
+            gathered_step(net, optimizer, t, range(n))
+    for ours in run(n, train):
+        torch.testing.assert_close(ours, vector(net), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_gradients_with_a_graph_of_their_own(run, n: int) -> None:
+    def train(world: Transport) -> Tensor:
+        job, net = form(world), make_model()
+        optimizer = DistributedOptimizer(momentum(net), net, job, bsp())
+        for t in range(3):
+            optimizer.zero_grad()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of the reference cycle
+                loss(net, *batch(t, world.rank)).backward(create_graph=True)
+            optimizer.step()
+        return vector(net)
+
+    net = make_model()
+    optimizer = momentum(net)
+    for t in range(3):
+        gathered_step(net, optimizer, t, range(n))
+    for ours in run(n, train):
+        torch.testing.assert_close(ours, vector(net), rtol=0, atol=1e-12)
+
+
+def test_sparse_gradients_are_refused(run) -> None:
+    def train(world: Transport) -> None:
+        net = nn.Embedding(10, 3, sparse=True)
+        DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, form(world), bsp())
+        net(torch.tensor([1, 2])).sum().backward()
+
+    with pytest.raises(UserError, match="gradient of weight is sparse"):
+        run(2, train)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib import image
+from matplotlib.figure import Figure
+
+from hpcsgd.report.curves import plot_curves
+from hpcsgd.report.metrics import Record
+
+STEPS: list[Record] = [
+    {
+        "kind": "step",
+        "step": number,
+        "epoch": 1,
+        "loss": 1 / number,
+        "lr": 0.1,
+        "samples": 10,
+        "samples_per_s": 10.0,
+        "phase_seconds": {"compute": 1.0, "allgather": 0.5},
+        "phase_bytes": {"allgather": 100},
+    }
+    for number in range(1, 60)
+]
+ALONE: list[Record] = [{**record, "phase_bytes": {}, "phase_seconds": {}} for record in STEPS]
+EVALUATIONS: list[Record] = [
+    {
+        "kind": "evaluation",
+        "step": n,
+        "epoch": n,
+        "loss": 1 / n,
+        "accuracy": 0.9 - 0.1 * (n - 2) ** 2,
+        "seconds": 1.0,
+    }
+    for n in range(1, 4)
+]
+MEETINGS: list[Record] = [{"kind": "meeting", "step": n, "distance": 10.0**-n} for n in range(1, 5)]
+
+
+@pytest.fixture
+def titles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The titles of the panels of each figure that is saved."""
+    seen: list[str] = []
+    save = Figure.savefig
+
+    def spy(figure: Figure, *arguments: object, **options: object) -> None:
+        seen.extend(title for axes in figure.axes if (title := axes.get_title(loc="left")))
+        save(figure, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Figure, "savefig", spy)
+    return seen
+
+
+LOSS, PHASES, ACCURACY = (
+    "training loss: 0.01695",
+    "where time and bytes went",
+    "test accuracy: best 0.9000 at epoch 2",
+)
+DISTANCE = "distance D at meetings: median 0.0055"
+CHOSEN: list[Record] = [
+    {"kind": "selection", "step": n, "delta": 0.5 / n, "vote": 0.0, "met": float(n < 3)} for n in range(1, 4)
+]
+SPARSE: list[Record] = [
+    {"kind": "sparse", "step": n, "density": 0.01 * n, "error": 1.5 * n, "select_seconds": 0.001}
+    for n in (1, 2, 3)
+]
+APART: list[Record] = [{**record, "distance": 0.5} for record in EVALUATIONS]
+LATE: list[Record] = [{**record, "staleness": {"0": 3, "2": 1}, "ahead": {"1": 4}} for record in ALONE]
+
+
+@pytest.mark.parametrize(
+    ("records", "panels"),
+    [
+        (STEPS + EVALUATIONS + MEETINGS, [LOSS, ACCURACY, DISTANCE, PHASES]),
+        (STEPS + EVALUATIONS, [LOSS, ACCURACY, PHASES]),
+        (ALONE, [LOSS]),
+        (ALONE + SPARSE, [LOSS, "density: 2.000% sent"]),
+        (APART, [ACCURACY, "distance D at evaluations: median 0.5"]),
+        (LATE, [LOSS, "how late and how far ahead"]),
+        (MEETINGS, [DISTANCE]),
+        (CHOSEN, ["change of the gradient Δ: 50.0% of steps alone"]),
+        (STEPS[:1] + CHOSEN[:1], ["training loss: 1", PHASES]),
+        (STEPS[:1], ["training loss: 1", PHASES]),
+        (EVALUATIONS[:1], ["test accuracy: best 0.8000 at epoch 1"]),
+    ],
+    ids=[
+        "all",
+        "no meetings",
+        "no phases",
+        "sparse",
+        "gossip",
+        "waiting for nobody",
+        "meetings only",
+        "chosen steps",
+        "one chosen step",
+        "one step",
+        "one evaluation",
+    ],
+)
+def test_each_panel_with_data_is_drawn_and_no_other(
+    tmp_path: Path, titles: list[str], records: list[Record], panels: list[str]
+) -> None:
+    plot_curves(records, tmp_path / "curves.png")
+    assert titles == panels
+    height, width, _ = image.imread(tmp_path / "curves.png").shape
+    assert width >= 1000
+    assert height >= 480
+    assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_nothing_recorded_nothing_drawn(tmp_path: Path) -> None:
+    plot_curves([], tmp_path / "curves.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_drawing_leaves_the_old_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(figure: Figure, target: Path, **options: object) -> None:
+        target.write_bytes(b"half")
+        raise OSError("disk full")
+
+    (tmp_path / "curves.png").write_bytes(b"old")
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises(OSError, match="disk full"):
+        plot_curves(STEPS, tmp_path / "curves.png")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("curves.png", b"old")]
+
+
+def test_another_figure_than_accuracy(tmp_path: Path, titles: list[str]) -> None:
+    """Of perplexities the lowest is the best."""
+    tested = [{**r, "perplexity": 100.0 + (r["epoch"] - 2) ** 2} for r in EVALUATIONS]
+    plot_curves([{k: v for k, v in r.items() if k != "accuracy"} for r in tested], tmp_path / "c.png")
+    assert titles == ["test perplexity: best 100.00 at epoch 2"]

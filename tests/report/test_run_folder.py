@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.config.schema import Config, load
+from hpcsgd.errors import UserError
+from hpcsgd.report.run_folder import log_into, open_run_folder, write_config, write_summary, write_versions
+
+JOB = """\
+data = {store = "x.h5", batch_size = 4}
+model = {build = "mlp"}
+optimizer = {lr = 0.1}
+method = {name = "hierarchical", every = 8}
+training = {epochs = 2}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.chdir(tmp_path)
+    Path("first.toml").write_text(JOB)
+    return load(Path("first.toml"))
+
+
+@pytest.fixture
+def folder(config: Config) -> Path:
+    """A run folder with its configuration."""
+    open_run_folder(config.run.folder, resume=False)
+    write_config(config.run.folder, config)
+    return config.run.folder
+
+
+def test_the_resolved_configuration_is_kept_and_starts_the_same_run(config: Config, folder: Path) -> None:
+    assert folder == Path("runs/first")
+    assert load(folder / "job.toml") == config
+
+
+def test_a_folder_in_use_is_refused_unless_resuming(folder: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^runs/first: holds a run: pass --resume .* another \[run\] folder$"
+    ):
+        open_run_folder(folder, resume=False)
+    open_run_folder(folder, resume=True)
+    assert [path.name for path in folder.iterdir()] == ["job.toml"]
+
+
+def test_a_folder_that_cannot_be_is_a_user_error(config: Config) -> None:
+    Path("runs").write_text("a file")
+    with pytest.raises(UserError, match=r"^runs/first: cannot be used as \[run\] folder: "):
+        open_run_folder(config.run.folder, resume=False)
+
+
+def test_resuming_unchanged_says_nothing(
+    config: Config, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_config(folder, config)
+    assert not caplog.records
+
+
+def test_resuming_changed_names_the_keys_in_one_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    overrides = ["--training.epochs=3", "--method.every=4", "--training.checkpoint_every=5"]
+    changed = load(Path("first.toml"), overrides)
+    write_config(folder, changed)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message == (
+        "resuming with another configuration than before: "
+        "method.every 8 → 4, training.epochs 2 → 3, training.checkpoint_every default → 5"
+    )
+    assert load(folder / "job.toml") == changed
+
+
+def test_versions_hold_every_start_and_the_state_of_the_repository(folder: Path) -> None:
+    write_versions(folder, mpi=None, groups=2, group_size=3)
+    git = "git -c user.name=n -c user.email=e"
+    for command in ("git init -q", "git add first.toml", f"{git} commit -qm first"):
+        subprocess.run(command.split(), check=True)
+    write_versions(folder, mpi="MPICH 5", groups=4, group_size=3)
+    first, second = json.loads((folder / "versions.json").read_text())
+    assert (first["P"], first["K"], first["mpi"], first["git"]) == (2, 3, None, None)
+    assert (second["P"], second["mpi"]) == (4, "MPICH 5")
+    assert len(second["git"]["commit"]) == 40
+    assert second["git"]["dirty"] is True  # the run folder itself is not committed
+    assert second["packages"]["torch"]
+    assert {"python", "host", "platform", "command", "started"} <= second.keys()
+
+
+def test_the_log_goes_to_the_folder_and_is_appended_to(folder: Path) -> None:
+    for word in ("one", "two"):
+        with log_into(folder):
+            logging.getLogger("hpcsgd.training.loop").warning("line %s", word)
+    logging.getLogger("hpcsgd").warning("line three")
+    lines = (folder / "run.log").read_text().splitlines()
+    assert [line.split(" WARNING ")[1] for line in lines] == ["line one", "line two"]
+
+
+def test_the_summary_is_json(folder: Path) -> None:
+    write_summary(folder, {"accuracy": 0.5, "loss": None})
+    assert json.loads((folder / "summary.json").read_text()) == {"accuracy": 0.5, "loss": None}
