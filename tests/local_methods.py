@@ -1,4 +1,4 @@
-"""The family of local SGD in plain torch: what becomes of the groups' nets after each step."""
+"""The family of local SGD in plain torch: what becomes of the groups' nets in each step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn, optim
 
-from references import MakeOptimizer, Meet, average, model, set_vector, vector
+from references import (
+    MakeOptimizer,
+    Meet,
+    Rates,
+    average,
+    batch,
+    fill_gradients,
+    gathered_gradient,
+    loss,
+    model,
+    set_vector,
+    vector,
+)
 
 
 def fed_averaging(P: int, C: float, meets: Callable[[int], bool], seed: int = 0) -> Meet:
@@ -45,14 +57,17 @@ def with_outer(every: int, make: MakeOptimizer) -> Meet:
     return meet
 
 
-def adaptive(I_0: int, block: int, intervals: list[int] | None = None) -> Meet:
-    """At a constant learning rate. Appends to `intervals` that of each step."""
+def adaptive(I_0: int, block: int, intervals: list[int] | None = None, rates: Rates = ()) -> Meet:
+    """Appends to `intervals` that of each step."""
     losses: list[float] = []
     I, met, changed = I_0, 0, 0  # noqa: E741 - the papers' letter
+    etas: list[float] = []
+    eta_before = rates[0] if rates else 1.0
 
     def meet(t: int, nets: list[nn.Module], loss: float) -> None:
-        nonlocal I, met, changed  # noqa: E741
+        nonlocal I, met, changed, eta_before  # noqa: E741
         losses.append(loss)
+        etas.append(rates[t - 1] if rates else 1.0)
         if intervals is not None:
             intervals.append(I)
         if t - met < I:
@@ -60,10 +75,11 @@ def adaptive(I_0: int, block: int, intervals: list[int] | None = None) -> Meet:
         average(nets)
         met = t
         if t - changed >= block:
-            F = sum(losses[changed:]) / (t - changed)
-            by_loss = math.ceil(math.sqrt(F / losses[0]) * I_0)
-            I = max(1, by_loss if by_loss < I else math.ceil(I / 2))  # noqa: E741
-            changed = t
+            F, eta = sum(losses[changed:]) / (t - changed), etas[-1]
+            by_loss = math.ceil(math.sqrt(max(etas) / eta * F / losses[0]) * I_0)
+            before = math.sqrt(max(eta_before / eta, 1)) * I
+            I = max(1, by_loss if by_loss < before else math.ceil(before / 2))  # noqa: E741
+            changed, eta_before = t, eta
 
     return meet
 
@@ -86,4 +102,70 @@ def accumulating(
     return history
 
 
+def gradients_of(K: int) -> Callable[[int, Tensor], list[Tensor]]:
+    """For `accumulating`: of groups of K ranks."""
+
+    def gradients(t: int, w: Tensor) -> list[Tensor]:
+        found, net = [], model()
+        for g, theirs in enumerate(w):
+            set_vector(net, theirs)
+            batches = [batch(t, rank) for rank in range(g * K, (g + 1) * K)]
+            value = loss(net, torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
+            grads = torch.autograd.grad(value, list(net.parameters()), materialize_grads=True)
+            found.append(torch.cat([each.reshape(-1) for each in grads]))
+        return found
+
+    return gradients
+
+
 NESTEROV: MakeOptimizer = lambda params: optim.SGD(params, lr=0.7, momentum=0.9, nesterov=True)  # noqa: E731
+
+
+def selective(
+    P: int,
+    K: int,
+    delta: float,
+    by: str,
+    make: MakeOptimizer,
+    steps: int,
+    window: int,
+    smoothing: float,
+) -> tuple[list[list[Tensor]], list[bool]]:
+    """SelSync's algorithm 1 with P single processes: [step][group] → parameters, and which steps were
+    significant."""
+    nets = [model() for _ in range(P)]
+    optimizers = [make(list(net.parameters())) for net in nets]
+    norms: list[list[float]] = [[] for _ in nets]
+    history, met = [], []
+    for t in range(steps):
+        for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            gathered_gradient(net, optimizer, t, range(g * K, (g + 1) * K))
+            norms[g].append(sum(p.grad.square().sum().item() for p in net.parameters() if p.grad is not None))
+        met.append(t == 0 or any(changes(own, window, smoothing)[-1] >= delta for own in norms))
+        if met[-1] and by == "gradients" and P > 1:
+            average_gradients(nets)
+        for optimizer in optimizers:
+            optimizer.step()
+        if met[-1] and by == "parameters":
+            average(nets)
+        history.append([vector(net) for net in nets])
+    return history, met
+
+
+def changes(norms: list[float], window: int, smoothing: float) -> list[float]:
+    """Δ of each step but the first: eq. 2 with the average written out."""
+
+    def average(i: int) -> float:
+        weights = [(1 - smoothing) ** age for age in range(min(window, i + 1))]
+        return sum(w * norms[i - age] for age, w in enumerate(weights)) / sum(weights)
+
+    return [abs(average(i) - average(i - 1)) / average(i - 1) for i in range(1, len(norms))]
+
+
+def average_gradients(nets: list[nn.Module]) -> None:
+    for net in nets:
+        fill_gradients(net)
+    for grads in zip(*([p.grad for p in net.parameters()] for net in nets), strict=True):
+        mean = torch.stack(grads).mean(0)
+        for grad in grads:
+            grad.copy_(mean)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -45,14 +46,54 @@ def vector(net: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in net.parameters()]).clone()
 
 
+Rates = Sequence[float]
+"""What the learning rate of each step is multiplied by."""
+
+
 def distributed(
-    world: Transport, P: int, method: Method, make: MakeOptimizer, steps: int, **options: object
+    world: Transport,
+    P: int,
+    method: Method,
+    make: MakeOptimizer,
+    steps: int,
+    *,
+    rates: Rates = (),
+    form: Callable[[Transport, int], Job] = form,
+    **options: object,
 ) -> list[Tensor]:
     """This rank's parameters after each step of training over `world` as P groups."""
-    job = form(world, groups=P)
+    job = form(world, P)
     net = model(seed=world.rank)  # all but rank 0's start is thrown away
     optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method, **options)  # type: ignore[arg-type]
-    return [one_step(net, optimizer, job, t) for t in range(steps)]
+    set_rate = follow(optimizer, rates)
+    history = []
+    for t in range(steps):
+        set_rate(t)
+        history.append(one_step(net, optimizer, job, t))
+    return history
+
+
+def follow(optimizer: optim.Optimizer, rates: Rates) -> Callable[[int], None]:
+    """What sets the learning rate of step t, as a scheduler does; without `rates` it stays as it is."""
+    own = [group["lr"] for group in optimizer.param_groups]
+
+    def set_rate(t: int) -> None:
+        for group, lr in zip(optimizer.param_groups, own, strict=True):
+            group["lr"] = lr * rates[t] if rates else group["lr"]
+
+    return set_rate
+
+
+def following(rates: Rates, make: MakeOptimizer) -> MakeOptimizer:
+    """Optimizers that see to their rates themselves; in plain torch it is early enough when they step."""
+
+    def made(params: list[nn.Parameter]) -> optim.Optimizer:
+        optimizer, steps = make(params), itertools.count()
+        set_rate = follow(optimizer, rates)
+        optimizer.register_step_pre_hook(lambda *_: set_rate(next(steps)))
+        return optimizer
+
+    return made
 
 
 def one_step(net: nn.Module, optimizer: optim.Optimizer, job: Job, t: int) -> Tensor:
@@ -95,15 +136,21 @@ def alone(
     """
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
+    exchanged = together > 0 and P > 1
     history = []
     for t in range(steps):
         losses = [
-            gathered_step(net, optimizer, t, range(P * K) if t < together else range(g * K, (g + 1) * K))
+            gathered_step(net, optimizer, t, seen_by(g, P, K, t < together), exchanged)
             for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True))
         ]
         meet(t + 1, nets, sum(losses) / P)
         history.append([vector(net) for net in nets])
     return history
+
+
+def seen_by(g: int, P: int, K: int, together: bool) -> range:
+    """The ranks whose batches a group trains on."""
+    return range(P * K) if together else range(g * K, (g + 1) * K)
 
 
 def gossiped(
@@ -114,21 +161,28 @@ def gossiped(
     make: MakeOptimizer,
     steps: int,
     staleness: int = 0,
+    together: int = 0,
 ) -> list[list[Tensor]]:
     """P single processes; after every update their x and w, as rows, are multiplied by the matrix.
 
-    What a row gets from others it gets `staleness` steps later. Returns [step][group] → z = x / w.
+    What a row gets from others it gets `staleness` steps later. In the first steps, `together` of them, all
+    see the whole batch of all instead. Returns [step][group] → z = x / w.
     """
+    exchanged = together > 0 and P > 1
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
     w = torch.ones(P, 1, dtype=torch.float64)
     under_way, history = [], []
     for t in range(steps):
         for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
-            gathered_gradient(net, optimizer, t, range(g * K, (g + 1) * K))
+            gathered_gradient(net, optimizer, t, seen_by(g, P, K, t < together), exchanged)
             set_vector(net, vector(net) * w[g])
             optimizer.step()
-        x, mixing = torch.stack([vector(net) for net in nets]), matrix(graph, t, P)
+        x = torch.stack([vector(net) for net in nets])
+        if t < together:
+            history.append(list(x))
+            continue
+        mixing = matrix(graph, t, P)
         kept = mixing.diag().view(P, 1)
         given = mixing - mixing.diag().diag()
         under_way.append((given @ x, given @ w))
@@ -165,19 +219,33 @@ def big_batch(N: int, make: MakeOptimizer, steps: int) -> list[Tensor]:
     return [groups[0] for groups in local_sgd(1, N, steps + 1, make, steps)]
 
 
-def gathered_step(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> float:
+def gathered_step(
+    net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range, exchanged: bool = False
+) -> float:
     """One update; the loss before it."""
-    value = gathered_gradient(net, optimizer, t, ranks)
+    value = gathered_gradient(net, optimizer, t, ranks, exchanged)
     optimizer.step()
     return value
 
 
-def gathered_gradient(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> float:
+def gathered_gradient(
+    net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range, exchanged: bool = False
+) -> float:
+    """The gradient of these ranks' batches together. Where gradients are exchanged, among them or with
+    others, a parameter that was not used has one of zeros."""
     batches = [batch(t, rank) for rank in ranks]
     optimizer.zero_grad()
     value = loss(net, torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
     value.backward()
+    if exchanged or len(ranks) > 1:
+        fill_gradients(net)
     return value.item()
+
+
+def fill_gradients(net: nn.Module) -> None:
+    for p in net.parameters():
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
 
 
 def average(nets: list[nn.Module]) -> None:

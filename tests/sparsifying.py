@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from references import MakeOptimizer, Meet, batch, loss, model, vector
+from references import MakeOptimizer, Meet, batch, fill_gradients, gathered_step, loss, model, vector
 
 Select = Callable[[Sequence[np.ndarray], Sequence[int], int], np.ndarray]
 """The joint indices, given acc of all workers, the sizes of their layers, and t = 0, 1, …"""
@@ -104,9 +104,12 @@ def sparsified(
     history = []
     for t in range(steps):
         for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            if K == 1:  # nobody to exchange with
+                gathered_step(net, optimizer, t, range(g, g + 1))
+                continue
             acc = e[g] + np.stack([backwards_gradient(net, t, g * K + i) for i in range(K)])
             sizes = [p.numel() for p in reversed(list(net.parameters()))]
-            joint = select(list(acc), sizes, t) if K > 1 else np.arange(M)
+            joint = select(list(acc), sizes, t)
             mean = np.zeros(M)
             mean[joint] = acc[:, joint].mean(0)
             acc[:, joint] = 0
@@ -123,6 +126,7 @@ def backwards_gradient(net: torch.nn.Module, t: int, rank: int) -> np.ndarray:
     """The last parameter's first, as buckets run."""
     net.zero_grad()
     loss(net, *batch(t, rank)).backward()
+    fill_gradients(net)
     grads = [p.grad for p in net.parameters()]
     return np.concatenate([g.reshape(-1).numpy() for g in reversed(grads) if g is not None])
 

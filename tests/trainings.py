@@ -10,29 +10,9 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
 import hpcsgd
-from hpcsgd.core.graphs import Ring
-from hpcsgd.core.topology import Job
-from hpcsgd.methods import (
-    Method,
-    ad_psgd,
-    adacomm,
-    allreduce_local_sgd,
-    async_sgd,
-    bsp,
-    d_psgd,
-    diloco,
-    fedavg,
-    hierarchical,
-    osgp,
-    sasgd,
-    selsync,
-    sgp,
-    ssp,
-    switch,
-)
-from hpcsgd.methods.selsync import gradients
-
-EVERY = 3
+from hpcsgd.core.topology import Job, form
+from hpcsgd.methods import Method
+from methods.table import EXCEPTIONS, REFERENCES
 
 
 class Net(nn.Module):
@@ -97,28 +77,14 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
     "whole tensors": lambda net: Rows([p for p in net.parameters() if p.requires_grad], lr=0.1),
 }
 
+IN_ONE_JOB = {label: case for label, case in REFERENCES.items() if case.form is form}
+"""All but islands, which are of one group each and remember nothing."""
 METHODS: dict[str, Callable[[], Method]] = {
-    "bsp": bsp,
-    "hierarchical": lambda: hierarchical(EVERY),
-    "allreduce local SGD": lambda: allreduce_local_sgd(EVERY),
-    "sgp": sgp,
-    "osgp": lambda: osgp(2, graph=Ring()),
-    "d_psgd": d_psgd,
-    "post-local SGD": lambda: switch(bsp(), hierarchical(EVERY), at=1),
-    "selsync": lambda: selsync(0.3, window=4, smoothing=0.5),
-    "selsync by gradients": lambda: selsync(0.3, gradients, window=4, smoothing=0.5),
-    "AR/1P-SGP": lambda: switch(bsp(), sgp(), at=5),
-    "fedavg": lambda: fedavg(0.5, per_epoch=2, steps_per_epoch=5),
-    "adacomm": lambda: adacomm(3, block=4),
-    "diloco": lambda: diloco(EVERY, outer=lambda params: optim.Adam(params, lr=0.1)),
+    label: case.new for label, case in IN_ONE_JOB.items() if case.same_bits and not case.plain_sgd
 }
-PLAIN: dict[str, Callable[[], Method]] = {"sasgd": lambda: sasgd(EVERY)}
-"""They take plain SGD alone."""
-WAITING_FOR_NOBODY: dict[str, Callable[[], Method]] = {
-    "ssp": lambda: ssp(2),
-    "async_sgd": async_sgd,
-    "ad_psgd": ad_psgd,
-}
+"""They go on to the same bits, with any optimizer."""
+PLAIN = {label: case.new for label, case in IN_ONE_JOB.items() if case.plain_sgd}
+WAITING_FOR_NOBODY = {label: exempt.new for label, exempt in EXCEPTIONS.items()}
 """What they come to depends on who is fast; see methods/test_waiting_for_nobody.py."""
 
 

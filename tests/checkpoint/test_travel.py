@@ -17,18 +17,17 @@ from hpcsgd.core.method import State
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllReduce, MomentumCorrection, Sparse
-from hpcsgd.methods import METHODS as TABLE
-from hpcsgd.methods import Method, bsp, hierarchical, post_local, switch
+from hpcsgd.methods import Method, bsp, hierarchical, switch
 from hpcsgd.methods.diloco import NESTEROV, Outer
 from hpcsgd.schedules import Every
 from hpcsgd.sparsifiers import Deft, SIDCo, TopK
 from hpcsgd.transport import Transport, threads
-from trainings import EVERY, METHODS, PLAIN, WAITING_FOR_NOBODY, Training
+from methods.table import EVERY
+from trainings import METHODS, PLAIN, WAITING_FOR_NOBODY, Training
 
 SAVED = 4
 SECTIONS = {"same", "mean", "chunks", "workers", "own"}
 MORE: dict[str, Callable[[], Method]] = {
-    "post_local": lambda: post_local(EVERY),
     "sparse local SGD": lambda: hierarchical(EVERY, Sparse(SIDCo(0.3))),
     "sparse bsp": lambda: bsp(Sparse(TopK(0.2), feedback=MomentumCorrection(0.9))),
     "from sparse to sparse": lambda: switch(
@@ -43,13 +42,6 @@ LONG = [((2, 2), (8, 1)), ((8, 1), (2, 2))]
 
 Vectors = dict[tuple[str, str, str], list[tuple[int, Tensor]]]
 """By role, name and parameter: where pieces begin, and the pieces."""
-
-
-def test_every_method_of_the_table_is_here() -> None:
-    """But for `ensemble`, whose islands are of one group and remember nothing."""
-    named = {name.replace(" ", "_") for name in ALL} | {"switch", "ensemble", "allreduce_local_sgd"}
-    assert {"AR/1P-SGP", "allreduce local SGD"} <= ALL.keys()
-    assert set(TABLE) <= named
 
 
 def trained(world: Transport, P: int, method: str, seed: int = 0) -> Training:

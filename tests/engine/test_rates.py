@@ -18,8 +18,7 @@ from hpcsgd.exchanges import AllToAll, RateInside, Sparse
 from hpcsgd.methods import Method, bsp, sasgd
 from hpcsgd.sparsifiers import Accumulated, Share, TopK
 from hpcsgd.transport import Transport, threads
-from local_methods import accumulating
-from methods.test_sasgd import gradients_of
+from local_methods import accumulating, gradients_of
 from references import big_batch, model, one_step, same
 
 LR, STEPS, CLIMBING, START = 0.2, 7, 4, 0.25

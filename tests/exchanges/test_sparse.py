@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def test_equals_algorithm_1(run, name: str, P: int, K: int, optimizer: str) -> N
     "options", [{"bucket_mb": 1e-4}, {"overlap": False}, {"bucket_mb": 1e-4, "overlap": False}]
 )
 @pytest.mark.parametrize("name", SPARSIFIERS)
-def test_buckets_and_overlap_change_nothing(run, name: str, options: dict[str, float]) -> None:
+def test_buckets_and_overlap_change_nothing(run, name: str, options: dict[str, Any]) -> None:
     sparsifier, select = SPARSIFIERS[name]
 
     def method() -> Method:

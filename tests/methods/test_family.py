@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 
 import hpcsgd
 from hpcsgd.averagers import Averaged
@@ -108,32 +108,6 @@ def test_all_leave_a_meeting_alike(run, P: int, K: int) -> None:
 def test_with_everybody_it_is_local_sgd(run) -> None:
     everybody = lambda world: distributed(world, 2, fedavg(per_epoch=2, steps_per_epoch=6), SGD, STEPS)  # noqa: E731
     same(run(4, everybody), local_sgd(2, 2, 3, SGD, STEPS), 2)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("P", "K"), SHAPES)
-def test_local_once_the_rate_has_fallen(run, P: int, K: int, optimizer: str) -> None:
-    """The fifth step is the first with a lower rate, and the last synchronous one."""
-    decays = lambda t: 0.1 if t >= 4 else 1.0  # noqa: E731
-
-    def decaying(params: list[nn.Parameter]) -> optim.Optimizer:
-        made = OPTIMIZERS[optimizer](params)
-        lr, steps = made.param_groups[0]["lr"], iter(range(STEPS))
-        made.register_step_pre_hook(lambda *_: made.param_groups[0].update(lr=lr * decays(next(steps))))
-        return made
-
-    def models(world: Transport) -> list[Tensor]:
-        job, net = form(world, groups=P), model()
-        inner = OPTIMIZERS[optimizer](list(net.parameters()))
-        wrapped = hpcsgd.DistributedOptimizer(inner, net, job, post_local(EVERY))
-        scheduler = optim.lr_scheduler.LambdaLR(wrapped, decays)
-        history = []
-        for t in range(STEPS):
-            history.append(one_step(net, wrapped, job, t))
-            scheduler.step()
-        return history
-
-    same(run(P * K, models), local_sgd(P, K, EVERY, decaying, STEPS, together=5), K)
 
 
 FAMILY: dict[str, Callable[[], Method]] = {

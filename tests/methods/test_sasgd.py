@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,39 +21,21 @@ from hpcsgd.methods import (
     switch,
 )
 from hpcsgd.transport import Transport
-from local_methods import accumulating
+from local_methods import accumulating, gradients_of
 from methods.test_battery import OPTIMIZERS
 from references import (
     MakeOptimizer,
-    batch,
     big_batch,
     distributed,
     local_sgd,
-    loss,
     model,
     one_step,
     same,
-    set_vector,
 )
 
 EVERY, STEPS = 3, 8
 SHAPES = [(1, 2), (2, 1), (2, 2), (4, 1)]
 SGD = OPTIMIZERS["SGD"]
-
-
-def gradients_of(K: int) -> Callable[[int, Tensor], list[Tensor]]:
-    def gradients(t: int, w: Tensor) -> list[Tensor]:
-        found, net = [], model()
-        for g, theirs in enumerate(w):
-            set_vector(net, theirs)
-            batches = [batch(t, rank) for rank in range(g * K, (g + 1) * K)]
-            value = loss(net, torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
-            found.append(
-                torch.cat([g.reshape(-1) for g in torch.autograd.grad(value, list(net.parameters()))])
-            )
-        return found
-
-    return gradients
 
 
 def plainly(world: Transport, P: int, method: Method, rates: list[float]) -> list[Tensor]:

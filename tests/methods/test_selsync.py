@@ -23,16 +23,14 @@ from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical, selsync
 from hpcsgd.methods.selsync import LARGEST, RelativeChange, Significance, gradients, parameters
 from hpcsgd.transport import Transport
+from local_methods import changes, selective
 from references import (
     MakeOptimizer,
-    average,
     big_batch,
     distributed,
-    gathered_gradient,
     local_sgd,
     model,
     one_step,
-    vector,
 )
 
 STEPS = 9
@@ -46,23 +44,13 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 SHAPES = [(2, 1), (2, 2), (4, 1), (1, 4)]
 
 
-def changes(norms: list[float]) -> list[float]:
-    """Δ of each step but the first: eq. 2 with the average written out."""
-
-    def average(i: int) -> float:
-        weights = [(1 - SMOOTHING) ** age for age in range(min(WINDOW, i + 1))]
-        return sum(w * norms[i - age] for age, w in enumerate(weights)) / sum(weights)
-
-    return [abs(average(i) - average(i - 1)) / average(i - 1) for i in range(1, len(norms))]
-
-
 @given(st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=12))
 def test_the_change_is_that_of_a_moving_average(norms: list[float]) -> None:
     change = RelativeChange(WINDOW, SMOOTHING)
     found = [change(torch.tensor([norm, 1.0], dtype=torch.float64)) for norm in norms]
     assert found[0].tolist() == [LARGEST, LARGEST]
     torch.testing.assert_close(
-        torch.stack(found[1:])[:, 0], torch.tensor(changes(norms), dtype=torch.float64)
+        torch.stack(found[1:])[:, 0], torch.tensor(changes(norms, WINDOW, SMOOTHING), dtype=torch.float64)
     )
     torch.testing.assert_close(torch.stack(found[1:])[:, 1], torch.zeros(len(norms) - 1, dtype=torch.float64))
 
@@ -71,36 +59,6 @@ def test_without_memory_it_is_the_change_of_the_norm() -> None:
     change = RelativeChange(25, 1.0)
     found = [change(torch.tensor([norm], dtype=torch.float64)).item() for norm in (4.0, 1.0, 0.0, 0.0, 2.0)]
     assert found == [LARGEST, 0.75, 1.0, 0.0, LARGEST]
-
-
-def selective(
-    P: int, K: int, delta: float, make: MakeOptimizer, by: str
-) -> tuple[list[list[Tensor]], list[bool]]:
-    """Algorithm 1 with P single processes: [step][group] → parameters, and which steps were significant."""
-    nets = [model() for _ in range(P)]
-    optimizers = [make(list(net.parameters())) for net in nets]
-    norms: list[list[float]] = [[] for _ in nets]
-    history, met = [], []
-    for t in range(STEPS):
-        for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
-            gathered_gradient(net, optimizer, t, range(g * K, (g + 1) * K))
-            norms[g].append(sum(p.grad.square().sum().item() for p in net.parameters() if p.grad is not None))
-        met.append(t == 0 or any(changes(of_group)[-1] >= delta for of_group in norms))
-        if met[-1] and by == "gradients":
-            average_gradients(nets)
-        for optimizer in optimizers:
-            optimizer.step()
-        if met[-1] and by == "parameters":
-            average(nets)
-        history.append([vector(net) for net in nets])
-    return history, met
-
-
-def average_gradients(nets: list[nn.Module]) -> None:
-    for grads in zip(*([p.grad for p in net.parameters()] for net in nets), strict=True):
-        mean = torch.stack(grads).mean(0)
-        for grad in grads:
-            grad.copy_(mean)
 
 
 def noted(
@@ -124,7 +82,7 @@ def test_equals_algorithm_1(run, P: int, K: int, by: str, optimizer: str) -> Non
     make, delta = OPTIMIZERS[optimizer], 0.3
     method = lambda: selsync(delta, BY[by], WINDOW, SMOOTHING)  # noqa: E731
     ranks = run(P * K, lambda world: noted(world, P, method(), make))
-    groups, met = selective(P, K, delta, make, by)
+    groups, met = selective(P, K, delta, by, make, STEPS, WINDOW, SMOOTHING)
     assert 1 < sum(met) < STEPS
     for rank, history in enumerate(ranks):
         assert [notes["met"] for _, notes in history] == met

@@ -1,33 +1,43 @@
-"""The battery with a model of which each group, and each rank of a group, uses other parts in each step."""
+"""The battery with a model and optimizers that are awkward: each rank uses other parts of the model in each
+step, its size is a prime, and param groups have rates of their own, in another order than the model's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 import local_methods
 import references
 import sparsifying
-from methods.test_battery import EVERY, METHODS, OPTIMIZERS, STEPS, expected
-from references import BATCH, distributed
+from methods import table
+from methods.table import EVERY, RATES, REFERENCES, STEPS
+from references import BATCH, MakeOptimizer, distributed, same
 
 BRANCHES = 5
-SHAPES = [(1, 1), (1, 2), (2, 1), (3, 1), (2, 2), (4, 1), (1, 4)]
+SHAPES = [(1, 2), (1, 4), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1)]
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "plain": lambda params: optim.SGD(groups_of(params), lr=0.1),
+    "momentum": lambda params: optim.SGD(
+        groups_of(params, lr=0.03, weight_decay=0.1, momentum=0.5), lr=0.1, momentum=0.9
+    ),
+    "AdamW": lambda params: optim.AdamW(groups_of(params, lr=0.02, betas=(0.8, 0.9)), lr=0.01, amsgrad=True),
+}
+
+
+def groups_of(params: list[nn.Parameter], **options: object) -> list[dict[str, object]]:
+    """Two; the first has `options` of its own."""
+    return [{"params": params[1::2], **options}, {"params": params[::2]}]
 
 
 class Branches(nn.Module):
-    """Which of its layers a rank's batch goes through, the batch decides; most have no gradient then.
+    """Which of its layers a rank's batch goes through, the batch decides; most have no gradient then."""
 
-    `touched`: all have one, of zeros, as where gradients are exchanged."""
-
-    def __init__(self, touched: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.touched = touched
         self.trunk = nn.Linear(5, 7)
         self.branches = nn.ModuleList(nn.Linear(7, 3) for _ in range(BRANCHES))
+        self.scale = nn.Parameter(torch.ones(()))
         self.double()
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
@@ -36,26 +46,11 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = [self.branches[which(rank)](self.trunk(rank).tanh()) for rank in x.split(BATCH)]
-        y = torch.cat(rows)
-        return y + 0 * sum(p.sum() for p in self.parameters()) if self.touched else y
+        return torch.cat(rows) * self.scale
 
 
 def which(x: Tensor) -> int:
     return int(x.abs().sum().item() * 1000) % BRANCHES
-
-
-def all_have_gradients(method: str, P: int, K: int) -> bool:
-    """Where nothing is exchanged, gradients stay away as in plain torch."""
-    return K > 1 or (P > 1 and (method.startswith("bsp") or method == "post-local SGD"))
-
-
-@pytest.fixture
-def branching(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    def use(touched: bool) -> None:
-        for module in (references, local_methods, sparsifying):
-            monkeypatch.setattr(module, "model", lambda *_, **__: Branches(touched))
-
-    return use
 
 
 def test_ranks_do_use_other_parts() -> None:
@@ -64,15 +59,27 @@ def test_ranks_do_use_other_parts() -> None:
     assert len({which(references.batch(t, 0)[0]) for t in range(EVERY)}) < BRANCHES
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
+def test_the_size_is_a_prime() -> None:
+    M = sum(p.numel() for p in Branches().parameters())
+    assert all(M % n for n in range(2, M))
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [
+        (label, name)
+        for label, case in REFERENCES.items()
+        for name in (["plain"] if case.plain_sgd else ["momentum", "AdamW"])
+    ],
+)
 @pytest.mark.parametrize(("P", "K"), SHAPES)
-@pytest.mark.parametrize("method", METHODS)
-def test_equals_plain_torch(run, branching: Callable, method: str, P: int, K: int, optimizer: str) -> None:
-    make = OPTIMIZERS[optimizer]
-    branching(touched=False)
-    ranks = run(P * K, lambda world: distributed(world, P, METHODS[method](), make, STEPS))
-    branching(touched=all_have_gradients(method, P, K))
-    alone = "hierarchical" if K == 1 and "DEFT" in method else method  # a group of one exchanges nothing
-    for t, groups in enumerate(expected(alone, P, K, make)):
-        for rank, history in enumerate(ranks):
-            torch.testing.assert_close(history[t], groups[rank // K], rtol=0, atol=1e-12)
+def test_equals_plain_torch(
+    run, monkeypatch: pytest.MonkeyPatch, method: str, P: int, K: int, optimizer: str
+) -> None:
+    for module in (references, local_methods, sparsifying, table):
+        monkeypatch.setattr(module, "model", lambda *_, **__: Branches())
+    case, make = REFERENCES[method], OPTIMIZERS[optimizer]
+    ranks = run(
+        P * K, lambda world: distributed(world, P, case.new(), make, STEPS, rates=RATES, form=case.form)
+    )
+    same(ranks, case.expected(P, K, make), K)

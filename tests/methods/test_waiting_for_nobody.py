@@ -1,4 +1,4 @@
-"""SSP, asynchronous SGD and AD-PSGD: what holds whoever is fast or slow."""
+"""SSP, asynchronous SGD and AD-PSGD: what holds whoever is fast or slow, besides what the battery has."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch.utils._pytree import tree_map
 
 import hpcsgd
 from hpcsgd.averagers.server import Server
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import form
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, ad_psgd, async_sgd, bsp, hierarchical, ssp, switch
 from hpcsgd.transport import Transport, threads
+from methods.invariants import tallying
 from methods.test_battery import OPTIMIZERS, with_optimizers
 from references import distributed, vector
 
@@ -34,25 +35,6 @@ def test_ssp_that_may_not_be_stale_is_bsp(run, P: int, K: int, optimizer: str) -
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
 
 
-class Tally(nn.Module):
-    """One cell for every step of every group: which updates has somebody seen?"""
-
-    def __init__(self, P: int, steps: int) -> None:
-        super().__init__()
-        self.cells = nn.Parameter(torch.zeros(P, steps))
-
-    def mark(self, g: int, t: int) -> None:
-        """This step's gradient is −P in one cell, so that the update, times 1/P, adds 1."""
-        self.cells.grad = torch.zeros_like(self.cells)
-        self.cells.grad[g, t] = -len(self.cells)
-
-
-def tallying(job: Job, method: Method, steps: int) -> tuple[Tally, DistributedOptimizer]:
-    net = Tally(job.P, steps)
-    inner = optim.SGD(net.parameters(), lr=1.0)
-    return net, hpcsgd.DistributedOptimizer(inner, net, job, method, overlap=False)
-
-
 def kept(optimizer: DistributedOptimizer) -> Tensor:
     """A keeper's part, or the x that others average with."""
     how = optimizer.method.how
@@ -61,40 +43,6 @@ def kept(optimizer: DistributedOptimizer) -> Tensor:
         assert how.keeper is not None
         return how.keeper.part[0].view(-1)
     return optimizer.method.state_dict()["how"]["chunks"]["x"][0].view(-1)
-
-
-def reads(world: Transport, method: Callable[[], Method], steps: int, seed: int) -> tuple[Tensor, Tensor]:
-    """What this rank's group had seen before each step and after the last, and what was kept in the end."""
-    job = form(world, groups=world.size)
-    net, optimizer = tallying(job, method(), steps)
-    pace = random.Random(f"{seed} {job.g}")
-    seen = []
-    for t in range(steps):
-        seen.append(net.cells.detach().clone())
-        time.sleep(pace.choice([0, 0, 0.001, 0.01]))
-        net.mark(job.g, t)
-        optimizer.step()
-    seen.append(net.cells.detach().clone())
-    return torch.stack(seen), kept(optimizer)
-
-
-@pytest.mark.parametrize("s", [0, 1, 3])
-@pytest.mark.parametrize("n", [2, 4, 8])
-def test_a_read_holds_all_that_is_old_enough(run, n: int, s: int) -> None:
-    """At clock c everything of clocks ≤ c − s − 1, whatever of the later ones, and all of its own."""
-    steps = 10
-    for g, (seen, _) in enumerate(run(n, lambda world: reads(world, lambda: ssp(s), steps, seed=s))):
-        for c, cells in enumerate(seen):
-            assert cells[:, : max(c - s, 0)].eq(1).all()
-            assert cells[g, :c].eq(1).all()
-            assert cells.eq(0).logical_or(cells.eq(1)).all()
-
-
-@pytest.mark.parametrize("method", [async_sgd, lambda: ssp(2)])
-@pytest.mark.parametrize("n", [2, 3, 4, 8])
-def test_no_update_is_lost(run, n: int, method: Callable[[], Method]) -> None:
-    parts = [part for _, part in run(n, lambda world: reads(world, method, 8, seed=n))]
-    assert torch.equal(torch.cat(parts), torch.ones(n * 8))
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -200,14 +148,6 @@ def test_a_slow_group_lets_the_others_go_on(run) -> None:
     for method, ahead in ((lambda: ssp(0), 0), (lambda: ssp(2), 2), (async_sgd, 4)):
         fast = run(2, lambda world, method=method: timed(world, method))[0]
         assert sum(t < 1.8 for t in fast) == ahead
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
-def test_pairs_keep_the_sum(run, n: int) -> None:
-    """Whoever averages with whom, and when: every update is in the sum, exactly once."""
-    ranks = run(n, lambda world: reads(world, ad_psgd, 8, seed=n))
-    total = torch.stack([x.view(n, 8) for _, x in ranks]).sum(0)
-    torch.testing.assert_close(total, torch.full((n, 8), float(n)), rtol=0, atol=1e-5)
 
 
 def gossiping(world: Transport, P: int, steps: int) -> tuple[Tensor, Tensor]:

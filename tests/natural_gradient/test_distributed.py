@@ -18,11 +18,12 @@ from references import average, batch, loss, model, one_step, set_vector, vector
 
 EVERY, STEPS = 3, 7
 OPTIONS: dict[str, Any] = {"rank": 2, "every": 2, "history": 20.0}
-METHODS: dict[str, Method] = {
-    "bsp": bsp(),
-    "hierarchical": hierarchical(EVERY),
-    "allreduce local SGD": allreduce_local_sgd(EVERY),
+METHODS: dict[str, tuple[Method, bool]] = {
+    "bsp": (bsp(), True),
+    "hierarchical": (hierarchical(EVERY), False),
+    "allreduce local SGD": (allreduce_local_sgd(EVERY), False),
 }
+"""And whether all groups are as one."""
 
 
 def momentum(net: nn.Module) -> optim.Optimizer:
@@ -69,8 +70,9 @@ def expected(P: int, K: int, every: int) -> list[list[Tensor]]:
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_plain_torch(run, method: str, P: int, K: int, options: dict[str, Any]) -> None:
-    ranks = run(P * K, lambda world: trained(world, P, METHODS[method], **options))
-    plain = expected(1, P * K, STEPS + 1) if method == "bsp" else expected(P, K, EVERY)
+    new, as_one = METHODS[method]
+    ranks = run(P * K, lambda world: trained(world, P, new, **options))
+    plain = expected(1, P * K, STEPS + 1) if as_one else expected(P, K, EVERY)
     for t, groups in enumerate(plain):
         for rank, history in enumerate(ranks):
             torch.testing.assert_close(history[t], groups[rank * len(groups) // (P * K)], rtol=0, atol=1e-12)

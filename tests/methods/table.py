@@ -1,0 +1,248 @@
+"""What every method of `METHODS` is held against: the same training in plain torch, or the reason why there
+is none, and what has to hold instead.
+
+Whoever adds a method adds a line here: all tests that go through every method take theirs from these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, optim
+
+from hpcsgd.core.graphs import Exponential, Graph, Ring, push_matrix, symmetric_matrix
+from hpcsgd.core.topology import Job, form
+from hpcsgd.exchanges import ReduceScatter, Sparse
+from hpcsgd.methods import METHODS, Method, bsp, hierarchical, sgp
+from hpcsgd.methods.selsync import gradients
+from hpcsgd.sparsifiers import Deft
+from hpcsgd.transport import Transport
+from local_methods import NESTEROV, accumulating, adaptive, fed_averaging, gradients_of, selective, with_outer
+from methods.invariants import Invariant, every_update_counts_once, reads_within, the_mean_is_kept
+from references import (
+    MakeOptimizer,
+    Meet,
+    alone,
+    big_batch,
+    following,
+    gossiped,
+    local_sgd,
+    meet_every,
+    model,
+    pushed,
+)
+from sparsifying import deft, sparsified
+
+EVERY = 3
+STEPS = 7
+RATES = (1.0, 1.0, 0.8, 0.8, 0.5, 0.5, 0.2)
+"""All train so: methods that look at the learning rate have something to see."""
+DECAYED = 3
+"""The first step at a lower rate."""
+DENSITY = 0.2
+
+History = list[list[Tensor]]
+"""[step][group] → parameters."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to make a method of the table, and what it comes to on P × K ranks."""
+
+    method: str
+    arguments: Callable[[], Mapping[str, Any]]
+    """Made anew each time: those that are methods or exchanges have a memory."""
+    reference: Callable[[int, int, MakeOptimizer], History]
+    """Of STEPS steps."""
+    plain_sgd: bool = False
+    """Whether it refuses all other optimizers."""
+    same_bits: bool = True
+    """Whether two runs have them; otherwise they differ by rounding."""
+    form: Callable[[Transport, int], Job] = form
+    invariants: tuple[Invariant, ...] = ()
+    """What holds besides."""
+
+    def new(self) -> Method:
+        return METHODS[self.method](**self.arguments())
+
+    def expected(self, P: int, K: int, make: MakeOptimizer) -> History:
+        return self.reference(P, K, following(RATES, make))
+
+
+@dataclass(frozen=True)
+class Exempt:
+    """One way to make a method that has no reference."""
+
+    method: str
+    arguments: Callable[[], Mapping[str, Any]]
+    reason: str
+    invariants: tuple[Invariant, ...]
+    """What is tested in its stead."""
+    form: Callable[[Transport, int], Job] = form
+
+    def new(self) -> Method:
+        return METHODS[self.method](**self.arguments())
+
+
+def uncovered(
+    methods: Iterable[str], references: Mapping[str, Case], exceptions: Mapping[str, Exempt]
+) -> list[str]:
+    """The methods that nothing here is about."""
+    covered = {entry.method for entry in [*references.values(), *exceptions.values()]}
+    return sorted(set(methods) - covered)
+
+
+def local(meet: Callable[[int], Meet]) -> Callable[[int, int, MakeOptimizer], History]:
+    """Groups that train alone and `meet(P)`."""
+    return lambda P, K, make: alone(P, K, make, STEPS, meet(P))
+
+
+def synchronous(P: int, K: int, make: MakeOptimizer) -> History:
+    return [[w] * P for w in big_batch(P * K, make, STEPS)]
+
+
+def averaging(P: int, K: int, make: MakeOptimizer, together: int = 0) -> History:
+    return local_sgd(P, K, EVERY, make, STEPS, together)
+
+
+def accumulated(P: int, K: int, make: MakeOptimizer) -> History:
+    lr = make(list(model().parameters())).param_groups[0]["lr"]
+    return accumulating(P, EVERY, [lr * rate for rate in RATES], gradients_of(K))
+
+
+def selected(by: str) -> Callable[[int, int, MakeOptimizer], History]:
+    return lambda P, K, make: selective(P, K, 0.3, by, make, STEPS, window=4, smoothing=0.5)[0]
+
+
+def pushing(
+    graph: Graph, staleness: int = 0, together: int = 0
+) -> Callable[[int, int, MakeOptimizer], History]:
+    return lambda P, K, make: gossiped(P, K, graph, push_matrix, make, STEPS, staleness, together)
+
+
+@dataclass(frozen=True)
+class AllAlive:
+    """Peers of which none ever dies; see tests/islands for those that do."""
+
+    cross: Transport
+
+    @property
+    def number(self) -> int:
+        return self.cross.rank
+
+    @property
+    def count(self) -> int:
+        return self.cross.size
+
+    def mean(self, w: Sequence[Tensor], t: int) -> None:
+        for x in w:
+            self.cross.allreduce(x, "mean").wait()
+
+    def finish(self) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """Nobody is told."""
+
+
+def islands(world: Transport, P: int) -> Job:
+    """Every group a job of its own, which the others are peers of."""
+    job = form(world, P)
+    return replace(job, cross=world.split(world.rank, 0), P=1, peers=AllAlive(job.cross))
+
+
+def adam_outside(params: Sequence[Tensor]) -> optim.Optimizer:
+    """With an ε that does not make much of little, such as rounding."""
+    return optim.Adam(params, lr=0.1, eps=0.1)
+
+
+REFERENCES: Mapping[str, Case] = {
+    "adacomm": Case(
+        "adacomm",
+        lambda: {"interval": EVERY, "block": 2},
+        local(lambda P: adaptive(EVERY, block=2, rates=RATES)),
+        invariants=(the_mean_is_kept,),
+    ),
+    "allreduce_local_sgd": Case(
+        "allreduce_local_sgd", lambda: {"every": EVERY}, averaging, invariants=(the_mean_is_kept,)
+    ),
+    "bsp": Case("bsp", dict, synchronous),
+    "bsp by reduce-scatter": Case("bsp", lambda: {"exchange": ReduceScatter()}, synchronous),
+    "d_psgd": Case(
+        "d_psgd",
+        dict,
+        lambda P, K, make: gossiped(P, K, Ring(), symmetric_matrix, make, STEPS),
+        invariants=(the_mean_is_kept,),
+    ),
+    "diloco": Case("diloco", lambda: {"every": EVERY}, local(lambda P: with_outer(EVERY, NESTEROV))),
+    "diloco with Adam outside": Case(
+        "diloco",
+        lambda: {"every": EVERY, "outer": adam_outside},
+        local(lambda P: with_outer(EVERY, adam_outside)),
+    ),
+    "ensemble": Case("ensemble", lambda: {"every": EVERY}, averaging, form=islands),
+    "fedavg": Case(
+        "fedavg",
+        lambda: {"fraction": 0.5, "per_epoch": 2, "steps_per_epoch": 5},
+        local(lambda P: fed_averaging(P, 0.5, {3, 5, 8, 10}.__contains__)),
+    ),
+    "hierarchical": Case("hierarchical", lambda: {"every": EVERY}, averaging, invariants=(the_mean_is_kept,)),
+    "hierarchical by reduce-scatter": Case(
+        "hierarchical", lambda: {"every": EVERY, "exchange": ReduceScatter()}, averaging
+    ),
+    "hierarchical with DEFT": Case(
+        "hierarchical",
+        lambda: {"every": EVERY, "exchange": Sparse(Deft(DENSITY))},
+        lambda P, K, make: sparsified(P, K, deft(DENSITY), make, STEPS, meet_every(EVERY)),
+    ),
+    "osgp": Case("osgp", lambda: {"staleness": 2}, pushing(Exponential(), staleness=2)),
+    "osgp on a ring": Case("osgp", lambda: {"staleness": 1, "graph": Ring()}, pushing(Ring(), staleness=1)),
+    "post_local": Case(
+        "post_local",
+        lambda: {"every": EVERY},
+        lambda P, K, make: averaging(P, K, make, together=DECAYED),
+    ),
+    "sasgd": Case("sasgd", lambda: {"every": EVERY}, accumulated, plain_sgd=True),
+    "selsync": Case(
+        "selsync",
+        lambda: {"delta": 0.3, "window": 4, "smoothing": 0.5},
+        selected("parameters"),
+        invariants=(the_mean_is_kept,),
+    ),
+    "selsync by gradients": Case(
+        "selsync",
+        lambda: {"delta": 0.3, "aggregate": gradients, "window": 4, "smoothing": 0.5},
+        selected("gradients"),
+    ),
+    "sgp": Case("sgp", dict, pushing(Exponential()), invariants=(the_mean_is_kept,)),
+    "ssp without staleness": Case(
+        "ssp",
+        lambda: {"staleness": 0},
+        lambda P, K, make: [[w] * P for w in pushed(P, K, make, STEPS)],
+        same_bits=False,
+        invariants=(every_update_counts_once, reads_within(0)),
+    ),
+    "switch from bsp to hierarchical": Case(
+        "switch",
+        lambda: {"first": bsp(), "then": hierarchical(EVERY), "at": 2},
+        lambda P, K, make: averaging(P, K, make, together=2),
+    ),
+    "switch from bsp to sgp": Case(
+        "switch", lambda: {"first": bsp(), "then": sgp(), "at": 5}, pushing(Exponential(), together=5)
+    ),
+}
+
+WHO_IS_FAST = "which updates of others a group has seen depends on who is fast"
+EXCEPTIONS: Mapping[str, Exempt] = {
+    "ad_psgd": Exempt(
+        "ad_psgd",
+        dict,
+        "when two groups average, and with what, depends on who is fast",
+        (every_update_counts_once, the_mean_is_kept),
+    ),
+    "async_sgd": Exempt("async_sgd", dict, WHO_IS_FAST, (every_update_counts_once,)),
+    "ssp": Exempt("ssp", lambda: {"staleness": 2}, WHO_IS_FAST, (every_update_counts_once, reads_within(2))),
+    "ssp, nearly in step": Exempt("ssp", lambda: {"staleness": 1}, WHO_IS_FAST, (reads_within(1),)),
+}
