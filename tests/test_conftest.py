@@ -139,11 +139,13 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_no_launch_hangs(ending, tmp_path):
     body, message = ENDINGS[ending]
-    (tmp_path / "test_it.py").write_text(f"import os, time\n\ndef test_it(run):\n    {body}\n")
+    (tmp_path / "test_it.py").write_text(
+        f"import os, time, pytest\n\n@pytest.mark.ranks(2)\ndef test_it(run):\n    {body}\n"
+    )
     mpiexec = Path(sys.executable).with_name("mpiexec")
     if not mpiexec.exists():
         pytest.skip("no mpiexec beside this Python")
-    pytest_ = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
+    pytest_ = [sys.executable, "-m", "pytest", "--with-mpi", "-p", "conftest", "-p", "no:cacheprovider"]
     patience = 13 if message == "Timeout" else 50  # importing torch may take long beside other tests
     start = time.monotonic()
     done = subprocess.run(

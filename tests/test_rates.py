@@ -118,6 +118,7 @@ class Noting:
         AllToAll()(s, b)
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("around", WHERE)
 def test_schedules_and_exchanges_see_it(run, around: str) -> None:
     def seen(world: Transport) -> tuple[list[float], list[tuple[int, float]], list[float]]:

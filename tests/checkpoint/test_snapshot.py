@@ -104,6 +104,7 @@ def test_goes_on_in_every_shape(run, tmp_path: Path, P: int, K: int, optimizer: 
     check_goes_on(run, tmp_path, P, K, optimizer)
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("options", [{"overlap": False}, {"elementwise": False}, {"bucket_mb": 25.0}])
 def test_goes_on_with_every_option(run, tmp_path: Path, options: dict[str, Any]) -> None:
     check_goes_on(run, tmp_path, 2, 2, "AdamW", **options)
@@ -122,11 +123,13 @@ class Narrow(nn.Module):
         return self.layer(x.bfloat16()).float() + self.narrower(x.half()).float()
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("method", ["hierarchical", "osgp", "diloco"])
 def test_narrow_parameters_go_on(run, tmp_path: Path, method: str) -> None:
     check_goes_on(run, tmp_path, 2, 2, "momentum", method, make=Narrow)
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize(("before", "now"), [((2, 2), (2, 2)), ((2, 2), (4, 1)), ((4, 1), (2, 2))])
 @pytest.mark.parametrize("method", [*WAITING_FOR_NOBODY, *PLAIN, "diloco", "osgp"])
 def test_narrow_state_goes_on_everywhere(run, tmp_path: Path, method: str, before: Any, now: Any) -> None:
@@ -147,6 +150,7 @@ def test_narrow_state_goes_on_everywhere(run, tmp_path: Path, method: str, befor
     assert run(4, resumed) == [True] * 4
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(("before", "now"), [(25.0, 1e-4), (1e-4, 25.0)])
 @pytest.mark.parametrize("method", ["diloco", "hierarchical"])
 def test_in_other_buckets(run, tmp_path: Path, method: str, before: float, now: float) -> None:
@@ -246,6 +250,7 @@ def test_training_goes_on_elsewhere(run, tmp_path: Path, now: Any, before: Any, 
         assert_same(first, second)
 
 
+@pytest.mark.ranks(4)
 def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
     """`bsp` never averages parameters: on the groups' own ones it would leave them apart for ever."""
 
@@ -323,6 +328,7 @@ def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int
     assert run(P * K, restored) == expected
 
 
+@pytest.mark.ranks(4)
 def test_what_was_a_groups_own_does_not_go_on_from_the_mean(run, tmp_path: Path) -> None:
     """With another exchange all groups start from one model: weights of push-sum belong to the old ones."""
 
@@ -338,6 +344,7 @@ def test_what_was_a_groups_own_does_not_go_on_from_the_mean(run, tmp_path: Path)
     assert run(4, restored) == [1.0] * 4
 
 
+@pytest.mark.ranks(2)
 def test_a_group_that_never_updated_a_parameter(run, tmp_path: Path) -> None:
     """Its moments do not exist; the others' count."""
 
@@ -429,6 +436,7 @@ def test_another_model_or_optimizer_is_refused(run, tmp_path: Path, other: str, 
     assert f"{tmp_path}/step-00000004: " in messages[0]
 
 
+@pytest.mark.ranks(2)
 def test_another_division_into_param_groups_is_refused(run, tmp_path: Path, monkeypatch) -> None:
     def swapped(net: nn.Module) -> optim.Optimizer:
         first, second = two_groups(net)
@@ -444,6 +452,7 @@ def test_another_division_into_param_groups_is_refused(run, tmp_path: Path, monk
     run(2, refused)
 
 
+@pytest.mark.ranks(2)
 def test_a_file_that_one_rank_cannot_read_ends_all(run, tmp_path: Path) -> None:
     """Rank 1 alone fails after the check; nobody waits for it in a collective."""
 

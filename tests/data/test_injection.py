@@ -222,6 +222,7 @@ def test_resumed_with_another_K(run: Callable[..., list[Any]], n: int) -> None:
     assert len({str(found) for found in run(n, one)}) == 1
 
 
+@pytest.mark.ranks(1)
 def test_one_group_has_nobody_to_share_with(run: Callable[..., list[Any]]) -> None:
     def one(world: Transport) -> None:
         job = form(world, groups=1)
@@ -243,6 +244,7 @@ def test_what_cannot_be() -> None:
     assert Injection(1, 1).portions(9, 8) == (1, 1, 8)
 
 
+@pytest.mark.ranks(1)
 def test_loaders_that_do_not_fit(run: Callable[..., list[Any]]) -> None:
     def one(world: Transport) -> None:
         job = form(world)

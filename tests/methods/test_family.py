@@ -105,6 +105,7 @@ def test_all_leave_a_meeting_alike(run, P: int, K: int) -> None:
     assert any(not torch.equal(ends[0], end) for end in ends) == (P > 1)
 
 
+@pytest.mark.ranks(4)
 def test_with_everybody_it_is_local_sgd(run) -> None:
     everybody = lambda world: distributed(world, 2, fedavg(per_epoch=2, steps_per_epoch=6), SGD, STEPS)  # noqa: E731
     same(run(4, everybody), local_sgd(2, 2, 3, SGD, STEPS), 2)

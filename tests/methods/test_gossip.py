@@ -153,6 +153,7 @@ def slow_start(world: Transport, staleness: int) -> list[float]:
     return times
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("staleness", [1, 2, 3])
 def test_a_slow_group_holds_up_the_others_only_after_so_many_steps(run, staleness: int) -> None:
     """Each of two groups has sent one round ahead, so that the other may go so many rounds further."""
@@ -180,12 +181,12 @@ def test_bytes_of_a_step(run, P: int, K: int, peers: int) -> None:
         assert sent == expected
 
 
-@pytest.mark.parametrize("K", [2, 4])
-def test_optimizers_that_look_at_whole_tensors(run, K: int) -> None:
+@pytest.mark.parametrize(("P", "K"), [(2, 2), (2, 4)])
+def test_optimizers_that_look_at_whole_tensors(run, P: int, K: int) -> None:
     """Their steps depend on the norm of x_i: the weight has to reach all of it, not the own chunk alone."""
 
     def trained(world: Transport, each: int) -> list[Tensor]:
-        job = form(world, groups=2)
+        job = form(world, groups=P)
         net, how = model(), PushSum(Ring())
         inner = Rows(list(net.parameters()), lr=0.1)
         method = Method(sgp().exchange, sgp().when, how)
@@ -197,8 +198,8 @@ def test_optimizers_that_look_at_whole_tensors(run, K: int) -> None:
             history.append(vector(net))
         return history
 
-    alone = threads.run(2, lambda world: trained(world, K))
-    for rank, mine in enumerate(run(2 * K, lambda world: trained(world, 1))):
+    alone = threads.run(P, lambda world: trained(world, K))
+    for rank, mine in enumerate(run(P * K, lambda world: trained(world, 1))):
         torch.testing.assert_close(mine, alone[rank // K], rtol=0, atol=1e-12)
 
 

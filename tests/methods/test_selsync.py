@@ -172,6 +172,7 @@ def test_with_delta_infinity_nobody_meets(run, P: int, K: int, by: str) -> None:
             torch.testing.assert_close(history[t], groups[rank // K], rtol=0, atol=1e-12)
 
 
+@pytest.mark.ranks(2)
 def test_no_change_at_all_is_as_much_as_delta_0(run) -> None:
     def met(world: Transport) -> list[float]:
         job = form(world, groups=2)
@@ -182,6 +183,7 @@ def test_no_change_at_all_is_as_much_as_delta_0(run) -> None:
     assert run(2, met) == [[1.0] * 4] * 2
 
 
+@pytest.mark.ranks(2)
 def test_moments_may_be_averaged_too(run) -> None:
     make = OPTIMIZERS["momentum"]
     same = lambda world: all(  # noqa: E731
@@ -207,6 +209,7 @@ class Patient(optim.SGD):
         super().step(closure)
 
 
+@pytest.mark.ranks(4)
 def test_numbers_travel_while_the_update_is_made(run) -> None:
     def train(world: Transport) -> list[Tensor]:
         method = selsync(0.3)
@@ -222,6 +225,7 @@ def test_numbers_travel_while_the_update_is_made(run) -> None:
     assert len(run(4, train)) == 4
 
 
+@pytest.mark.ranks(4)
 def test_a_rank_gathers_8_bytes_from_every_other(run) -> None:
     def sent(world: Transport) -> float:
         distributed(world, 2, selsync(INFINITY), OPTIMIZERS["SGD"], STEPS)
@@ -325,6 +329,7 @@ def test_what_is_no_number_means_meet(broken: float) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(("delta", "met"), [(0.0, True), (1e300, True), (INFINITY, False)])
 def test_a_gradient_that_is_no_number_makes_groups_meet(run, delta: float, met: bool) -> None:
     def last(world: Transport) -> float:

@@ -124,6 +124,7 @@ def test_state_survives_a_round_trip(run, P: int, K: int) -> None:
         assert torch.equal(whole, resumed)
 
 
+@pytest.mark.ranks(1)
 def test_it_is_the_outermost(run) -> None:
     def wrong_order(world: Transport) -> None:
         net = model()
