@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pythons import python
+
 BIN = str(Path(sys.executable).parent)
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([BIN, os.environ["PATH"]]))
 PATIENCE = 120.0  # seconds; the machine may be busy
@@ -148,9 +150,9 @@ class Runs:
         for left in [*self.folder.glob("pid-*"), *self.folder.glob("seen-*")]:
             left.unlink()
         assert MPIEXEC is not None
-        words = [MPIEXEC, "-n", str(n), sys.executable, "-m", "hpcsgd", "train", "job.toml", *options]
+        train = python("-m", "hpcsgd", "train", "job.toml", *options, "--run.folder", run)
         return subprocess.Popen(
-            [*words, "--run.folder", run],
+            [MPIEXEC, "-n", str(n), *train],
             cwd=self.folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             stdin=subprocess.DEVNULL,

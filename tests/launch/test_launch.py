@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.islands import chronicle
-from training.launches import HPCSGD, Preloaded, make_store, mpiexec
+from training import launches
+from training.launches import HPCSGD, make_store, mpiexec
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -276,13 +277,6 @@ def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
     assert not launch.run.exists()
 
 
-@pytest.fixture(scope="module")
-def preloaded() -> Iterator[Preloaded]:
-    server = Preloaded()
-    yield server
-    server.close()
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -296,14 +290,12 @@ def preloaded() -> Iterator[Preloaded]:
     ],
     ids=["method", "groups", "folder", "batch", "srun", "silence", "key"],
 )
-def test_a_mistake_is_told_in_one_line(
-    launch: Launch, preloaded: Preloaded, words: list[str], told: str
-) -> None:
+def test_a_mistake_is_told_in_one_line(launch: Launch, words: list[str], told: str) -> None:
     """Before anything is started or written."""
     (launch.folder / "used").mkdir()
     (launch.folder / "used" / "metrics.jsonl").touch()
     before = sorted(launch.folder.rglob("*"))
-    ended = preloaded.launch(launch.folder, "launch", "job.toml", "--run.folder", "run", *words)
+    ended = launches.launch(launch.folder, "launch", "job.toml", "--run.folder", "run", *words)
     assert ended.code == 1, ended
     assert (ended.out, ended.err.count("\n")) == ("", 1), ended
     assert ended.err.startswith(f"hpcsgd: {told}")

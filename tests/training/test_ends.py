@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from training.launches import HPCSGD, JOB, PATIENCE, Ended, ended, make_store, mpiexec, start
+from training.launches import JOB, PATIENCE, Ended, ended, hpcsgd, make_store, mpiexec, start
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +129,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def launch(folder: Path, *options: str, n: int = RANKS) -> subprocess.Popen[str]:
-    return start(folder, [mpiexec(), "-n", str(n), *HPCSGD, "train", "job.toml", *options])
+    return start(folder, [mpiexec(), "-n", str(n), *hpcsgd("train", "job.toml", *options)])
 
 
 def train(folder: Path, model: str, arguments: str = "{}", *options: str, n: int = RANKS) -> Ended:
@@ -251,7 +251,7 @@ def test_a_store_that_one_rank_does_not_find(folder: Path) -> None:
     (elsewhere / "job.toml").write_text(JOB_OF_TWO)
     command = [mpiexec()]
     for place in (folder, elsewhere):
-        command += ["-n", "1", "-wdir", str(place), *HPCSGD, "train", "job.toml", ":"]
+        command += ["-n", "1", "-wdir", str(place), *hpcsgd("train", "job.toml"), ":"]
     done = ended(start(folder, command[:-1]))
     assert done.code == 1
     place = f"rank 1 of 2, preparing the run: job.toml: [data] store: {elsewhere}/small.h5"
