@@ -74,17 +74,20 @@ def belongs_here(item: pytest.Item) -> bool:
     """Under a launcher: it runs on as many ranks, and not on threads alone."""
     if not LAUNCHED:
         return item.get_closest_marker("processes") is None
-    if "run" not in getattr(item, "fixturenames", ()) or item.get_closest_marker("threads"):
+    if "run" not in getattr(item, "fixturenames", ()) or size(item) != RANKS:
         return False
     item.add_marker(pytest.mark.mpi(min_size=size(item)))
-    return size(item) == RANKS
+    if (on_threads := item.get_closest_marker("threads")) is None:
+        return True
+    given = parameters(item)
+    return all(given[name] == value for name, value in on_threads.kwargs["unless"].items())
 
 
 def size(item: pytest.Item) -> int:
     """The ranks that a test runs on: of its marker `ranks`, or by its parameters n, P and K, or `now`."""
     if (marker := item.get_closest_marker("ranks")) is not None:
         return marker.args[0]
-    match item.callspec.params if hasattr(item, "callspec") else {}:  # pyright: ignore[reportAttributeAccessIssue]
+    match parameters(item):
         case {"n": n}:
             return n
         case {"now": (P, K)} | {"P": P, "K": K}:
@@ -92,6 +95,10 @@ def size(item: pytest.Item) -> int:
         case {"P": one} | {"K": one}:
             return one
     raise pytest.UsageError(f"{item.nodeid}: on how many ranks? Mark it `ranks(n)`")
+
+
+def parameters(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params if hasattr(item, "callspec") else {}  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:

@@ -86,6 +86,7 @@ def methods_and_optimizers() -> list[Any]:
     ]
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
 @pytest.mark.parametrize(("method", "optimizer"), methods_and_optimizers())
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_goes_on_bit_for_bit(run, tmp_path: Path, P: int, K: int, method: str, optimizer: str) -> None:
@@ -98,6 +99,7 @@ def test_goes_on_with_plain_sgd(run, tmp_path: Path, P: int, K: int, method: str
     check_goes_on(run, tmp_path, P, K, "plain", method)
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 4, "optimizer": "whole tensors"})
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2), (8, 1)])
 @pytest.mark.parametrize("optimizer", ["AdamW", "whole tensors"])
 def test_goes_on_in_every_shape(run, tmp_path: Path, P: int, K: int, optimizer: str) -> None:
@@ -129,6 +131,7 @@ def test_narrow_parameters_go_on(run, tmp_path: Path, method: str) -> None:
     check_goes_on(run, tmp_path, 2, 2, "momentum", method, make=Narrow)
 
 
+@pytest.mark.threads(unless={"before": (2, 2), "now": (4, 1)})
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(("before", "now"), [((2, 2), (2, 2)), ((2, 2), (4, 1)), ((4, 1), (2, 2))])
 @pytest.mark.parametrize("method", [*WAITING_FOR_NOBODY, *PLAIN, "diloco", "osgp"])
@@ -184,6 +187,7 @@ OTHER_STATES = [
 ]
 
 
+@pytest.mark.threads(unless={"before": (2, 2), "now": (4, 1)})
 @pytest.mark.parametrize(("now", "before", "optimizer"), FROM_2_2 + TO_2_2 + OTHER_STATES)
 def test_on_another_shape(
     run, tmp_path: Path, before: tuple[int, int], now: tuple[int, int], optimizer: str
@@ -224,6 +228,7 @@ def assert_close(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(value, expected[name], rtol=2 * eps, atol=0, msg=told)
 
 
+@pytest.mark.threads(unless={"now": (4, 1)})
 @pytest.mark.parametrize(
     ("now", "before"), [((4, 1), (2, 2)), ((1, 4), (2, 2)), ((2, 2), (4, 1)), ((1, 2), (2, 1))]
 )
@@ -271,6 +276,7 @@ def shared_with_others(training: Training) -> list[Tensor]:
     return [x.clone() for vectors in chunks.values() for x in vectors]
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (3, 2)])
 @pytest.mark.parametrize("method", WAITING_FOR_NOBODY)
 def test_what_groups_share_without_meeting_goes_on(run, tmp_path: Path, method: str, P: int, K: int) -> None:

@@ -52,6 +52,7 @@ def sgd(params: list[nn.Parameter]) -> optim.Optimizer:
     return optim.SGD(params, lr=0.1)
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K", "optimizer"), [(1, 2, "AdamW"), (2, 2, "SGD"), (1, 4, "momentum")])
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_equals_algorithm_1(run, name: str, P: int, K: int, optimizer: str) -> None:
@@ -88,6 +89,7 @@ def test_of_groups_together_all_ranks_are_workers(run, name: str) -> None:
     same(ranks, sparsified(1, 4, select, sgd, STEPS), 4)
 
 
+@pytest.mark.threads(unless={"K": 2})
 @pytest.mark.parametrize(
     "sparsifier", [TopK(1), CLTk(1), Deft(1), Deft(1, exact=True), HardThreshold(1e-300)]
 )

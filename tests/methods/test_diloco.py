@@ -37,6 +37,7 @@ SHAPES = [(1, 2), (2, 1), (2, 2), (4, 1)]
 SGD = OPTIMIZERS["SGD"]
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_an_outer_step_of_one_is_the_mean(run, P: int, K: int, optimizer: str) -> None:
@@ -46,6 +47,7 @@ def test_an_outer_step_of_one_is_the_mean(run, P: int, K: int, optimizer: str) -
     same(ranks, local_sgd(P, K, EVERY, make, STEPS), K)
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(
     ("exchange", "inner"), [(AllToAll(), Mean()), (AllToAll(), MeanOfAll()), (AllReduce(), MeanOfAll())]
 )

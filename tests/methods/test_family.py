@@ -75,6 +75,7 @@ def test_who_is_drawn(C: float, P: int, count: int) -> None:
         assert draws != [MeanOfSome(C, seed=2).drawn(t, P) for t in range(200)]
 
 
+@pytest.mark.threads(unless={"P": 4, "K": 1, "optimizer": "AdamW"})
 @pytest.mark.parametrize("optimizer", ["SGD", "momentum", "AdamW"])
 @pytest.mark.parametrize(
     ("P", "K", "C"),
@@ -111,6 +112,7 @@ def test_with_everybody_it_is_local_sgd(run) -> None:
     same(run(4, everybody), local_sgd(2, 2, 3, SGD, STEPS), 2)
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_local_once_the_rate_has_fallen(run, P: int, K: int, optimizer: str) -> None:
@@ -152,6 +154,7 @@ FAMILY: dict[str, Callable[[], Method]] = {
 }
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("method", FAMILY)
 def test_goes_on_to_the_same_bits(run, P: int, K: int, method: str) -> None:

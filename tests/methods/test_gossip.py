@@ -45,6 +45,7 @@ METHODS: dict[str, tuple[Callable[[], Method], Graph, Callable[[Graph, int, int]
 }  # fmt: skip
 
 
+@pytest.mark.threads(unless={"P": 4, "K": 1, "optimizer": "AdamW"})
 @pytest.mark.parametrize(("P", "K", "optimizer"), with_optimizers(SHAPES))
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_the_mixing_matrix(run, method: str, P: int, K: int, optimizer: str) -> None:
@@ -100,6 +101,7 @@ def unequal_start(world: Transport, P: int, graph: Graph, steps: int) -> tuple[T
     return x / w, vector(net), w_after.item(), moved
 
 
+@pytest.mark.threads(unless={"P": 4, "K": 1})
 @pytest.mark.parametrize("graph", [Exponential(), Exponential(2), PowersOfTwo(2), Ring()], ids=repr)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (3, 1), (4, 1), (3, 2), (4, 2), (7, 1)])
 def test_without_updates_all_reach_the_weighted_mean(run, graph: Graph, P: int, K: int) -> None:

@@ -29,6 +29,7 @@ from references import distributed, model, one_step
 STEPS = 6
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (4, 1), (1, 2)])
 @pytest.mark.parametrize("method", ["bsp", "hierarchical", "SGP", "2-OSGP", "D-PSGD"])
 def test_never_and_at_once_are_the_methods_themselves(run, method: str, P: int, K: int) -> None:

@@ -64,6 +64,7 @@ def test_ranks_do_use_other_parts() -> None:
     assert len({which(references.batch(t, 0)[0]) for t in range(EVERY)}) < BRANCHES
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
 @pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("method", METHODS)

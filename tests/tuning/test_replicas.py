@@ -129,6 +129,7 @@ def compared(world: Transport, folder: str, chance: str) -> list[list[float]]:
     return found
 
 
+@pytest.mark.threads(unless={"chance": "dropout"})
 @pytest.mark.ranks(8)
 @pytest.mark.parametrize(
     "chance",
