@@ -13,6 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of a rank: here, where it is read below, 
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,13 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ranks" if LAUNCHED else "one process")
 
 
+on_threads = partial(threads.run, timeout=100.0)  # seconds; the machine may be busy
+
+
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     """`run(n, function, *args)`: the results of `function(world, *args)` on n ranks, in rank order."""
-    on_ranks, declared = processes().run if LAUNCHED else threads.run, size(request.node)
+    on_ranks, declared = processes().run if LAUNCHED else on_threads, size(request.node)
 
     def run_as_declared(n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         assert n == declared, f"on {n} ranks, but collected for {declared}"
@@ -77,10 +81,10 @@ def belongs_here(item: pytest.Item) -> bool:
     if "run" not in getattr(item, "fixturenames", ()) or size(item) != RANKS:
         return False
     item.add_marker(pytest.mark.mpi(min_size=size(item)))
-    if (on_threads := item.get_closest_marker("threads")) is None:
+    if (alone := item.get_closest_marker("threads")) is None:
         return True
     given = parameters(item)
-    return all(given[name] == value for name, value in on_threads.kwargs["unless"].items())
+    return all(given[name] == value for name, value in alone.kwargs["unless"].items())
 
 
 def size(item: pytest.Item) -> int:

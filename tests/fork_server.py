@@ -132,6 +132,10 @@ def become(order: dict, files: list[int]) -> None:
     for file, number in zip(moved, order["numbers"], strict=True):
         os.dup2(file, number)
         os.close(file)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):  # as it has them, not as we
+        signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+    for number in order["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
     random.seed()
     np.random.seed()
     program, *_ = words = order["words"]

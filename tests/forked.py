@@ -39,6 +39,7 @@ order = {
     "folder": os.getcwd(),
     "environment": dict(os.environ),
     "numbers": files,
+    "ignored": [number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN],
 }
 socket.send_fds(server, [json.dumps(order).encode()], files)
 process = int(server.recv(64))

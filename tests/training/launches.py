@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +51,6 @@ class Ended:
     code: int
     out: str
     err: str
-    at: float
 
     @property
     def messages(self) -> list[str]:
@@ -113,7 +111,7 @@ def ended(process: subprocess.Popen[str]) -> Ended:
     except subprocess.TimeoutExpired:
         process.kill()
         raise
-    return Ended(process.returncode, out, err, time.time())
+    return Ended(process.returncode, out, err)
 
 
 def mpiexec() -> str:
