@@ -36,8 +36,9 @@ class Server:
     def __init__(self, address: str) -> None:
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(address)
+        self._listener.bind(f"{address}-to-be")
         self._listener.listen(64)
+        Path(f"{address}-to-be").rename(address)  # whoever sees it may connect
         self._watch(sys.stdin, self._end)
         self._watch(self._listener, self._accept)
         self._running: dict[socket.socket, int] = {}  # process ids, by who waits for them

@@ -31,6 +31,7 @@ from torch import nn
 from hpcsgd.data import crop_and_flip
 
 RANK = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
+LAST = float(os.environ.get("WAIT_AFTER", "inf"))
 
 
 class Slow(nn.Module):
@@ -44,7 +45,7 @@ class Slow(nn.Module):
         if self.training:
             time.sleep(float(os.environ.get("SECONDS_PER_STEP", "0")))
             self.steps += 1
-            while self.steps > int(os.environ.get("WAIT_AFTER", "1000000")) and not Path("interrupted").exists():
+            while self.steps > LAST and not Path("interrupted").exists():
                 time.sleep(0.02)
         return x
 

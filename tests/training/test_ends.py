@@ -137,7 +137,7 @@ def train(folder: Path, model: str, arguments: str = "{}", *options: str, n: int
 
 
 def assert_ended(folder: Path, done: Ended) -> None:
-    """With an error, after the fault, and nobody stays. Ranks would wait six times as long as `ended` does."""
+    """With an error, after the fault, and nobody stays; waits for other ranks last longer than `ended`."""
     assert done.code != 0
     faults = [float(path.read_text()) for path in folder.glob("fault-*")]
     assert faults, done.err  # it ended before
