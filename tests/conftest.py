@@ -1,8 +1,8 @@
-"""How tests run on several ranks: as threads of one pytest, or as the processes of a pytest under mpiexec.
+"""How tests run on several ranks: as threads of one pytest, or as the processes of `mpiexec … --with-mpi`.
 
 `run(n, function, *args)` calls `function(world, *args)` on n ranks and returns the n results. Under a
 launcher every rank is a pytest of its own; all of them go through the same tests in the same order, see the
-same results and raise the same exception, and rank 0 alone prints.
+same results and raise the same exception, and rank 0 alone prints. Tests for another n are not collected.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of a rank: here, where it is read below, 
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,19 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ranks" if LAUNCHED else "one process")
 
 
-@pytest.fixture(scope="session")
-def run() -> Callable[..., list[Any]]:
+on_threads = partial(threads.run, timeout=100.0)  # seconds; the machine may be busy
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     """`run(n, function, *args)`: the results of `function(world, *args)` on n ranks, in rank order."""
-    return processes().run if LAUNCHED else threads.run
+    on_ranks, declared = processes().run if LAUNCHED else on_threads, size(request.node)
+
+    def run_as_declared(n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        assert n == declared, f"on {n} ranks, but collected for {declared}"
+        return on_ranks(n, function, *args)
+
+    return run_as_declared
 
 
 if LAUNCHED:
@@ -54,17 +64,46 @@ if LAUNCHED:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what runs on several ranks; under a launcher nothing else has a place.
+    """Leave out what has no place here.
 
     Batch jobs come first: they wait for minutes, while other tests use the cores.
     """
     items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
-    ranks = [item for item in items if "run" in getattr(item, "fixturenames", ())]
-    for item in ranks:
-        item.add_marker("ranks")
-    if LAUNCHED:
-        config.hook.pytest_deselected(items=[item for item in items if item not in ranks])
-        items[:] = ranks
+    here = [item for item in items if belongs_here(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in here])
+    items[:] = here
+
+
+def belongs_here(item: pytest.Item) -> bool:
+    """Under a launcher: it runs on as many ranks, and not on threads alone."""
+    if not LAUNCHED:
+        return item.get_closest_marker("processes") is None
+    if "run" not in getattr(item, "fixturenames", ()) or size(item) != RANKS:
+        return False
+    item.add_marker(pytest.mark.mpi(min_size=size(item)))
+    if (alone := item.get_closest_marker("threads")) is None:
+        return True
+    given = parameters(item)
+    unless = alone.kwargs["unless"].items()
+    return all(given[name] in (value if isinstance(value, set) else {value}) for name, value in unless)
+
+
+def size(item: pytest.Item) -> int:
+    """The ranks that a test runs on: of its marker `ranks`, or by its parameters n, P and K, or `now`."""
+    if (marker := item.get_closest_marker("ranks")) is not None:
+        return marker.args[0]
+    match parameters(item):
+        case {"n": n}:
+            return n
+        case {"now": (P, K)} | {"P": P, "K": K}:
+            return P * K
+        case {"P": one} | {"K": one}:
+            return one
+    raise pytest.UsageError(f"{item.nodeid}: on how many ranks? Mark it `ranks(n)`")
+
+
+def parameters(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params if hasattr(item, "callspec") else {}  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
@@ -80,6 +119,8 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--with-mpi") != LAUNCHED:
+        raise pytest.UsageError(f"{RANKS} processes: --with-mpi goes with mpiexec -n 2 and more")
     if RANK > 0:
         manager = config.pluginmanager
         manager.unregister(name="terminalreporter")

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pythons import python
+
 BIN = str(Path(sys.executable).parent)
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([BIN, os.environ["PATH"]]))
 PATIENCE = 120.0  # seconds; the machine may be busy
@@ -29,14 +31,22 @@ from torch import nn
 from hpcsgd.data import crop_and_flip
 
 RANK = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or "0"
+LAST = float(os.environ.get("WAIT_AFTER", "inf"))
 
 
 class Slow(nn.Module):
-    """Gives whoever watches the run time to interrupt it."""
+    """Gives whoever watches the run time to interrupt it, and waits for that after so many steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
 
     def forward(self, x):
         if self.training:
             time.sleep(float(os.environ.get("SECONDS_PER_STEP", "0")))
+            self.steps += 1
+            while self.steps > LAST and not Path("interrupted").exists():
+                time.sleep(0.02)
         return x
 
 
@@ -105,12 +115,25 @@ class Runs:
         return output
 
     def interrupted(
-        self, run: str, *options: str, after: int, by: Callable[[list[int]], Any], code: int | None = None
+        self,
+        run: str,
+        *options: str,
+        after: int,
+        by: Callable[[list[int]], Any],
+        code: int | None = None,
+        pace: float = 0,
     ) -> str:
-        """Start a run, slowly; after so many steps do something to its ranks, given as process ids."""
-        process = self._start(run, *options, n=4, SECONDS_PER_STEP="0.2")
+        """Start a run; after so many steps do something to its ranks, given as process ids.
+
+        `pace`: seconds of a step, for ranks that ask each other every second whether to go on.
+        """
+        told = self.folder / "interrupted"
+        told.unlink(missing_ok=True)
+        wait_after = str(after - self.step(run) + 2)  # a step is recorded when another one was made
+        process = self._start(run, *options, n=4, SECONDS_PER_STEP=str(pace), WAIT_AFTER=wait_after)
         wait_until(lambda: self.step(run) >= after, process)
         by([int((self.folder / f"pid-{rank}").read_text()) for rank in range(4)])
+        told.touch()
         return finish(process, code)
 
     def step(self, run: str) -> int:
@@ -148,9 +171,9 @@ class Runs:
         for left in [*self.folder.glob("pid-*"), *self.folder.glob("seen-*")]:
             left.unlink()
         assert MPIEXEC is not None
-        words = [MPIEXEC, "-n", str(n), sys.executable, "-m", "hpcsgd", "train", "job.toml", *options]
+        train = python("-m", "hpcsgd", "train", "job.toml", *options, "--run.folder", run)
         return subprocess.Popen(
-            [*words, "--run.folder", run],
+            [MPIEXEC, "-n", str(n), *train],
             cwd=self.folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             stdin=subprocess.DEVNULL,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tests marked `ranks`, but for the long ones, as N processes, for each N given: tests/mpi.sh MPIEXEC PYTHON N...
+# What of the suite runs on N ranks, but for the long tests, as N processes: tests/mpi.sh MPIEXEC PYTHON N...
 set -euo pipefail
 mpiexec=${1:?mpiexec} python=${2:?python}
 shift 2
@@ -13,6 +13,6 @@ cd "$(dirname "$0")/.."
 for n in "$@"; do
   echo "== $n ranks"
   timeout --kill-after=10 1200 "$mpiexec" -n "$n" \
-    "$python" -m pytest -m "ranks and not long" -q --color=no -p no:cacheprovider </dev/null ||
+    "$python" -m pytest --with-mpi -m "not long and not large" -q --color=no -p no:cacheprovider </dev/null ||
     { code=$?; echo "$n ranks: exit code $code" >&2; exit "$code"; }
 done

@@ -52,8 +52,7 @@ class Processes:
 
     def run(self, n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """The results of `function(world, *args)` on all ranks, or the exception of one of them."""
-        if n != RANKS:
-            pytest.skip(f"this world has {RANKS} ranks")
+        assert n == RANKS, f"this world has {RANKS} ranks"
         with splitting() as made:
             outcomes = self.gather(self.attempt(function, *args))
         tests = sorted({outcome.test for outcome in outcomes})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -122,6 +121,71 @@ def test_a_rank_has_one_thread_whoever_starts_pytest(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
+def pytest_on(n, *options, folder):
+    """A pytest of `n` processes on the tests in `folder`, with our fixtures; it has ended."""
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    if n > 1 and not mpiexec.exists():
+        pytest.skip("no mpiexec beside this Python")
+    launcher = [mpiexec, "-n", str(n)] if n > 1 else []
+    pytest_ = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*launcher, *pytest_, *options, "--rootdir", folder, folder],
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+CHOSEN = """
+import pytest
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_n(run, n):
+    assert run(n, lambda world: world.size) == [n] * n
+
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2), (2, 1)])
+@pytest.mark.threads(unless={"P": 2, "K": 1})
+def test_shape(run, P, K):
+    run(P * K, lambda world: None)
+
+@pytest.mark.parametrize("now", [(1, 2), (2, 2)])
+def test_now(run, now):
+    run(now[0] * now[1], lambda world: None)
+
+@pytest.mark.ranks(4)
+def test_marked(run):
+    run(4, lambda world: None)
+
+@pytest.mark.processes
+@pytest.mark.ranks(2)
+def test_processes(run):
+    run(2, lambda world: None)
+
+def test_alone():
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("n", "options", "passed", "deselected"), [(1, [], 10, 1), (2, ["--with-mpi"], 4, 7)]
+)
+def test_what_is_for_another_number_of_ranks_is_deselected(tmp_path, n, options, passed, deselected):
+    (tmp_path / "test_it.py").write_text(CHOSEN)
+    done = pytest_on(n, *options, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{passed} passed, {deselected} deselected" in done.stdout
+
+
+@pytest.mark.ranks(1)
+def test_who_runs_on_another_number_of_ranks_than_declared_fails(run):
+    with pytest.raises(AssertionError, match="on 2 ranks, but collected for 1"):
+        run(2, lambda world: None)
+
+
 ENDINGS = {
     "one rank fails while the other waits for it": (
         "run(2, lambda world: 1 / 0 if world.rank == 1 else world.barrier())",
@@ -139,22 +203,10 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_no_launch_hangs(ending, tmp_path):
     body, message = ENDINGS[ending]
-    (tmp_path / "test_it.py").write_text(f"import os, time\n\ndef test_it(run):\n    {body}\n")
-    mpiexec = Path(sys.executable).with_name("mpiexec")
-    if not mpiexec.exists():
-        pytest.skip("no mpiexec beside this Python")
-    pytest_ = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
-    patience = 13 if message == "Timeout" else 50  # importing torch may take long beside other tests
-    start = time.monotonic()
-    done = subprocess.run(
-        [mpiexec, "-n", "2", *pytest_, f"--timeout={patience}", "--rootdir", tmp_path, tmp_path],
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
+    (tmp_path / "test_it.py").write_text(
+        f"import os, time, pytest\n\n@pytest.mark.ranks(2)\ndef test_it(run):\n    {body}\n"
     )
+    patience = 13 if message == "Timeout" else 50  # importing torch may take long beside other tests
+    done = pytest_on(2, "--with-mpi", f"--timeout={patience}", folder=tmp_path)
     assert done.returncode != 0
     assert message in done.stdout + done.stderr
-    assert time.monotonic() - start < 40

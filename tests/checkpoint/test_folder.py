@@ -71,10 +71,12 @@ def test_every_rank_finds_what_it_saved(run, tmp_path: Path, n: int) -> None:
     assert run(n, there_and_back) == [True] * n
 
 
+@pytest.mark.ranks(2)
 def test_without_any_there_is_none(run, tmp_path: Path) -> None:
     assert run(2, newest, tmp_path / "nowhere") == [None, None]
 
 
+@pytest.mark.ranks(2)
 def test_the_two_newest_are_kept(run, tmp_path: Path) -> None:
     def steps(world: Transport) -> list[list[str]]:
         seen = []
@@ -168,6 +170,7 @@ def test_a_disk_that_fills_up_while_hdf5_writes(two: Path, monkeypatch: pytest.M
     assert (content(two), names(two)) == (before, ["step-00000010", "step-00000020"])
 
 
+@pytest.mark.ranks(2)
 def test_an_exception_while_writing_leaves_what_was_there(run, tmp_path: Path) -> None:
     def interrupted(world: Transport) -> str:
         write(world, tmp_path, 10)
@@ -186,6 +189,7 @@ def test_an_exception_while_writing_leaves_what_was_there(run, tmp_path: Path) -
     assert names(tmp_path) == ["step-00000010"]
 
 
+@pytest.mark.ranks(2)
 def test_what_a_killed_run_left_is_swept_away(run, tmp_path: Path) -> None:
     def after_a_kill(world: Transport) -> None:
         if world.rank == 0:
@@ -296,6 +300,7 @@ def test_going_on_after_a_fallback_drops_damaged_later_steps(two: Path, warnings
     assert warnings() == []
 
 
+@pytest.mark.ranks(2)
 def test_the_same_step_again_replaces_it(run, tmp_path: Path) -> None:
     def twice(world: Transport) -> int:
         job = form(world)

@@ -86,6 +86,7 @@ def methods_and_optimizers() -> list[Any]:
     ]
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
 @pytest.mark.parametrize(("method", "optimizer"), methods_and_optimizers())
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_goes_on_bit_for_bit(run, tmp_path: Path, P: int, K: int, method: str, optimizer: str) -> None:
@@ -98,12 +99,14 @@ def test_goes_on_with_plain_sgd(run, tmp_path: Path, P: int, K: int, method: str
     check_goes_on(run, tmp_path, P, K, "plain", method)
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 4, "optimizer": "whole tensors"})
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2), (8, 1)])
 @pytest.mark.parametrize("optimizer", ["AdamW", "whole tensors"])
 def test_goes_on_in_every_shape(run, tmp_path: Path, P: int, K: int, optimizer: str) -> None:
     check_goes_on(run, tmp_path, P, K, optimizer)
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("options", [{"overlap": False}, {"elementwise": False}, {"bucket_mb": 25.0}])
 def test_goes_on_with_every_option(run, tmp_path: Path, options: dict[str, Any]) -> None:
     check_goes_on(run, tmp_path, 2, 2, "AdamW", **options)
@@ -122,11 +125,14 @@ class Narrow(nn.Module):
         return self.layer(x.bfloat16()).float() + self.narrower(x.half()).float()
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("method", ["hierarchical", "osgp", "diloco"])
 def test_narrow_parameters_go_on(run, tmp_path: Path, method: str) -> None:
     check_goes_on(run, tmp_path, 2, 2, "momentum", method, make=Narrow)
 
 
+@pytest.mark.threads(unless={"before": (2, 2), "now": (4, 1)})
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize(("before", "now"), [((2, 2), (2, 2)), ((2, 2), (4, 1)), ((4, 1), (2, 2))])
 @pytest.mark.parametrize("method", [*WAITING_FOR_NOBODY, *PLAIN, "diloco", "osgp"])
 def test_narrow_state_goes_on_everywhere(run, tmp_path: Path, method: str, before: Any, now: Any) -> None:
@@ -147,6 +153,7 @@ def test_narrow_state_goes_on_everywhere(run, tmp_path: Path, method: str, befor
     assert run(4, resumed) == [True] * 4
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(("before", "now"), [(25.0, 1e-4), (1e-4, 25.0)])
 @pytest.mark.parametrize("method", ["diloco", "hierarchical"])
 def test_in_other_buckets(run, tmp_path: Path, method: str, before: float, now: float) -> None:
@@ -180,6 +187,7 @@ OTHER_STATES = [
 ]
 
 
+@pytest.mark.threads(unless={"before": (2, 2), "now": (4, 1)})
 @pytest.mark.parametrize(("now", "before", "optimizer"), FROM_2_2 + TO_2_2 + OTHER_STATES)
 def test_on_another_shape(
     run, tmp_path: Path, before: tuple[int, int], now: tuple[int, int], optimizer: str
@@ -220,6 +228,7 @@ def assert_close(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(value, expected[name], rtol=2 * eps, atol=0, msg=told)
 
 
+@pytest.mark.threads(unless={"now": (4, 1)})
 @pytest.mark.parametrize(
     ("now", "before"), [((4, 1), (2, 2)), ((1, 4), (2, 2)), ((2, 2), (4, 1)), ((1, 2), (2, 1))]
 )
@@ -246,6 +255,7 @@ def test_training_goes_on_elsewhere(run, tmp_path: Path, now: Any, before: Any, 
         assert_same(first, second)
 
 
+@pytest.mark.ranks(4)
 def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
     """`bsp` never averages parameters: on the groups' own ones it would leave them apart for ever."""
 
@@ -266,6 +276,7 @@ def shared_with_others(training: Training) -> list[Tensor]:
     return [x.clone() for vectors in chunks.values() for x in vectors]
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (3, 2)])
 @pytest.mark.parametrize("method", WAITING_FOR_NOBODY)
 def test_what_groups_share_without_meeting_goes_on(run, tmp_path: Path, method: str, P: int, K: int) -> None:
@@ -323,6 +334,7 @@ def test_weights_of_push_sum_go_on_with_their_groups(run, tmp_path: Path, P: int
     assert run(P * K, restored) == expected
 
 
+@pytest.mark.ranks(4)
 def test_what_was_a_groups_own_does_not_go_on_from_the_mean(run, tmp_path: Path) -> None:
     """With another exchange all groups start from one model: weights of push-sum belong to the old ones."""
 
@@ -338,6 +350,7 @@ def test_what_was_a_groups_own_does_not_go_on_from_the_mean(run, tmp_path: Path)
     assert run(4, restored) == [1.0] * 4
 
 
+@pytest.mark.ranks(2)
 def test_a_group_that_never_updated_a_parameter(run, tmp_path: Path) -> None:
     """Its moments do not exist; the others' count."""
 
@@ -429,6 +442,7 @@ def test_another_model_or_optimizer_is_refused(run, tmp_path: Path, other: str, 
     assert f"{tmp_path}/step-00000004: " in messages[0]
 
 
+@pytest.mark.ranks(2)
 def test_another_division_into_param_groups_is_refused(run, tmp_path: Path, monkeypatch) -> None:
     def swapped(net: nn.Module) -> optim.Optimizer:
         first, second = two_groups(net)
@@ -444,6 +458,7 @@ def test_another_division_into_param_groups_is_refused(run, tmp_path: Path, monk
     run(2, refused)
 
 
+@pytest.mark.ranks(2)
 def test_a_file_that_one_rank_cannot_read_ends_all(run, tmp_path: Path) -> None:
     """Rank 1 alone fails after the check; nobody waits for it in a collective."""
 

@@ -95,6 +95,7 @@ def of_groups(ranks: list[Vectors], K: int) -> list[dict[tuple[str, str, str], T
     return [assembled(ranks[first : first + K]) for first in range(0, len(ranks), K)]
 
 
+@pytest.mark.threads(unless={"before": (2, 2), "now": (4, 1)})
 @pytest.mark.parametrize(
     ("before", "now"),
     [pytest.param(*way, marks=[pytest.mark.long] if way in LONG else []) for way in WAYS],

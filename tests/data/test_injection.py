@@ -150,6 +150,7 @@ def test_all_groups_make_the_same_steps_and_load_what_they_own(
     assert steps == length == n // P // K // (own + shared)
 
 
+@pytest.mark.threads(unless={"n": 4, "K": 2})
 @pytest.mark.parametrize(("alpha", "beta", "b"), [(0.5, 0.5, 8), (1, 1, 12), (0.3, 0.1, 4), (0.5, 1, 9)])
 @pytest.mark.parametrize(("n", "K"), [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1), (8, 2)])
 def test_what_arrives(
@@ -232,6 +233,7 @@ def test_resumed_with_another_K(run: Callable[..., list[Any]], n: int) -> None:
     assert len({str(found) for found in run(n, one)}) == 1
 
 
+@pytest.mark.ranks(1)
 def test_one_group_has_nobody_to_share_with(run: Callable[..., list[Any]]) -> None:
     def one(world: Transport) -> None:
         job = form(world, groups=1)
@@ -253,6 +255,7 @@ def test_what_cannot_be() -> None:
     assert Injection(1, 1).portions(9, 8) == (1, 1, 8)
 
 
+@pytest.mark.ranks(1)
 def test_loaders_that_do_not_fit(run: Callable[..., list[Any]]) -> None:
     def one(world: Transport) -> None:
         job = form(world)

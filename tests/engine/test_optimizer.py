@@ -353,6 +353,7 @@ def test_public_names() -> None:
     assert all(getattr(hpcsgd, name) is not None for name in hpcsgd.__all__)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("order", [2.0, float("inf"), 1.0])
 def test_clipping_where_a_position_owns_nothing(run, order: float) -> None:
     def norm(world: Transport) -> float:

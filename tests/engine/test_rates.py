@@ -117,6 +117,7 @@ class Noting:
         AllToAll()(d, b)
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("around", WHERE)
 def test_schedules_and_exchanges_see_it(run, around: str) -> None:
     def seen(world: Transport) -> tuple[list[float], list[float], list[float]]:

@@ -197,6 +197,7 @@ def test_gradients_with_a_graph_of_their_own(run, n: int) -> None:
         torch.testing.assert_close(ours, vector(net), rtol=0, atol=1e-12)
 
 
+@pytest.mark.ranks(2)
 def test_sparse_gradients_are_refused(run) -> None:
     def train(world: Transport) -> None:
         net = nn.Embedding(10, 3, sparse=True)

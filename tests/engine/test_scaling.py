@@ -94,6 +94,7 @@ def test_it_is_the_training_without_the_bad_steps(run, P: int, K: int, clip: boo
             torch.testing.assert_close(mine, groups[rank // K], rtol=0, atol=2e-5)
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("make", [bsp, sgp, lambda: selsync(0.3)])
 def test_any_dense_method_skips_together(run, make: Any) -> None:
     for history, _, t in run(4, lambda world: distributed(world, 2, make(), clip=False)):
@@ -103,6 +104,7 @@ def test_any_dense_method_skips_together(run, make: Any) -> None:
         assert all(w.isfinite().all() for w in history)
 
 
+@pytest.mark.ranks(4)
 def test_a_position_that_owns_nothing(run) -> None:
     """One parameter of one element among four positions."""
 
@@ -120,6 +122,7 @@ def test_a_position_that_owns_nothing(run) -> None:
     assert run(4, trained) == [(0.5, 4.0)] * 4
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("P", [1, 2])
 def test_torchs_own_is_refused_with_what_to_do(run, P: int) -> None:
     def trained(world: Transport) -> None:
@@ -133,6 +136,7 @@ def test_torchs_own_is_refused_with_what_to_do(run, P: int) -> None:
         run(2, trained)
 
 
+@pytest.mark.ranks(2)
 def test_one_that_is_switched_off_is_nothing(run) -> None:
     def trained(world: Transport) -> int:
         net = model(dtype=torch.float32)
@@ -165,6 +169,7 @@ def test_refusals() -> None:
             threads.run(2, scaled, case)
 
 
+@pytest.mark.ranks(2)
 def test_without_ranks_it_is_torchs(run) -> None:
     """Around an optimizer that is not distributed."""
 
@@ -203,6 +208,7 @@ def natural(world: Transport, scaler: torch.amp.GradScaler | None) -> Tensor:
     return vector(net)
 
 
+@pytest.mark.ranks(4)
 def test_around_a_natural_gradient(run) -> None:
     """The size of the loss does not matter to it."""
     plain = run(4, natural, None)
@@ -213,6 +219,7 @@ def test_around_a_natural_gradient(run) -> None:
         run(4, lambda world: natural(world, torch.amp.GradScaler("cpu")))
 
 
+@pytest.mark.ranks(2)
 def test_who_has_no_batch_after_a_skipped_step(run) -> None:
     """Its gradient counts as zero, as ever: what was exchanged for the skipped step is not judged again."""
 

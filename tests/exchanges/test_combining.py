@@ -29,6 +29,7 @@ def vector(seed: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(M, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+@pytest.mark.ranks(2)
 @DTYPES
 @pytest.mark.parametrize(("combine", "leader"), [(everyones, None), (everyones, 1), (own, None)])
 def test_where_all_is_given_nothing_is_left(
@@ -47,6 +48,7 @@ def test_where_all_is_given_nothing_is_left(
     assert run(2, whole) == run(2, all_but_zeros) == [[0] * 6] * 2
 
 
+@pytest.mark.ranks(2)
 @DTYPES
 @COMBINE
 def test_a_little_is_not_nothing(run, combine: Combine, dtype: torch.dtype) -> None:
@@ -61,6 +63,7 @@ def test_a_little_is_not_nothing(run, combine: Combine, dtype: torch.dtype) -> N
     assert run(2, training) == pytest.approx([little / 2] * 2, rel=0.01)
 
 
+@pytest.mark.ranks(2)
 @COMBINE
 def test_what_is_no_number_stays(run, combine: Combine) -> None:
     def training(world: Transport) -> float:

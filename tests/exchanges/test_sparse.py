@@ -53,6 +53,7 @@ def sgd(params: list[nn.Parameter]) -> optim.Optimizer:
     return optim.SGD(params, lr=0.1)
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K", "optimizer"), [(1, 2, "AdamW"), (2, 2, "SGD"), (1, 4, "momentum")])
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_equals_algorithm_1(run, name: str, P: int, K: int, optimizer: str) -> None:
@@ -66,6 +67,7 @@ def test_equals_algorithm_1(run, name: str, P: int, K: int, optimizer: str) -> N
     same(ranks, sparsified(P, K, select, make, STEPS, meet_every(EVERY)), K)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     "options", [{"bucket_mb": 1e-4}, {"overlap": False}, {"bucket_mb": 1e-4, "overlap": False}]
 )
@@ -80,6 +82,7 @@ def test_buckets_and_overlap_change_nothing(run, name: str, options: dict[str, A
     same(ranks, sparsified(1, 2, select, OPTIMIZERS["momentum"], STEPS), 2)
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_of_groups_together_all_ranks_are_workers(run, name: str) -> None:
     sparsifier, select = SPARSIFIERS[name]
@@ -87,6 +90,7 @@ def test_of_groups_together_all_ranks_are_workers(run, name: str) -> None:
     same(ranks, sparsified(1, 4, select, sgd, STEPS), 4)
 
 
+@pytest.mark.threads(unless={"K": 2})
 @pytest.mark.parametrize(
     "sparsifier", [TopK(1), CLTk(1), Deft(1), Deft(1, exact=True), HardThreshold(1e-300)]
 )
@@ -99,6 +103,7 @@ def test_everything_is_the_dense_exchange(run, sparsifier: Sparsifier, K: int) -
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_nothing_is_lost(run, name: str) -> None:
     """At a rate of 1, what the parameters moved by was sent; with the residuals it is all gradients."""
@@ -126,6 +131,7 @@ def test_nothing_is_lost(run, name: str) -> None:
     torch.testing.assert_close(torch.stack(sent).mean(0), moved[0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.ranks(4)
 def test_own_values_alone(run) -> None:
     """Top-k as A. Aji and K. Heafield have it: what another worker selected is kept."""
     e = np.zeros((4, vector(model()).numel()))
@@ -143,6 +149,7 @@ def test_own_values_alone(run) -> None:
     same(ranks, history, 4)
 
 
+@pytest.mark.ranks(2)
 def test_plain_indices(run) -> None:
     ranks = run(
         2, lambda world: distributed(world, 1, bsp(Sparse(TopK(DENSITY), indices=Plain())), sgd, STEPS)
@@ -150,6 +157,7 @@ def test_plain_indices(run) -> None:
     same(ranks, sparsified(1, 2, topk(DENSITY), sgd, STEPS), 2)
 
 
+@pytest.mark.ranks(2)
 def test_the_rate_inside(run) -> None:
     """Algorithm 1 to the letter, at a rate that changes: w −= mean of (e + η·g) at the joint indices."""
 
@@ -181,6 +189,7 @@ def test_the_rate_inside(run) -> None:
     same(run(2, training), literal(), 2)
 
 
+@pytest.mark.ranks(2)
 def test_momentum_correction(run) -> None:
     """u = m·u + g; acc = e + u; both zeroed where they were sent."""
     net, m = model(), 0.9
@@ -236,6 +245,7 @@ WRONG: dict[str, tuple[Callable[[], Sparse], MakeOptimizer, str]] = {
 }
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", WRONG)
 def test_what_would_be_wrong_is_refused(run, name: str) -> None:
     exchange, make, message = WRONG[name]
@@ -254,6 +264,7 @@ def test_own_values_where_one_worker_chooses_are_refused(sparsifier: Sparsifier)
         Sparse(sparsifier, own)
 
 
+@pytest.mark.ranks(1)
 def test_a_group_of_one_sends_nothing(run) -> None:
     sparse = run(1, lambda world: distributed(world, 1, bsp(Sparse(TopK(0.01))), sgd, STEPS))
     plain = run(1, lambda world: distributed(world, 1, bsp(), sgd, STEPS))
@@ -261,6 +272,7 @@ def test_a_group_of_one_sends_nothing(run) -> None:
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("feedback", [ErrorFeedback(), MomentumCorrection(0.5)])
 def test_back_at_the_start_nothing_is_kept(run, feedback: Feedback) -> None:
     """A state from before the first step is loaded by who has already trained."""
@@ -283,6 +295,7 @@ def test_back_at_the_start_nothing_is_kept(run, feedback: Feedback) -> None:
         assert torch.equal(once, again)
 
 
+@pytest.mark.ranks(2)
 def test_what_is_noted_of_a_step(run) -> None:
     def training(world: Transport) -> list[dict[str, float]]:
         net = model(seed=world.rank)
@@ -311,6 +324,7 @@ def test_what_is_noted_of_a_step(run) -> None:
     assert max(note["growth"] for note in ranks[0]) > 1
 
 
+@pytest.mark.ranks(4)
 @pytest.mark.parametrize("name", ["CLT-k", "DEFT, exact"])
 def test_density_is_as_set(run, name: str) -> None:
     def training(world: Transport) -> list[float]:
@@ -329,6 +343,7 @@ def test_density_is_as_set(run, name: str) -> None:
     assert run(4, training) == [[round(DENSITY * M) / M] * STEPS] * 4
 
 
+@pytest.mark.ranks(2)
 def test_a_float32_model_and_one_of_two_types(run) -> None:
     """By the native kernels; and where a float64 parameter makes all of acc wide."""
 

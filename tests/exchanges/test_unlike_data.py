@@ -49,6 +49,7 @@ class Training:
         return copy.deepcopy((self.optimizer.state_dict(), self.net.state_dict()))
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @EXACT
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 4), (2, 2)])
 def test_every_element_gets_its_update(run, P: int, K: int, exact: bool) -> None:
@@ -67,6 +68,7 @@ def test_every_element_gets_its_update(run, P: int, K: int, exact: bool) -> None
         assert max(errors[-waits:]) <= 1.2 * max(errors[:waits]), "‖e‖ grows"
 
 
+@pytest.mark.threads(unless={"n": 2})
 @EXACT
 @pytest.mark.parametrize("n", [2, 4])
 def test_goes_on_in_mid_rotation(run, n: int, exact: bool) -> None:

@@ -21,7 +21,7 @@ from hpcsgd.islands.coordinator import Coordinator
 from hpcsgd.islands.event_log import Event, EventLog, read
 from hpcsgd.islands.register import Phase, Register
 
-SILENCE = 60.0
+SILENCE = 600.0
 """Seconds; longer than any machine keeps a thread waiting, so that nobody is lost who is not meant to be."""
 TOKEN = "of these tests"
 
@@ -38,7 +38,7 @@ class Desk:
         self,
         islands: int,
         *,
-        timeout: float = 60,
+        timeout: float = 600,
         silence: float = SILENCE,
         allotment: Allotment | None = None,
     ) -> Iterator[Coordinator]:
@@ -55,7 +55,7 @@ class Desk:
         finally:
             served.membership.register = replace(served.register, phase=Phase.FINISHED)
             self.leave()
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
             events.close()
 
@@ -108,7 +108,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     desk.leave()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 10) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hpcsgd.islands import event_log
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.launch.starter import Mpiexec, Srun, starter
 from hpcsgd.launch.supervisor import Supervisor, sizes
+from pythons import python
 
 ISLAND = """
 import sys, time
@@ -68,7 +68,7 @@ def supervise(
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         supervisor = Supervisor(
-            sizes or [1] * islands, [sys.executable, str(script), body], folder, Alone(),
+            sizes or [1] * islands, python(str(script), body), folder, Alone(),
             token="secret", restarts=restarts, silence=60, timeout=60, allotment=allotment,
         )  # fmt: skip
         return asyncio.run(supervisor.run())

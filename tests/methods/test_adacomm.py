@@ -138,6 +138,7 @@ def test_no_rank_goes_by_its_own_loss(run, P: int, K: int) -> None:
     assert run(P * K, noted) == [expected] * (P * K)
 
 
+@pytest.mark.ranks(2)
 def test_a_closure_gives_the_loss_too(run) -> None:
     def trained(world: Transport, closing: bool, giving: bool) -> Tensor:
         job, net = form(world, groups=2), model()

@@ -62,6 +62,7 @@ def of_distance(P: int, K: int) -> Fraction:
     return 2 * (Fraction(K - 1, K) + Fraction(P - 1, P)) * 8
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("exchange", [None, ReduceScatter()])
 def test_hierarchical(run, P: int, K: int, exchange: ReduceScatter | None) -> None:
@@ -84,6 +85,7 @@ MEETING_AS_MUCH: dict[str, Callable[[], Method]] = {
 }
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("method", MEETING_AS_MUCH)
 def test_others_that_meet_so_often(run, P: int, K: int, method: str) -> None:
@@ -93,6 +95,7 @@ def test_others_that_meet_so_often(run, P: int, K: int, method: str) -> None:
     assert counted == expected
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_adacomm(run, P: int, K: int) -> None:
     """Meetings after steps 2 and 3 and so on, where the loss stays; two numbers over all ranks at each."""
@@ -112,6 +115,7 @@ def test_adacomm(run, P: int, K: int) -> None:
         assert counted == expected
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_the_papers_baseline(run, P: int, K: int) -> None:
     meetings = STEPS // EVERY if P > 1 else 0
@@ -124,6 +128,7 @@ def test_the_papers_baseline(run, P: int, K: int) -> None:
         assert counted == expected
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_bsp(run, P: int, K: int) -> None:
     """In two levels the slow links between groups carry M/K a rank."""

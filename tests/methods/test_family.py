@@ -75,6 +75,7 @@ def test_who_is_drawn(C: float, P: int, count: int) -> None:
         assert draws != [MeanOfSome(C, seed=2).drawn(t, P) for t in range(200)]
 
 
+@pytest.mark.threads(unless={"P": 4, "K": 1, "optimizer": "AdamW"})
 @pytest.mark.parametrize("optimizer", ["SGD", "momentum", "AdamW"])
 @pytest.mark.parametrize(
     ("P", "K", "C"),
@@ -105,6 +106,7 @@ def test_all_leave_a_meeting_alike(run, P: int, K: int) -> None:
     assert any(not torch.equal(ends[0], end) for end in ends) == (P > 1)
 
 
+@pytest.mark.ranks(4)
 def test_with_everybody_it_is_local_sgd(run) -> None:
     everybody = lambda world: distributed(world, 2, fedavg(per_epoch=2, steps_per_epoch=6), SGD, STEPS)  # noqa: E731
     same(run(4, everybody), local_sgd(2, 2, 3, SGD, STEPS), 2)
@@ -125,6 +127,7 @@ FAMILY: dict[str, Callable[[], Method]] = {
 }
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("method", FAMILY)
 def test_goes_on_to_the_same_bits(run, P: int, K: int, method: str) -> None:

@@ -45,6 +45,7 @@ METHODS: dict[str, tuple[Callable[[], Method], Graph, Callable[[Graph, int, int]
 }  # fmt: skip
 
 
+@pytest.mark.threads(unless={"P": 4, "K": 1, "optimizer": "AdamW"})
 @pytest.mark.parametrize(("P", "K", "optimizer"), with_optimizers(SHAPES))
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_the_mixing_matrix(run, method: str, P: int, K: int, optimizer: str) -> None:
@@ -100,6 +101,7 @@ def unequal_start(world: Transport, P: int, graph: Graph, steps: int) -> tuple[T
     return x / w, vector(net), w_after.item(), moved
 
 
+@pytest.mark.threads(unless={"P": 4, "K": 1})
 @pytest.mark.parametrize("graph", [Exponential(), Exponential(2), PowersOfTwo(2), Ring()], ids=repr)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (3, 1), (4, 1), (3, 2), (4, 2), (7, 1)])
 def test_without_updates_all_reach_the_weighted_mean(run, graph: Graph, P: int, K: int) -> None:
@@ -153,6 +155,7 @@ def slow_start(world: Transport, staleness: int) -> list[float]:
     return times
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("staleness", [1, 2, 3])
 def test_a_slow_group_holds_up_the_others_only_after_so_many_steps(run, staleness: int) -> None:
     """Each of two groups has sent one round ahead, so that the other may go so many rounds further."""
@@ -180,12 +183,12 @@ def test_bytes_of_a_step(run, P: int, K: int, peers: int) -> None:
         assert sent == expected
 
 
-@pytest.mark.parametrize("K", [2, 4])
-def test_optimizers_that_look_at_whole_tensors(run, K: int) -> None:
+@pytest.mark.parametrize(("P", "K"), [(2, 2), (2, 4)])
+def test_optimizers_that_look_at_whole_tensors(run, P: int, K: int) -> None:
     """Their steps depend on the norm of x_i: the weight has to reach all of it, not the own chunk alone."""
 
     def trained(world: Transport, each: int) -> list[Tensor]:
-        job = form(world, groups=2)
+        job = form(world, groups=P)
         net, how = model(), PushSum(Ring())
         inner = Rows(list(net.parameters()), lr=0.1)
         method = Method(sgp().exchange, sgp().when, how)
@@ -197,8 +200,8 @@ def test_optimizers_that_look_at_whole_tensors(run, K: int) -> None:
             history.append(vector(net))
         return history
 
-    alone = threads.run(2, lambda world: trained(world, K))
-    for rank, mine in enumerate(run(2 * K, lambda world: trained(world, 1))):
+    alone = threads.run(P, lambda world: trained(world, K))
+    for rank, mine in enumerate(run(P * K, lambda world: trained(world, 1))):
         torch.testing.assert_close(mine, alone[rank // K], rtol=0, atol=1e-12)
 
 

@@ -20,7 +20,7 @@ from hpcsgd.methods import (
     sasgd,
     switch,
 )
-from hpcsgd.transport import Transport
+from hpcsgd.transport import Transport, threads
 from local_methods import accumulating, gradients_of
 from methods.test_battery import OPTIMIZERS
 from references import (
@@ -70,6 +70,7 @@ def test_at_a_constant_rate_it_is_local_sgd(run, P: int, K: int) -> None:
     same(ranks, local_sgd(P, K, EVERY, SGD, STEPS), K)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -90,5 +91,5 @@ def test_what_plain_sgd_is_not(run, make: MakeOptimizer, message: str) -> None:
         with pytest.raises(UserError, match=message) as caught:
             run(2, lambda world, method=method: distributed(world, 2, copy.deepcopy(method), make, 1))
         assert "\n" not in str(caught.value)
-    (history,) = run(1, lambda world: distributed(world, 1, sasgd(EVERY), make, STEPS))
+    (history,) = threads.run(1, lambda world: distributed(world, 1, sasgd(EVERY), make, STEPS))
     torch.testing.assert_close(history, big_batch(1, make, STEPS), rtol=0, atol=1e-12)

@@ -74,6 +74,7 @@ def noted(
 BY = {"parameters": parameters, "gradients": gradients}
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
@@ -93,6 +94,7 @@ def test_equals_algorithm_1(run, P: int, K: int, by: str, optimizer: str) -> Non
             assert ("distance" in notes) == (met[t] and by == "parameters")
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_with_delta_0_all_steps_are_shared(run, P: int, K: int, optimizer: str) -> None:
@@ -113,6 +115,7 @@ def test_with_delta_0_all_steps_are_shared(run, P: int, K: int, optimizer: str) 
             torch.testing.assert_close(history, big_batch(P * K, make, STEPS), rtol=0, atol=1e-12)
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_with_delta_infinity_nobody_meets(run, P: int, K: int, by: str) -> None:
@@ -130,6 +133,7 @@ def test_with_delta_infinity_nobody_meets(run, P: int, K: int, by: str) -> None:
             torch.testing.assert_close(history[t], groups[rank // K], rtol=0, atol=1e-12)
 
 
+@pytest.mark.ranks(2)
 def test_no_change_at_all_is_as_much_as_delta_0(run) -> None:
     def met(world: Transport) -> list[float]:
         job = form(world, groups=2)
@@ -140,6 +144,7 @@ def test_no_change_at_all_is_as_much_as_delta_0(run) -> None:
     assert run(2, met) == [[1.0] * 4] * 2
 
 
+@pytest.mark.ranks(2)
 def test_moments_may_be_averaged_too(run) -> None:
     make = OPTIMIZERS["momentum"]
     same = lambda world: all(  # noqa: E731
@@ -165,6 +170,7 @@ class Patient(optim.SGD):
         super().step(closure)
 
 
+@pytest.mark.ranks(4)
 def test_numbers_travel_while_the_update_is_made(run) -> None:
     def train(world: Transport) -> list[Tensor]:
         method = selsync(0.3)
@@ -180,6 +186,7 @@ def test_numbers_travel_while_the_update_is_made(run) -> None:
     assert len(run(4, train)) == 4
 
 
+@pytest.mark.ranks(4)
 def test_a_rank_gathers_8_bytes_from_every_other(run) -> None:
     def sent(world: Transport) -> float:
         distributed(world, 2, selsync(INFINITY), OPTIMIZERS["SGD"], STEPS)
@@ -202,6 +209,7 @@ def test_smoothing_follows_the_number_of_groups(run, P: int, K: int) -> None:
     assert K == 1 or all(a != b for a, b in zip(ours, run(P * K, deltas, P * K / 100), strict=True))
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])
 def test_a_resumed_run_votes_as_the_uninterrupted_one(run, P: int, K: int, by: str) -> None:
@@ -283,6 +291,7 @@ def test_what_is_no_number_means_meet(broken: float) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(("delta", "met"), [(0.0, True), (1e300, True), (INFINITY, False)])
 def test_a_gradient_that_is_no_number_makes_groups_meet(run, delta: float, met: bool) -> None:
     def last(world: Transport) -> float:

@@ -35,6 +35,7 @@ def takes_turns(method: Method) -> bool:
     return method.exchange.shards and method.how.shards
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(2, 2), (4, 1), (1, 2)])
 @pytest.mark.parametrize("method", [label for label, case in REFERENCES.items() if takes_turns(case.new())])
 def test_never_and_at_once_are_the_methods_themselves(run, method: str, P: int, K: int) -> None:
@@ -89,6 +90,7 @@ def trained(world: Transport, method: Method, rates: list[float], again: Method 
 DECAYING = [0.1, 0.1, 0.2, 0.2, 0.1, 0.1, 0.05, 0.05]
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(("at", "expected"), [("first lr decay", [4, 5, 6, 7]), (2, [1, 2, 3, 4, 5, 6, 7])])
 def test_when_the_groups_begin_to_meet(run, at: int | str, expected: list[int], again: bool) -> None:
@@ -102,6 +104,7 @@ def test_when_the_groups_begin_to_meet(run, at: int | str, expected: list[int], 
     assert run(2, met) == [expected, expected]
 
 
+@pytest.mark.ranks(2)
 def test_a_state_of_other_methods_is_refused(run) -> None:
     def loaded(world: Transport) -> None:
         job = form(world, groups=2)

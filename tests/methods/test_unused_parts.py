@@ -64,6 +64,7 @@ def test_the_size_is_a_prime() -> None:
     assert all(M % n for n in range(2, M))
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": {"AdamW", "plain"}})
 @pytest.mark.parametrize(
     ("method", "optimizer"),
     [

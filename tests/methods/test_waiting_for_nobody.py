@@ -63,6 +63,7 @@ def test_another_method_starts_from_what_the_server_has(run, n: int) -> None:
         assert torch.equal(seen, torch.ones(n, steps))
 
 
+@pytest.mark.ranks(2)
 def test_the_servers_model_counts_also_inside_a_switch(run) -> None:
     """What a group has read is old: the updates of the slow one are in the model all the same."""
 
@@ -127,6 +128,7 @@ def test_pairs_in_random_interleavings(n: int) -> None:
     torch.testing.assert_close(total, torch.full((n,), 1000.0 * n), rtol=1e-5, atol=0)
 
 
+@pytest.mark.ranks(2)
 def test_a_slow_group_lets_the_others_go_on(run) -> None:
     """One more than s: the push after the last read that was allowed is not waited for by anybody."""
 
@@ -172,6 +174,7 @@ def test_pairs_come_to_agree(run, P: int, K: int) -> None:
         torch.testing.assert_close(mine, mean, rtol=0, atol=0.2)
 
 
+@pytest.mark.ranks(2)
 def test_what_is_noted(run) -> None:
     """A slow group's gradient misses what the fast one did meanwhile."""
 

@@ -66,6 +66,7 @@ def expected(P: int, K: int, every: int) -> list[list[Tensor]]:
     return history
 
 
+@pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"bucket_mb": 1e-4}])
 @pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize("method", METHODS)
@@ -126,6 +127,7 @@ def test_state_survives_a_round_trip(run, P: int, K: int) -> None:
         assert torch.equal(whole, resumed)
 
 
+@pytest.mark.ranks(1)
 def test_it_is_the_outermost(run) -> None:
     def wrong_order(world: Transport) -> None:
         net = model()

@@ -130,6 +130,7 @@ def test_each_layer_comes_to_each_worker_whoever_decides(run, n: int) -> None:
         assert [sum(counts) for counts in zip(*mine, strict=True)] == [n] * len(sizes)
 
 
+@pytest.mark.ranks(1)
 def test_on_one_worker_with_one_layer_all_are_top_k(run) -> None:
     def select(world: Transport) -> list[list[int]]:
         acc = torch.randn(1000, generator=torch.Generator().manual_seed(3))

@@ -39,6 +39,7 @@ def whole(acc: Tensor) -> Accumulated:
     return Accumulated(acc, torch.tensor([0, acc.numel()]), acc.double().square().sum().reshape(1))
 
 
+@pytest.mark.ranks(1)
 def test_hard_threshold(run) -> None:
     acc = torch.tensor([0.5, -0.1, -0.7, 0.0, math.nan, 0.499])
     assert run(1, lambda world: selected(HardThreshold(0.5), acc, 0, world).tolist()) == [[0, 2, 4]]
@@ -68,6 +69,7 @@ def test_stages_fit_what_the_one_before_kept() -> None:
     assert sidco.threshold(acc) == pytest.approx(third.item())
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_number_of_stages_finds_the_density(run, name: str, density: float) -> None:
@@ -80,6 +82,7 @@ def test_the_number_of_stages_finds_the_density(run, name: str, density: float) 
     assert sum(later) / len(later) == pytest.approx(density, rel=0.25)
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("acc", "chosen"),
     [
@@ -93,6 +96,7 @@ def test_what_cannot_be_fitted(run, acc: Tensor, chosen: list[int]) -> None:
     assert run(1, lambda world: selected(SIDCo(0.1), acc, 0, world).tolist()) == [chosen]
 
 
+@pytest.mark.ranks(1)
 def test_sidco_goes_on_where_it_was(run) -> None:
     def select(world: Transport) -> tuple[list[int], list[int]]:
         def stages(sidco: SIDCo, times: range) -> list[int]:
@@ -117,6 +121,7 @@ def test_all_of_it_has_no_tail() -> None:
         SIDCo(1)
 
 
+@pytest.mark.ranks(2)
 def test_leaders_take_turns(run) -> None:
     def select(world: Transport) -> list[int]:
         acc = torch.arange(10.0)

@@ -53,7 +53,7 @@ METHODS = Path(__file__).parents[1] / "methods"
 @pytest.mark.long
 def test_methods_do_across_hosts_what_they_do_on_one(network) -> None:
     """Where no memory is shared and links are slow, requests are answered all the same."""
-    pytest_on_ranks = ("-m", "pytest", "-m", "ranks", "-q", "--color=no", "-p", "no:cacheprovider")
+    pytest_on_ranks = ("-m", "pytest", "--with-mpi", "-q", "--color=no", "-p", "no:cacheprovider")
     done = network.mpiexec(sys.executable, *pytest_on_ranks, METHODS, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

@@ -129,7 +129,7 @@ class World:
 
         def rank(group: Transport) -> Life:
             where = island, group, self.at.address, TOKEN, "127.0.0.1"
-            limits = {"islands": islands, "silence": SILENCE, "timeout": 60}
+            limits = {"islands": islands, "silence": SILENCE, "timeout": 600}
             meetings = Meetings(*where, **limits) if work is None else Paced(work, *where, **limits)
             with ExitStack() as left:
                 left.callback(meetings.close)
@@ -205,7 +205,7 @@ def course(events: Sequence[Event]) -> list[Event]:
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
     with ThreadPoolExecutor(len(calls)) as pool:
-        return [future.result(60) for future in [pool.submit(call) for call in calls]]
+        return [future.result(600) for future in [pool.submit(call) for call in calls]]
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:

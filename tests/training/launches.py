@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shutil
 import struct
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hpcsgd.data import convert
+from pythons import python
 
 MPIEXEC = shutil.which(
     "mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -52,7 +51,6 @@ class Ended:
     code: int
     out: str
     err: str
-    at: float
 
     @property
     def messages(self) -> list[str]:
@@ -81,37 +79,12 @@ def _idx(values: NDArray[np.uint8]) -> bytes:
 def launch(folder: Path, *words: str, n: int = 0, **environment: str) -> Ended:
     """`hpcsgd` with these words on `n` ranks, or (0) without a launcher, in `folder`; its end."""
     launcher = [] if n == 0 else [mpiexec(), "-n", str(n)]
-    return ended(start(folder, [*launcher, *HPCSGD, *words], **environment))
+    return ended(start(folder, [*launcher, *hpcsgd(*words)], **environment))
 
 
-class Preloaded:
-    """Commands without a launcher, in processes that need not import torch any more."""
-
-    def __init__(self) -> None:
-        self._server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("preloaded.py"))],
-            env=_environment({}),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def launch(self, folder: Path, *words: str, **environment: str) -> Ended:
-        """As `launch` on 0 ranks."""
-        server = self._server
-        assert server.stdin is not None
-        assert server.stdout is not None
-        with tempfile.TemporaryDirectory() as name:
-            out, err = Path(name) / "out", Path(name) / "err"
-            order = {"words": words, "folder": str(folder), "environment": environment}
-            server.stdin.write(json.dumps({**order, "out": str(out), "err": str(err)}) + "\n")
-            server.stdin.flush()
-            code = int(server.stdout.readline())
-            return Ended(code, out.read_text(), err.read_text(), time.time())
-
-    def close(self) -> None:
-        """End the server."""
-        self._server.communicate(timeout=PATIENCE)
+def hpcsgd(*words: str) -> list[str]:
+    """The command, in a process that has torch already; `HPCSGD` begins with an empty one."""
+    return python("-m", "hpcsgd", *words)
 
 
 def start(folder: Path, command: list[str], **environment: str) -> subprocess.Popen[str]:
@@ -138,7 +111,7 @@ def ended(process: subprocess.Popen[str]) -> Ended:
     except subprocess.TimeoutExpired:
         process.kill()
         raise
-    return Ended(process.returncode, out, err, time.time())
+    return Ended(process.returncode, out, err)
 
 
 def mpiexec() -> str:

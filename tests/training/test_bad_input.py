@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import h5py
 import pytest
 
-from training.launches import HPCSGD, JOB, Ended, Preloaded, ended, launch, make_store, mpiexec, start
+from training.launches import JOB, Ended, ended, hpcsgd, launch, make_store, mpiexec, start
 
 USER = """\
 from torch import nn
@@ -49,14 +48,6 @@ def folder(tmp_path: Path, store: Path) -> Path:
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "user.py").write_text(USER)
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[Callable[..., Ended]]:
-    """`launch` without a launcher, quicker."""
-    preloaded = Preloaded()
-    yield preloaded.launch
-    preloaded.close()
 
 
 def files(folder: Path) -> set[Path]:
@@ -209,7 +200,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_mistake_is_one_line(folder: Path, alone: Callable[..., Ended], name: str) -> None:
+def test_a_mistake_is_one_line(folder: Path, name: str) -> None:
     case = CASES[name]
     job = folder / "job.toml"
     text = job.read_text()
@@ -218,7 +209,7 @@ def test_a_mistake_is_one_line(folder: Path, alone: Callable[..., Ended], name: 
     file = "none.toml" if case.changed[1] == "none.toml" else "job.toml"
     before = files(folder)
     words = ["train", file, *case.options.split()]
-    done = launch(folder, *words, n=case.n) if case.n else alone(folder, *words, **case.environment)
+    done = launch(folder, *words, n=case.n, **case.environment)
     assert_one_line(done, case.line.replace("{folder}", str(folder)))
     assert done.out == ""
     assert files(folder) == before
@@ -227,7 +218,7 @@ def test_a_mistake_is_one_line(folder: Path, alone: Callable[..., Ended], name: 
 def test_every_rank_ends_with_an_error(folder: Path) -> None:
     """Not only the launcher: each writes down its own exit code."""
     noting = ["sh", "-c", '"$@"; code=$?; echo $code > code-$PMI_RANK; exit $code', "sh"]
-    command = [mpiexec(), "-n", "2", *noting, *HPCSGD, "train", "job.toml", "--model.build", "mpl"]
+    command = [mpiexec(), "-n", "2", *noting, *hpcsgd("train", "job.toml", "--model.build", "mpl")]
     done = ended(start(folder, command))
     assert_one_line(done, "job.toml: [model] build: no 'mpl'; did you mean 'mlp'? ...")
     assert [(folder / f"code-{rank}").read_text() for rank in range(2)] == ["1\n", "1\n"]
@@ -236,7 +227,7 @@ def test_every_rank_ends_with_an_error(folder: Path) -> None:
 def test_of_silent_worlds_the_first_speaks(folder: Path) -> None:
     """Three processes that a foreign launcher started, each taking itself for all there is."""
     ranks = [{"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(3)]
-    command = [*HPCSGD, "train", "job.toml"]
+    command = hpcsgd("train", "job.toml")
     worlds = [ended(process) for process in [start(folder, command, **rank) for rank in ranks]]
     assert [world.code for world in worlds] == [1, 1, 1]
     assert [len(world.err.splitlines()) for world in worlds] == [1, 0, 0]
@@ -249,14 +240,14 @@ def test_fewer_samples_than_ranks(folder: Path) -> None:
     assert_one_line(done, line)
 
 
-def test_a_store_that_was_cut_off(folder: Path, alone: Callable[..., Ended]) -> None:
+def test_a_store_that_was_cut_off(folder: Path) -> None:
     whole = (folder / "small.h5").read_bytes()
     (folder / "small.h5").write_bytes(whole[:-1])
-    done = alone(folder, "train", "job.toml")
+    done = launch(folder, "train", "job.toml")
     assert_one_line(done, f"job.toml: [data] store: {folder}/small.h5: not a store, or damaged (...")
 
 
-def test_a_store_with_a_damaged_image(folder: Path, alone: Callable[..., Ended]) -> None:
+def test_a_store_with_a_damaged_image(folder: Path) -> None:
     path = folder / "small.h5"
     with h5py.File(path) as file:
         images = file["train/x"]
@@ -265,39 +256,39 @@ def test_a_store_with_a_damaged_image(folder: Path, alone: Callable[..., Ended])
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
-    done = alone(folder, "train", "job.toml", "--run.folder", "run")
+    done = launch(folder, "train", "job.toml", "--run.folder", "run")
     line = f"{path}: split 'train' is damaged: rows 7 do not match their checksums; convert it again"
     assert_one_line(done, line)
     assert not (folder / "run" / "summary.json").exists()
 
 
-def test_another_kind_of_hdf5_file(folder: Path, alone: Callable[..., Ended]) -> None:
+def test_another_kind_of_hdf5_file(folder: Path) -> None:
     with h5py.File(folder / "other.h5", "w") as file:
         file["x"] = [1]
-    done = alone(folder, "train", "job.toml", "--data.store", "other.h5")
+    done = launch(folder, "train", "job.toml", "--data.store", "other.h5")
     line = f"{folder}/other.h5: an HDF5 file, but not a store made by `hpcsgd data convert`"
     assert_one_line(done, f"job.toml: [data] store: {line}")
 
 
-def test_a_folder_that_holds_a_run(folder: Path, alone: Callable[..., Ended]) -> None:
+def test_a_folder_that_holds_a_run(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "metrics.jsonl").touch()
     before = files(folder)
-    done = alone(folder, "train", "job.toml", "--run.folder", "run")
+    done = launch(folder, "train", "job.toml", "--run.folder", "run")
     line = "run: holds a run: pass --resume to go on with it, or choose another [run] folder"
     assert_one_line(done, line)
     assert files(folder) == before
 
 
-def test_a_learning_rate_that_breaks_the_model(folder: Path, alone: Callable[..., Ended]) -> None:
-    done = alone(folder, "train", "job.toml", "--optimizer.lr", "1e30", "--run.folder", "run")
+def test_a_learning_rate_that_breaks_the_model(folder: Path) -> None:
+    done = launch(folder, "train", "job.toml", "--optimizer.lr", "1e30", "--run.folder", "run")
     assert_one_line(done, "the loss is nan at step 2: try a lower learning rate or a longer warm-up")
     assert not {"summary.json", "model.pt"} & {path.name for path in files(folder)}
     assert not list(folder.glob("run/checkpoints/*"))
 
 
-def test_an_unknown_command(folder: Path, alone: Callable[..., Ended]) -> None:
-    done = alone(folder, "trian", "job.toml")
+def test_an_unknown_command(folder: Path) -> None:
+    done = launch(folder, "trian", "job.toml")
     known = "train, probe, launch, data, job, doctor"
     line = f'Unknown command "trian". Did you mean "train"? Available commands: {known}.'
     assert_one_line(done, line)

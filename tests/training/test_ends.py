@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from training.launches import HPCSGD, JOB, PATIENCE, Ended, ended, make_store, mpiexec, start
+from training.launches import JOB, PATIENCE, Ended, ended, hpcsgd, make_store, mpiexec, start
 
 pytestmark = pytest.mark.slow
 
-SOON = 10.0  # seconds
 RANKS = 2
 """Of most jobs, in as many groups: every rank costs five seconds of start-up."""
 JOB_OF_TWO = JOB.replace("[data]", "[job]\ngroups = 2\n[data]").replace("epochs = 1", "epochs = 10000")
@@ -129,7 +128,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def launch(folder: Path, *options: str, n: int = RANKS) -> subprocess.Popen[str]:
-    return start(folder, [mpiexec(), "-n", str(n), *HPCSGD, "train", "job.toml", *options])
+    return start(folder, [mpiexec(), "-n", str(n), *hpcsgd("train", "job.toml", *options)])
 
 
 def train(folder: Path, model: str, arguments: str = "{}", *options: str, n: int = RANKS) -> Ended:
@@ -137,14 +136,12 @@ def train(folder: Path, model: str, arguments: str = "{}", *options: str, n: int
     return ended(launch(folder, *words, n=n))
 
 
-def assert_ended(folder: Path, done: Ended, within: float = SOON) -> None:
-    """With an error, soon after the fault, and nobody stays."""
+def assert_ended(folder: Path, done: Ended) -> None:
+    """With an error, after the fault, and nobody stays; waits for other ranks last longer than `ended`."""
     assert done.code != 0
     faults = [float(path.read_text()) for path in folder.glob("fault-*")]
     assert faults, done.err  # it ended before
-    first = min(faults)
-    assert done.at - first < within, done.err
-    deadline = time.time() + SOON
+    deadline = time.time() + PATIENCE
     while left := processes_in(folder):
         assert time.time() < deadline, left
         time.sleep(0.1)
@@ -166,7 +163,7 @@ def processes_in(folder: Path) -> list[str]:
 def test_processes_are_found(folder: Path) -> None:
     """Or the tests below could not see that somebody stays."""
     with subprocess.Popen(["sleep", "60"], cwd=folder) as sleeper:
-        deadline = time.time() + SOON
+        deadline = time.time() + PATIENCE
         while processes_in(folder) != ["sleep 60 "]:  # at first it is still a copy of this process
             assert time.time() < deadline, processes_in(folder)
         sleeper.kill()
@@ -223,7 +220,7 @@ def test_what_is_not_expected_is_one_traceback(
 
 def test_a_model_that_cannot_be_built_on_one_rank(folder: Path) -> None:
     done = train(folder, "net_without_weights", "{ ranks = [1] }")
-    assert_ended(folder, done, within=PATIENCE)  # the others first have to come so far
+    assert_ended(folder, done)
     where = "job.toml: [model.arguments]"
     assert done.err == f"hpcsgd: rank 1 of 2, preparing the run: {where}: no weights for this rank\n"
 
@@ -231,7 +228,7 @@ def test_a_model_that_cannot_be_built_on_one_rank(folder: Path) -> None:
 @pytest.mark.long
 def test_a_broken_model_on_some_ranks(folder: Path) -> None:
     done = train(folder, "broken_net", "{ ranks = [1, 3] }", n=4)
-    assert_ended(folder, done, within=PATIENCE)
+    assert_ended(folder, done)
     assert done.messages == ["hpcsgd: rank 1 of 4, preparing the run: ValueError: boom"]
     assert done.err.count("Traceback") == 1
     assert "in broken_net" in done.err
@@ -239,7 +236,7 @@ def test_a_broken_model_on_some_ranks(folder: Path) -> None:
 
 def test_models_that_differ(folder: Path) -> None:
     done = train(folder, "net_of_another_shape")
-    assert_ended(folder, done, within=PATIENCE)
+    assert_ended(folder, done)
     of = "parameter inner.1.weight of shape ({}, 36) and torch.float32 {}"
     assert done.err == f"hpcsgd: ranks 0 and 1 differ: {of.format(10, 'here')}, {of.format(11, 'there')}\n"
 
@@ -251,7 +248,7 @@ def test_a_store_that_one_rank_does_not_find(folder: Path) -> None:
     (elsewhere / "job.toml").write_text(JOB_OF_TWO)
     command = [mpiexec()]
     for place in (folder, elsewhere):
-        command += ["-n", "1", "-wdir", str(place), *HPCSGD, "train", "job.toml", ":"]
+        command += ["-n", "1", "-wdir", str(place), *hpcsgd("train", "job.toml"), ":"]
     done = ended(start(folder, command[:-1]))
     assert done.code == 1
     place = f"rank 1 of 2, preparing the run: job.toml: [data] store: {elsewhere}/small.h5"
@@ -260,9 +257,8 @@ def test_a_store_that_one_rank_does_not_find(folder: Path) -> None:
 
 
 def test_a_rank_that_freezes(folder: Path) -> None:
-    timeout = 5
-    done = train(folder, "net", ONE % "freezing", "--job.timeout", str(timeout), n=4)
-    assert_ended(folder, done, within=timeout + SOON)
+    done = train(folder, "net", ONE % "freezing", "--job.timeout", "5", n=4)
+    assert_ended(folder, done)
     assert len(done.messages) == 1
     assert "no answer within 5 s" in done.messages[0]
 

@@ -138,9 +138,9 @@ def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk) -> None:
 
     def wait(t: int) -> None:
         if t == 5:
-            assert dead.wait(60)
+            assert dead.wait(100)
         if t == 6:  # the meeting before was without it
-            wait_for(lambda: 1 in at.membership.expected, 60)
+            wait_for(lambda: 1 in at.membership.expected)
 
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", ["--method.every", "1"])
@@ -159,10 +159,10 @@ def test_who_comes_new_looks_on_until_samples_are_dealt(job_file: Path, tmp_path
     def wait(t: int) -> None:
         begun.set()
         if t == 2:
-            wait_for(lambda: 1 in at.membership.expected, 60)
+            wait_for(lambda: 1 in at.membership.expected)
 
     def late() -> Life:
-        assert begun.wait(60)
+        assert begun.wait(100)
         return world.live(1, 2)[0]
 
     with desk.coordinator(1) as at:

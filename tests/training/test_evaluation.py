@@ -118,6 +118,7 @@ def test_the_reference_tells_models_apart(job_file: Path) -> None:
     assert min(abs(a - b) for i, a in enumerate(losses) for b in losses[:i]) > 1e-3
 
 
+@pytest.mark.threads(unless={"n": 4})
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 @pytest.mark.parametrize("count", [1, 3, TEST])
 def test_every_sample_counts_once(

@@ -12,7 +12,7 @@ from hpcsgd.config.schema import Config, load
 from hpcsgd.errors import UserError
 from hpcsgd.training.probing import fitting, plan_of, setting, take_answer
 from hpcsgd.tuning.monitor import DistanceMonitor
-from training.launches import JOB, Preloaded, launch, make_store
+from training.launches import JOB, launch, make_store
 
 
 @pytest.fixture
@@ -65,13 +65,6 @@ def test_which_delta(folder: Path) -> None:
     assert (folder / "runs" / "job-delta" / "delta.png").exists()
 
 
-@pytest.fixture(scope="module")
-def preloaded():
-    server = Preloaded()
-    yield server
-    server.close()
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -91,8 +84,8 @@ def preloaded():
         (["--method.name", "bsp"], "hpcsgd: job.toml: [method]: "),
     ],
 )
-def test_bad_input(preloaded: Preloaded, folder: Path, words: list[str], message: str) -> None:
-    ended = preloaded.launch(folder, "probe", "job.toml", *words)
+def test_bad_input(folder: Path, words: list[str], message: str) -> None:
+    ended = launch(folder, "probe", "job.toml", *words)
     assert ended.code == 1, ended.out + ended.err
     assert [line for line in ended.messages if line.startswith(message)], ended.err
     assert "Traceback" not in ended.err

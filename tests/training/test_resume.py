@@ -95,7 +95,7 @@ def terminate_all(ranks: list[int]) -> None:
 @pytest.fixture(scope="module")
 def stopped(runs: Runs) -> str:
     """A run that a signal to one rank stopped in its first epoch; `seen` are the samples it had."""
-    output = runs.interrupted("stopped", after=3, by=signal_one, code=75)
+    output = runs.interrupted("stopped", after=3, by=signal_one, code=75, pace=0.4)
     (saved,) = runs.checkpoints("stopped")
     step = int(saved.removeprefix("step-"))
     assert f"SIGUSR1 received: saved step {step}, go on with --resume" in output
@@ -107,7 +107,7 @@ def stopped(runs: Runs) -> str:
 @pytest.mark.long
 def test_stopped_again_and_again(runs: Runs, stopped: str) -> None:
     run = runs.copy(stopped, "again and again")
-    output = runs.interrupted(run, "--resume", after=16, by=terminate_all, code=75)
+    output = runs.interrupted(run, "--resume", after=16, by=terminate_all, code=75, pace=0.4)
     assert "SIGTERM received: saved step" in output
     limit = ("--training.time_limit", "0.5")
     output = runs.train(run, "--resume", *limit, code=75, SECONDS_PER_STEP="0.1")

@@ -146,6 +146,7 @@ def test_on_two_processes_the_bits_are_the_same(job_file: Path, groups: str) -> 
     assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
+@pytest.mark.ranks(1)
 def test_a_model_of_other_sizes_is_one_line(run: Callable[..., list[Any]], job_file: Path) -> None:
     key, given = {"words": ("types", 13), "ratings": ("items", 119)}[name_of(job_file)]
 
@@ -159,6 +160,7 @@ def test_a_model_of_other_sizes_is_one_line(run: Callable[..., list[Any]], job_f
     assert "does not take samples of shape" in line
 
 
+@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -175,6 +177,7 @@ def test_mistakes(run: Callable[..., list[Any]], job_file: Path, words: list[str
     run(1, assembled)
 
 
+@pytest.mark.ranks(2)
 def test_windows_have_no_labels(run: Callable[..., list[Any]], tmp_path: Path) -> None:
     folder = tmp_path / str(os.getpid())
     folder.mkdir()
@@ -188,6 +191,7 @@ def test_windows_have_no_labels(run: Callable[..., list[Any]], tmp_path: Path) -
     run(2, assembled)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     "options", [["--data.partition.name", "seldp"], ["--data.injection", "{alpha=0.5,beta=0.5}"]]
 )

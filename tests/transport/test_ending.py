@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hpcsgd.transport import ending
+from pythons import python
 
 PREAMBLE = """
 import os, signal, sys, time
@@ -79,7 +80,7 @@ def mpiexec() -> str:
 def launch(folder: Path, body: str, *, timeout: float = 60, n: int = 4, interrupt: bool = False) -> Job:
     mark = folder / "fault"
     (folder / "job.py").write_text(PREAMBLE.format(timeout=timeout, mark=str(mark)) + body)
-    start = [sys.executable, str(folder / "job.py")]
+    start = python(str(folder / "job.py"))
     command = start if n == 1 else [mpiexec(), "-n", str(n), *start]
     with subprocess.Popen(
         command,

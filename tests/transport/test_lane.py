@@ -13,8 +13,10 @@ import torch
 from hpcsgd.transport import Lane, Ledger, PeerLost, phase
 from hpcsgd.transport.lane import close_lanes
 
+PATIENCE = 60.0  # seconds; the machine may be busy
 
-def submit(lane: Lane, call, timeout: float = 5.0, ledger: Ledger | None = None):
+
+def submit(lane: Lane, call, timeout: float = PATIENCE, ledger: Ledger | None = None):
     return lane.submit(call, "call", timeout, ledger or Ledger())
 
 
@@ -31,7 +33,7 @@ def test_calls_run_one_by_one_in_order_on_one_other_thread() -> None:
     works = [submit(lane, lambda i=i: call(i)) for i in range(5)]
     assert [work.wait() for work in works] == list(range(5))
     assert seen == [(i, "test") for i in range(5)]
-    assert lane.close(1.0)
+    assert lane.close(PATIENCE)
 
 
 def test_wait_gives_up_after_the_timeout_and_says_on_what() -> None:
@@ -40,22 +42,24 @@ def test_wait_gives_up_after_the_timeout_and_says_on_what() -> None:
     with pytest.raises(PeerLost, match=r"^allreduce over 4 ranks: no answer within 0\.05 s$") as raised:
         work.wait()
     assert raised.value.ranks == ()
-    assert 0.05 <= ledger.totals()["other"].waited < 1
+    assert ledger.totals()["other"].waited >= 0.05
     assert not lane.close(0.01)
     release.set()
     assert work.wait() is True
-    assert lane.close(1.0)
+    assert lane.close(PATIENCE)
 
 
 def test_what_a_lane_waits_for_is_not_its_owners_waiting() -> None:
     here, there, ledger = Lane("here"), Lane("there"), Ledger()
-    inner = submit(there, lambda: time.sleep(0.2), ledger=ledger)
-    outer = submit(here, inner.wait, ledger=ledger)
-    time.sleep(0.25)
-    outer.wait()
-    assert ledger.totals()["other"].waited < 0.1
-    assert here.close(1.0)
-    assert there.close(1.0)
+    release, ended = threading.Event(), threading.Event()
+    inner = submit(there, release.wait, ledger=ledger)
+    submit(here, lambda: (inner.wait(), ended.set()), ledger=ledger)
+    time.sleep(0.1)
+    release.set()
+    assert ended.wait(PATIENCE)
+    assert not any(total.waited for total in ledger.totals().values())
+    assert here.close(PATIENCE)
+    assert there.close(PATIENCE)
 
 
 def test_a_timeout_of_the_operation_itself_comes_through() -> None:
@@ -66,7 +70,7 @@ def test_a_timeout_of_the_operation_itself_comes_through() -> None:
 
     with pytest.raises(TimeoutError, match="a disk, say"):
         submit(lane, fail).wait()
-    assert lane.close(1.0)
+    assert lane.close(PATIENCE)
 
 
 def test_the_phase_of_the_submitter_goes_along() -> None:
@@ -85,7 +89,7 @@ def test_the_phase_of_the_submitter_goes_along() -> None:
         "outer": 2,
         "other": 4,
     }
-    assert lane.close(1.0)
+    assert lane.close(PATIENCE)
 
 
 def test_submitting_from_the_lane_runs_at_once() -> None:
@@ -99,14 +103,14 @@ def test_submitting_from_the_lane_runs_at_once() -> None:
         return order
 
     assert submit(lane, outer).wait() == ["inside", "after"]
-    assert lane.close(1.0)
+    assert lane.close(PATIENCE)
 
 
 def test_closing_waits_for_what_is_queued() -> None:
     lane, done = Lane("test"), []
     submit(lane, lambda: time.sleep(0.05))
     submit(lane, lambda: done.append(True))
-    assert close_lanes(5.0)
+    assert close_lanes(PATIENCE)
     assert done == [True]
     assert Lane("never started").close(0.0)
 
@@ -117,6 +121,8 @@ def test_a_finished_operation_lets_go_of_its_tensors() -> None:
     submit(lane, x.sum).wait()
     del x
     gc.collect()
-    time.sleep(0.05)
-    assert there() is None
-    assert lane.close(1.0)
+    until = time.monotonic() + PATIENCE
+    while there() is not None:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert lane.close(PATIENCE)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from hpcsgd.transport import Transport
-from ranks import LAUNCHED
 
 LIMIT = 2**31
 
@@ -25,7 +24,7 @@ class Spy:
         return getattr(self.comm, name)
 
 
-@pytest.mark.skipif(not LAUNCHED, reason="only MPI reduces in pieces")
+@pytest.mark.processes  # only MPI reduces in pieces
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_reductions_in_pieces_give_the_whole(run, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from hpcsgd.transport import mpi
@@ -60,9 +59,10 @@ def test_reductions_in_pieces_give_the_whole(run, n: int, monkeypatch: pytest.Mo
 @pytest.fixture
 def wanted(request: pytest.FixtureRequest) -> None:
     if "large" not in (request.config.getoption("-m") or ""):
-        pytest.skip('takes up to 9 GiB; give -m "ranks and large"')
+        pytest.skip("takes up to 9 GiB; give -m large")
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.large
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("wanted")

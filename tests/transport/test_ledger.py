@@ -65,6 +65,7 @@ def test_of_messages_the_sender_counts_the_bytes(run, n: int) -> None:
     assert run(n, talk) == [(2, 20.0), (2, 0.0), *[(1, 0.0)] * (n - 2)]
 
 
+@pytest.mark.ranks(1)
 def test_alone_nothing_is_sent(run) -> None:
     def record(world: Transport) -> list[float]:
         for call, _ in list(SENT.values())[:-1]:

@@ -72,6 +72,7 @@ REFUSED: dict[str, tuple[Callable[[Transport], Work], str]] = {
 }
 
 
+@pytest.mark.ranks(N)
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_before_anything_is_sent(run, case: str) -> None:
     call, message = REFUSED[case]
@@ -84,6 +85,7 @@ def test_refused_before_anything_is_sent(run, case: str) -> None:
     assert run(N, attempt) == [0, 0]
 
 
+@pytest.mark.ranks(N)
 def test_after_a_refusal_the_transport_goes_on(run) -> None:
     def attempt(world: Transport) -> float:
         with pytest.raises(ValueError, match="contiguous"):

@@ -17,7 +17,6 @@ from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport, threads
 from hpcsgd.tuning.idle import Idle, InMemory, OnDisk, PinnedMemory
 from hpcsgd.tuning.replicas import DivergedError
-from ranks import LAUNCHED
 from training.launches import make_store
 from tuning import drawing
 
@@ -130,12 +129,18 @@ def compared(world: Transport, folder: str, chance: str) -> list[list[float]]:
     return found
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("chance", ["none", "transform", "dropout"])
+@pytest.mark.threads(unless={"chance": "dropout"})
+@pytest.mark.ranks(8)
+@pytest.mark.parametrize(
+    "chance",
+    [
+        "none",
+        "transform",
+        pytest.param("dropout", marks=pytest.mark.processes),  # threads share the chance of their process
+    ],
+)
 def test_distances_are_those_of_the_real_job(run, tmp_path, chance):
     """Also where a rank's chance takes part: virtual rank r has that of the real one."""
-    if chance == "dropout" and not LAUNCHED:
-        pytest.skip("threads share the chance of their process")
     expected, *virtual = run(8, compared, str(tmp_path), chance)[0]
     assert min(expected) > 0
     assert virtual == [pytest.approx(expected, rel=1e-6)] * 3

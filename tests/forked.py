@@ -1,0 +1,54 @@
+"""In place of `python`: has its words carried out by a process of fork_server.py, and ends as that one does.
+
+    python -I -S forked.py ADDRESS WORDS...
+
+It is killed with this one, and gets the signals that this one gets.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def open_files() -> list[int]:
+    """Their numbers: also those of a launcher that were handed down to us."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing itself
+            os.fstat(int(name))
+            found.append(int(name))
+    return found
+
+
+def pass_on(number: int, _: object) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+files = open_files()
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect(sys.argv[1])
+order = {
+    "words": sys.argv[2:],
+    "folder": os.getcwd(),
+    "environment": dict(os.environ),
+    "numbers": files,
+    "ignored": [number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN],
+}
+socket.send_fds(server, [json.dumps(order).encode()], files)
+process = int(server.recv(64))
+for number in PASSED_ON:
+    signal.signal(number, pass_on)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+code = int(server.recv(64))
+if code < 0:
+    with suppress(OSError):  # of SIGKILL nothing can be said
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
