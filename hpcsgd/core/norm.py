@@ -41,3 +41,12 @@ def total_norm(parts: Sequence[Tensor], order: float, ranks: Transport | None) -
     powered = total.pow(order)
     ranks.allreduce(powered).wait()
     return powered.pow(1 / order)
+
+
+def clip(parts: Sequence[Tensor], most: float, order: float, ranks: Transport | None) -> Tensor:
+    """Scale the parts to a total norm of at most `most`; return the norm before. Collective as that is."""
+    total = total_norm(parts, order, ranks)
+    scale = torch.clamp(most / (total + 1e-6), max=1.0).item()
+    for part in parts:
+        part.mul_(scale)
+    return total

@@ -11,7 +11,8 @@ from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_map
 
 import hpcsgd
-from hpcsgd.core.graphs import Exponential, Ring, push_matrix, symmetric_matrix
+from hpcsgd.core.graphs import Exponential, Ring
+from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.topology import form
 from hpcsgd.exchanges import ReduceScatter, Sparse
 from hpcsgd.methods import (
