@@ -29,7 +29,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """This rank's place among P groups of K. `world`, `group` and `cross` may be of different libraries."""
+    """This rank's place among P groups of K. `init` makes it.
+
+    Rank r of N = P·K is at position j = r mod K of group g = ⌊r/K⌋, counted node by node.
+
+    Not to be confused with a batch job of Slurm, nor with a job file: this is one rank's view of a run.
+
+    Args:
+        world: all N ranks. It, `group` and `cross` may be of different libraries.
+        group: the K ranks that share one local model; its rank is j.
+        cross: the P ranks of one position, each with that chunk of its group's model; its rank is g.
+        P: groups.
+        K: ranks of a group.
+        meetings: of this island with others, where it is one. Default None.
+
+    Example:
+        >>> job = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
+        >>> job.size, job.P, job.K
+        (4, 2, 2)
+        >>> job.rank == job.g * job.K + job.j
+        True
+    """
 
     world: Transport
     group: Transport
@@ -46,10 +66,12 @@ class Job:
 
     @property
     def rank(self) -> int:
+        """Of all, 0 … N − 1."""
         return self.world.rank
 
     @property
     def size(self) -> int:
+        """N, how many ranks there are."""
         return self.world.size
 
     @property
@@ -63,15 +85,33 @@ class Job:
         return self.group.rank
 
     def together(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """For a block that may fail on one rank alone: then every rank raises a `JobError` that says `what`
+        was done.
+        """
         return together(self.world, what)
 
 
 def init(groups: int | None = None, group_size: int | None = None, *, timeout: float = 600.0) -> Job:
     """The ranks that the launcher started, as `groups` groups or as groups of `group_size`; else one group.
 
-    Without a launcher it is one rank and one group. `timeout` is how long, in seconds, a rank may wait for
-    the others before the job is ended. Raises `UserError` where the numbers do not fit or the launcher
-    started something else than MPI sees.
+    Without a launcher it is one rank and one group, whatever is asked for, which is warned of. Collective.
+
+    Not to be confused with `torch.distributed.init_process_group`: nothing of torch.distributed is used.
+
+    Args:
+        groups: P; it must divide the number of ranks. `hpcsgd.probe` finds how many a training stands.
+            Default None.
+        group_size: K instead, or besides where both fit. As many as there are ranks on a node keep the
+            gradients there. Default None.
+        timeout: seconds that a rank may wait for the others before the job is ended. Default 600.0.
+
+    Raises:
+        UserError: where the numbers do not fit, or the launcher started something else than MPI sees.
+
+    Example:
+        >>> job = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
+        >>> job.P, job.K
+        (2, 2)
     """
     from hpcsgd.transport import mpi  # MPI starts when it is imported
 
