@@ -247,7 +247,8 @@ def _require_peers(per_step: int) -> None:
 
 def _powers(base: int, n: int) -> list[int]:
     """base^0, base^1, … up to the largest that is at most n − 1."""
-    powers, power = [], 1
+    powers: list[int] = []
+    power = 1
     while power < n:
         powers.append(power)
         power *= base

@@ -94,7 +94,7 @@ class Step:
     """Whether each position updates its own chunks alone, and not all of w."""
     exchanged: bool = True
     """Whether gradients are in the buckets; where nothing is exchanged they are where autograd put them."""
-    notes: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict[str, float])
     """What a method has to report of this step (the distance at a meeting, …), for metrics."""
 
     @property

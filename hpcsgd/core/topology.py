@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 from hpcsgd.errors import JobError, UserError
@@ -177,7 +177,7 @@ def groups_across_nodes(nodes: Sequence[int], K: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def together(world: Transport, what: str) -> Iterator[None]:
+def together(world: Transport, what: str) -> Generator[None, None, None]:
     """Raise on every rank if the block raised on any: a `JobError` with the first failing rank's message.
 
     For steps where one rank alone may fail (its data is missing, its model differs); collective.

@@ -108,7 +108,7 @@ class Adaptive:
         means = torch.tensor([now.losses / now.since_change, now.first_loss], dtype=torch.float64)
         with phase("loss"):
             s.job.world.allreduce(means, "mean").wait()
-        return means.tolist()
+        return [mean.item() for mean in means]
 
 
 def adacomm(

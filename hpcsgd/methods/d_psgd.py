@@ -53,8 +53,8 @@ class Neighbours:
         """w_ij of this group i and every neighbour j, itself included, in the order of j."""
         t = (s.t - 1) % self.graph.period(s.job.P)
         if t not in self._rows:
-            row = symmetric_matrix(self.graph, t, s.job.P)[s.job.g].tolist()
-            self._rows[t] = {j: w for j, w in enumerate(row) if w > 0 or j == s.job.g}
+            row = symmetric_matrix(self.graph, t, s.job.P)[s.job.g]
+            self._rows[t] = {j: w.item() for j, w in enumerate(row) if w > 0 or j == s.job.g}
         return self._rows[t]
 
 

@@ -107,7 +107,7 @@ def _is_like(value: Any, theta: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == theta.shape
 
 
-def _try_out(make_optimizer: MakeOptimizer) -> None:
+def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> None:
     """What is wrong with an optimizer shows now, and not at the first meeting."""
     if not callable(make_optimizer):
         raise UserError(

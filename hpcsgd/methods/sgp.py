@@ -37,7 +37,7 @@ class Round:
     """What came from the others in one step, once `work` is done, and what went to them."""
 
     arriving: list[Parcel]
-    sent: list[Parcel] = field(default_factory=list)
+    sent: list[Parcel] = field(default_factory=list[Parcel])
     work: Work | None = None
 
     def wait(self) -> list[Parcel]:
