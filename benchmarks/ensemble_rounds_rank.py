@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from ensemble_flow import flow
 from harness import Spread, interleaved, ratios
-from mpi4py import MPI
-
 from hpcsgd.islands.invitation import Invitation
 from hpcsgd.islands.meetings import Meetings
+from mpi4py import MPI
+
 from hpcsgd.training.process import keep_freed_memory
 from hpcsgd.transport import Transport, mpi
 
@@ -60,7 +60,7 @@ def measure(sizes: Sequence[int], rounds: int, meetings: Meetings, world: Transp
         blocks = interleaved(entries, rounds=rounds, steps=1, meet=MPI.COMM_WORLD.Barrier, slowest=slowest)
         seconds = {name: asdict(Spread.of(times.wall)) for name, times in blocks.items()}
         against = [a + commit.median for a in blocks["mpi"].wall]
-        row: dict[str, Any] = {"P": meetings.islands, "K": world.size // meetings.islands}
+        row: dict[str, Any] = {"P": meetings.count, "K": world.size // meetings.count}
         row |= {"bytes": 4 * numbers, "rounds": rounds, "seconds": {**seconds, "commit": asdict(commit)}}
         row |= {"ratio": asdict(ratios(blocks["meeting"].wall, against)), "flow_bytes_per_s": rate}
         rows.append(row)
@@ -79,9 +79,9 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     world = mpi.world()
-    K = world.size // given.islands
+    K = world.size // given.count
     invited = Invitation(
-        world.rank // K, given.islands, given.coordinator, given.token, silence=10.0, timeout=300.0
+        world.rank // K, given.count, given.coordinator, given.token, silence=10.0, timeout=300.0
     )
     meetings = invited.accept(world.split(world.rank // K, world.rank))
     rows = measure([size // 4 for size in given.bytes], given.rounds, meetings, world)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcsgd.averagers import Averaged, Reset, kept
     from hpcsgd.core import graphs
-    from hpcsgd.core.topology import Job, init
+    from hpcsgd.core.topology import Job
     from hpcsgd.data import (
         ByLabel,
         DefDP,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     )
     from hpcsgd.natural_gradient import NaturalGradient
     from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, SIDCo, TopK
+    from hpcsgd.start import init
     from hpcsgd.tuning.own import probe
 
 # Where each name is; the imports above, this and `__all__` are kept in step by tests/test_docstrings.py.
@@ -99,7 +100,7 @@ _HOMES = {
     "fedavg": "methods",
     "graphs": "core",
     "hierarchical": "methods",
-    "init": "core.topology",
+    "init": "start",
     "kept": "averagers",
     "lr_scale": "engine.lr",
     "osgp": "methods",

@@ -1,10 +1,17 @@
-"""Errors that are the user's business: one clear line, no traceback."""
+"""What a job tells its users: errors of one clear line without a traceback, and exit codes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+
+PEER_LOST = 69
+"""Exit code where other ranks did not answer: rather the machine's fault than the job's (EX_UNAVAILABLE)."""
+STOPPED = 75
+"""Exit code of a run that saved a checkpoint and can go on with --resume (EX_TEMPFAIL)."""
+MOVED = 76
+"""Exit code of an island that is to be started again with the ranks that it has been given."""
 
 
 class UserError(ValueError):

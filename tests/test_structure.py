@@ -142,6 +142,18 @@ def test_mpi_outside_transport_is_found(tmp_path):
     assert "hpcsgd.core.flat -> mpi4py" in done.stdout
 
 
+def test_a_socket_outside_transport_and_islands_is_found(tmp_path):
+    files = {
+        "islands/__init__.py": "",
+        "islands/ring.py": "import socket",
+        "core/flat.py": "def f():\n    import socket",
+    }
+    done = lint_imports(package(tmp_path, files))
+    assert done.returncode == 1
+    assert "hpcsgd.core.flat -> socket" in done.stdout
+    assert "hpcsgd.islands.ring -> socket" not in done.stdout
+
+
 def test_a_module_without_a_place_is_found(tmp_path):
     done = lint_imports(package(tmp_path, {"newcomer.py": ""}))
     assert done.returncode == 1

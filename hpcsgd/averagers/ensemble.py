@@ -2,8 +2,8 @@
 
     W ← (1/M) Σ_i W_i   over the M islands that the register counts in this round
 
-Float buffers are averaged with the parameters, over all ranks: who returns has none of its own. See
-`hpcsgd.islands.meetings` for how all or none take the mean, whatever dies.
+Float buffers are averaged with the parameters, over all ranks: who returns has none of its own. How
+all or none take the mean, whatever dies, is the business of `Peers`: see `hpcsgd.islands.meetings`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from hpcsgd.core.step import Step
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Meets by `job.meetings`. Notes ‖W_i − W̄‖₂ of this island as the `distance`."""
+    """Averages with `job.peers`. Notes ‖W_i − W̄‖₂ of this island as the `distance`."""
 
     shards = False
+    for_peers = True
 
     def before_update(self, s: Step) -> None:
         pass
 
     def __call__(self, s: Step) -> None:
-        meetings = s.job.meetings
-        assert meetings is not None
         model = [b.parameters for b in s.buckets]
         brought = [w.clone() for w in model]
-        average_joined(s.buffers, s.job.group, lambda joined: meetings.mean([*model, *joined], s.t))
+        average_joined(s.buffers, s.job.group, lambda joined: s.job.peers.mean([*model, *joined], s.t))
         squared = torch.zeros((), dtype=torch.float64)
         for w, before in zip(model, brought, strict=True):
             squared += squared_norm(before.sub_(w)).cpu()

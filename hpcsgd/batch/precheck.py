@@ -8,14 +8,11 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 from hpcsgd.batch.allocation import Allocation
 from hpcsgd.config.schema import Config, load
-from hpcsgd.core.topology import form, groups_across_nodes, shape
+from hpcsgd.core.topology import NOBODY, Absent, Peers, form, groups_across_nodes, shape
 from hpcsgd.errors import located
-from hpcsgd.islands.meetings import Meetings
 from hpcsgd.launch.run import group_sizes
 from hpcsgd.report.run_folder import require_unused
 from hpcsgd.training.assembly import assemble
@@ -73,8 +70,7 @@ def check_ensemble(
         require_unused(config.run.folder)
     K = group_sizes(path, config, allocation.ranks)
     P = len(K)
-    nobody = SimpleNamespace(island=0, islands=P)  # what is built meets nobody
-    _assemble_alone(config, path, meetings=cast(Meetings, nobody))
+    _assemble_alone(config, path, Absent(count=P))
     config = dataclasses.replace(config, job=dataclasses.replace(config.job, groups=P))
     return Checked(config, f"{_placement(allocation, P, K[0])}, which the others survive")
 
@@ -94,9 +90,9 @@ def _undivided(config: Config) -> Config:
     )
 
 
-def _assemble_alone(config: Config, path: Path, meetings: Meetings | None = None) -> None:
+def _assemble_alone(config: Config, path: Path, peers: Peers = NOBODY) -> None:
     def one_rank(world: Transport) -> None:
-        assemble(alone, dataclasses.replace(form(world), meetings=meetings), str(path))
+        assemble(alone, dataclasses.replace(form(world), peers=peers), str(path))
 
     alone = dataclasses.replace(config, data=dataclasses.replace(config.data, workers=0))
     with contextlib.redirect_stdout(io.StringIO()):  # what a model prints while it is made

@@ -75,6 +75,14 @@ class Central(Protocol):
         ...
 
 
+@runtime_checkable
+class ForPeers(Protocol):
+    """An averager that averages with `Job.peers`, and not with the groups of this job."""
+
+    @property
+    def for_peers(self) -> bool: ...
+
+
 @dataclass(slots=True)
 class Step:
     """All a method may see. `t` counts finished updates; in the t-th step, t = 1, 2, …"""

@@ -6,25 +6,73 @@ group  the K ranks that share one local model by data parallelism      (j = 0 �
 cross  the P ranks of one position, each holding that chunk of its model (g = 0 … P−1)
 world  all N = P·K ranks, counted node by node so that a group stays on one node where it fits
 
-A group that may die is an island, a job of its own with P = 1: it knows the others by its `meetings` alone.
+Jobs that live and die by themselves may average, too: each knows the others as its `peers` alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import traceback
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
 
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.islands.invitation import invitation
-from hpcsgd.islands.meetings import Meetings
 from hpcsgd.transport import PeerLost, Transport
-from hpcsgd.transport.launcher import intended_size
 
 log = logging.getLogger(__name__)
+
+
+class Peers(Protocol):
+    """Who averages with this job from outside its world: jobs of their own, each of one group. What they are
+    asked is collective over the ranks of this job."""
+
+    @property
+    def number(self) -> int:
+        """Of this job among them, from 0."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many were started, this one included."""
+        ...
+
+    def mean(self, w: Sequence[Tensor], t: int) -> None:
+        """Replace `w`, alike on all ranks of this job after `t` updates, by its mean over those that are
+        there."""
+        ...
+
+    def finish(self) -> None:
+        """The training is complete and saved: nobody has to come any more."""
+        ...
+
+    def close(self) -> None:
+        """Leave."""
+        ...
+
+
+@dataclass(frozen=True)
+class Absent:
+    """`Peers` that are not there: a job is built among them to see whether it can be."""
+
+    number: int = 0
+    count: int = 1
+
+    def mean(self, w: Sequence[Tensor], t: int) -> None:
+        raise AssertionError("nobody is there to average with")
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+NOBODY: Peers = Absent()
+"""Those of a job that trains by itself."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +89,8 @@ class Job:
         cross: the P ranks of one position, each with that chunk of its group's model; its rank is g.
         P: groups.
         K: ranks of a group.
-        meetings: of this island with others, where it is one. Default None.
+        peers: who averages with this job from outside its world, where it is an island. Default
+            Absent(number=0, count=1): nobody.
 
     Example:
         >>> job = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
@@ -56,13 +105,23 @@ class Job:
     cross: Transport
     P: int
     K: int
-    meetings: Meetings | None = None
-    """Of this island with others."""
+    peers: Peers = NOBODY
+    """Other jobs that average with this one."""
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether anybody averages with it from outside its world."""
+        return self.peers is not NOBODY
 
     @property
     def groups(self) -> int:
-        """How many train together: P, or the islands that were started."""
-        return self.P if self.meetings is None else self.meetings.islands
+        """How many train together: P, and those of its peers."""
+        return self.P * self.peers.count
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no group to meet."""
+        return self.P == 1 and not self.has_peers
 
     @property
     def rank(self) -> int:
@@ -89,45 +148,6 @@ class Job:
         was done.
         """
         return together(self.world, what)
-
-
-def init(groups: int | None = None, group_size: int | None = None, *, timeout: float = 600.0) -> Job:
-    """The ranks that the launcher started, as `groups` groups or as groups of `group_size`; else one group.
-
-    Without a launcher it is one rank and one group, whatever is asked for, which is warned of. Collective.
-
-    Not to be confused with `torch.distributed.init_process_group`: nothing of torch.distributed is used.
-
-    Args:
-        groups: P; it must divide the number of ranks. `hpcsgd.probe` finds how many a training stands.
-            Default None.
-        group_size: K instead, or besides where both fit. As many as there are ranks on a node keep the
-            gradients there. Default None.
-        timeout: seconds that a rank may wait for the others before the job is ended. Default 600.0.
-
-    Raises:
-        UserError: where the numbers do not fit, or the launcher started something else than MPI sees.
-
-    Example:
-        >>> job = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
-        >>> job.P, job.K
-        (2, 2)
-    """
-    from hpcsgd.transport import mpi  # MPI starts when it is imported
-
-    return form_as_launched(mpi.world(timeout), groups, group_size)
-
-
-def form_as_launched(world: Transport, groups: int | None, group_size: int | None) -> Job:
-    """`form`, but an island is one group, and a script tried out without any launcher is one rank, whatever
-    groups it asks for."""
-    if (invited := invitation()) is not None:
-        job = form(world)
-        return replace(job, meetings=invited.accept(job.world))
-    if world.size == 1 and intended_size(os.environ) is None and (groups or 1, group_size or 1) != (1, 1):
-        log.warning("started without a launcher: one rank, one group")
-        return form(world)
-    return form(world, groups, group_size)
 
 
 def form(world: Transport, groups: int | None = None, group_size: int | None = None) -> Job:

@@ -6,12 +6,13 @@ import logging
 import os
 from pathlib import Path
 
-from hpcsgd.core.topology import Job, form_as_launched
+from hpcsgd.core.topology import Job
 from hpcsgd.doctor.checks import check
 from hpcsgd.doctor.exercise import exercise
 from hpcsgd.doctor.finding import Finding, Level
 from hpcsgd.doctor.rank_info import examine, table
 from hpcsgd.doctor.stores import open_everywhere
+from hpcsgd.start import form_as_launched
 from hpcsgd.transport import leave_together
 
 __all__ = ["Finding", "Level", "run"]

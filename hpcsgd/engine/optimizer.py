@@ -18,7 +18,7 @@ from hpcsgd.engine.averaged import averaged, float_buffers, gather_chunks
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer, is_elementwise
-from hpcsgd.engine.wrapping import Scaled, require_alike, require_fitting, share_start, trained_parameters
+from hpcsgd.engine.wrapping import Scaled, require_alike, require_peers, share_start, trained_parameters
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
 from hpcsgd.transport import phase
@@ -75,7 +75,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         overlap: bool = True,
     ) -> None:
         with job.together("wrapping the optimizer"):
-            require_fitting(job, method)
+            require_peers(job, method)
             if isinstance(getattr(optimizer.zero_grad, "__self__", None), DistributedOptimizer):
                 raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
             self.trained = trained_parameters(optimizer, model)
@@ -165,7 +165,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self.local.step()
         self._stepping = False
         shared = self._exchange.across
-        if (s.job.P > 1 or s.job.meetings is not None) and self.method.when(s):
+        if not s.job.alone and self.method.when(s):
             shared = True
             self._meet()
         if shared and s.job.P > 1 and "distance" not in s.notes:

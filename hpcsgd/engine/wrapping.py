@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import nn, optim
 
-from hpcsgd.averagers import Ensemble
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Method
+from hpcsgd.core.step import ForPeers, Method
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.transport import phase
@@ -35,13 +34,13 @@ class Outermost(optim.Optimizer):
     """An optimizer that goes around a `DistributedOptimizer`, and never inside one."""
 
 
-def require_fitting(job: Job, method: Method) -> None:
-    """An island has nobody to meet but by its `meetings`. Raises `UserError`."""
-    if (job.meetings is not None) != isinstance(method.how, Ensemble):
+def require_peers(job: Job, method: Method) -> None:
+    """Who has peers meets nobody else, and only a method that is for peers can. Raises `UserError`."""
+    if job.has_peers != isinstance(method.how, ForPeers):
         raise UserError(
             "method ensemble is for groups that are jobs of their own: start it with `hpcsgd launch`, "
             "in a batch job with `hpcsgd job ensemble`"
-            if job.meetings is None
+            if not job.has_peers
             else "`hpcsgd launch` starts groups that may die, and those meet by method ensemble alone"
         )
 

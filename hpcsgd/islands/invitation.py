@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from hpcsgd.islands.addresses import own_towards
 from hpcsgd.islands.meetings import Meetings
 from hpcsgd.transport import Transport
 
@@ -32,7 +32,7 @@ class Invitation:
     def accept(self, group: Transport) -> Meetings:
         """Collective over the ranks of the island, which are `group`."""
         return Meetings(
-            self.island, group, self.coordinator, self.token, _address_towards(self.coordinator),
+            self.island, group, self.coordinator, self.token, own_towards(self.coordinator),
             islands=self.islands, silence=self.silence, timeout=self.timeout,
         )  # fmt: skip
 
@@ -41,11 +41,3 @@ def invitation(environ: Mapping[str, str] = os.environ) -> Invitation | None:
     """The one that this process was started with, if any."""
     text = environ.get(VARIABLE)
     return None if text is None else Invitation(**json.loads(text))
-
-
-def _address_towards(coordinator: str) -> str:
-    """Of this node, on the network where the coordinator is."""
-    host, port = coordinator.rsplit(":", 1)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))  # sends nothing
-        return probe.getsockname()[0]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.islands.client import Client, Evicted
-from hpcsgd.islands.register import Ballot, Phase, Point, Register
+from hpcsgd.islands.register import Ballot, Phase, Point, Register, Report
 from hpcsgd.islands.ring import Broken
 from hpcsgd.islands.rings import Rings, chunk
 from hpcsgd.transport import Transport, wide
@@ -68,21 +68,14 @@ class Meetings:
     ) -> None:
         self.rounds = 0
         """Of which this island holds the mean."""
-        self.deal: tuple[int, int] = 0, 0
-        """The epoch that begins or goes on with the next round, and how many of its samples had been seen by
-        all islands when they were dealt. To be set by whoever trains, like the next three."""
-        self.progress = 0.0
-        """In epochs, for the picture."""
-        self.pace = 0.0
-        """Seconds that this rank computes for a step, 0 where that is not known."""
-        self.must_leave = False
-        """All are to stop after the next round."""
+        self.report = Report()
+        """What goes with the next round; to be handed over by whoever trains."""
         self.seconds = 0.0
         """Spent in meetings."""
         self.counted: tuple[int, ...] = ()
         """The islands whose models made the last mean."""
-        self.island, self.islands = island, islands
-        """The number of this one, and how many were started."""
+        self.number, self.count = island, islands
+        """Of this island, and how many were started."""
         self._group = group
         self._coordinator, self._token = coordinator, token
         self._silence, self._timeout = silence, timeout
@@ -140,7 +133,8 @@ class Meetings:
         Raises `Over` where the others have finished, and `PeerLost` where the coordinator is gone.
         """
         aside = self._room_for(w)
-        self._ballot = Ballot(Point(t, *self.deal), self.must_leave)
+        report = self.report
+        self._ballot = Ballot(Point(t, *report.deal), report.leaving)
         started = time.perf_counter()
         while not self._attempt(w, aside):
             pass
@@ -248,7 +242,7 @@ class Meetings:
 
     def _neighbour(self, side: int) -> int:
         members = self._generation.islands
-        return members[(members.index(self.island) + side) % len(members)]
+        return members[(members.index(self.number) + side) % len(members)]
 
     def _spread(self, aside: Sequence[Tensor]) -> None:
         """Every rank of the island gets the chunks of the others."""
@@ -263,7 +257,7 @@ class Meetings:
         with suppress(Evicted):  # of which the next attempt hears
             counting = self._client.register.counting
             if state is State.FINE:
-                after = self._client.vote(g, r, self._ballot, self.progress, self.pace)
+                after = self._client.vote(g, r, self._ballot, self.report.progress, self.report.pace)
             else:
                 after = self._client.object(g, r, self._why, self._blamed)
             if (after.generation, after.rounds) == (g, r + 1):
@@ -279,7 +273,7 @@ class Meetings:
 
     def _connect(self) -> Client:
         life = self._group.gather_objects(uuid4().hex)[0]
-        hello = {"island": self.island, "rank": self._group.rank, "ranks": self._group.size, "life": life}
+        hello = {"island": self.number, "rank": self._group.rank, "ranks": self._group.size, "life": life}
         return Client(
             self._coordinator, self._token, hello,
             silence=self._silence, patience=self._timeout, on_change=self._cut_what_is_past,

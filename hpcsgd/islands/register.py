@@ -130,6 +130,21 @@ class Ballot:
     leaving: bool = False
 
 
+@dataclass(frozen=True)
+class Report:
+    """What a rank has to say of the training with a round."""
+
+    deal: tuple[int, int] = (0, 0)
+    """The epoch that begins or goes on with the round, and how many of its samples had been seen by all
+    islands when they were dealt."""
+    progress: float = 0.0
+    """In epochs, for the picture."""
+    pace: float = 0.0
+    """Seconds that this rank computes for a step, 0 where that is not known."""
+    leaving: bool = False
+    """All are to stop after the round."""
+
+
 @dataclass
 class Candidate:
     """An island that wants to be in the next generation; complete when all its ranks have come."""

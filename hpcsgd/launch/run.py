@@ -11,11 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcsgd.config.schema import Config, load
-from hpcsgd.errors import UserError
+from hpcsgd.core.step import ForPeers
+from hpcsgd.errors import UserError, located
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.launch.starter import starter
 from hpcsgd.launch.supervisor import Supervisor, sizes
 from hpcsgd.report import run_folder
+from hpcsgd.training.assembly import make_method
 
 
 def launch(
@@ -61,8 +63,9 @@ def group_sizes(
 ) -> list[int]:
     """The ranks of each group; `ranks`: of the allocation, 0 where there is none. Raises `UserError` for a
     job file that is not of groups that may die."""
-    if config.method.name != "ensemble":
-        raise UserError(f"{path}: [method] name = {config.method.name}: groups that may die meet by ensemble")
+    with located(str(path)):
+        if not isinstance(make_method(config, steps_per_epoch=1).how, ForPeers):
+            raise UserError(f"[method] name = {config.method.name}: groups that may die meet by ensemble")
     K = sizes(groups or config.job.groups, group_size or config.job.group_size, ranks)
     B = config.data.batch_size
     if max(K) > B:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hpcsgd.errors import UserError
+from hpcsgd.islands import addresses
 
 
 class Starter(Protocol):
@@ -65,7 +66,7 @@ class Srun:
         self._at: dict[int, list[str]] = {}
         self._ranks_at_first: dict[int, int] = {}
         self._shared = False
-        self.host = _address(environ.get("SLURMD_NODENAME") or socket.gethostname())
+        self.host = addresses.of_node(environ.get("SLURMD_NODENAME") or platform.node())
         if environ.get("SLURM_RESTART_COUNT", "0") != "0":
             self._clear_leftovers()
 
@@ -112,10 +113,3 @@ def starter(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> St
     if words:
         raise UserError(f"--srun {' '.join(words)}: not inside a Slurm job, so nothing is started by srun")
     return Mpiexec()
-
-
-def _address(node: str) -> str:
-    try:
-        return socket.gethostbyname(node)
-    except OSError:
-        return socket.gethostbyname(socket.gethostname())

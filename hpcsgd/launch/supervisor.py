@@ -16,15 +16,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import MOVED, STOPPED, UserError
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.invitation import Invitation
 from hpcsgd.islands.register import Phase
 from hpcsgd.launch.coordinator_process import CoordinatorProcess
 from hpcsgd.launch.starter import Starter
 from hpcsgd.report.run_folder import island_folder
-from hpcsgd.training.ensemble import MOVED
-from hpcsgd.training.stopping import STOPPED
 
 PAUSE = 1.0
 """Seconds between the death of an island and its next life; twice as many after every further one."""

@@ -21,7 +21,7 @@ from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError, located, near_miss
 from hpcsgd.methods import MADE, METHODS, PARTS, Method
 from hpcsgd.natural_gradient import NaturalGradient
-from hpcsgd.training.loading import batches_of, deal, make_loader, opened
+from hpcsgd.training.loading import dealing, make_loader, opened
 from hpcsgd.training.tasks import Task, task_of
 from hpcsgd.training.trial import require_model_fits
 
@@ -66,8 +66,9 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     with job.together("preparing the run"), located(source):
         train, test = opened(config.data, "train"), opened(config.data, "test")
         task = task_of(train)
-        sampler = deal(train, job, config)
-        batches = batches_of(sampler, job, config.data)
+        dealt = dealing(job)
+        sampler = dealt.sampler(train, config)
+        batches = dealt.batches(sampler, config.data)
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = models.build(config.model.build, config.model.arguments)
@@ -105,7 +106,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
 
 def number_of(job: Job) -> int:
     """This rank's among all that train together; with islands of unlike sizes some share one."""
-    return job.rank if job.meetings is None else job.meetings.island * job.size + job.rank
+    return job.peers.number * job.size + job.rank
 
 
 def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:

@@ -11,10 +11,11 @@ from pathlib import Path
 from torch import Tensor
 
 from hpcsgd.config.schema import Config, load
-from hpcsgd.core.topology import Job, form_as_launched, together
+from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.files.atomic import replacing
 from hpcsgd.methods.selsync import Significance
+from hpcsgd.start import form_as_launched
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.probing import setting
 from hpcsgd.training.process import keep_freed_memory, use_threads

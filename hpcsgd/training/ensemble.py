@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from hpcsgd.checkpoint import Checkpoints
+from hpcsgd.config.schema import Config
+from hpcsgd.core.topology import Job
 from hpcsgd.data import Batches
+from hpcsgd.islands.meetings import Meetings
 from hpcsgd.islands.register import Point
+from hpcsgd.report import run_folder
+from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.loop import Loop
-from hpcsgd.transport import PeerLost
-
-MOVED = 76
-"""Exit code of an island that is to be started again with the ranks that it has been given."""
+from hpcsgd.training.stopping import Stopping
+from hpcsgd.transport import PeerLost, Transport
 
 
 class Moved(Exception):
@@ -34,11 +41,9 @@ class EnsembleLoop(Loop):
     `train` raises `Over` where another island has come to the end, and saved it, and `Moved`.
     """
 
-    def __init__(self, *arguments: Any, reallocated: str = "none") -> None:
+    def __init__(self, *arguments: Any, meetings: Meetings, reallocated: str = "none") -> None:
         """`reallocated`: the unit of compute that the coordinator moves between islands."""
         super().__init__(*arguments)
-        meetings = self._parts.optimizer.job.meetings
-        assert meetings is not None
         self.meetings = meetings
         self._dealt = (-1, 0)
         self._reason: str | None = None
@@ -49,13 +54,13 @@ class EnsembleLoop(Loop):
 
     def _train_epochs(self) -> str | None:
         meetings, sampler = self.meetings, self._parts.sampler
-        meetings.deal = self._epoch, sampler.state_dict()["consumed"]
+        self._report(deal=(self._epoch, sampler.state_dict()["consumed"]))
         self._met_at = self._parts.optimizer.t  # before any step of this life
         self._meet()
         while self._epoch < self._config.epochs:
             if meetings.leaving:
                 return self._reason or "another island has to stop"
-            if meetings.island in meetings.sharing:
+            if meetings.number in meetings.sharing:
                 self._train_on()
             else:
                 self._look_on()
@@ -68,24 +73,29 @@ class EnsembleLoop(Loop):
         meetings, batches = self.meetings, self._parts.batches
         for x, y, seconds in self._batches():
             left, before = len(batches) - 1, meetings.rounds
-            meetings.deal = self._dealt if left else (self._epoch + 1, 0)
-            meetings.progress = self._epoch + 1 - left / self._steps_per_epoch
             self._reason = self._stopping.now() or self._reason
-            meetings.must_leave = self._reason is not None
+            self._report(
+                deal=self._dealt if left else (self._epoch + 1, 0),
+                progress=self._epoch + 1 - left / self._steps_per_epoch,
+                pace=self._computed / self._steps if self._steps else 0.0,
+                leaving=self._reason is not None,
+            )
             started, waited = time.perf_counter(), meetings.seconds
             self._step(x, y, seconds)
             self._computed += time.perf_counter() - started - (meetings.seconds - waited)
             self._steps += 1
-            meetings.pace = self._computed / self._steps
             if meetings.rounds > before and not self._settle():
                 return
-        meetings.deal = self._epoch + 1, 0
+        self._report(deal=(self._epoch + 1, 0), pace=self._computed / max(self._steps, 1))
         self._meet()
 
     def _look_on(self) -> None:
         """Where nobody is left of those who had samples, what they have not seen is dealt again."""
-        self.meetings.deal = self._epoch, self._parts.sampler.state_dict()["consumed"]
+        self._report(deal=(self._epoch, self._parts.sampler.state_dict()["consumed"]))
         self._meet()
+
+    def _report(self, **changed: Any) -> None:
+        self.meetings.report = replace(self.meetings.report, **changed)
 
     def _meet(self) -> None:
         optimizer = self._parts.optimizer
@@ -128,7 +138,7 @@ class EnsembleLoop(Loop):
         """Of the samples as they were dealt, from where the others are."""
         meetings, sampler = self.meetings, self._parts.sampler
         place, dealt, sharing = meetings.place, meetings.dealt, meetings.sharing
-        here = sharing.index(meetings.island) if meetings.island in sharing else 0
+        here = sharing.index(meetings.number) if meetings.number in sharing else 0
         self._dealt = dealt.deal
         sampler.deal(here, len(sharing))
         sampler.set_epoch(place.epoch)
@@ -136,10 +146,10 @@ class EnsembleLoop(Loop):
         assert isinstance(batches, Batches)
         batches.start_after(dealt.seen, place.t - dealt.t)
         self._steps_per_epoch = place.t - dealt.t + len(batches)
-        if meetings.island in meetings.units:
-            self._use(meetings.units[meetings.island])
+        if meetings.number in meetings.units:
+            self._use(meetings.units[meetings.number])
         self._computed, self._steps = 0.0, 0
-        meetings.pace = 0.0  # that of before was of other units
+        self._report(pace=0.0)  # that of before was of other units
         epochs_left = self._config.epochs - place.epoch
         self._progress.expect(dealt.t + epochs_left * self._steps_per_epoch)
         self._meter.pause()
@@ -164,7 +174,7 @@ class EnsembleLoop(Loop):
         moving = self._moving()
         self._save()
         self._parts.optimizer.meet()
-        if self.meetings.island in moving:
+        if self.meetings.number in moving:
             self.meetings.move()
             raise Moved
         self._meet()
@@ -174,7 +184,47 @@ class EnsembleLoop(Loop):
         return self._is_first() and self.meetings.place.t == self._parts.optimizer.t
 
     def _is_first(self) -> bool:
-        return self.meetings.island == min(self.meetings.counted)
+        return self.meetings.number == min(self.meetings.counted)
+
+
+@dataclass(frozen=True)
+class Island:
+    """What is particular to a run of one island among others; see `world.World`."""
+
+    config: Config
+    job: Job
+    meetings: Meetings
+
+    @property
+    def folder(self) -> Path:
+        return run_folder.island_folder(self.config.run.folder, self.meetings.number)
+
+    def open_folder(self, resume: bool, open_files: ExitStack) -> None:
+        """Whoever started the islands has written down the configuration."""
+        open_files.callback(self.meetings.close)
+        with self.job.together("opening the folder of the island"):
+            if self.job.rank == 0:
+                run_folder.open_run_folder(self.folder, resume=True)
+                open_files.enter_context(run_folder.log_into(self.folder))
+
+    def goes_on(self, resume: bool) -> bool:
+        return True
+
+    def own(self, state: dict[str, Any] | None) -> None:
+        return None  # another island's chance is not this one's
+
+    def loop(
+        self, parts: Assembly, checkpoints: Checkpoints, stopping: Stopping, aside: Transport
+    ) -> EnsembleLoop:
+        return EnsembleLoop(
+            self.config, parts, checkpoints, stopping, aside,
+            meetings=self.meetings, reallocated=self.config.reallocation.unit,
+        )  # fmt: skip
+
+    def conclude(self, complete: bool) -> None:
+        """Who started the islands reports on all of them."""
+        if complete:
+            self.meetings.finish()
 
 
 def _fast_forward(scheduler: LRScheduler, times: int) -> None:

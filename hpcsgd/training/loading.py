@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Generator
 from torch.utils.data import DataLoader
@@ -35,49 +36,70 @@ def opened(data: DataSection, split: str) -> Split:
         return open_split(data.store, split, data.arguments)
 
 
-def deal(train: Split, job: Job, config: Config) -> Sampler:
-    """The samples of this rank, or of its island."""
-    if job.meetings is None:
-        return _sampler(train, job, config)
-    island = AsRank(job.meetings.island, job.meetings.islands)
-    if not isinstance(make_partition(config.data), Overlapping | None):
-        raise UserError("[data] partition: groups that `hpcsgd launch` starts know overlapping alone")
-    return _sampler(train, island, config)
+class Dealing(Protocol):
+    """Which samples this rank trains on."""
+
+    def sampler(self, train: Split, config: Config) -> Sampler: ...
+
+    def batches(self, sampler: Sampler, data: DataSection) -> Batches | InjectedBatches:
+        """Of this rank, where a group takes batches of B."""
+        ...
+
+
+def dealing(job: Job) -> Dealing:
+    return DealtToPeers(job) if job.has_peers else DealtToRanks(job)
+
+
+@dataclass(frozen=True)
+class DealtToRanks:
+    """Every rank has samples of its own."""
+
+    place: Job | AsRank
+
+    def sampler(self, train: Split, config: Config) -> Sampler:
+        return _sampler(train, self.place, config)
+
+    def batches(self, sampler: Sampler, data: DataSection) -> Batches | InjectedBatches:
+        P, b = self.place.P, batch_of_rank(data.batch_size, self.place.K)
+        injection = make_injection(data)
+        if injection is not None and P == 1:
+            log.warning("[data] injection: one group has nobody to share samples with")
+        if injection is None or P == 1:
+            return Batches(sampler, b)
+        with located("[data] injection"):
+            batches = InjectedBatches(sampler, self.place, b, injection)
+        if not len(batches):
+            raise UserError(
+                f"[data] injection: a rank has {len(sampler)} samples an epoch, and loads "
+                f"{batches.portions.own + batches.portions.shared} in a step"
+            )
+        return batches
+
+
+@dataclass(frozen=True)
+class DealtToPeers:
+    """Every job has samples of its own, and each of its batches is divided among its ranks."""
+
+    job: Job
+
+    def sampler(self, train: Split, config: Config) -> Sampler:
+        if not isinstance(make_partition(config.data), Overlapping | None):
+            raise UserError("[data] partition: groups that `hpcsgd launch` starts know overlapping alone")
+        return _sampler(train, AsRank(self.job.peers.number, self.job.peers.count), config)
+
+    def batches(self, sampler: Sampler, data: DataSection) -> Batches:
+        B, K = data.batch_size, self.job.K
+        if data.injection is not None:
+            raise UserError("[data] injection: groups that `hpcsgd launch` starts do not share samples")
+        if B < K:
+            raise UserError(f"[data] batch_size = {B} is the batch of a group of {K} ranks: too few samples")
+        return Batches(sampler, B, K, self.job.j)
 
 
 def _sampler(train: Split, place: Job | AsRank, config: Config) -> Sampler:
     partition = make_partition(config.data)
     with located("[data] store" if partition is None else "[data] partition"):
         return Sampler(train, place, seed=config.seed, partition=partition, labels=train.labels)
-
-
-def batches_of(sampler: Sampler, job: Job, data: DataSection) -> Batches | InjectedBatches:
-    """Of this rank, where a group takes batches of B."""
-    B = data.batch_size
-    if job.meetings is None:
-        return _batches(sampler, job, data)
-    if data.injection is not None:
-        raise UserError("[data] injection: groups that `hpcsgd launch` starts do not share samples")
-    if B < job.K:
-        raise UserError(f"[data] batch_size = {B} is the batch of a group of {job.K} ranks: too few samples")
-    return Batches(sampler, B, job.K, job.j)
-
-
-def _batches(sampler: Sampler, place: Job | AsRank, data: DataSection) -> Batches | InjectedBatches:
-    b = batch_of_rank(data.batch_size, place.K)
-    injection = make_injection(data)
-    if injection is not None and place.P == 1:
-        log.warning("[data] injection: one group has nobody to share samples with")
-    if injection is None or place.P == 1:
-        return Batches(sampler, b)
-    with located("[data] injection"):
-        batches = InjectedBatches(sampler, place, b, injection)
-    if not len(batches):
-        raise UserError(
-            f"[data] injection: a rank has {len(sampler)} samples an epoch, and loads "
-            f"{batches.portions.own + batches.portions.shared} in a step"
-        )
-    return batches
 
 
 def batch_of_rank(B: int, K: int) -> int:
@@ -117,9 +139,8 @@ def make_injection(data: DataSection) -> Injection | None:
 
 def require_divisible(config: Config, P: int, K: int) -> None:
     """Raises `UserError` where P groups of K ranks cannot have the samples as configured."""
-    seat = AsRank(0, P * K, K)
-    train = opened(config.data, "train")
-    _batches(_sampler(train, seat, config), seat, config.data)
+    first = DealtToRanks(AsRank(0, P * K, K))
+    first.batches(first.sampler(opened(config.data, "train"), config), config.data)
 
 
 def make_loader(train: Split, batches: Batches | InjectedBatches, workers: int) -> DataLoader[Any]:

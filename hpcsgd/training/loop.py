@@ -269,28 +269,6 @@ class Loop(ABC):
         self._meter.pause()
 
 
-class WorldLoop(Loop):
-    """All ranks are of one world, and live and die together."""
-
-    def _train_epochs(self) -> str | None:
-        while self._epoch < self._config.epochs:
-            if (reason := self._finish_epoch()) is not None:
-                return reason
-        return None
-
-    def _stands_for_all(self) -> bool:
-        return True
-
-    def _finish_epoch(self) -> str | None:
-        for x, y, data_seconds in self._batches():
-            self._step(x, y, data_seconds)
-            if (reason := self._stopping.now()) is not None:
-                self._read_meter()
-                return reason
-        self._close_epoch()
-        return None
-
-
 def _require_finite(loss: Tensor, step: int) -> None:
     if not torch.isfinite(loss):
         raise UserError(_diverged("loss", loss.item(), step))

@@ -12,19 +12,19 @@ import torch
 
 from hpcsgd.checkpoint import Checkpoints, restore
 from hpcsgd.config.schema import Config, load
-from hpcsgd.core.topology import Job, form_as_launched, together
-from hpcsgd.errors import located
+from hpcsgd.core.topology import Job, together
+from hpcsgd.errors import MOVED, STOPPED, located
 from hpcsgd.files.atomic import replacing
-from hpcsgd.islands.meetings import Over
-from hpcsgd.report import run_folder
-from hpcsgd.report.metrics import Metrics, read
-from hpcsgd.report.summary import summary, summary_text
+from hpcsgd.islands.meetings import Meetings, Over
+from hpcsgd.report.metrics import Metrics
+from hpcsgd.start import form_as_launched
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.ensemble import MOVED, EnsembleLoop, Moved
-from hpcsgd.training.loop import Loop, WorldLoop
+from hpcsgd.training.ensemble import Island, Moved
+from hpcsgd.training.loop import Loop
 from hpcsgd.training.probing import take_answer
 from hpcsgd.training.process import keep_freed_memory, use_threads
-from hpcsgd.training.stopping import STOPPED, Stopping
+from hpcsgd.training.stopping import Stopping
+from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, leave_together
 from hpcsgd.tuning.monitor import DistanceMonitor
 
@@ -65,17 +65,14 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     aside = job.world.apart()
     stopping = Stopping(job, aside, config.training.time_limit, config.training.stop_ahead)
     parts = assemble(config, job, str(path))
+    setting = setting_of(config, job)
     with ExitStack() as open_files:
-        if job.meetings is None:
-            _open_folder(config, job, resume, open_files)
-        else:
-            open_files.callback(job.meetings.close)
-            _open_island(config, job, open_files)
-        return _train(config, parts, stopping, aside, resume, open_files, monitor)
+        setting.open_folder(resume, open_files)
+        return _train(setting, parts, stopping, aside, resume, open_files, monitor)
 
 
 def _train(
-    config: Config,
+    setting: World | Island,
     parts: Assembly,
     stopping: Stopping,
     aside: Transport,
@@ -83,74 +80,39 @@ def _train(
     open_files: ExitStack,
     monitor: DistanceMonitor | None = None,
 ) -> str | None:
-    job = parts.optimizer.job
+    job, folder = setting.job, setting.config.run.folder
     log.info("%d groups of %d ranks, %d steps an epoch", job.groups, job.K, parts.steps_per_epoch)
-    checkpoints = Checkpoints(config.run.folder / "checkpoints", job)
-    loop = _loop(config, parts, checkpoints, stopping, aside)
-    if resume or job.meetings is not None:
-        _go_on(parts, checkpoints, loop)
+    checkpoints = Checkpoints(folder / "checkpoints", job)
+    loop = setting.loop(parts, checkpoints, stopping, aside)
+    if setting.goes_on(resume):
+        _go_on(setting, parts, checkpoints, loop)
     if job.rank == 0:
         loop.monitor = monitor
         loop.metrics = open_files.enter_context(
-            Metrics(own_folder(config, job) / "metrics.jsonl", resumed_step=parts.optimizer.t)
+            Metrics(setting.folder / "metrics.jsonl", resumed_step=parts.optimizer.t)
         )
     try:
         reason = loop.train()
     except Over:
         return None
     if reason is None:
-        _save_model(config.run.folder, parts)
-    if job.meetings is None:
-        with job.together("reporting"):
-            if job.rank == 0:
-                _report(config.run.folder)
-    elif reason is None:
-        job.meetings.finish()
+        _save_model(folder, parts)
+    setting.conclude(complete=reason is None)
     return reason
 
 
-def _loop(
-    config: Config, parts: Assembly, checkpoints: Checkpoints, stopping: Stopping, aside: Transport
-) -> Loop:
-    if parts.optimizer.job.meetings is None:
-        return WorldLoop(config, parts, checkpoints, stopping, aside)
-    unit = config.reallocation.unit
-    return EnsembleLoop(config, parts, checkpoints, stopping, aside, reallocated=unit)
+def setting_of(config: Config, job: Job) -> World | Island:
+    return Island(config, job, job.peers) if isinstance(job.peers, Meetings) else World(config, job)
 
 
-def own_folder(config: Config, job: Job) -> Path:
-    """Where the log and the metrics of this job are, or of this island."""
-    folder = config.run.folder
-    return folder if job.meetings is None else run_folder.island_folder(folder, job.meetings.island)
-
-
-def _open_island(config: Config, job: Job, open_files: ExitStack) -> None:
-    """Whoever started it has written down the configuration."""
-    folder = own_folder(config, job)
-    with job.together("opening the folder of the island"):
-        if job.rank == 0:
-            run_folder.open_run_folder(folder, resume=True)
-            open_files.enter_context(run_folder.log_into(folder))
-
-
-def _open_folder(config: Config, job: Job, resume: bool, open_files: ExitStack) -> None:
-    folder = config.run.folder
-    with job.together("opening the run folder"):
-        if job.rank == 0:
-            run_folder.open_run_folder(folder, resume=resume)
-            open_files.enter_context(run_folder.log_into(folder))
-            run_folder.write_config(folder, config)
-            run_folder.write_versions(folder, mpi=job.world.backend.name, groups=job.P, group_size=job.K)
-
-
-def _go_on(parts: Assembly, checkpoints: Checkpoints, loop: Loop) -> None:
+def _go_on(setting: World | Island, parts: Assembly, checkpoints: Checkpoints, loop: Loop) -> None:
     saved = checkpoints.newest()
     if saved is None:
         log.info("no checkpoint to resume from: starting at the beginning")
         return
     job = parts.optimizer.job
     shared, own = restore(saved, parts.optimizer)
-    loop.take_up(shared, own if job.meetings is None else None)  # another island's chance is not this one's
+    loop.take_up(shared, setting.own(own))
     cut = "" if own is not None else f", cut anew for {job.P} × {job.K}"
     if saved.P != job.P:
         cut += f"; the learning rate stays that of {saved.P} groups"
@@ -166,16 +128,6 @@ def _save_model(folder: Path, parts: Assembly) -> None:
         if job.rank == 0:
             with replacing(folder / "model.pt") as part:
                 torch.save(state, part)
-
-
-def _report(folder: Path) -> None:
-    from hpcsgd.report.curves import plot_curves  # matplotlib is slow to import
-
-    records = read(folder / "metrics.jsonl")
-    numbers = summary(records)
-    run_folder.write_summary(folder, numbers)
-    plot_curves(records, folder / "curves.png")
-    log.info("%s\nwritten   %s", summary_text(numbers), folder)
 
 
 def _log_to_stdout(rank: int) -> None:

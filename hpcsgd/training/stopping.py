@@ -17,9 +17,6 @@ from hpcsgd.transport import Transport, Work, phase
 
 log = logging.getLogger(__name__)
 
-STOPPED = 75
-"""Exit code of a run that saved a checkpoint and can go on with --resume (EX_TEMPFAIL)."""
-
 CHECK_EVERY = 1.0
 """Seconds between two times that the ranks ask each other."""
 

@@ -18,13 +18,10 @@ from typing import NoReturn
 
 import torch
 
-from hpcsgd.errors import JobError, UserError
+from hpcsgd.errors import PEER_LOST, JobError, UserError
 from hpcsgd.transport.backend import Backend, PeerLost
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.lane import close_lanes
-
-PEER_LOST = 69
-"""Exit code where other ranks did not answer: rather the machine's fault than the job's (EX_UNAVAILABLE)."""
 
 GRACE = 5.0
 """Seconds that ranks leaving together wait for each other before the job is aborted."""

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from hpcsgd.core.topology import form, form_as_launched, groups_across_nodes, shape, together
+from hpcsgd.core.topology import form, groups_across_nodes, shape, together
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.transport import Transport, threads
 
@@ -72,16 +72,6 @@ def test_groups_across_nodes_are_told(caplog: pytest.LogCaptureFixture) -> None:
         "1 of 3 groups span more than one node (2 ranks a group, 2 nodes): their gradients cross the network "
         "at every step"
     ]
-
-
-def test_without_a_launcher_it_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
-        monkeypatch.delenv(name, raising=False)
-    (job,) = threads.run(1, lambda world: form_as_launched(world, 4, None))
-    assert (job.P, job.K) == (1, 1)
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    with pytest.raises(UserError, match="groups = 4 is more than the 1 ranks"):
-        threads.run(1, lambda world: form_as_launched(world, 4, None))
 
 
 @pytest.mark.parametrize("n", [2, 4])

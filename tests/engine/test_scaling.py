@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.core.topology import form
+from hpcsgd.core.topology import Absent, form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Sparse
 from hpcsgd.methods import Method, bsp, ensemble, hierarchical, selsync, sgp
@@ -151,7 +151,7 @@ def test_refusals() -> None:
         net, job = model(dtype=torch.float32), form(world)
         method = bsp(Sparse(TopK(0.5))) if case == "sparse" else bsp()
         if case == "islands":
-            job, method = replace(job, meetings=object()), ensemble(every=2)  # type: ignore[arg-type]
+            job, method = replace(job, peers=Absent(count=2)), ensemble(every=2)
         optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, job, method)
         scaler = hpcsgd.GradScaler("cpu")
         scaler.scale(loss(net, *batch(0, world.rank, torch.float32))).backward()

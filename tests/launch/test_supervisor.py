@@ -19,6 +19,7 @@ ISLAND = """
 import sys, time
 from pathlib import Path
 from hpcsgd.islands.invitation import invitation
+from hpcsgd.islands.register import Report
 from hpcsgd.transport import threads
 import torch
 
@@ -159,7 +160,8 @@ def test_a_fault_that_only_a_silent_island_meets_is_told(
 
 def test_all_that_had_to_stop_may_go_on(tmp_path: Path) -> None:
     body = (
-        "meetings.must_leave = invited.island == 1\nmeetings.mean(w)\nassert meetings.leaving\nsys.exit(75)"
+        "meetings.report = Report(leaving=invited.island == 1)\n"
+        "meetings.mean(w)\nassert meetings.leaving\nsys.exit(75)"
     )
     assert supervise(tmp_path, 2, body) == 75
     assert [lives(tmp_path, island) for island in (0, 1)] == [1, 1]
@@ -207,17 +209,18 @@ def test_how_an_island_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MOVES = """
-from hpcsgd.training.ensemble import MOVED
+from hpcsgd.errors import MOVED
 if life == 0:
-    meetings.deal, meetings.pace = (0, 0), 1.0 + 2 * invited.island
+    pace = 1.0 + 2 * invited.island
+    meetings.report = Report(pace=pace)
     meetings.mean(w)
-    meetings.deal = (1, 0)
+    meetings.report = Report(deal=(1, 0), pace=pace)
     meetings.mean(w, 10)
     assert meetings.units == {0: 1, 1: 3}, meetings.units
     meetings.mean(w, 10)
     meetings.move()
     sys.exit(MOVED)
-meetings.deal = (1, 0)
+meetings.report = Report(deal=(1, 0))
 meetings.mean(w, 10)
 assert meetings.members == (0, 1)
 if invited.island == 0:

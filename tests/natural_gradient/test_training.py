@@ -16,6 +16,7 @@ from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.virtual import virtual_groups
+from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, threads
 from training.launches import JOB, make_store
 
@@ -42,7 +43,7 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(a_run, "_report", lambda _: None)
+    monkeypatch.setattr("hpcsgd.training.world._report", lambda _: None)
 
 
 class StopAt:
@@ -66,7 +67,9 @@ def train(
         parts = assemble(config, form(world, config.job.groups), "job.toml")
         stopping: Any = StopAt(parts, at)
         with ExitStack() as files:
-            return a_run._train(config, parts, stopping, world.apart(), resume, files)
+            return a_run._train(
+                World(config, parts.optimizer.job), parts, stopping, world.apart(), resume, files
+            )
 
     folder.mkdir(exist_ok=True)
     ended = threads.run(n, one)

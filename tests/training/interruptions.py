@@ -16,6 +16,7 @@ from torch import Tensor
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.training.assembly import Assembly, assemble
+from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, threads
 
 _run = importlib.import_module("hpcsgd.training.run")  # the package has a function of that name
@@ -60,7 +61,9 @@ def train(
         parts = assemble(config, form(world, config.job.groups), job_file.name)
         interruption: Any = Interruption(parts, at, what)
         with ExitStack() as files:
-            return _run._train(config, parts, interruption, world.apart(), resume, files)
+            return _run._train(
+                World(config, parts.optimizer.job), parts, interruption, world.apart(), resume, files
+            )
 
     folder.mkdir(exist_ok=True)
     return threads.run(n, one)
@@ -96,4 +99,4 @@ def assert_interruptions_change_nothing(job_file: Path, folder: Path, *options: 
 
 def without_pictures(patch: pytest.MonkeyPatch) -> None:
     """Which take longer than these runs."""
-    patch.setattr(_run, "_report", lambda _: None)
+    patch.setattr("hpcsgd.training.world._report", lambda _: None)

@@ -71,7 +71,7 @@ class Paced(Meetings):
         self._says = work / self._group.size
 
     def mean(self, w: Sequence[Tensor], t: int = 0) -> None:
-        self.pace = self._says
+        self.report = replace(self.report, pace=self._says)
         super().mean(w, t)
 
 
@@ -136,20 +136,20 @@ class World:
                 life = Life()
                 if went is not None:
                     went.append(life)
-                job = replace(form(group), meetings=meetings)
-                return self._train(job, life, before_step, stops_at, prepare)
+                job = replace(form(group), peers=meetings)
+                return self._train(job, meetings, life, before_step, stops_at, prepare)
 
         return threads.run(ranks, rank)
 
     def _train(
         self,
         job: Job,
+        meetings: Meetings,
         life: Life,
         before_step: Callable[[int], None],
         stops_at: int | None,
         prepare: Callable[[Assembly], None],
     ) -> Life:
-        assert job.meetings is not None
         config = load(self.job_file, [*WORDS, *self.words])
         parts = assemble(config, job, "job.toml")
         parts.transform = lambda x, _: x
@@ -157,24 +157,25 @@ class World:
         prepare(parts)
         checkpoints = Checkpoints(self.folder, job)
         aside, unit = job.world.apart(), config.reallocation.unit
-        loop = EnsembleLoop(config, parts, checkpoints, Stops(stops_at), aside, reallocated=unit)
+        loop = EnsembleLoop(
+            config, parts, checkpoints, Stops(stops_at), aside, meetings=meetings, reallocated=unit
+        )
         if (saved := checkpoints.newest()) is not None:
             shared, _ = restore(saved, parts.optimizer)
             loop.take_up(shared, None)
         self.folder.mkdir(exist_ok=True)
-        path = self.folder / f"metrics-{job.meetings.island}-{job.rank}.jsonl"
+        path = self.folder / f"metrics-{meetings.number}-{job.rank}.jsonl"
         with Metrics(path, resumed_step=parts.optimizer.t) as loop.metrics:
-            self._live(loop, job, life)
+            self._live(loop, life)
         life.records = read(path)
         life.model = {name: value.clone() for name, value in parts.model.state_dict().items()}
         return life
 
-    def _live(self, loop: EnsembleLoop, job: Job, life: Life) -> None:
+    def _live(self, loop: EnsembleLoop, life: Life) -> None:
         try:
             life.reason = loop.train()
             if life.reason is None:
-                assert job.meetings is not None
-                job.meetings.finish()
+                loop.meetings.finish()
         except Over:
             life.over = True
 

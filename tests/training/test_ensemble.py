@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hpcsgd.checkpoint import Checkpoints
 from hpcsgd.config.schema import load
-from hpcsgd.core.topology import form
+from hpcsgd.core.topology import NOBODY, Absent, Peers, form
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.islands.allotment import Allotment
@@ -25,7 +25,7 @@ from hpcsgd.methods import ensemble, hierarchical
 from hpcsgd.report.summary import of_kind, summary
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.ensemble import Moved
-from hpcsgd.training.loop import WorldLoop
+from hpcsgd.training.world import WorldLoop
 from hpcsgd.transport import Transport, threads
 from islands.conftest import Desk, desk, wait_for
 from training.islands_of_threads import (
@@ -213,16 +213,16 @@ def met_after(life: Life) -> list[int]:
 
 
 def test_islands_meet_by_ensemble_alone() -> None:
-    def wrap(world: Transport, method: Any, meetings: Any) -> None:
+    def wrap(world: Transport, method: Any, peers: Peers) -> None:
         net = torch.nn.Linear(2, 1)
         DistributedOptimizer(
-            torch.optim.SGD(net.parameters(), lr=0.1), net, replace(form(world), meetings=meetings), method
+            torch.optim.SGD(net.parameters(), lr=0.1), net, replace(form(world), peers=peers), method
         )
 
     with pytest.raises(UserError, match="start it with `hpcsgd launch`"):
-        threads.run(1, lambda world: wrap(world, ensemble(every=2), None))
+        threads.run(1, lambda world: wrap(world, ensemble(every=2), NOBODY))
     with pytest.raises(UserError, match="meet by method ensemble alone"):
-        threads.run(1, lambda world: wrap(world, hierarchical(every=2), object()))
+        threads.run(1, lambda world: wrap(world, hierarchical(every=2), Absent(count=2)))
 
 
 def test_the_slow_island_is_given_more(

@@ -3,15 +3,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from hpcsgd.batch import Allocation, check_training
 from hpcsgd.config.schema import load
-from hpcsgd.core.topology import form
+from hpcsgd.core.topology import Absent, form
 from hpcsgd.data import (
     AsRank,
     ByLabel,
@@ -24,7 +23,6 @@ from hpcsgd.data import (
     SelDP,
 )
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.islands.meetings import Meetings
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.loading import make_partition
 from hpcsgd.training.probing import plan_of
@@ -141,10 +139,9 @@ def test_the_probe_has_virtual_groups_that_share_alike(job_file: Path, key: str)
     ],
 )
 def test_islands_know_shares_alone(job_file: Path, words: str, told: str | None) -> None:
-    islands = cast(Meetings, SimpleNamespace(island=1, islands=3))
 
     def one(world: Transport) -> Sampler:
-        job = replace(form(world), meetings=islands)
+        job = replace(form(world), peers=Absent(1, 3))
         return assemble(
             load(job_file, [*words.split(), "--method.name", "ensemble"]), job, "job.toml"
         ).sampler

@@ -23,6 +23,7 @@ from hpcsgd.errors import JobError, UserError
 from hpcsgd.models import mlp
 from hpcsgd.report.meter import LARGEST, Meter
 from hpcsgd.training.assembly import assemble
+from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, phase, threads
 from training.launches import JOB, launch, make_store
 
@@ -54,11 +55,11 @@ def train(job_file: Path, folder: Path, words: str, *, n: int = 1) -> list[dict[
         parts = assemble(config, form(world, config.job.groups), "job.toml")
         stopping: Any = NoStop()
         with ExitStack() as files:
-            a_run._train(config, parts, stopping, world.apart(), False, files)
+            a_run._train(World(config, parts.optimizer.job), parts, stopping, world.apart(), False, files)
 
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(a_run, "_report", lambda _: None)
+        patch.setattr("hpcsgd.training.world._report", lambda _: None)
         threads.run(n, one)
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return sorted(records, key=lambda record: record["step"])  # readings come when all ranks have made them

@@ -1,0 +1,95 @@
+"""A run of one world: all ranks live and die together."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.checkpoint import Checkpoints
+from hpcsgd.config.schema import Config
+from hpcsgd.core.topology import Job
+from hpcsgd.report import run_folder
+from hpcsgd.report.metrics import read
+from hpcsgd.report.summary import summary, summary_text
+from hpcsgd.training.assembly import Assembly
+from hpcsgd.training.loop import Loop
+from hpcsgd.training.stopping import Stopping
+from hpcsgd.transport import Transport
+
+log = logging.getLogger(__name__)
+
+
+class WorldLoop(Loop):
+    """One epoch after the other."""
+
+    def _train_epochs(self) -> str | None:
+        while self._epoch < self._config.epochs:
+            if (reason := self._finish_epoch()) is not None:
+                return reason
+        return None
+
+    def _stands_for_all(self) -> bool:
+        return True
+
+    def _finish_epoch(self) -> str | None:
+        for x, y, data_seconds in self._batches():
+            self._step(x, y, data_seconds)
+            if (reason := self._stopping.now()) is not None:
+                self._read_meter()
+                return reason
+        self._close_epoch()
+        return None
+
+
+@dataclass(frozen=True)
+class World:
+    """What is particular to it."""
+
+    config: Config
+    job: Job
+
+    @property
+    def folder(self) -> Path:
+        """Of its log and metrics."""
+        return self.config.run.folder
+
+    def open_folder(self, resume: bool, open_files: ExitStack) -> None:
+        job, folder = self.job, self.folder
+        with job.together("opening the run folder"):
+            if job.rank == 0:
+                run_folder.open_run_folder(folder, resume=resume)
+                open_files.enter_context(run_folder.log_into(folder))
+                run_folder.write_config(folder, self.config)
+                run_folder.write_versions(folder, mpi=job.world.backend.name, groups=job.P, group_size=job.K)
+
+    def goes_on(self, resume: bool) -> bool:
+        """Whether to begin at the newest checkpoint, if there is one."""
+        return resume
+
+    def own(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What of a rank's own state in a checkpoint is for this one."""
+        return state
+
+    def loop(
+        self, parts: Assembly, checkpoints: Checkpoints, stopping: Stopping, aside: Transport
+    ) -> WorldLoop:
+        return WorldLoop(self.config, parts, checkpoints, stopping, aside)
+
+    def conclude(self, complete: bool) -> None:
+        """After the training; where it is complete its model has been saved."""
+        with self.job.together("reporting"):
+            if self.job.rank == 0:
+                _report(self.folder)
+
+
+def _report(folder: Path) -> None:
+    from hpcsgd.report.curves import plot_curves  # matplotlib is slow to import
+
+    records = read(folder / "metrics.jsonl")
+    numbers = summary(records)
+    run_folder.write_summary(folder, numbers)
+    plot_curves(records, folder / "curves.png")
+    log.info("%s\nwritten   %s", summary_text(numbers), folder)
