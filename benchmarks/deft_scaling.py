@@ -4,8 +4,8 @@
 
 One thread. The layers are those of ResNet-18, an LSTM on WikiText-2's vocabulary and NeuMF on MovieLens-20M's
 users and items; elements are normal, with the norm that each layer had in a gradient of random data. Workers
-are timed one after the other, each in rounds between which the caches are filled with something else; the
-slowest one's median counts. Top-k and CLT-k search all of it, however many workers there are. "planning" is
+and Top-k take turns in one process, and the caches are filled with something else in between; the slowest
+worker's median counts. Top-k and CLT-k search all of it, however many workers there are. "planning" is
 what shares k out over layers and layers over workers (algorithms 3 and 4, in every step); the partition
 (algorithm 2) is made once. "theory": n·log k/(log k − log n), eq. 8 of DEFT's paper.
 """
@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
-from harness import Goal, machine, print_goals, print_table, write_json
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from harness import Contestant, Goal, Run, Spread, interleaved, print_table
 from hpcsgd import kernels
 from hpcsgd.models import lstm, ncf, resnet18
 from hpcsgd.sparsifiers import Accumulated
@@ -96,18 +94,19 @@ def by_topk(acc: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> None:
 
 
 SELECT = {"kernel": by_kernel, "torch.topk": by_topk}
+TOPK, PLANNING_OF, PARTITION = "Top-k", "planning", "partition"
 _ELSEWHERE = torch.ones(32 << 20)
 
 
-def seconds(run: Callable[[], object], rounds: int) -> float:
-    """The median, on cold caches."""
-    times = []
-    for _ in range(rounds):
+def seconds(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Medians, on cold caches."""
+
+    def forget() -> None:
         _ELSEWHERE.add_(1)
-        start = perf_counter()
-        run()
-        times.append(perf_counter() - start)
-    return median(times)
+
+    contestants = {name: Contestant(run, settle=forget) for name, run in runs.items()}
+    blocks = interleaved(contestants, rounds=rounds)
+    return {name: Spread.of(times.wall).median for name, times in blocks.items()}
 
 
 def measured(task: Task, workers: Sequence[int], rounds: int, slow_rounds: int) -> Iterable[dict[str, Any]]:
@@ -115,23 +114,25 @@ def measured(task: Task, workers: Sequence[int], rounds: int, slow_rounds: int) 
     k = wanted(task.density, len(acc))
     whole = (torch.tensor([0]), torch.tensor([len(acc)]), torch.tensor([k]))
     counts = {"kernel": rounds, "torch.topk": slow_rounds}
-    of_all = {name: seconds(partial(run, acc, *whole), counts[name]) for name, run in SELECT.items()}
     for n in workers:
         bounds = partition(layers, n)
         norms = kernels.accumulate(acc, torch.zeros_like(acc), bounds)
         x = Accumulated(acc, bounds, norms)
-        planning = seconds(partial(share_out, x, k, 0, n), 5 * rounds)
         ks, bins = share_out(x, k, 0, n)
         bins_of = [torch.nonzero(bins == worker).view(-1) for worker in range(n)]
         shares = [(bounds[mine], bounds[mine + 1], ks[mine]) for mine in bins_of]
+        before = {PLANNING_OF: partial(share_out, x, k, 0, n), PARTITION: partial(partition, layers, n)}
+        once = seconds(before, 5 * rounds)
         for name, run in SELECT.items():
-            slowest = max(seconds(partial(run, acc, *share), counts[name]) for share in shares)
+            turns = {f"worker {worker}": partial(run, acc, *share) for worker, share in enumerate(shares)}
+            found = seconds({TOPK: partial(run, acc, *whole), **turns}, counts[name])
+            slowest = max(found[worker] for worker in turns)
             yield {
                 "task": task.name, "M": len(acc), "layers": len(layers) - 1, "density": task.density, "n": n,
-                "pieces": len(norms), "select": name, "topk_seconds": of_all[name], "deft_seconds": slowest,
-                "speed_up": of_all[name] / slowest, "theory": theory(n, k),
-                "planning_seconds": planning, "planning_share": planning / slowest,
-                "partition_seconds": seconds(partial(partition, layers, n), 5),
+                "pieces": len(norms), "select": name, "topk_seconds": found[TOPK], "deft_seconds": slowest,
+                "speed_up": found[TOPK] / slowest, "theory": theory(n, k),
+                "planning_seconds": once[PLANNING_OF], "planning_share": once[PLANNING_OF] / slowest,
+                "partition_seconds": once[PARTITION],
             }  # fmt: skip
 
 
@@ -191,14 +192,12 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     library = kernels.native()
-    here = machine() | {"kernels": str(library)}
+    run = Run()
     workers, rounds, slow_rounds = (WORKERS[::2], 5, 1) if arguments.quick else (WORKERS, 21, 3)
     rows = [row for task in TASKS for row in measured(task, workers, rounds, slow_rounds)]
     print(library)
     print_table(map(cells, rows), HEAD)
-    print_goals(goals(rows))
-    if arguments.json:
-        write_json(arguments.json, rows, goals(rows), here)
+    run.conclude(rows, goals(rows), arguments.json, {"kernels": str(library)})
     if arguments.plot:
         draw(rows, arguments.plot)
 

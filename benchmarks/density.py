@@ -14,16 +14,15 @@ training; --keep FILE: what it has of the same setting is not measured again, bu
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import exp
 from pathlib import Path
 from typing import Any
 
-import density_picture
-from density_tasks import TASKS
-from density_training import (
+from density import picture
+from density.tasks import TASKS
+from density.training import (
     BY_LABEL,
     CLT_K,
     CONTESTANTS,
@@ -34,8 +33,7 @@ from density_training import (
     difference,
     measure,
 )
-from harness import Goal, machine, print_goals, print_table, write_json
-from virtual import in_processes
+from harness import Goal, Run, in_processes, print_table
 
 Row = dict[str, Any]
 Setting = tuple[int, int]
@@ -69,32 +67,31 @@ def main() -> None:
     given = parser.parse_args()
     if given.partition == BY_LABEL and WORDS_TASK in given.tasks:
         parser.error(f"{WORDS_TASK} has no labels: --tasks without it")
-    before = machine()
+    run = Run()
     apart = difference(given.data, given.partition)
     settings = {
         name: (QUICK, 1) if given.quick else (TASKS[name].count, given.times * TASKS[name].epochs)
         for name in given.tasks
     }
-    rows = [row for row in kept(given.keep, given.partition, settings) if named(row) not in given.again]
+    kept = alike(run.kept(given.keep), given.partition, settings)
+    rows = [row for row in kept if named(row) not in given.again]
     for row in in_processes(given.processes, missing(rows, given.data, given.partition, settings)):
         rows.append(row)
         print(f"{row['task']}, {row['who']}: {row['seconds']:.0f} s", flush=True)
         if given.json:
-            write_json(given.json, rows, [], before)
+            run.write(given.json, rows)
     rows = compared(rows)
     print_table([cells(row) for row in rows], HEAD.split(","))
     goals = [Goal("relative difference of virtual workers from real ranks", apart, SAME), *goals_of(rows)]
-    print_goals(goals)
-    if given.json:
-        write_json(given.json, rows, goals, before)
+    run.conclude(rows, goals, given.json)
     if given.plot:
-        density_picture.draw(given.plot, rows)
+        picture.draw(given.plot, rows)
 
 
-def kept(path: Path | None, partition: str, settings: Mapping[str, Setting]) -> list[Row]:
-    rows = json.loads(path.read_text())["rows"] if path else []
-    alike = [row for row in rows if row.setdefault("partition", SHUFFLED) == partition]
-    return [row for row in alike if (row["samples"], row["epochs"]) == settings.get(row["task"])]
+def alike(rows: Sequence[Row], partition: str, settings: Mapping[str, Setting]) -> list[Row]:
+    """Those of the same setting."""
+    divided = [row for row in rows if row.setdefault("partition", SHUFFLED) == partition]
+    return [row for row in divided if (row["samples"], row["epochs"]) == settings.get(row["task"])]
 
 
 def named(row: Row) -> str:

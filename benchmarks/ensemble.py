@@ -7,8 +7,8 @@
 
 `--faults`: random runs of four islands on hosts of their own that are killed, frozen, cut off; checked bit
 for bit. Needs root and iproute2.
-`--round`: see ensemble_rounds.py. `--reallocation`: see there; with digits.h5 in DATA.
-`--speed`: see ensemble_speed.py; as root, with cifar10.h5 in DATA.
+`--round`: see ensemble/rounds.py. `--reallocation`: see there; with digits.h5 in DATA.
+`--speed`: see ensemble/speed.py; as root, with cifar10.h5 in DATA.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from ensemble_reallocation import reallocation
-from ensemble_rounds import rounds
-from ensemble_speed import speed
-from faults import KINDS, SILENCE, soak
-from harness import Goal, machine, print_goals, print_table, write_json
-from hosts import shaped_hosts
+from ensemble.faults import KINDS, SILENCE, soak
+from ensemble.reallocation import reallocation
+from ensemble.rounds import rounds
+from ensemble.speed import speed
+from harness import Goal, Run, print_table
+from harness.hosts import shaped_hosts
 
 
 def faults(runs: int, seed: int, keep: Path | None) -> tuple[list[dict[str, object]], list[Goal]]:
@@ -69,20 +69,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="at most a minute")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    here = machine()
+    run, setting = Run(), {}
     if given.speed:
         more = {"rounds": given.rounds, "epochs": given.epochs, "seeds": given.seeds, "plot": given.plot}
         rows, goals, setting = speed(given.data, quick=given.quick, **more)
-        here |= setting
     elif given.reallocation:
         rows, goals = reallocation(given.data, quick=given.quick, plot=given.plot)
     elif given.round:
         rows, goals = rounds(given.quick)
     else:
         rows, goals = faults(8 if given.quick else given.runs, given.seed, given.keep)
-    print_goals(goals)
-    if given.json:
-        write_json(given.json, rows, goals, here)
+    run.conclude(rows, goals, given.json, setting)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
 One rank a host, each a group; ResNet-20, batch 32 a rank. The hosts are network namespaces (as root). The
 accuracy is that of benchmarks/jobs/mnist_cnn.toml on as many ranks, after equal epochs. --quick: a minute,
 of digits.
-"link": bytes over the link's rate. No step is shorter; where a method does not compute while it sends, the
-computing comes on top.
+A step takes as long as on the slowest rank. "link": bytes over the link's rate. No step is shorter; where a
+method does not compute while it sends, the computing comes on top.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from harness import Goal, Spread, machine, mpiexec, print_goals, print_table, write_json
-from hosts import on_hosts, shaped_hosts
 from matplotlib.figure import Figure
 
+from harness import Goal, Run, Spread, mpiexec, print_table
+from harness.hosts import on_hosts, shaped_hosts
 from hpcsgd.data import convert
 
 METHODS = {
@@ -48,7 +48,7 @@ HEAD = "who,late,ms/step,link,sent MB,rate over AR-SGD,paper,rank 0 waits for"
 def speed(hosts: int, rate: str, rounds: int, steps: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder, shaped_hosts(hosts, rate) as name:
         out = Path(folder) / "rows.json"
-        script = Path(__file__).with_name("gossip_rank.py")
+        script = Path(__file__).with_suffix("") / "rank.py"
         arguments = ["--out", str(out), "--rounds", str(rounds), "--steps", str(steps)]
         on_hosts(name, hosts, script, arguments, timeout=3600)
         return json.loads(out.read_text())
@@ -141,7 +141,7 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
         names = [row["who"] for row in mine]
         medians = [row["seconds_a_step"]["median"] for row in mine]
         axes.barh(names, medians, color="C0", label="computing")
-        # Rank 0's: where it is one of those who ask (AD-PSGD), it may wait longer than the mean step takes.
+        # Rank 0's: where it is one of those who ask (AD-PSGD), it may wait longer than the median step takes.
         waited = [
             min(sum(row.get("waited_a_step", {}).values()), row["seconds_a_step"]["median"]) for row in mine
         ]
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
-    here = machine()
+    run = Run()
     jobs = Path(__file__).with_name("jobs")
     with tempfile.TemporaryDirectory() as folder:
         job, store, methods = jobs / "mnist_cnn.toml", given.data / "mnist.h5", list(METHODS)
@@ -183,7 +183,7 @@ def main() -> None:
             convert("digits", None, store)
         rows = speed(given.hosts, f"{given.rate}mbit", given.rounds, given.steps)
         if given.keep:
-            trained = [row for row in json.loads(given.keep.read_text())["rows"] if "accuracy" in row]
+            trained = [row for row in run.kept(given.keep) if "accuracy" in row]
         else:
             trained = accuracies(methods, job, store, given.hosts, given.epochs, given.seeds)
     rows = with_limits(rows, given.rate * 1e6 / 8)
@@ -192,10 +192,8 @@ def main() -> None:
     ratio = quiet["AR-SGD"] / quiet["compute only"] - 1
     where = f"{given.hosts} hosts at {given.rate} Mbit/s"
     print(f"{where}: AR-SGD communicates {ratio:.1f} times as long as it computes")
-    print_goals(goals(rows, trained))
-    if given.json:
-        hosts = {"hosts": given.hosts, "link_mbit_per_s": given.rate, "communication_over_computing": ratio}
-        write_json(given.json, rows + trained, goals(rows, trained), here | hosts)
+    hosts = {"hosts": given.hosts, "link_mbit_per_s": given.rate, "communication_over_computing": ratio}
+    run.conclude(rows + trained, goals(rows, trained), given.json, hosts)
     if given.plot:
         draw(given.plot, rows)
 

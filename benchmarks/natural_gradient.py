@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contestants import WORKLOADS, Step, Workload, plain
-from harness import Goal, Spread, interleaved, machine, print_goals, print_table, ratios, write_json
-from torch import nn, optim
 
 import hpcsgd
+from harness import Contestant, Goal, Run, Spread, interleaved, print_table, ratios
+from harness.workloads import WORKLOADS, Step, Workload, plain, sgd
 from hpcsgd.natural_gradient.optimizer import EVERY_TIME
 from hpcsgd.training.process import keep_freed_memory
 
@@ -29,25 +28,19 @@ LARGEST = {"ResNet-20": 1.2, "MLP 25M": 1.6}
 
 
 def natural(workload: Workload, rank: int) -> Step:
-    model, loss = workload.model(), nn.CrossEntropyLoss()
-    images, labels = workload.batch()
-    sgd = optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    optimizer = hpcsgd.NaturalGradient(sgd, model, rank=rank)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss(model(images), labels).backward()
-        optimizer.step()
-
+    model = workload.model()
+    optimizer = hpcsgd.NaturalGradient(sgd(model), model, rank=rank)
+    step = workload.training(model, optimizer)
     step()
     optimizer.take_up({**optimizer.estimates(), "t": EVERY_TIME})
     return step
 
 
 def measured(workload: Workload, rounds: int, steps: int) -> list[dict[str, Any]]:
-    contestants = {"plain SGD": plain(workload)}
-    contestants |= {f"natural gradient, rank {rank}": natural(workload, rank) for rank in RANKS}
-    blocks = interleaved(contestants, rounds=rounds, steps=steps)
+    training = {"plain SGD": plain(workload)}
+    training |= {f"natural gradient, rank {rank}": natural(workload, rank) for rank in RANKS}
+    contestants = {name: Contestant(step, steps) for name, step in training.items()}
+    blocks = interleaved(contestants, rounds=rounds)
     baseline = blocks["plain SGD"].wall
     return [
         {
@@ -82,15 +75,13 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    here = machine()
+    run = Run()
     rows: list[dict[str, Any]] = []
     for workload in WORKLOADS:
         # A block is whole rounds of the layers' turns.
         rows += measured(workload, rounds=3 if arguments.quick else 16, steps=4)
     print_table(map(cells, rows), ["model", "who", "ms/step", "ratio (quartiles)"])
-    print_goals(goals(rows))
-    if arguments.json:
-        write_json(arguments.json, rows, goals(rows), here)
+    run.conclude(rows, goals(rows), arguments.json)
 
 
 if __name__ == "__main__":

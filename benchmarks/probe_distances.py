@@ -14,10 +14,8 @@ not measured again. --quick: a minute, of digits.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log2
@@ -26,10 +24,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from harness import Goal, machine, print_goals, print_table, write_json
 from matplotlib.figure import Figure
-from virtual import GROUPS, alone, in_processes, job, where
 
+from harness import Goal, Run, WallClock, in_processes, print_table
 from hpcsgd.config.schema import Config
 from hpcsgd.data import Store, convert
 from hpcsgd.training.probing import plan_of
@@ -38,6 +35,7 @@ from hpcsgd.transport import Transport
 from hpcsgd.tuning.growth import COMPARED, growths_of, verdict
 from hpcsgd.tuning.probe import Plan, settle
 from hpcsgd.tuning.replicas import DivergedError, VirtualGroups
+from probe.virtual import GROUPS, alone, job, where
 
 PROBE, SHORT, LONG = "probe", "short ramp", "whole warm-up"
 SHORT_RAMP = 4
@@ -66,13 +64,13 @@ class Task:
 
     def measured(self) -> dict[str, Any]:
         """Its row: D at every meeting."""
-        began = time.perf_counter()
+        clock = WallClock()
         row = self.key() | {"distances": []}
         try:
             row["distances"] = alone(self._distances)
         except DivergedError as error:
             row["diverged"] = str(error)
-        seconds = round(time.perf_counter() - began, 1)
+        seconds = round(clock.stop(), 1)
         told = " ".join(f"{D:.3f}" for D in row["distances"][-self.at_full_rate :])
         print(f"P = {self.P}, {self.way}, seed {self.seed}: {seconds:.0f} s, D = {told}", flush=True)
         return row | {"seconds": seconds}
@@ -162,10 +160,9 @@ def answer(series: dict[int, list[list[float]]]) -> int:
     return verdict(min(series), growths_of(series)).P
 
 
-def kept(file: Path | None, tasks: list[Task]) -> list[dict[str, Any]]:
-    """The rows of an earlier run that belong to these tasks."""
+def belonging(rows: list[dict[str, Any]], tasks: list[Task]) -> list[dict[str, Any]]:
+    """Those of these tasks."""
     keys = [task.key() for task in tasks]
-    rows = json.loads(file.read_text())["rows"] if file else []
     return [row for row in rows if {name: row.get(name) for name in keys[0]} in keys]
 
 
@@ -193,7 +190,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given, overrides = parser.parse_known_args()
-    here = machine() | where(given.device)
+    run = Run()
     with tempfile.TemporaryDirectory() as folder:
         if given.quick:
             given.job, given.data, given.long, given.short = "digits_cnn", Path(folder), [2, 4], [2]
@@ -212,7 +209,7 @@ def main() -> None:
             for seed in range(1, given.seeds + 1)
             for P, way in ways
         ]
-        rows = kept(given.keep, tasks)
+        rows = belonging(run.kept(given.keep), tasks)
         done = [{name: row[name] for name in tasks[0].key()} for row in rows]
         missing = [partial(Task.measured, task) for task in tasks if task.key() not in done]
         rows += in_processes(given.processes, missing)
@@ -222,9 +219,7 @@ def main() -> None:
     print_table([line for way, found in series.items() for line in cells(way, found, paper)], head)
     for way, found in series.items():
         print(f"{way}: {verdict(min(found), growths_of(found))}")
-    print_goals(goals(series, paper))
-    if given.json:
-        write_json(given.json, rows, goals(series, paper), here)
+    run.conclude(rows, goals(series, paper), given.json, where(given.device))
     if given.plot:
         draw(given.plot, rows, given.job)
 

@@ -13,10 +13,8 @@ The jobs are those of benchmarks/jobs. All P·K ranks are virtual, so this takes
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,10 +24,10 @@ from statistics import mean
 from typing import Any
 
 import torch
-from harness import Goal, machine, print_goals, print_table, write_json
 from matplotlib.figure import Figure
-from virtual import GROUPS, accuracy, alone, first_images, in_processes, job, where
 
+from harness import Goal, Run, WallClock, in_processes, print_table
+from harness.stores import first_images
 from hpcsgd.config.schema import Config
 from hpcsgd.data import Store, convert
 from hpcsgd.training.probing import plan_of, probe_config, setting
@@ -37,6 +35,7 @@ from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.replicas import DivergedError
 from hpcsgd.tuning.report import answer, to_json
+from probe.virtual import GROUPS, accuracy, alone, job, where
 
 NAMES = ("digits_cnn", "mnist_cnn", "cifar10_small")
 SUBSETS = {"cifar10_small": 5000}
@@ -65,7 +64,7 @@ def train(name: str, config: Config, P: int, seed: int, device: torch.device) ->
     steps, every = config.training.epochs * per_epoch, config.method.arguments["every"]
     row: dict[str, Any] = {"job": name, "P": P, "seed": seed, "accuracy": None, "diverged": None}
     distances: list[float] = []
-    began = time.perf_counter()
+    clock = WallClock()
 
     def work(world: Transport) -> None:
         groups = virtual_groups(replace(config, seed=seed), P, 1, world, device=device)
@@ -78,7 +77,7 @@ def train(name: str, config: Config, P: int, seed: int, device: torch.device) ->
             row["diverged"] = str(error)
 
     alone(work)
-    seconds = time.perf_counter() - began
+    seconds = clock.stop()
     print(f"{name}, P = {P}, seed {seed}: {row['accuracy']} in {seconds:.0f} s", flush=True)
     thinned = [round(D, 4) for D in distances[:: -(-len(distances) // KEPT)]]
     return row | {"seconds": seconds, "meetings": len(distances), "distances": thinned}
@@ -98,12 +97,13 @@ def probe(name: str, config: Config, seeds: int, device: torch.device) -> dict[s
     }
 
 
-def kept(file: Path | None, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Probes and trainings of these jobs from an earlier run."""
-    if file is None:
-        return [], []
-    first, *rows = json.loads(file.read_text())["rows"]
-    return [p for p in first["probes"] if p["job"] in names], [row for row in rows if row["job"] in names]
+def parted(
+    rows: list[dict[str, Any]], names: Sequence[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Probes and trainings of these jobs."""
+    probes = [probed for row in rows for probed in row.get("probes", [])]
+    trained = [row for row in rows if "probes" not in row]
+    return [p for p in probes if p["job"] in names], [row for row in trained if row["job"] in names]
 
 
 def largest_as_good(rows: list[dict[str, Any]]) -> int:
@@ -173,13 +173,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
-    here = machine() | where(given.device)
+    run = Run()
     overrides: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         if given.quick:
             given.jobs, given.data, overrides = ["digits_cnn"], Path(folder), ["--training.epochs", "3"]
             convert("digits", None, given.data / "digits.h5")
-        probes, rows = kept(given.keep, given.jobs)
+        probes, rows = parted(run.kept(given.keep), given.jobs)
         missing = [name for name in given.jobs if name not in {probed["job"] for probed in probes}]
         configs = {name: prepared(name, given.data, Path(folder), overrides) for name in missing}
         seeds = range(1, given.seeds + 1)
@@ -196,9 +196,7 @@ def main() -> None:
     head = ["job", "P", "accuracy", "of the seeds", "D", "ρ", ""]
     print_table([line for probed, mine in found for line in lines(probed, mine)], head)
     reached = [goal for probed, mine in found for goal in goals(probed["job"], probed, mine)]
-    print_goals(reached)
-    if given.json:
-        write_json(given.json, [{"probes": probes}, *rows], reached, here)
+    run.conclude([{"probes": probes}, *rows], reached, given.json, where(given.device))
     if given.plot:
         draw(given.plot, probes, rows)
 

@@ -6,7 +6,7 @@
 is theirs, as it would be a user's. kthvalue finds the threshold only. "one read" is `x.sum()` with as many
 threads, which adds up vectors as fast as memory delivers them; the table has the gigabytes a second.
 Contestants take turns: ours and the read in many rounds, ours and the slow ones in few. With --cuda it is
-selection_cuda.py: the same on a GPU, against a copy.
+selection/cuda.py: the same on a GPU, against a copy.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import selection_cuda
 import torch
-from harness import Goal, Spread, interleaved, machine, print_goals, print_table, ratios, write_json
 
+from harness import Contestant, Goal, Run, Spread, interleaved, print_table, ratios
 from hpcsgd import kernels
+from selection import cuda
 
 OURS, READ, TOPK = "hpcsgd", "one read", "torch.topk"
 OVER_TOPK = 1 / 60
@@ -82,13 +82,13 @@ def measured(case: Case, x: torch.Tensor, rounds: int, slow_rounds: int) -> Iter
     """A row for each contestant; ratios are those of ours over it, in the same rounds."""
     torch.set_num_threads(case.threads)
     require_equal(x, case.k)
-    own = {OURS: lambda: _discard(ours(x, case.k))}
+    own = {OURS: Contestant(lambda: ours(x, case.k))}
     groups = (
-        ({READ: lambda: _discard(x.sum())}, rounds),
-        ({name: lambda run=run: _discard(run()) for name, run in slow(x, case.k).items()}, slow_rounds),
+        ({READ: Contestant(x.sum)}, rounds),
+        ({name: Contestant(select) for name, select in slow(x, case.k).items()}, slow_rounds),
     )
     for number, (others, count) in enumerate(groups):
-        blocks = interleaved(own | others, rounds=count, steps=1)
+        blocks = interleaved(own | others, rounds=count)
         for who in [OURS, *others] if number == 0 else others:
             seconds = Spread.of(blocks[who].wall)
             row = {**asdict(case), "k": case.k, "who": who, "seconds": asdict(seconds)}
@@ -97,10 +97,6 @@ def measured(case: Case, x: torch.Tensor, rounds: int, slow_rounds: int) -> Iter
                 if who == OURS
                 else row | {"ours_over": asdict(ratios(blocks[OURS].wall, blocks[who].wall))}
             )
-
-
-def _discard(_: object) -> None:
-    """Contestants return nothing, so that no result outlives its turn."""
 
 
 def goals(rows: Iterable[dict[str, Any]]) -> list[Goal]:
@@ -137,11 +133,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     if arguments.cuda:
-        return selection_cuda.run(arguments.quick, arguments.json)
+        return cuda.measure(arguments.quick, arguments.json)
     library = kernels.native()
     if library is None:
         raise SystemExit("no native kernels to measure: pip install -e . where there is a C++ compiler")
-    here = machine() | {"kernels": str(library)}
+    run = Run()
     sizes = SIZES[:-1] if arguments.quick else SIZES
     elements = ("normal",) if arguments.quick else tuple(ELEMENTS)
     rounds, slow_rounds = (15, 1) if arguments.quick else (60, 5)
@@ -152,9 +148,7 @@ def main() -> None:
             rows += measured(Case(n, share, kind, threads), x, rounds, slow_rounds)
     print(library)
     print_table(map(cells, rows), HEAD)
-    print_goals(goals(rows))
-    if arguments.json:
-        write_json(arguments.json, rows, goals(rows), here)
+    run.conclude(rows, goals(rows), arguments.json, {"kernels": str(library)})
 
 
 if __name__ == "__main__":

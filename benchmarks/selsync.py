@@ -18,18 +18,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import selsync_data
-import selsync_overhead
-import selsync_table
-from harness import Goal, machine, print_goals, write_json
-from virtual import first_images
+from harness import Goal, Run
+from harness.stores import first_images
+from selsync import data, overhead, table
 
 PARTS: dict[str, Callable[[Path, bool, Path | None], tuple[list[dict[str, Any]], list[Goal], dict[str, Any]]]]
 PARTS = {
-    "table": selsync_table.measure,
-    "partition": selsync_data.partitions,
-    "non_iid": selsync_data.non_iid,
-    "overhead": selsync_overhead.measure,
+    "table": table.measure,
+    "partition": data.partitions,
+    "non_iid": data.non_iid,
+    "overhead": overhead.measure,
 }
 """Each prints its table and gives rows, goals and what to say of the machine."""
 IMAGES = {"table": 6400, "partition": 9600, "non_iid": 12000}
@@ -46,15 +44,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
-    before = machine()
+    run = Run()
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "images.h5"
         if given.part in IMAGES:
             first_images(given.data / "mnist.h5", QUICK if given.quick else IMAGES[given.part], store)
         rows, goals, more = PARTS[given.part](store, given.quick, given.plot)
-    print_goals(goals)
-    if given.json:
-        write_json(given.json, rows, goals, before | more)
+    run.conclude(rows, goals, given.json, more)
 
 
 if __name__ == "__main__":

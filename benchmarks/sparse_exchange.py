@@ -20,9 +20,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import Goal, machine, print_goals, print_table, write_json
-from hosts import on_hosts, shaped_hosts
 from matplotlib.figure import Figure
+
+from harness import Goal, Run, print_table
+from harness.hosts import on_hosts, shaped_hosts
 
 PARTS = {
     "compute": "#999999",
@@ -44,7 +45,7 @@ def measured(given: argparse.Namespace, rounds: int, steps: int) -> list[dict[st
     with tempfile.TemporaryDirectory() as folder, hosts as name:
         out = Path(folder) / "rows.json"
         arguments = ["--out", out, "--rounds", rounds, "--steps", steps, "--density", given.density]
-        script = Path(__file__).with_name("sparse_exchange_rank.py")
+        script = Path(__file__).with_suffix("") / "rank.py"
         on_hosts(name, given.hosts, script, list(map(str, arguments)), timeout=3600)
         return json.loads(out.read_text())
 
@@ -115,13 +116,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
-    here = machine() | {"hosts": given.hosts, "mbit_per_s": given.rate}
+    run = Run()
     rows = measured(given, *((1, 1) if given.quick else (9, 3)))
     rows = with_limits(rows, given.rate * 1e6 / 8)
     print_table(map(cells, rows), HEAD)
-    print_goals(goals(rows))
-    if given.json:
-        write_json(given.json, rows, goals(rows), here)
+    run.conclude(rows, goals(rows), given.json, {"hosts": given.hosts, "mbit_per_s": given.rate})
     if given.plot:
         title = f"ResNet-18 on {given.hosts} hosts, {given.rate} Mbit/s, density {given.density:g}"
         draw(rows, title, given.plot)

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import Goal, Spread, machine, on_ranks, print_goals, print_table, write_json
+from harness import Goal, Run, Spread, on_ranks, print_table
 
 RANKS = 4
 ONE_RANK, SEVERAL = 1.03, 1.0
@@ -27,7 +27,7 @@ def measured(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        script = Path(__file__).with_name("step_overhead_rank.py")
+        script = Path(__file__).with_suffix("") / "rank.py"
         on_ranks(n, script, ["--out", str(out), "--rounds", str(rounds), "--steps", str(steps)], timeout)
         result = json.loads(out.read_text())
     rows, rates = result["rows"], result["rates"]
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    here = machine()
+    run = Run()
     if arguments.quick:
         rows, _ = measured(1, rounds=3, steps=2, timeout=120)
         more, rates = measured(RANKS, rounds=2, steps=1, timeout=240)
@@ -86,9 +86,7 @@ def main() -> None:
     ]
     print_table(map(cells, rows), head)
     print(", ".join(f"{name} {rate / 1e9:.2f} GB/s a rank" for name, rate in rates.items()))
-    print_goals(goals(rows))
-    if arguments.json:
-        write_json(arguments.json, rows, goals(rows), here | {"bytes_a_second_a_rank": rates})
+    run.conclude(rows, goals(rows), arguments.json, {"bytes_a_second_a_rank": rates})
 
 
 if __name__ == "__main__":

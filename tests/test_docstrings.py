@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcsgd
 import hpcsgd.transport
-from hpcsgd.core import step
+from hpcsgd.core import method, step
 from hpcsgd.core.topology import form
 from hpcsgd.data import Partition
 from hpcsgd.exchanges.feedback import Feedback
@@ -45,8 +45,8 @@ NO_PAPER = {
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (
-    step.Averager, step.Central, step.Composed, step.GroupExchange, step.Stateful, step.Wrapping, Feedback,
-    Partition, Sparsifier, hpcsgd.graphs.Graph,
+    method.Central, method.Composed, method.Stateful, method.Wrapping, step.Averager, step.GroupExchange,
+    Feedback, Partition, Sparsifier, hpcsgd.graphs.Graph,
 )  # fmt: skip
 """What their members do is said there, once, and not again in every class that has them."""
 SAMPLES = 64

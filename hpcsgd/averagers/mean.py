@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcsgd.core.step import Central, Step
+from hpcsgd.core.method import Central
+from hpcsgd.core.step import Step
 
 
 @dataclass(frozen=True)

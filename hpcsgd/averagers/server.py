@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from hpcsgd.averagers.parcel import Parcel
-from hpcsgd.core.step import State, Step
+from hpcsgd.core.method import State
+from hpcsgd.core.step import Step
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Service, Transport, phase, wide
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from hpcsgd.checkpoint import tree
 from hpcsgd.checkpoint.pieces import SavedGroups, mean
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import State
+from hpcsgd.core.method import State
 from hpcsgd.engine.optimizer import DistributedOptimizer
 
 log = logging.getLogger(__name__)

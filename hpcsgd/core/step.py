@@ -1,14 +1,13 @@
-"""What a method is made of: one step, an exchange inside the group, a rule for when and how groups meet.
+"""One step, and what takes part in it: an exchange inside the group, a rule for when and how groups meet.
 
 backward → exchange in the group → update own chunk → [when?] average across groups [how?] → allgather
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor, optim
@@ -16,76 +15,11 @@ from torch import Tensor, optim
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import squared_norm
 from hpcsgd.core.topology import Job
-from hpcsgd.errors import UserError
-
-log = logging.getLogger(__name__)
 
 
-State = dict[str, dict[str, Any]]
-"""What a part of a method remembers, by name, in sections that say what becomes of it on another P × K:
-
-    same     the same on all ranks: it goes everywhere
-    mean     each rank has its number: all get their mean
-    chunks   a list with what belongs to `own` of every bucket (to `w` where the averager does not shard): cut
-             anew like the parameters, for another P the mean of the groups'; dropped where there is one group
-    workers  by parameter as many elements, on each rank others: the mean over the ranks of a group, for
-             another P over all; dropped where a group has nobody to exchange with
-    own      of a group or rank as it was: dropped
-
-What is dropped is said.
-"""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A part of a method with a memory: all that a restart needs beside parameters and moments."""
-
-    def state_dict(self) -> State:
-        """Collective: messages under way are waited for."""
-        ...
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from there; of what is not in `state`, as new."""
-        ...
-
-
-@runtime_checkable
-class Wrapping(Protocol):
-    """A part of a method around another one: at this time, where these take turns."""
-
-    @property
-    def inner(self) -> Any: ...
-
-
-@runtime_checkable
-class Composed(Protocol):
-    """A part of a method made of several, whose states are all kept."""
-
-    @property
-    def parts(self) -> Mapping[str, Any]: ...
-
-
-@runtime_checkable
-class Central(Protocol):
-    """An averager for which the model is not the mean of what the groups train on: servers keep it, say."""
-
-    def model(self) -> list[Tensor] | None:
-        """This position's chunks of it, like `owned`, in float32 at least; None before the first update,
-        when all groups have the same. Collective."""
-        ...
-
-
-@runtime_checkable
-class ForPeers(Protocol):
-    """An averager that averages with `Job.peers`, and not with the groups of this job."""
-
-    @property
-    def for_peers(self) -> bool: ...
-
-
-@dataclass(slots=True)
-class Step:
-    """All a method may see. `t` counts finished updates; in the t-th step, t = 1, 2, …"""
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What stays as it is from the first step of a training to the last."""
 
     job: Job
     buckets: Sequence[Bucket]
@@ -93,46 +27,90 @@ class Step:
     moments: Moments
     buffers: Sequence[Tensor] = ()
     """The model's float buffers, such as batch-norm statistics."""
+    shards: bool = True
+    """Whether each position updates its own chunks alone, and not all of w."""
+    exchanged: bool = True
+    """Whether gradients are in the buckets; where nothing is exchanged they are where autograd put them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """All an exchange may see. It runs while the training loop goes on, perhaps into the next step: what it
+    goes by was fixed when the first gradients left."""
+
+    fixed: Fixed
+    rates: tuple[float, ...]
+    """The learning rate of each param group, warm-up included."""
+    notes: dict[str, float] = field(default_factory=dict[str, float])
+    """What the exchange has to report of this step."""
+
+    @property
+    def job(self) -> Job:
+        return self.fixed.job
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        return self.fixed.buckets
+
+
+@dataclass(slots=True)
+class Step:
+    """All a method may see once gradients have been exchanged. `t` counts finished updates; in the t-th step,
+    t = 1, 2, …"""
+
+    fixed: Fixed
     t: int = 0
     rates: tuple[float, ...] = (0.0,)
     """The learning rate of each param group in this step, warm-up included."""
     loss: float | None = None
     """Of this rank's batch, where the training loop said it."""
-    shards: bool = True
-    """Whether each position updates its own chunks alone, and not all of w."""
-    exchanged: bool = True
-    """Whether gradients are in the buckets; where nothing is exchanged they are where autograd put them."""
     notes: dict[str, float] = field(default_factory=dict[str, float])
     """What a method has to report of this step (the distance at a meeting, …), for metrics."""
+
+    @property
+    def job(self) -> Job:
+        return self.fixed.job
+
+    @property
+    def buckets(self) -> Sequence[Bucket]:
+        return self.fixed.buckets
+
+    @property
+    def moments(self) -> Moments:
+        return self.fixed.moments
+
+    @property
+    def buffers(self) -> Sequence[Tensor]:
+        return self.fixed.buffers
 
     @property
     def lr(self) -> float:
         """Of the first param group."""
         return self.rates[0]
 
+    @property
+    def owned(self) -> list[Tensor]:
+        """The chunks `own`: this position's part of the model."""
+        return [b.own for b in self.buckets]
+
     def gradients(self) -> list[Tensor]:
         """Of the group, as the update is about to use them: of this position's chunks, or of all of w where
-        `shards` is False. Writing into them changes the update."""
-        if not self.exchanged:
+        it does not shard. Writing into them changes the update."""
+        if not self.fixed.exchanged:
             for b in self.buckets:
                 b.gather()
-        return [b.g_own if self.shards else b.g for b in self.buckets]
+        return [b.g_own if self.fixed.shards else b.g for b in self.buckets]
 
     def squared_norm(self) -> Tensor:
         """This position's part of the squared norm of the group's gradient: over the group they add up. In
         float64; one read of the gradient."""
-        if self.exchanged:
+        if self.fixed.exchanged:
             parts = [b.g_own for b in self.buckets]
         else:
             grads = [slot.param.grad for b in self.buckets for slot in b.slots]
             parts = [grad for grad in grads if grad is not None]
         norms = [squared_norm(g.reshape(-1)) for g in parts]
         return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64)
-
-    @property
-    def owned(self) -> list[Tensor]:
-        """The chunks `own`: this position's part of the model."""
-        return [b.own for b in self.buckets]
 
 
 class Moments(Protocol):
@@ -156,8 +134,7 @@ class Moments(Protocol):
 class Exchange(Protocol):
     """How the K ranks of a group bring their gradients together, one bucket at a time.
 
-    Runs as blocking code on the communication thread, while the backward pass of earlier layers goes on. The
-    step that it is given, `t` and `rates` included, was fixed when the first gradients left.
+    Runs as blocking code on the communication thread, while the backward pass of earlier layers goes on.
     """
 
     @property
@@ -174,7 +151,7 @@ class Exchange(Protocol):
         """Whether there is nothing to do in this job, so that gradients stay where autograd put them."""
         ...
 
-    def __call__(self, s: Step, b: Bucket) -> None: ...
+    def __call__(self, d: Departure, b: Bucket) -> None: ...
 
 
 class GroupExchange(Exchange, Protocol):
@@ -204,81 +181,3 @@ class Averager(Protocol):
         ...
 
     def __call__(self, s: Step) -> None: ...
-
-
-def alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, State]:
-    """What one rank's state is good for on any P × K, its numbers standing for all; the rest is dropped,
-    `aloud` or not."""
-    kept = {role: {k: v for k, v in state.items() if k in ("same", "mean")} for role, state in states.items()}
-    dropped = [f"{role} ({k})" for role, state in states.items() for k in state if k not in kept[role]]
-    if dropped and aloud:
-        log.warning(
-            "state of a method, of one rank of another P × K: %s start anew; checkpoints bring them along",
-            ", ".join(dropped),
-        )
-    return kept
-
-
-@dataclass(frozen=True)
-class Method:
-    """A training method: exchange × when × how. The factories of `hpcsgd.methods` make it.
-
-    Not to be confused with an optimizer: that makes the update of one group, and is the user's own.
-
-    Args:
-        exchange: how the K gradients of a group come together, every step.
-        when: whether groups meet after this update, the same answer on every rank.
-        how: what happens when they do.
-
-    Raises:
-        UserError: for the state of other parts.
-
-    Example:
-        >>> method = hpcsgd.hierarchical(every=8)
-        >>> method.when
-        Every(I=8)
-        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
-    """
-
-    exchange: Exchange
-    when: Schedule
-    how: Averager
-
-    def state_dict(self) -> dict[str, State]:
-        """The state of the parts that have one, by their role; collective."""
-        return {role: part.state_dict() for role, part in self.stateful().items()}
-
-    def load_state_dict(self, state: Mapping[str, State]) -> None:
-        """Raises `UserError` for the state of other parts."""
-        mine = self.stateful()
-        if mine.keys() != state.keys():
-            theirs, ours = (", ".join(names) or "nothing" for names in (state, mine))
-            raise UserError(f"state of another method: it is of {theirs}, and this one needs that of {ours}")
-        for role, part in mine.items():
-            part.load_state_dict(state[role])
-
-    def central(self) -> Central | None:
-        """What keeps the model, if anything does at this time."""
-        how: Any = self.how
-        while not isinstance(how, Central):
-            if not isinstance(how, Wrapping):
-                return None
-            how = how.inner
-        return how
-
-    def stateful(self) -> dict[str, Stateful]:
-        """The parts with a memory, by their role; inside others, too."""
-        roles = {"exchange": self.exchange, "when": self.when, "how": self.how}
-        return {name: part for role, whole in roles.items() for name, part in _stateful(role, whole)}
-
-
-def _stateful(role: str, part: Any) -> Iterator[tuple[str, Stateful]]:
-    if isinstance(part, Method):
-        for inner, found in part.stateful().items():
-            yield f"{role}.{inner}", found
-        return
-    if isinstance(part, Stateful):
-        yield role, part
-    inside = {"inner": part.inner} if isinstance(part, Wrapping) else {}
-    for name, inner in (part.parts if isinstance(part, Composed) else inside).items():
-        yield from _stateful(f"{role}.{name}", inner)

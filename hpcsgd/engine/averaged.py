@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from hpcsgd.averagers import agree, average_joined
 from hpcsgd.averagers.distance import distance
-from hpcsgd.core.step import Central, Step
+from hpcsgd.core.method import Central
+from hpcsgd.core.step import Step
 from hpcsgd.transport import phase
 
 

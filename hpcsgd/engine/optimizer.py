@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket, flatten, require_as_laid_out
+from hpcsgd.core.method import Method, State, alike_everywhere
 from hpcsgd.core.norm import clip
-from hpcsgd.core.step import Method, State, Step, alike_everywhere
+from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.averaged import averaged, float_buffers, gather_chunks
 from hpcsgd.engine.lr import rates_in_force
@@ -89,18 +89,20 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         with torch.no_grad():
             buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6)
         self.local = ShardedOptimizer(optimizer, buckets, cut=self._exchange.shards and job.K > 1)
-        self._step = Step(job=job, buckets=buckets, moments=self.local, buffers=float_buffers(model))
-        self._step.shards = self._exchange.shards
         share_start(job, buckets, model, self.trained)
         self._reducer = None
         if not self._exchange.idle(job):
             self._reducer = GradientReducer(
                 self._exchange, buckets, self._departing, passes=accumulate, overlap=overlap
             )
-        self._step.exchanged = self._reducer is not None
+        self._step = Step(
+            Fixed(
+                job, buckets, moments=self.local, buffers=float_buffers(model),
+                shards=self._exchange.shards, exchanged=self._reducer is not None,
+            )
+        )  # fmt: skip
         self._notes: dict[str, float] = {}
-        self._stepping = False
-        self._laid_out = False
+        self._stepping = self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
         self._laid_out = True
         self.state = optimizer.state
@@ -115,8 +117,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     @property
     def notes(self) -> dict[str, float]:
-        """What the method reported of the last step, such as the `distance` of a meeting; `shared` where
-        groups exchanged something else."""
+        """What the method reported of the last step: `distance` of a meeting, `shared` of gradients, …"""
         return self._notes
 
     def accumulate(self, passes: int) -> None:
@@ -256,9 +257,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     def take_up(
         self, t: int, groups: Sequence[Mapping[str, Any]], method: Mapping[str, State] | None
     ) -> None:
-        """Go on after `t` updates with these options of the param `groups` and, if any, state of the
-        `method`.
-        """
+        """Go on after `t` updates with these options of param `groups` and, if any, state of the `method`."""
         self._step.t = t
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
@@ -285,9 +284,9 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             with phase("parameters"):
                 gather_chunks(s)
 
-    def _departing(self) -> Step:
-        """The step that gradients leave for, fixed: an exchange runs while the training loop goes on."""
-        return replace(self._step, t=self._step.t + 1, rates=self.rates)
+    def _departing(self) -> Departure:
+        """Of the step that gradients leave for."""
+        return Departure(self._step.fixed, self.rates, self._step.notes)
 
     def _take_notes(self) -> None:
         """What comes from now on is of the next step: an exchange may begin before that."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from hpcsgd.core.flat import Bucket, Slot
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, phase
 
@@ -20,22 +20,22 @@ class GradientReducer:
     """Hands each bucket to `exchange` once its last gradient is there, always in the order of the buckets.
 
     Arrival order differs between ranks, so a bucket waits for those before it. What never became ready
-    (parameters without a gradient in this step) leaves at `finish` and counts as zero. `departing` tells
-    what the exchange may know of the step, when its first bucket leaves.
+    (parameters without a gradient in this step) leaves at `finish` and counts as zero. `departing` is
+    asked when the first bucket of a step leaves.
     """
 
     def __init__(
         self,
         exchange: Exchange,
         buckets: Sequence[Bucket],
-        departing: Callable[[], Step],
+        departing: Callable[[], Departure],
         *,
         passes: int,
         overlap: bool,
     ) -> None:
         self._exchange = exchange
         self._departing = departing
-        self._step: Step | None = None
+        self._departure: Departure | None = None
         self.passes = passes
         """Backward passes before each `finish`; may change between two steps."""
         self._overlap = overlap
@@ -100,11 +100,11 @@ class GradientReducer:
             self._send_until(ready)
 
     def _send_until(self, stop: int) -> None:
-        if self._step is None:
-            self._step = self._departing()
+        if self._departure is None:
+            self._departure = self._departing()
         for bucket in self._buckets[len(self._sent) : stop]:
-            call = functools.partial(self._exchange, self._step, bucket)
-            self._sent.append(self._step.job.world.run(call, "exchange of gradients"))
+            call = functools.partial(self._exchange, self._departure, bucket)
+            self._sent.append(self._departure.job.world.run(call, "exchange of gradients"))
 
     def _settle_missing(self) -> None:
         """Zero what got no gradient, take over what the user put in place of one."""
@@ -132,7 +132,7 @@ class GradientReducer:
         return sum(bucket.version() for bucket in self._buckets)
 
     def _reset(self) -> None:
-        self._step = None
+        self._departure = None
         self._sent = []
         self._arrivals.clear()
         self._missing = [len(bucket.slots) for bucket in self._buckets]

@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import ForPeers, Method
+from hpcsgd.core.method import ForPeers, Method
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.transport import phase

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.core.topology import Job
 
 
@@ -44,13 +44,13 @@ class AllToAll:
     def idle(self, job: Job) -> bool:
         return job.K == 1
 
-    def __call__(self, s: Step, b: Bucket) -> None:
-        if self.idle(s.job):
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        if self.idle(d.job):
             return
         if b.received is None:
             b.received = torch.empty_like(b.g)
-        s.job.group.alltoall(b.received, b.g).wait()
-        torch.mean(b.received.view(s.job.K, -1), 0, out=b.g_own)
+        d.job.group.alltoall(b.received, b.g).wait()
+        torch.mean(b.received.view(d.job.K, -1), 0, out=b.g_own)
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class ReduceScatter:
     def idle(self, job: Job) -> bool:
         return job.K == 1
 
-    def __call__(self, s: Step, b: Bucket) -> None:
-        if self.idle(s.job):
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        if self.idle(d.job):
             return
         if b.received is None:
             b.received = torch.empty_like(b.g_own)
-        s.job.group.reduce_scatter(b.received, b.g, "mean").wait()
+        d.job.group.reduce_scatter(b.received, b.g, "mean").wait()
         b.g_own.copy_(b.received)
 
 
@@ -103,10 +103,10 @@ class AllReduce:
     def idle(self, job: Job) -> bool:
         return job.K == 1
 
-    def __call__(self, s: Step, b: Bucket) -> None:
-        if self.idle(s.job):
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        if self.idle(d.job):
             return
-        s.job.group.allreduce(b.g, "mean").wait()
+        d.job.group.allreduce(b.g, "mean").wait()
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ class AcrossGroups:
     def idle(self, job: Job) -> bool:
         return job.size == 1
 
-    def __call__(self, s: Step, b: Bucket) -> None:
-        self.inner(s, b)
-        if s.job.P > 1:
-            s.job.cross.allreduce(b.g_own if self.shards else b.g, "mean").wait()
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        self.inner(d, b)
+        if d.job.P > 1:
+            d.job.cross.allreduce(b.g_own if self.shards else b.g, "mean").wait()
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Gathered:
     def idle(self, job: Job) -> bool:
         return self.inner.idle(job)
 
-    def __call__(self, s: Step, b: Bucket) -> None:
-        self.inner(s, b)
-        if s.job.K > 1:
-            s.job.group.allgather(b.g, b.g_own).wait()
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        self.inner(d, b)
+        if d.job.K > 1:
+            d.job.group.allgather(b.g, b.g_own).wait()

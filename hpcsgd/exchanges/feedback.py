@@ -16,7 +16,7 @@ from torch import Tensor, optim
 
 from hpcsgd import kernels
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import Departure
 from hpcsgd.errors import UserError
 
 
@@ -27,11 +27,11 @@ class Feedback(Protocol):
         """Raise `UserError` for an optimizer with which the update would be wrong."""
         ...
 
-    def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:
+    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
         """Change the gradient, in place, that is about to go into acc."""
         ...
 
-    def after(self, s: Step, mean: Tensor) -> None:
+    def after(self, d: Departure, mean: Tensor) -> None:
         """Change the mean of what was sent, in place, that is about to go to the optimizer."""
         ...
 
@@ -53,10 +53,10 @@ class ErrorFeedback:
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         pass
 
-    def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:
+    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
         pass
 
-    def after(self, s: Step, mean: Tensor) -> None:
+    def after(self, d: Departure, mean: Tensor) -> None:
         pass
 
 
@@ -90,18 +90,18 @@ class RateInside:
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         _require_plain_sgd("rate_inside", optimizer, ("momentum", "weight_decay", "maximize"))
 
-    def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:
-        g.mul_(self._rate(s))
+    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
+        g.mul_(self._rate(d))
 
-    def after(self, s: Step, mean: Tensor) -> None:
-        mean.div_(self._rate(s))
+    def after(self, d: Departure, mean: Tensor) -> None:
+        mean.div_(self._rate(d))
 
-    def _rate(self, s: Step) -> float:
-        if len(set(s.rates)) > 1:
-            raise UserError(f"feedback rate_inside: one learning rate for all, not {sorted(set(s.rates))}")
-        if s.lr == 0:
+    def _rate(self, d: Departure) -> float:
+        if len(set(d.rates)) > 1:
+            raise UserError(f"feedback rate_inside: one learning rate for all, not {sorted(set(d.rates))}")
+        if d.rates[0] == 0:
             raise UserError("feedback rate_inside: what is sent at a learning rate of 0 would be lost")
-        return s.lr
+        return d.rates[0]
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,11 @@ class MomentumCorrection:
     def require_optimizer(self, optimizer: optim.Optimizer) -> None:
         _require_plain_sgd("momentum_correction", optimizer, ("momentum",))
 
-    def before(self, s: Step, g: Tensor, velocity: Tensor | None) -> None:
+    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
         assert velocity is not None
         g.copy_(velocity.mul_(self.momentum).add_(g))
 
-    def after(self, s: Step, mean: Tensor) -> None:
+    def after(self, d: Departure, mean: Tensor) -> None:
         pass
 
 

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import State, Step
+from hpcsgd.core.method import State
+from hpcsgd.core.step import Departure
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges.codecs import Codec, Gaps
@@ -110,16 +111,16 @@ class Sparse:
     def idle(self, job: Job) -> bool:
         return self._workers(job).size == 1
 
-    def __call__(self, s: Step, b: Bucket) -> None:
-        if self.idle(s.job):
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        if self.idle(d.job):
             return
         if self._residual is None:
-            self._residual = self._begin(s)
+            self._residual = self._begin(d)
         i = len(self._norms)
-        assert b is s.buckets[i]
-        self._take_in(s, b, i)
-        if i + 1 == len(s.buckets):
-            self._send(s)
+        assert b is d.buckets[i]
+        self._take_in(d, b, i)
+        if i + 1 == len(d.buckets):
+            self._send(d)
 
     @property
     def parts(self) -> Mapping[str, Any]:
@@ -137,29 +138,29 @@ class Sparse:
     def _workers(self, job: Job) -> Transport:
         return job.world if self.across else job.group
 
-    def _begin(self, s: Step) -> Residual:
-        self.feedback.require_optimizer(s.moments.optimizer)
-        residual = Residual(s.buckets, self.feedback.velocity)
+    def _begin(self, d: Departure) -> Residual:
+        self.feedback.require_optimizer(d.fixed.moments.optimizer)
+        residual = Residual(d.buckets, self.feedback.velocity)
         residual.load_state_dict(self._saved)
         self._saved = {}
-        self._bounds = self.sparsifier.cut(residual.layers, self._workers(s.job).size)
+        self._bounds = self.sparsifier.cut(residual.layers, self._workers(d.job).size)
         return residual
 
-    def _take_in(self, s: Step, b: Bucket, i: int) -> None:
+    def _take_in(self, d: Departure, b: Bucket, i: int) -> None:
         """Line 5, for one bucket."""
         residual = self._residual
         assert residual is not None
         g, velocity = b.g[: b.slots[-1].stop], residual.velocity
-        self.feedback.before(s, g, None if velocity is None else velocity[residual.spans[i]])
+        self.feedback.before(d, g, None if velocity is None else velocity[residual.spans[i]])
         self._norms.append(residual.take_in(g, i, self._bounds))
 
-    def _send(self, s: Step) -> None:
+    def _send(self, d: Departure) -> None:
         """Lines 6 to 12."""
-        residual, workers = self._residual, self._workers(s.job)
+        residual, workers = self._residual, self._workers(d.job)
         assert residual is not None
         squared_norms = torch.cat(self._norms)
         self._norms.clear()
-        seconds = Seconds(s.notes)
+        seconds = Seconds(d.notes)
         accumulated = Accumulated(residual.acc, self._bounds, squared_norms)
         with seconds.of("share"):
             share = self.sparsifier.share(accumulated, self.t, workers)
@@ -172,13 +173,13 @@ class Sparse:
             combined = self.combine(selected, self.indices, workers)
         with seconds.of("apply"):
             residual.release(combined.sent)
-            self.feedback.after(s, combined.mean)
-            residual.put_into(s.buckets, combined.joint, combined.mean)
+            self.feedback.after(d, combined.mean)
+            residual.put_into(d.buckets, combined.joint, combined.mean)
         self.t += 1
-        s.notes["density"] = combined.joint.numel() / residual.acc.numel()
-        s.notes["error"] = combined.error
+        d.notes["density"] = combined.joint.numel() / residual.acc.numel()
+        d.notes["error"] = combined.error
         if not self.sparsifier.disjoint:
-            s.notes["growth"] = combined.growth
+            d.notes["growth"] = combined.growth
 
 
 class Seconds:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcsgd.config.schema import Config, load
-from hpcsgd.core.step import ForPeers
+from hpcsgd.core.method import ForPeers
 from hpcsgd.errors import UserError, located
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.launch.starter import starter

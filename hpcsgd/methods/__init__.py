@@ -14,7 +14,7 @@ from hpcsgd.core.graphs import (
     Ring,
     UndirectedExponential,
 )
-from hpcsgd.core.step import Method
+from hpcsgd.core.method import Method
 from hpcsgd.exchanges import (
     AllToAll,
     ErrorFeedback,

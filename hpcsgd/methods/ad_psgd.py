@@ -20,7 +20,8 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from hpcsgd.averagers.parcel import Parcel
-from hpcsgd.core.step import Exchange, Method, State, Step
+from hpcsgd.core.method import Method, State
+from hpcsgd.core.step import Exchange, Step
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
 from hpcsgd.transport import Asked, Service, phase, wide

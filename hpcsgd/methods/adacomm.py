@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from hpcsgd.averagers import Mean, Measured, kept
-from hpcsgd.core.step import Averager, Exchange, Method, State, Step
+from hpcsgd.core.method import Method, State
+from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.transport import phase

@@ -8,7 +8,8 @@ own optimizer makes the update that is pushed, times 1/P; the paper's Adagrad ra
 from __future__ import annotations
 
 from hpcsgd.averagers.server import Server
-from hpcsgd.core.step import Exchange, Method
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Exchange
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
 

@@ -8,7 +8,8 @@ rank cross the slow links instead of M.
 from __future__ import annotations
 
 from hpcsgd.averagers import Mean
-from hpcsgd.core.step import GroupExchange, Method
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import GroupExchange
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import never
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.core.graphs import Graph, Ring
+from hpcsgd.core.method import Method
 from hpcsgd.core.mixing import symmetric_matrix
-from hpcsgd.core.step import Exchange, Method, Step
+from hpcsgd.core.step import Exchange, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.averagers import Mean, Measured, kept
-from hpcsgd.core.step import Averager, Exchange, Method, State, Step
+from hpcsgd.core.method import Method, State
+from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every

@@ -15,7 +15,8 @@ at the end of an epoch, too, where samples are dealt anew.
 from __future__ import annotations
 
 from hpcsgd.averagers import Ensemble
-from hpcsgd.core.step import Exchange, Method
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Exchange
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
 

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from hpcsgd.averagers import Measured, kept
-from hpcsgd.core.step import Averager, Exchange, Method, Step
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.transport import wide

@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpcsgd.averagers import Mean, MeanOfAll, Measured, kept
-from hpcsgd.core.step import Averager, Exchange, Method
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Averager, Exchange
 from hpcsgd.exchanges import AllReduce, AllToAll
 from hpcsgd.schedules import Every
 

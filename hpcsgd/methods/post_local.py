@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpcsgd.averagers import kept
-from hpcsgd.core.step import Averager, GroupExchange, Method
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Averager, GroupExchange
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.hierarchical import hierarchical

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.averagers import Measured
-from hpcsgd.core.step import Exchange, Method, State, Step
+from hpcsgd.core.method import Method, State
+from hpcsgd.core.step import Exchange, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every

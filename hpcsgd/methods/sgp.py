@@ -25,7 +25,8 @@ from torch import Tensor
 
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.core.graphs import Exponential, Graph, senders
-from hpcsgd.core.step import Exchange, Method, State, Step
+from hpcsgd.core.method import Method, State
+from hpcsgd.core.step import Exchange, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every

@@ -13,7 +13,8 @@ caches reads until they are too old; here every step reads.
 from __future__ import annotations
 
 from hpcsgd.averagers.server import Server
-from hpcsgd.core.step import Exchange, Method
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Exchange
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
 

@@ -8,7 +8,8 @@ from typing import Literal
 
 from hpcsgd.averagers import MeanOfAll, agree
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Averager, Method, State, Step
+from hpcsgd.core.method import Method, State
+from hpcsgd.core.step import Averager, Departure, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
 
@@ -51,8 +52,8 @@ class TheirExchange:
     def idle(self, job: Job) -> bool:
         return self._turn.first.exchange.idle(job) and self._turn.then.exchange.idle(job)
 
-    def __call__(self, s: Step, b: Bucket) -> None:
-        self._turn.method.exchange(s, b)
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        self._turn.method.exchange(d, b)
 
 
 class TheirSchedule:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from checkpoint.test_snapshot import load, save
 from hpcsgd.averagers import MeanOfAll
-from hpcsgd.core.step import State
+from hpcsgd.core.method import State
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllReduce, MomentumCorrection, Sparse

@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 from hpcsgd import DistributedOptimizer, Method, UserError, bsp
 from hpcsgd.averagers import Mean
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import Departure
 from hpcsgd.core.topology import Job, form
 from hpcsgd.exchanges import AllReduce
 from hpcsgd.schedules import never
@@ -37,9 +37,9 @@ class Watched:
     def idle(self, job: Job) -> bool:
         return False
 
-    def __call__(self, s: Step, b: Bucket) -> None:
-        self.seen.append((list(s.buckets).index(b), self.backward_over[0]))
-        AllReduce()(s, b)
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        self.seen.append((list(d.buckets).index(b), self.backward_over[0]))
+        AllReduce()(d, b)
 
 
 def momentum(net: nn.Module) -> optim.Optimizer:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcsgd.core.flat import flatten
-from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.step import Departure, Exchange, Fixed
 from hpcsgd.core.topology import form
 from hpcsgd.exchanges import AcrossGroups, AllReduce, AllToAll, Gathered, ReduceScatter
 from hpcsgd.transport import Transport
@@ -38,7 +38,7 @@ def exchanged(world: Transport, P: int, exchange: Exchange, dtype: torch.dtype) 
     for round_ in range(2):
         param.grad = gradient(job.rank, round_, dtype)
         bucket.gather()
-        exchange(Step(job=job, buckets=[bucket], moments=None), bucket)  # type: ignore[arg-type]
+        exchange(Departure(Fixed(job, [bucket], moments=None), rates=(0.0,)), bucket)  # type: ignore[arg-type]
         found.append((bucket.g_own if exchange.shards else bucket.g).clone())
     return found
 

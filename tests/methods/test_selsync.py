@@ -17,7 +17,7 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.averagers import Averaged
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import Fixed, Step
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical, selsync
@@ -305,7 +305,7 @@ def test_the_norm_is_summed_in_more_than_the_gradients_type(dtype: torch.dtype, 
     param = nn.Parameter(torch.zeros_like(g))
     param.grad = g
     bucket = SimpleNamespace(g_own=g, slots=[SimpleNamespace(param=param)])
-    s = Step(job=None, buckets=[bucket], moments=None, exchanged=exchanged)  # type: ignore[arg-type]
+    s = Step(Fixed(job=None, buckets=[bucket], moments=None, exchanged=exchanged))  # type: ignore[arg-type]
     expected = float(np.square(g.double().numpy()).sum())
     assert s.squared_norm().item() == pytest.approx(expected, rel=2e-5)
 

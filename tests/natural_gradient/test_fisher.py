@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fisher_matrices import dense
 from hpcsgd.natural_gradient.fisher import DELTA, Fisher, Shrinkage, natural
 
 ALPHA = 4.0
@@ -20,12 +21,6 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 def rows(N: int, D: int, seed: int = 0) -> Tensor:
     """With eigenvalues of their scatter from about 1 down to 1/D²."""
     return randn(N, D, seed=seed) / torch.arange(1, D + 1)
-
-
-def dense(F: Fisher) -> Tensor:
-    D = F.R.shape[1]
-    R = F.R.double()
-    return R.T @ (F.eigenvalues - F.rho).diag() @ R + F.rho * torch.eye(D, dtype=torch.float64)
 
 
 def matrix(shrinkage: Shrinkage) -> Tensor:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn, optim
 from torch.utils.checkpoint import checkpoint
 
+from fisher_matrices import dense
 from hpcsgd import NaturalGradient, UserError
 from hpcsgd.natural_gradient.fisher import Fisher
-from natural_gradient.test_fisher import dense
 
 ALPHA = 4.0
 

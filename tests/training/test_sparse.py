@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.config.schema import load
-from hpcsgd.core.step import Method
+from hpcsgd.core.method import Method
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.exchanges import ErrorFeedback, MomentumCorrection, Plain, RateInside, Sparse, everyones, own

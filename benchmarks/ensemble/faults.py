@@ -1,0 +1,259 @@
+"""Islands that are killed, frozen and cut off at random moments, and what the survivors make of it.
+
+Every island is a process in a network namespace of its own, its ranks are threads; the coordinator is a
+process on the switch between them. A run is checked from what the islands wrote down: a frame before each
+meeting with what they brought, one after it with what they took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ensemble.faults_judge import Frames, Outcome, judge
+from hpcsgd.islands import event_log
+from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.meetings import Meetings, Over
+from hpcsgd.islands.register import Phase, Register
+from hpcsgd.transport import Transport, threads
+
+ISLANDS = 4
+ROUNDS = 40
+SIZES = (1021, 7)
+TRAINING = 0.02
+"""Seconds between meetings, on average."""
+SILENCE, TIMEOUT = 1.0, 4.0
+PORT = 7000
+LIMIT = 60.0
+"""Seconds after which a run counts as hanging."""
+KINDS = ("kill", "freeze", "pause", "cut", "pair", "all but one")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kind` happens to `island` `at` seconds after the first meeting; undone `lasts` seconds later."""
+
+    kind: str
+    island: int
+    at: float
+    lasts: float
+
+
+def soak(runs: int, seed: int, hosts: str, folder: Path, tell: Callable[[str], None]) -> list[Outcome]:
+    """So many runs on the hosts of that name, each with its own chance."""
+    outcomes = []
+    for number in range(runs):
+        chance = random.Random(f"{seed} {number}")
+        here = folder / str(number)
+        here.mkdir(parents=True)
+        run = Run(chance, hosts, here)
+        outcomes.append(run.play())
+        tell(f"run {number + 1}: {run.story()}: {'; '.join(outcomes[-1].wrong) or 'right'}")
+    return outcomes
+
+
+class Run:
+    """Four islands, some faults."""
+
+    def __init__(self, chance: random.Random, hosts: str, folder: Path) -> None:
+        self._chance, self._hosts, self._folder = chance, hosts, folder
+        self._token = secrets.token_hex(16)
+        self._ranks = [chance.choice([1, 2]) for _ in range(ISLANDS)]
+        self._pids: dict[int, int] = {}
+        self._lives = [0] * ISLANDS
+        self._faults = self._choose()
+        self._happened: list[tuple[str, float]] = []
+
+    def story(self) -> str:
+        return ", ".join(f"{f.kind} {f.island} at {f.at:.2f} s for {f.lasts:.1f} s" for f in self._faults)
+
+    def play(self) -> Outcome:
+        self._coordinator = self._fork(0, self._coordinate)
+        for island in range(ISLANDS):
+            self._start(island)
+        try:
+            in_time = self._go_on()
+        finally:
+            self._clean()
+        return judge(self._folder, self._happened, [] if in_time else [f"not over after {LIMIT:g} s"])
+
+    def _choose(self) -> list[Fault]:
+        faults = []
+        for _ in range(self._chance.randint(1, 3)):
+            kind = self._chance.choice(KINDS)
+            lasts = {"pause": 0.3 * SILENCE, "kill": 0.5}.get(kind, SILENCE + self._chance.uniform(0.5, 1.5))
+            at = self._chance.uniform(0, 1.5 * ROUNDS * TRAINING)
+            faults.append(Fault(kind, self._chance.randrange(ISLANDS), at, lasts))
+        return faults
+
+    def _go_on(self) -> bool:
+        """Let the faults happen; whether all islands came to the end."""
+        deadline = time.monotonic() + LIMIT
+        while not (self._folder / "register.json").exists():
+            time.sleep(0.01)
+        begun = time.monotonic()
+        plan = [(f.at, self._happen, f) for f in self._faults]
+        plan += [(f.at + f.lasts, self._undo, f) for f in self._faults]
+        plan.sort(key=lambda entry: entry[0])
+        while self._pids and time.monotonic() < deadline:
+            while plan and time.monotonic() - begun > plan[0][0]:
+                _, act, fault = plan.pop(0)
+                act(fault)
+            if not plan and self._all_are_back():
+                (self._folder / "enough").touch()
+            self._reap()
+            time.sleep(0.005)
+        return not self._pids
+
+    def _all_are_back(self) -> bool:
+        now = Register.from_json(json.loads((self._folder / "register.json").read_text()))
+        return now.phase is Phase.RUN and len(now.islands) == ISLANDS
+
+    def _happen(self, fault: Fault) -> None:
+        self._happened.append((fault.kind, time.time()))
+        match fault.kind:
+            case "kill":
+                self._signal(fault.island, signal.SIGKILL)
+            case "freeze" | "pause":
+                self._signal(fault.island, signal.SIGSTOP)
+            case "cut":
+                self._network("link", "set", f"port{fault.island + 1}", "down")
+            case "pair":
+                self._routes("add", fault.island)
+            case "all but one":
+                for island in range(ISLANDS):
+                    if island != fault.island:
+                        self._signal(island, signal.SIGKILL)
+
+    def _undo(self, fault: Fault) -> None:
+        match fault.kind:
+            case "freeze" | "pause":
+                self._signal(fault.island, signal.SIGCONT)
+            case "cut":
+                self._network("link", "set", f"port{fault.island + 1}", "up")
+            case "pair":
+                self._routes("del", fault.island)
+            case "kill" | "all but one":
+                for island in range(ISLANDS):
+                    if island not in self._pids and (fault.kind == "kill") == (island == fault.island):
+                        self._start(island)
+
+    def _routes(self, what: str, island: int) -> None:
+        """This island and its right neighbour do not reach each other, but all others and the coordinator."""
+        one, other = island + 1, (island + 1) % ISLANDS + 1
+        for here, there in ((one, other), (other, one)):
+            words = ["ip", "-n", f"{self._hosts}-{here}", "route", what, "blackhole", f"10.77.0.{there}/32"]
+            subprocess.run(words, check=False, capture_output=True)
+
+    def _network(self, *words: str) -> None:
+        subprocess.run(["ip", "-n", f"{self._hosts}-0", *words], check=True)
+
+    def _signal(self, island: int, number: int) -> None:
+        """One survivor suffices, but one has to be."""
+        self._reap()
+        if island in self._pids and (number != signal.SIGKILL or len(self._pids) > 1):
+            os.kill(self._pids[island], number)
+            if number == signal.SIGKILL:
+                os.waitpid(self._pids.pop(island), 0)
+
+    def _start(self, island: int) -> None:
+        self._lives[island] += 1
+        life = self._lives[island]
+        self._pids[island] = self._fork(island + 1, lambda: self._live(island, life))
+
+    def _fork(self, host: int, body: Callable[[], None]) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            enter(f"{self._hosts}-{host}")
+            log = os.open(self._folder / f"log-{host}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            faulthandler.register(signal.SIGUSR2)
+            body()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - this process must not go on as its parent would
+            traceback.print_exc()
+            os._exit(1)
+
+    def _reap(self) -> None:
+        for island, pid in list(self._pids.items()):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                del self._pids[island]
+
+    def _clean(self) -> None:
+        """Nothing may be left: neither a process nor a port that somebody listens on."""
+        for pid in self._pids.values():
+            os.kill(pid, signal.SIGUSR2)  # where does it hang?
+            time.sleep(0.5)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        until = time.monotonic() + 5
+        while not os.waitpid(self._coordinator, os.WNOHANG)[0]:
+            if time.monotonic() > until:
+                os.kill(self._coordinator, signal.SIGKILL)
+                (self._folder / "left").write_text("the coordinator did not end with the islands\n")
+            time.sleep(0.01)
+        for host in range(ISLANDS + 1):
+            words = ["ip", "netns", "exec", f"{self._hosts}-{host}", "cat", "/proc/net/tcp"]
+            listening = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+            if any(line.split()[3] == "0A" for line in listening.splitlines()[1:]):
+                (self._folder / "left").write_text(f"somebody listens on host {host}\n")
+
+    def _coordinate(self) -> None:
+        with event_log.EventLog(self._folder / "events.jsonl") as told:
+            at = Coordinator(
+                ISLANDS, self._token, silence=SILENCE, timeout=TIMEOUT,
+                journal=self._folder / "register.json", events=told,
+            )  # fmt: skip
+            asyncio.run(at.serve("10.77.0.254", PORT))
+
+    def _live(self, island: int, life: int) -> None:
+        threads.run(self._ranks[island], lambda group: self._rank(island, life, group))
+
+    def _rank(self, island: int, life: int, group: Transport) -> None:
+        chance = random.Random(f"{island} {life}")
+        meetings = Meetings(
+            island, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{island + 1}",
+            islands=ISLANDS, silence=SILENCE, timeout=TIMEOUT,
+        )  # fmt: skip
+        steps = torch.Generator().manual_seed(1000 * island + life)
+        w = [torch.zeros(size) for size in SIZES]
+        with Frames(self._folder / f"frames-{island}-{life}-{group.rank}") as frames:
+            try:
+                enough = self._folder / "enough"
+                while meetings.rounds < ROUNDS or min(meetings.counted) != island or not enough.exists():
+                    time.sleep(chance.uniform(0, 2 * TRAINING))
+                    for x in w:
+                        x.add_(torch.randn(x.shape, generator=steps))
+                    frames.write(island, 0, (), w)
+                    meetings.mean(w)
+                    frames.write(island, meetings.rounds, meetings.counted, w)
+                meetings.finish()
+            except Over:
+                pass
+            finally:
+                meetings.close()
+
+
+def enter(namespace: str) -> None:
+    """This process goes on in the network namespace of that name."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{namespace}") as file:
+        if libc.setns(file.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")

@@ -1,0 +1,191 @@
+"""The paper's figure 5, scaled down: one of two islands is slow for ten epochs, the other dies for a while.
+
+What is given to the islands are samples of a pass, as in the paper: a pass takes as long however many samples
+it has, as on an accelerator that is not full. Here it sleeps. A batch is B samples, so an island with x of
+them needs B/x passes for a step, and t_i = α_i/x_i.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from torch import Tensor, nn
+
+from harness import Goal, print_table
+from harness.launching import python_path
+from hpcsgd.islands import event_log
+from hpcsgd.islands.invitation import invitation
+from hpcsgd.islands.reallocation import shares
+
+B, X = 120, 16
+EPOCHS, QUICK = 60, 34
+SLOW_FROM, SLOW_TO, DEAD_AT = 5, 15, 26
+PASS = 0.004
+"""Seconds of a pass."""
+SLOWER = 0.008
+"""Seconds that a pass takes longer on the slow island."""
+
+JOB = f"""
+[data]
+store = "{{store}}"
+batch_size = {B}
+[model]
+build = "ensemble.reallocation:build"
+arguments = {{{{ folder = "{{folder}}" }}}}
+[optimizer]
+lr = 0.05
+[method]
+name = "ensemble"
+every = 100
+[training]
+epochs = {{epochs}}
+evaluate_every = {{epochs}}
+log_every = 1000
+[reallocation]
+unit = "samples"
+total = {X}
+[run]
+folder = "{{folder}}"
+"""
+
+
+class Passes(nn.Module):
+    """Sleeps as an island of the story would compute; dies when its time has come, once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        invited = invitation()
+        assert invited is not None
+        self._island, self._folder = invited.island, folder
+        self._looked, self._epoch = 0.0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            slow = self._island == 1 and SLOW_FROM <= self._now() < SLOW_TO
+            time.sleep(PASS + (SLOWER if slow else 0))
+            died = self._folder / "died"
+            if self._island == 0 and self._now() >= DEAD_AT and not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    def _now(self) -> int:
+        """The epoch, as the coordinator has written it down."""
+        if time.monotonic() - self._looked > 0.05:
+            self._epoch = json.loads((self._folder / "register.json").read_text())["place"]["epoch"]
+            self._looked = time.monotonic()
+        return self._epoch
+
+
+def build(folder: str) -> nn.Module:
+    """The model of the job file."""
+    return nn.Sequential(Passes(Path(folder)), nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What each island had, how long the epoch took, and what Lemma 1 says to both."""
+
+    number: int
+    units: dict[int, int]
+    seconds: float
+    ideal_units: dict[int, int]
+    ideal_seconds: float
+
+
+def run(folder: Path, store: Path, epochs: int) -> list[Epoch]:
+    """The whole story by `hpcsgd launch`, with the picture in `folder`."""
+    folder.mkdir(parents=True)
+    job = folder.parent / "reallocation.toml"
+    job.write_text(JOB.format(store=store.resolve(), folder=folder.resolve(), epochs=epochs))
+    subprocess.run(
+        [sys.executable, "-m", "hpcsgd", "launch", str(job), "--groups", "2", "--resume"],
+        check=True, stdout=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()},
+    )  # fmt: skip
+    return settled(event_log.read(folder / "events.jsonl"))
+
+
+def settled(events: list[event_log.Event]) -> list[Epoch]:
+    """Those that began and ended with the same islands."""
+    ends = [event for event in events if event["event"] == "commit" and not event["fraction"]]
+    given = [event for event in events if event["event"] == "units"]
+    seconds = {end["epoch"]: (begin, end) for begin, end in pairwise(ends)}
+    usual = median(e["at"] - b["at"] for b, e in seconds.values() if b["epoch"] in range(1, SLOW_FROM))
+    found = []
+    for begin, end in seconds.values():
+        number = begin["epoch"]
+        units = max((g for g in given if g["at"] <= begin["at"] + 0.1), key=lambda g: g["at"])["units"]
+        if set(begin["members"]) != set(end["members"]) or set(units) != set(end["members"]):
+            continue
+        alpha = _alpha(number, usual, len(units))
+        found.append(
+            Epoch(
+                number, units, end["at"] - begin["at"],
+                shares({i: alpha[i] for i in units}, X), sum(alpha[i] for i in units) / X,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _alpha(epoch: int, usual: float, islands: int) -> dict[int, float]:
+    """α_i in seconds · samples: of an undisturbed epoch of two islands, with X/2 samples each, and what the
+    slow one adds to every pass. An island that is alone makes twice as many steps."""
+    alone = 2 / islands
+    plain = usual * X / 2 * alone
+    passes = usual / (PASS + _overhead(usual))
+    slow = SLOWER * passes * X / 2 * alone if SLOW_FROM <= epoch < SLOW_TO else 0.0
+    return {0: plain, 1: plain + slow}
+
+
+def _overhead(usual: float) -> float:
+    """Of a pass, beyond its sleep."""
+    steps = 1437 // (2 * B) + 1
+    return max(usual / (steps * B / (X / 2)) - PASS, 0.0)
+
+
+def reallocation(data: Path, *, quick: bool, plot: Path | None) -> tuple[list[dict[str, Any]], list[Goal]]:
+    """The rows and goals of the story."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "run"
+        rows, goals = judge(run(folder, data / "digits.h5", QUICK if quick else EPOCHS))
+        if plot is not None:
+            shutil.copy(folder / "islands.png", plot)
+    head = ["epoch", "units", "Lemma 1", "seconds", "t*"]
+    table = [
+        (row["epoch"], row["units"], row["lemma_1"], f"{row['seconds']:.2f}", f"{row['ideal_seconds']:.2f}")
+        for row in rows
+    ]
+    print_table(table, head)
+    return rows, goals
+
+
+def judge(found: list[Epoch]) -> tuple[list[dict[str, Any]], list[Goal]]:
+    """An epoch after each change everything has to be in its place."""
+    changes = {SLOW_FROM, SLOW_TO}
+    after = [e for e in found if e.number > 0 and e.number not in changes]
+    units = max(max(abs(e.units[i] - e.ideal_units[i]) for i in e.units) for e in after)
+    off = [e.seconds / e.ideal_seconds - 1 for e in after]
+    rows = [
+        {"epoch": e.number, "units": e.units, "seconds": e.seconds, "lemma_1": e.ideal_units,
+         "ideal_seconds": e.ideal_seconds}
+        for e in found
+    ]  # fmt: skip
+    goals = [
+        Goal("units from Lemma 1, at most", units, 1),
+        Goal("epoch beyond t*, median of settled epochs", median(off), 0.15),
+        Goal("epoch beyond t*, nine in ten of settled epochs", sorted(off)[int(0.9 * len(off))], 0.15),
+    ]
+    return rows, goals

@@ -1,0 +1,182 @@
+"""`ensemble.py --speed`: the EnsembleSync paper's table in small, on two hosts with a slow link.
+
+The paper: ResNet-10, 2 workers with 293 steps an epoch, 100 epochs in 412.2, 397.9 and 60.95 minutes. A
+meeting moves as much as a step of sync SGD, so with 10 an epoch they say how long its workers communicated,
+r times as long as they computed: (1 + r) / (1 + r/29.3) = 412.2 / 60.95. The link is made as slow as that
+here: moving a gradient takes r times as long as computing it.
+
+Seconds a step are those of ResNet-8, batch 16 a rank, on hosts (network namespaces: as root) with that link,
+contestants in turn, the slowest rank's. Accuracies are of benchmarks/jobs/cifar10_resnet8.toml without the
+link, which does not change the arithmetic (but for who is late in async SGD), after equal epochs; time in the
+picture is steps times seconds. The rates of all but sync SGD are those of the job file times 2, as is its
+batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from ensemble.coordinators import coordinator
+from ensemble.speed_picture import draw
+from harness import Goal, Spread, mpiexec, print_table, start
+from harness.hosts import on_hosts, shaped_hosts
+from harness.stores import first_images
+from hpcsgd.data import Store, convert
+from hpcsgd.report.ensemble_report import gather
+from hpcsgd.report.metrics import read
+
+MINUTES = {"sync SGD": 412.2, "async SGD": 397.9, "EnsembleSync": 60.95}
+"""Of the paper."""
+MEETINGS = 10
+"""An epoch."""
+WON = MINUTES["sync SGD"] / MINUTES["EnsembleSync"]
+PER_EPOCH = 37500 / 128
+RATIO = (WON - 1) / (1 - WON * MEETINGS / PER_EPOCH)
+GOAL = 6.6
+NOISE = 0.75
+"""Points of accuracy."""
+EVERY = 31
+IMAGES = 10_000
+METHODS = {
+    "sync SGD": 'name = "bsp"',
+    "async SGD": 'name = "async_sgd"',
+    "EnsembleSync": 'name = "ensemble"\nevery = {every}',
+    "with natural gradient": 'name = "ensemble"\nevery = {every}',
+}
+JOB = Path(__file__).parents[1] / "jobs" / "cifar10_resnet8.toml"
+HEAD = "who,ms/step,s/epoch,speed over sync SGD,paper,accuracy %"
+
+
+def speed(
+    data: Path, *, quick: bool, rounds: int, epochs: int, seeds: int, plot: Path | None
+) -> tuple[list[dict[str, Any]], list[Goal], dict[str, Any]]:
+    """Rows, goals, and the setting."""
+    methods = list(METHODS)
+    if quick:
+        rounds, epochs, seeds, methods = 1, 1, 1, ["sync SGD", "EnsembleSync"]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        rows, setting = _timed(folder, rounds)
+        store = _store(data, folder / "store.h5", quick=quick)
+        per_epoch = -(-len(Store(store, "train")) // 2 // 16)
+        trained = [_train(who, store, folder, per_epoch, epochs, seed, quick=quick)
+                   for seed in range(1, seeds + 1) for who in methods]  # fmt: skip
+    for row in rows:
+        row["steps_an_epoch"] = per_epoch
+    score = {who: mean(run["accuracy"][-1] for run in trained if run["who"] == who) for who in methods}
+    print(_told(setting))
+    print(f"accuracies after {epochs} epochs, {seeds} seeds")
+    print_table((_cells(row, score.get(row["who"])) for row in rows), HEAD.split(","))
+    if plot is not None:
+        draw(plot, rows, trained)
+    return rows + trained, _goals(rows, score, setting["move_s"]), setting
+
+
+def _told(setting: dict[str, Any]) -> str:
+    computing, moving = (f"{1e3 * setting[key]:.0f} ms" for key in ("compute_s", "move_s"))
+    size, rate = setting["bytes"] / 1e6, setting["rate_bit_per_s"] / 1e6
+    link = f"moving {size:.2f} MB at {rate:.2f} Mbit/s {moving}, {RATIO:.1f} times as long"
+    return f"computing {computing} a step, {link}; a meeting every {EVERY} steps"
+
+
+def _timed(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Computing alone, which says how slow the link has to be, then everybody."""
+    script, out = Path(__file__).with_name("speed_rank.py"), folder / "rows.json"
+    arguments = ["--out", str(out), "--rounds", str(rounds), "--every", str(EVERY)]
+    start([mpiexec(), "-n", "2"], script, arguments, timeout=600)
+    alone = json.loads(out.read_text())[0]
+    c, size = alone["seconds_a_step"]["median"], alone["bytes"]
+    rate = 8 * size / (RATIO * c)
+    with (
+        shaped_hosts(2, f"{rate:.0f}bit", burst="16kb") as name,
+        coordinator(
+            2, folder / "islands", host="10.77.0.254", launcher=("ip", "netns", "exec", f"{name}-0")
+        ) as invited,
+    ):
+        on_hosts(name, 2, script, [*arguments, *invited], timeout=1800)
+    setting = {"compute_s": c, "bytes": size, "rate_bit_per_s": rate, "move_s": 8 * size / rate}
+    return json.loads(out.read_text()), setting
+
+
+def _store(data: Path, target: Path, *, quick: bool) -> Path:
+    if quick:
+        convert("digits", None, target)
+        return target
+    return first_images(data / "cifar10.h5", IMAGES, target)
+
+
+def _train(
+    who: str, store: Path, folder: Path, per_epoch: int, epochs: int, seed: int, *, quick: bool
+) -> dict[str, Any]:
+    """As a user would, by `hpcsgd train` or `hpcsgd launch`: accuracy after each epoch, distances."""
+    together = who == "sync SGD"
+    every = max(1, per_epoch // MEETINGS)
+    run = folder / f"{who} {seed}"
+    job = folder / "job.toml"
+    head, rest = JOB.read_text().split("[method]\n")
+    if who == "with natural gradient":
+        head = head.replace("[optimizer]\n", "[optimizer]\nnatural_gradient = { rank = 20 }\n")
+    training = rest[rest.index("[training]") :]
+    job.write_text(f"{head}[method]\n{METHODS[who].format(every=every)}\n{training}")
+    words: dict[str, object] = {
+        "seed": seed, "data.store": store, "data.batch_size": 32 if together else 16,
+        "optimizer.lr": 0.05 if together else 0.025, "training.epochs": epochs, "training.threads": 1,
+        "schedule.arguments.T_max": epochs, "run.folder": run, "job.groups": 1 if together else 2,
+    }  # fmt: skip
+    if quick:
+        words["model.arguments.channels"] = 1
+    overrides = [word for key, value in words.items() for word in (f"--{key}", str(value))]
+    islands = "ensemble" in METHODS[who]
+    launcher = [] if islands else [mpiexec(), "-n", "2"]
+    verb = "launch" if islands else "train"
+    _call([*launcher, sys.executable, "-m", "hpcsgd", verb, str(job), *overrides])
+    records = gather(run) if islands else read(run / "metrics.jsonl")
+    accuracy = [r["accuracy"] for r in records if r["kind"] == "evaluation"]
+    distances = [(r["step"], r["distance"]) for r in records if r["kind"] == "meeting"]
+    print(f"{who}, seed {seed}: accuracy {accuracy[-1]:.4f}", flush=True)
+    return {"who": who, "seed": seed, "epochs": epochs, "accuracy": accuracy, "distances": distances}
+
+
+def _call(command: Sequence[str]) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=3600,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+
+
+def _goals(rows: list[dict[str, Any]], score: dict[str, float], move: float) -> list[Goal]:
+    """The last one says whether the first was won fairly: if others used the machine while computing alone
+    was measured, the link is slower than it should be."""
+    by_name = {row["who"]: row for row in rows}
+    slower = 1 / by_name["EnsembleSync"]["speed_over_sync"]["median"]
+    behind = 100 * (score["sync SGD"] - score["EnsembleSync"])
+    ratio = move / by_name["compute only"]["seconds_a_step"]["median"]
+    return [
+        Goal("seconds of EnsembleSync over sync SGD", slower, 1 / GOAL),
+        Goal("points of accuracy of EnsembleSync behind sync SGD", behind, NOISE),
+        Goal("moving over computing in the same run, times the paper's", ratio / RATIO, 1.1),
+    ]
+
+
+def _cells(row: dict[str, Any], accuracy: float | None) -> list[object]:
+    who, step = row["who"], row["seconds_a_step"]["median"]
+    paper = f"{MINUTES['sync SGD'] / MINUTES[who]:.2f}" if who in MINUTES else ""
+    return [
+        who,
+        f"{1e3 * step:.1f}",
+        f"{step * row['steps_an_epoch']:.1f}",
+        Spread(**row["speed_over_sync"]),
+        paper,
+        "" if accuracy is None else f"{100 * accuracy:.2f}",
+    ]

@@ -1,0 +1,95 @@
+"""One rank of `speed.py`: seconds a step of every contestant, in turn; rank 0 writes the rows.
+
+All are in one MPI job. An island is a communicator of one rank in it; what islands say to each other goes
+through their ring and the coordinator, over the same links as MPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+import hpcsgd
+from harness import Contestant, Spread, interleaved, ratios
+from harness.mpi import Together
+from harness.workloads import Workload, plain, sgd
+from hpcsgd.core.topology import form
+from hpcsgd.islands.invitation import Invitation
+from hpcsgd.models import cifar_resnet
+from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.transport import mpi
+
+BATCH = 16
+WORKLOAD = Workload("ResNet-8", lambda: cifar_resnet(8), (BATCH, 3, 32, 32))
+SOME = 4
+"""Steps of a block of who communicates in each; the others' blocks are from one meeting to the next."""
+ALONE = "compute only"
+
+
+def ours(job: hpcsgd.Job, method: hpcsgd.Method, steps: int, natural_rank: int | None = None) -> Contestant:
+    model = WORKLOAD.model()
+    optimizer: Any = hpcsgd.DistributedOptimizer(sgd(model), model, job, method=method)
+    if natural_rank is not None:
+        optimizer = hpcsgd.NaturalGradient(optimizer, model, rank=natural_rank)
+    return Contestant(WORKLOAD.training(model, optimizer), steps, settle=method.state_dict)
+
+
+def contestants(island: hpcsgd.Job, every: int) -> dict[str, Contestant]:
+    return {
+        ALONE: Contestant(plain(WORKLOAD), every),
+        "sync SGD": ours(hpcsgd.init(groups=1), hpcsgd.bsp(), SOME),
+        "async SGD": ours(hpcsgd.init(group_size=1), hpcsgd.async_sgd(), SOME),
+        "EnsembleSync": ours(island, hpcsgd.ensemble(every), every),
+        "with natural gradient": ours(island, hpcsgd.ensemble(every), every, natural_rank=20),
+    }
+
+
+def measure(entries: dict[str, Contestant], rounds: int) -> list[dict[str, Any]]:
+    blocks = interleaved(entries, rounds=rounds, ranks=Together())
+    sync = blocks.get("sync SGD", blocks[ALONE]).wall
+    return [
+        {
+            "who": name,
+            "rounds": rounds,
+            "seconds_a_step": asdict(Spread.of(times.wall)),
+            "speed_over_sync": asdict(ratios(sync, times.wall)),
+        }
+        for name, times in blocks.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--every", type=int, required=True)
+    parser.add_argument("--coordinator", help="without it, computing alone is measured")
+    parser.add_argument("--token", default="")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    rank = MPI.COMM_WORLD.Get_rank()
+    if given.coordinator is None:
+        rows = measure({ALONE: Contestant(plain(WORKLOAD), given.every)}, given.rounds)
+        bytes_ = 4 * sum(w.numel() for w in WORKLOAD.model().parameters())
+        rows[0] |= {"bytes": bytes_}
+    else:
+        world = mpi.world()
+        own = form(world.split(world.rank, 0))
+        invited = Invitation(world.rank, world.size, given.coordinator, given.token, 10.0, 300.0)
+        meetings = invited.accept(own.world)
+        rows = measure(contestants(replace(own, meetings=meetings), given.every), given.rounds)
+        meetings.finish()
+        meetings.close()
+    if rank == 0:
+        given.out.write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""One rank of `gossip.py`: seconds a step of every contestant, in turn; rank 0 writes the rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+import hpcsgd
+from harness import Contestant, Spread, interleaved, ratios
+from harness.mpi import Together
+from harness.workloads import RESNET20, Step, ddp_tuned, ours, plain
+from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.transport import Total
+
+
+class Messages:
+    """What a job sends and waits for, until `begin` is called again."""
+
+    def __init__(self, job: hpcsgd.Job, under_way: Callable[[], object]) -> None:
+        """`under_way` waits for what is under way."""
+        self._ledger, self._under_way = job.world.ledger, under_way
+        self.begin()
+
+    def begin(self) -> None:
+        self._before = self._ledger.totals()
+        self.sent, self.waited = 0.0, defaultdict[str, float](float)
+
+    def settle(self) -> None:
+        """What is waited for after the last step of a block is not the steps'."""
+        for phase, total in self._since().items():
+            self.waited[phase] += total.waited
+        self._under_way()
+        self.sent += sum(total.bytes for total in self._since().values())
+        self._before = self._ledger.totals()
+
+    def _since(self) -> dict[str, Total]:
+        return self._ledger.since(self._before)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A training step, and its messages where they are ours."""
+
+    step: Step
+    messages: Messages | None = None
+
+    @classmethod
+    def of(cls, job: hpcsgd.Job, method: hpcsgd.Method) -> Entry:
+        return cls(ours(RESNET20, job, method), Messages(job, method.state_dict))
+
+    def contestant(self, steps: int, late: float) -> Contestant:
+        """This rank is so many seconds late in every step."""
+
+        def step() -> None:
+            self.step()
+            time.sleep(late)
+
+        if self.messages is None:
+            return Contestant(step, steps)
+        return Contestant(step, steps, settle=self.messages.settle, warm=self.messages.begin)
+
+
+def entries(size: int) -> dict[str, Entry]:
+    def gossip(method: hpcsgd.Method) -> Entry:
+        return Entry.of(hpcsgd.init(groups=size), method)
+
+    return {
+        "compute only": Entry(plain(RESNET20)),
+        "DDP (gloo)": Entry(ddp_tuned(RESNET20)),
+        "AR-SGD": Entry.of(hpcsgd.init(groups=1), hpcsgd.bsp()),
+        "D-PSGD": gossip(hpcsgd.d_psgd()),
+        "SGP": gossip(hpcsgd.sgp()),
+        "2P-SGP": gossip(hpcsgd.sgp(peers=2)),
+        "1-OSGP": gossip(hpcsgd.osgp(1)),
+        "AD-PSGD": gossip(hpcsgd.ad_psgd()),
+        "async SGD": gossip(hpcsgd.async_sgd()),
+    }
+
+
+def measure(
+    table: dict[str, Entry], rounds: int, steps: int, delay: float, comm: MPI.Comm
+) -> list[dict[str, Any]]:
+    """Blocks of steps in turn. The last rank is `delay` seconds late in every step."""
+    late = delay if comm.Get_rank() == comm.Get_size() - 1 else 0.0
+    contestants = {name: entry.contestant(steps, late) for name, entry in table.items()}
+    blocks = interleaved(contestants, rounds=rounds, ranks=Together())
+    seconds = {name: times.wall for name, times in blocks.items()}
+    rows = []
+    for name, entry in table.items():
+        row: dict[str, Any] = {"who": name, "ranks": comm.Get_size(), "delay": delay, "rounds": rounds}
+        row["seconds_a_step"] = asdict(Spread.of(seconds[name]))
+        row["rate_over_AR"] = asdict(ratios(seconds["AR-SGD"], seconds[name]))
+        row["rate_over_D-PSGD"] = asdict(ratios(seconds["D-PSGD"], seconds[name]))
+        if entry.messages is not None:
+            done = rounds * steps
+            row["bytes_a_step"] = entry.messages.sent / done
+            row["waited_a_step"] = {phase: total / done for phase, total in entry.messages.waited.items()}
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True, help="in one timed block")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    comm = MPI.COMM_WORLD
+    rank, size = comm.Get_rank(), comm.Get_size()
+    store = f"file://{arguments.out}.gloo"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    table = entries(size)
+    rows = measure(table, arguments.rounds, arguments.steps, 0.0, comm)
+    alone = next(row for row in rows if row["who"] == "compute only")["seconds_a_step"]["median"]
+    rows += measure(table, arguments.rounds, arguments.steps, comm.bcast(alone), comm)
+    comm.Barrier()
+    dist.destroy_process_group()
+    if rank == 0:
+        arguments.out.write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

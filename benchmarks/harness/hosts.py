@@ -1,0 +1,40 @@
+"""Several hosts with slow links, made of this machine; needs root and iproute2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.launching import mpiexec, start
+
+SCRIPTS = Path(__file__).parents[2] / "tests" / "system"
+
+
+@contextmanager
+def shaped_hosts(count: int, rate: str, burst: str = "256kb") -> Iterator[str]:
+    """Hosts 10.77.0.1, 10.77.0.2, … whose links are shaped to `rate`, as 100mbit, both ways; their name.
+
+    `burst` passes at any speed after a pause: it must be small beside a message."""
+    if os.geteuid() != 0:
+        raise SystemExit("hosts are made of network namespaces: run this as root")
+    name = f"hpcsgd-{os.getpid()}"
+    try:
+        subprocess.run([SCRIPTS / "net-up.sh", name, str(count), rate, burst], check=True)
+        yield name
+    finally:
+        subprocess.run([SCRIPTS / "net-down.sh", name, str(count)], check=True)
+
+
+def on_hosts(name: str, count: int, script: Path, arguments: Sequence[str], timeout: float) -> None:
+    """`python script arguments` as one rank on every host; raises where it fails or outlasts `timeout`."""
+    addresses = ",".join(f"10.77.0.{i + 1}" for i in range(count))
+    launcher = [
+        *("ip", "netns", "exec", f"{name}-0", mpiexec()),
+        *("-launcher", "ssh", "-launcher-exec", str(SCRIPTS / "net-agent.sh")),
+        *("-iface", "switch", "-hosts", addresses, "-ppn", "1", "-n", str(count)),
+    ]
+    variables = {"HPCSGD_NET": name, "FI_PROVIDER": "tcp", "MPIR_CVAR_CH4_NETMOD": "ofi"}
+    start(launcher, script, arguments, timeout, GLOO_SOCKET_IFNAME="eth0", **variables)

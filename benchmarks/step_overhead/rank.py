@@ -1,0 +1,152 @@
+"""One rank of `step_overhead.py`: measures with however many ranks there are; rank 0 writes the rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+import hpcsgd
+from harness import Contestant, Spread, interleaved, ratios
+from harness.mpi import Together
+from harness.workloads import WORKLOADS, Step, Workload, ddp_tuned, ours, plain
+from hpcsgd.training.process import keep_freed_memory
+from step_overhead.rivals import ddp, ddp_local_sgd
+
+EVERY = 8
+COPIES = 5
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant, and whom it is compared with: the fastest of those whose name begins like this."""
+
+    make: Callable[[Workload], Step]
+    against: str | None = None
+    job: hpcsgd.Job | None = None
+
+    def sent(self) -> float:
+        """Bytes, of this rank."""
+        return sum(total.bytes for total in self.job.world.ledger.totals().values()) if self.job else 0.0
+
+
+def one_rank() -> dict[str, Entry]:
+    def entry(method: hpcsgd.Method) -> Entry:
+        job = hpcsgd.init()
+        return Entry(lambda w: ours(w, job, method), "plain torch", job)
+
+    return {
+        "plain torch": Entry(plain),
+        "hpcsgd bsp": entry(hpcsgd.bsp()),
+        "hpcsgd hierarchical": entry(hpcsgd.hierarchical(EVERY)),
+    }
+
+
+def many_ranks(size: int) -> dict[str, Entry]:
+    """Neighbours in this table run next to each other in time."""
+
+    def entry(groups: int, method: hpcsgd.Method, against: str) -> Entry:
+        job = hpcsgd.init(groups=groups)
+        return Entry(lambda w: ours(w, job, method), against, job)
+
+    half = size // 2
+    return {
+        "compute only": Entry(plain, "DDP"),
+        "DDP as it comes": Entry(ddp),
+        "DDP tuned": Entry(ddp_tuned),
+        f"hpcsgd bsp 1×{size}": entry(1, hpcsgd.bsp(), "DDP"),
+        f"hpcsgd hierarchical 2×{half}": entry(2, hpcsgd.hierarchical(EVERY), f"torch local SGD 2×{half}"),
+        f"torch local SGD 2×{half}": Entry(lambda w: ddp_local_sgd(w, 2, EVERY), "DDP"),
+    }
+
+
+def contestant(name: str, entry: Entry, workload: Workload, steps: int, sent: dict[str, float]) -> Contestant:
+    """`sent` is what it has sent when it is warm."""
+    return Contestant(entry.make(workload), steps, warm=lambda: sent.update({name: entry.sent()}))
+
+
+def measure(
+    workload: Workload, entries: dict[str, Entry], rounds: int, steps: int, comm: MPI.Comm
+) -> list[dict[str, Any]]:
+    sent: dict[str, float] = {}
+    contestants = {name: contestant(name, entry, workload, steps, sent) for name, entry in entries.items()}
+    blocks = interleaved(contestants, rounds=rounds, ranks=Together())
+    rows = []
+    for name, entry in entries.items():
+        row: dict[str, Any] = {"ranks": comm.Get_size(), "model": workload.name, "who": name}
+        row |= {
+            "rounds": rounds,
+            "steps_a_round": steps,
+            "seconds_a_step": asdict(Spread.of(blocks[name].wall)),
+        }
+        row["cpu_seconds_a_step"] = asdict(Spread.of(blocks[name].cpu))
+        if entry.against:
+            rivals = [rival for rival in entries if rival.startswith(entry.against)]
+            row["against"] = min(rivals, key=lambda rival: Spread.of(blocks[rival].wall).median)
+            baseline = blocks[row["against"]]
+            row["ratio"] = asdict(ratios(blocks[name].wall, baseline.wall))
+            row["cpu_ratio"] = asdict(ratios(blocks[name].cpu, baseline.cpu))
+        if entry.job:
+            row["bytes_a_step"] = (entry.sent() - sent[name]) / (rounds * steps)
+        rows.append(row)
+    return rows
+
+
+def copy_rates(comm: MPI.Comm, megabytes: int = 64) -> dict[str, float]:
+    """Bytes per second of one rank while all are at it: a copy in memory, what an all-to-all sends."""
+    x = torch.ones(megabytes * 250_000)
+    y = torch.zeros_like(x)
+    size = x.numel() * x.element_size()
+    moved = {"memory_copy": size, "alltoall": size * (1 - 1 / comm.Get_size())}
+    contestants = {
+        "memory_copy": Contestant(lambda: y.copy_(x)),
+        "alltoall": Contestant(lambda: comm.Alltoall(x.numpy(), y.numpy())),
+    }
+    blocks = interleaved(contestants, rounds=COPIES, ranks=Together())
+    return {name: moved[name] / min(times.wall) for name, times in blocks.items()}
+
+
+def join_gloo(comm: MPI.Comm, folder: str) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    meeting = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=meeting, rank=comm.Get_rank(), world_size=comm.Get_size())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True, help="in one timed block")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()  # for all contestants alike: page faults by luck of the heap are ±5 %
+    comm = MPI.COMM_WORLD
+    several = comm.Get_size() > 1
+    with tempfile.TemporaryDirectory() as folder:
+        if several:
+            join_gloo(comm, comm.bcast(folder))
+        entries = many_ranks(comm.Get_size()) if several else one_rank()
+        rates = copy_rates(comm)
+        rows = [
+            row
+            for workload in WORKLOADS
+            for row in measure(workload, entries, arguments.rounds, arguments.steps, comm)
+        ]
+        comm.Barrier()
+        if several:
+            dist.destroy_process_group()
+    if comm.Get_rank() == 0:
+        arguments.out.write_text(json.dumps({"rows": rows, "rates": rates}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""A method: exchange × when × how, what its parts can do beside that, and what they remember."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from hpcsgd.core.step import Averager, Exchange, Schedule
+from hpcsgd.errors import UserError
+
+log = logging.getLogger(__name__)
+
+State = dict[str, dict[str, Any]]
+"""What a part of a method remembers, by name, in sections that say what becomes of it on another P × K:
+
+    same     the same on all ranks: it goes everywhere
+    mean     each rank has its number: all get their mean
+    chunks   a list with what belongs to `own` of every bucket (to `w` where the averager does not shard): cut
+             anew like the parameters, for another P the mean of the groups'; dropped where there is one group
+    workers  by parameter as many elements, on each rank others: the mean over the ranks of a group, for
+             another P over all; dropped where a group has nobody to exchange with
+    own      of a group or rank as it was: dropped
+
+What is dropped is said.
+"""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A part of a method with a memory: all that a restart needs beside parameters and moments."""
+
+    def state_dict(self) -> State:
+        """Collective: messages under way are waited for."""
+        ...
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from there; of what is not in `state`, as new."""
+        ...
+
+
+@runtime_checkable
+class Wrapping(Protocol):
+    """A part of a method around another one: at this time, where these take turns."""
+
+    @property
+    def inner(self) -> Any: ...
+
+
+@runtime_checkable
+class Composed(Protocol):
+    """A part of a method made of several, whose states are all kept."""
+
+    @property
+    def parts(self) -> Mapping[str, Any]: ...
+
+
+@runtime_checkable
+class Central(Protocol):
+    """An averager for which the model is not the mean of what the groups train on: servers keep it, say."""
+
+    def model(self) -> list[Tensor] | None:
+        """This position's chunks of it, like `owned`, in float32 at least; None before the first update,
+        when all groups have the same. Collective."""
+        ...
+
+
+@runtime_checkable
+class ForPeers(Protocol):
+    """An averager that averages with `Job.peers`, and not with the groups of this job."""
+
+    @property
+    def for_peers(self) -> bool: ...
+
+
+def alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, State]:
+    """What one rank's state is good for on any P × K, its numbers standing for all; the rest is dropped,
+    `aloud` or not."""
+    kept = {role: {k: v for k, v in state.items() if k in ("same", "mean")} for role, state in states.items()}
+    dropped = [f"{role} ({k})" for role, state in states.items() for k in state if k not in kept[role]]
+    if dropped and aloud:
+        log.warning(
+            "state of a method, of one rank of another P × K: %s start anew; checkpoints bring them along",
+            ", ".join(dropped),
+        )
+    return kept
+
+
+@dataclass(frozen=True)
+class Method:
+    """A training method: exchange × when × how. The factories of `hpcsgd.methods` make it.
+
+    Not to be confused with an optimizer: that makes the update of one group, and is the user's own.
+
+    Args:
+        exchange: how the K gradients of a group come together, every step.
+        when: whether groups meet after this update, the same answer on every rank.
+        how: what happens when they do.
+
+    Raises:
+        UserError: for the state of other parts.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=8)
+        >>> method.when
+        Every(I=8)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+    """
+
+    exchange: Exchange
+    when: Schedule
+    how: Averager
+
+    def state_dict(self) -> dict[str, State]:
+        """The state of the parts that have one, by their role; collective."""
+        return {role: part.state_dict() for role, part in self.stateful().items()}
+
+    def load_state_dict(self, state: Mapping[str, State]) -> None:
+        """Raises `UserError` for the state of other parts."""
+        mine = self.stateful()
+        if mine.keys() != state.keys():
+            theirs, ours = (", ".join(names) or "nothing" for names in (state, mine))
+            raise UserError(f"state of another method: it is of {theirs}, and this one needs that of {ours}")
+        for role, part in mine.items():
+            part.load_state_dict(state[role])
+
+    def central(self) -> Central | None:
+        """What keeps the model, if anything does at this time."""
+        how: Any = self.how
+        while not isinstance(how, Central):
+            if not isinstance(how, Wrapping):
+                return None
+            how = how.inner
+        return how
+
+    def stateful(self) -> dict[str, Stateful]:
+        """The parts with a memory, by their role; inside others, too."""
+        roles = {"exchange": self.exchange, "when": self.when, "how": self.how}
+        return {name: part for role, whole in roles.items() for name, part in _stateful(role, whole)}
+
+
+def _stateful(role: str, part: Any) -> Iterator[tuple[str, Stateful]]:
+    if isinstance(part, Method):
+        for inner, found in part.stateful().items():
+            yield f"{role}.{inner}", found
+        return
+    if isinstance(part, Stateful):
+        yield role, part
+    inside = {"inner": part.inner} if isinstance(part, Wrapping) else {}
+    for name, inner in (part.parts if isinstance(part, Composed) else inside).items():
+        yield from _stateful(f"{role}.{name}", inner)

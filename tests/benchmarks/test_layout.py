@@ -1,0 +1,53 @@
+"""Where benchmarks are, and that they start."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+ENTRIES = sorted(path.name for path in BENCHMARKS.glob("*.py"))
+COMMAND = re.compile(r"benchmarks/\w+\.py")
+
+
+def timing_by_themselves(benchmarks: Path) -> list[str]:
+    """What reads the clock beside the harness."""
+    paths = [path.relative_to(benchmarks) for path in sorted(benchmarks.rglob("*.py"))]
+    others = [path for path in paths if path.parts[0] != "harness"]
+    return [str(path) for path in others if "perf_counter" in (benchmarks / path).read_text()]
+
+
+def test_the_harness_alone_times():
+    assert timing_by_themselves(BENCHMARKS) == []
+
+
+def test_who_times_beside_it_is_found(tmp_path):
+    for name in ("harness/timing.py", "gossip/rank.py", "density.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("from time import perf_counter\n")
+    assert timing_by_themselves(tmp_path) == ["density.py", "gossip/rank.py"]
+
+
+def test_all_commands_that_are_named_are_there():
+    texts = [ROOT / "README.md", ROOT / "Makefile", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md")]
+    named = {found for path in texts for found in COMMAND.findall(path.read_text())}
+    results = [json.loads(path.read_text()) for path in BENCHMARKS.glob("results/*.json")]
+    named |= {result["command"][1] for result in results}
+    assert named
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_it_starts(name):
+    """From any folder."""
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / name, "--help"], cwd="/", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--quick" in done.stdout

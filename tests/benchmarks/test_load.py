@@ -1,0 +1,86 @@
+"""The load of others, by what the kernel says of all processes and of ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event
+
+from harness.load import Load, others_runnable, runnable
+
+SPIN = "print(flush=True)\nwhile True: pass"
+
+
+def plant(proc: Path, pid: int, states: str, children: str = "", name: str = "python") -> None:
+    """A process with a thread in each of these states; the first one has started the children."""
+    for number, state in enumerate(states):
+        thread = proc / str(pid) / "task" / str(pid + number)
+        thread.mkdir(parents=True)
+        (thread / "stat").write_text(f"{pid + number} ({name}) {state} 1 1 1\n")
+        (thread / "children").write_text(children if number == 0 else "")
+
+
+def test_all_that_we_started_is_ours(tmp_path):
+    (tmp_path / "loadavg").write_text("9.00 9.00 9.00 7/99 12345\n")
+    me = os.getpid()
+    plant(tmp_path, me, "SR", f"{me + 10} {me + 20} ")
+    plant(tmp_path, me + 10, "S", f"{me + 30} ")
+    plant(tmp_path, me + 20, "D")
+    plant(tmp_path, me + 30, "RRS", name="a) R (b")
+    plant(tmp_path, me + 40, "RRR")  # somebody else's
+    assert runnable(me, tmp_path) == 3
+    assert others_runnable(tmp_path) == 7 - 3
+
+
+def test_who_has_just_ended_is_not_runnable(tmp_path):
+    plant(tmp_path, 1, "R", "2 ")
+    assert runnable(1, tmp_path) == 1
+
+
+def test_a_child_that_computes_is_ours_and_one_that_waits_is_not():
+    before = runnable(os.getpid())
+    spinning = subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE)
+    waiting = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with spinning, waiting:
+        assert spinning.stdout is not None
+        spinning.stdout.read(1)
+        assert runnable(spinning.pid) == 1
+        assert runnable(os.getpid()) >= before + 1
+        waiting.communicate(b"\n")
+        spinning.kill()
+    assert runnable(spinning.pid) == runnable(waiting.pid) == 0
+
+
+def test_it_is_the_mean_over_looks():
+    seen, enough = iter([3, 0, 0]), Event()
+
+    def look() -> int:
+        value = next(seen, None)
+        if value is None:
+            enough.set()
+            enough.wait()
+            return 1
+        return value
+
+    load = Load(look, every=0.001)
+    assert enough.wait(10)
+    load.end()
+    assert load.without_us() == 1.0
+
+
+def test_looks_end():
+    looks = []
+    load = Load(lambda: looks.append(0) or 0, every=0.001)
+    load.end()
+    count = len(looks)
+    time.sleep(0.05)
+    assert len(looks) == count >= 1
+
+
+def test_more_of_us_than_of_everybody_is_no_load():
+    load = Load(lambda: -1)
+    load.end()
+    assert load.without_us() == 0.0

@@ -1,0 +1,122 @@
+"""What a result says of its run, and when it is marked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from harness import Goal, Run
+from harness.load import Load
+from harness.record import code
+
+ROWS = [{"who": "A", "seconds": 1.0}]
+
+
+def run_beside(others: int) -> Run:
+    return Run(Load(lambda: others, every=60))
+
+
+def concluded(run: Run, file: Path) -> dict:
+    run.conclude(ROWS, [Goal("seconds", 1.0, 2.0)], file, {"hosts": 4})
+    return json.loads(file.read_text())
+
+
+def test_a_result_beside_others_is_marked(tmp_path, capsys):
+    result = concluded(run_beside(2), tmp_path / "result.json")
+    assert result["disturbed"] is True
+    assert result["load"]["without_us"] == 2.0
+    assert "DISTURBED: the load without us was above 1" in capsys.readouterr().out
+
+
+def test_beside_one_it_is_not(tmp_path, capsys):
+    result = concluded(run_beside(1), tmp_path / "result.json")
+    assert result["disturbed"] is False
+    assert "DISTURBED" not in capsys.readouterr().out
+
+
+def test_rows_kept_from_a_marked_result_mark_the_next(tmp_path, capsys):
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    earlier = concluded(run_beside(2), first)
+    capsys.readouterr()
+    run = run_beside(0)
+    assert run.kept(first) == ROWS
+    result = concluded(run, second)
+    assert result["disturbed"] is True
+    assert result["load"]["without_us"] == 0.0
+    assert [kept["date"] for kept in result["kept"]] == [earlier["date"]]
+    told = capsys.readouterr().out
+    assert f"with rows kept from a run of {earlier['date']}" in told
+    assert "DISTURBED" in told
+
+
+def test_older_results_do_not_say(tmp_path, capsys):
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps({"command": ["python"], "rows": ROWS}))
+    run = run_beside(0)
+    assert run.kept(old) == ROWS
+    assert concluded(run, tmp_path / "new.json")["disturbed"] is False
+    assert "from a run of an unknown date, commit unknown" in capsys.readouterr().out
+
+
+def test_without_a_file_nothing_is_kept():
+    assert run_beside(0).kept(None) == []
+
+
+def test_a_result_says_when_and_of_what(tmp_path):
+    result = concluded(run_beside(0), tmp_path / "result.json")
+    date = datetime.fromisoformat(result["date"])
+    assert date.utcoffset() == timedelta(0)
+    assert abs(datetime.now(UTC) - date) < timedelta(minutes=1)
+    assert {"commit", "dirty", "versions", "command"} <= set(result)
+    assert result["machine"]["hosts"] == 4
+    assert result["goals"] == [{"name": "seconds", "value": 1.0, "goal": 2.0, "met": True}]
+    assert result["rows"] == ROWS
+
+
+def test_what_there_is_so_far_says_the_same_of_the_run(tmp_path):
+    run_beside(2).write(tmp_path / "part.json", ROWS)
+    part = json.loads((tmp_path / "part.json").read_text())
+    assert (part["rows"], part["goals"], part["disturbed"]) == (ROWS, [], True)
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Path:
+    if shutil.which("git") is None:
+        pytest.skip("no git")
+    for name in ("hpcsgd", "csrc", "benchmarks", "benchmarks/results", "docs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("as committed")
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "A")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "a@example.org")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
+        subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    return tmp_path
+
+
+def test_the_commit(repository):
+    words = ["git", "-C", repository, "log", "-1", "--format=%H"]
+    commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    assert code(repository) == {"commit": commit, "dirty": False}
+
+
+@pytest.mark.parametrize("changed", ["hpcsgd/file", "csrc/file", "benchmarks/file", "hpcsgd/new"])
+def test_changes_of_what_is_measured_are_told(repository, changed):
+    (repository / changed).write_text("changed")
+    assert code(repository)["dirty"] is True
+
+
+@pytest.mark.parametrize("changed", ["benchmarks/results/file", "docs/file", "new"])
+def test_changes_of_what_is_written_about_it_are_not(repository, changed):
+    (repository / changed).write_text("changed")
+    assert code(repository)["dirty"] is False
+
+
+def test_outside_of_git_nothing_is_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert code(tmp_path) == {"commit": None, "dirty": None}
