@@ -117,7 +117,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     @property
     def notes(self) -> dict[str, float]:
-        """What the method reported of the last step: `distance` of a meeting, `shared` of gradients, …"""
+        """The method's of the last step: `distance` of a meeting, `shared` where groups exchanged otherwise, …"""
         return self._notes
 
     def accumulate(self, passes: int) -> None:
