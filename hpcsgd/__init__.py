@@ -3,6 +3,9 @@
 job = hpcsgd.init(groups=4)
 loader = DataLoader(data, batch, sampler=hpcsgd.Sampler(data, job))
 optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))
+
+In the examples of docstrings four ranks are a `job` of 2 groups of 2, with a small `model`, plain SGD as its
+`optimizer`, `data`, a `criterion`, and `train(optimizer, steps)`, which is the training loop of the README.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcsgd.averagers import Averaged, Reset, kept
+    from hpcsgd.core import graphs
     from hpcsgd.core.topology import Job
     from hpcsgd.data import (
         ByLabel,
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
     from hpcsgd.engine.optimizer import DistributedOptimizer
     from hpcsgd.engine.scaling import GradScaler
     from hpcsgd.errors import JobError, UserError
-    from hpcsgd.exchanges import MomentumCorrection, RateInside, Sparse
+    from hpcsgd.exchanges import AllToAll, MomentumCorrection, RateInside, ReduceScatter, Sparse
     from hpcsgd.methods import (
         Method,
         ad_psgd,
@@ -53,7 +58,10 @@ if TYPE_CHECKING:
     from hpcsgd.start import init
     from hpcsgd.tuning.own import probe
 
+# Where each name is; the imports above, this and `__all__` are kept in step by tests/test_docstrings.py.
 _HOMES = {
+    "AllToAll": "exchanges",
+    "Averaged": "averagers",
     "ByLabel": "data",
     "CLTk": "sparsifiers",
     "DefDP": "data",
@@ -72,6 +80,8 @@ _HOMES = {
     "NaturalGradient": "natural_gradient",
     "Overlapping": "data",
     "RateInside": "exchanges",
+    "ReduceScatter": "exchanges",
+    "Reset": "averagers",
     "SIDCo": "sparsifiers",
     "Sampler": "data",
     "SelDP": "data",
@@ -88,8 +98,10 @@ _HOMES = {
     "diloco": "methods",
     "ensemble": "methods",
     "fedavg": "methods",
+    "graphs": "core",
     "hierarchical": "methods",
     "init": "start",
+    "kept": "averagers",
     "lr_scale": "engine.lr",
     "osgp": "methods",
     "post_local": "methods",
@@ -102,6 +114,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "AllToAll",
+    "Averaged",
     "ByLabel",
     "CLTk",
     "DefDP",
@@ -120,6 +134,8 @@ __all__ = [
     "NaturalGradient",
     "Overlapping",
     "RateInside",
+    "ReduceScatter",
+    "Reset",
     "SIDCo",
     "Sampler",
     "SelDP",
@@ -136,8 +152,10 @@ __all__ = [
     "diloco",
     "ensemble",
     "fedavg",
+    "graphs",
     "hierarchical",
     "init",
+    "kept",
     "lr_scale",
     "osgp",
     "post_local",

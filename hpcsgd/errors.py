@@ -15,11 +15,31 @@ MOVED = 76
 
 
 class UserError(ValueError):
-    """What was given cannot be used; the message says what was given, what is allowed and where."""
+    """What was given cannot be used; the message says what was given, what is allowed and where.
+
+    The command line prints it as one line, without a traceback. It is a `ValueError`.
+
+    Not to be confused with `AssertionError`: that is a mistake of ours, to be reported.
+
+    Example:
+        >>> hpcsgd.hierarchical(every=0)
+        Traceback (most recent call last):
+        hpcsgd.errors.UserError: every = 0: groups meet after at least 1 step
+    """
 
 
 class JobError(UserError):
-    """A `UserError` that every rank of the job raises alike, so that rank 0 alone prints it."""
+    """A `UserError` that every rank of the job raises alike, so that rank 0 alone prints it.
+
+    Not to be confused with a `UserError` of one rank, after which that rank ends the job.
+
+    Example:
+        >>> with job.together("reading the data"):
+        ...     if job.rank == 3:
+        ...         raise hpcsgd.UserError("no such file")
+        Traceback (most recent call last):
+        hpcsgd.errors.JobError: rank 3 of 4, reading the data: no such file
+    """
 
 
 @contextmanager

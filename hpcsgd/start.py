@@ -17,9 +17,24 @@ log = logging.getLogger(__name__)
 def init(groups: int | None = None, group_size: int | None = None, *, timeout: float = 600.0) -> Job:
     """The ranks that the launcher started, as `groups` groups or as groups of `group_size`; else one group.
 
-    Without a launcher it is one rank and one group. `timeout` is how long, in seconds, a rank may wait for
-    the others before the job is ended. Raises `UserError` where the numbers do not fit or the launcher
-    started something else than MPI sees.
+    Without a launcher it is one rank and one group, whatever is asked for, which is warned of. Collective.
+
+    Not to be confused with `torch.distributed.init_process_group`: nothing of torch.distributed is used.
+
+    Args:
+        groups: P; it must divide the number of ranks. `hpcsgd.probe` finds how many a training stands.
+            Default None.
+        group_size: K instead, or besides where both fit. As many as there are ranks on a node keep the
+            gradients there. Default None.
+        timeout: seconds that a rank may wait for the others before the job is ended. Default 600.0.
+
+    Raises:
+        UserError: where the numbers do not fit, or the launcher started something else than MPI sees.
+
+    Example:
+        >>> job = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
+        >>> job.P, job.K
+        (2, 2)
     """
     from hpcsgd.transport import mpi  # MPI starts when it is imported
 

@@ -18,13 +18,46 @@ from hpcsgd.transport import phase
 
 
 def kept(inner: Averager) -> Averager:
-    """`inner` alone: every group goes on with its own moments."""
+    """At a meeting every group goes on with its own momentum: nothing is sent. For `moments`, and the
+    default.
+
+    Not to be confused with `Averaged`, which sends M/K more for every state tensor, nor with `Reset`.
+
+    Args:
+        inner: the averager of models, which it returns as it is.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=8, moments=hpcsgd.kept)     # as without saying so
+        >>> hpcsgd.kept(method.how) is method.how
+        True
+    """
     return inner
 
 
 @dataclass(frozen=True)
 class Averaged:
-    """`inner`, then the mean of every state tensor over the groups, and of every number that is a tensor."""
+    """At a meeting the optimizer's state is averaged, too: every state tensor, and every number that is a
+    tensor.
+
+    Another 2·(P−1)/P·M/K elements a rank for each state tensor: one of SGD with momentum, two of Adam. For
+    `moments`.
+
+    Not to be confused with `DistributedOptimizer.averaged`, the mean model for an evaluation.
+
+    Args:
+        inner: the averager of models, which acts before it. A method gives it.
+
+    Raises:
+        UserError: at a meeting where groups have state tensors of unlike sizes.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=2, moments=hpcsgd.Averaged)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> job.world.ledger.totals()["moments"].bytes > 0
+        True
+    """
 
     inner: Averager
 
@@ -46,7 +79,26 @@ class Averaged:
 
 @dataclass(frozen=True)
 class Reset:
-    """`inner`, then the optimizer has the state of a new one: that is not always zeros."""
+    """At a meeting the optimizer gets the state of a new one: nothing is sent. For `moments`.
+
+    That is not always zeros: Rprop, for one, starts from step sizes.
+
+    Not to be confused with `Averaged`, which keeps what all groups have gathered.
+
+    Args:
+        inner: the averager of models, which acts before it. A method gives it.
+
+    Raises:
+        UserError: at a meeting where the optimizer's class needs more than its defaults to be made.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=2, moments=hpcsgd.Reset)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> len(optimizer.state)
+        0
+    """
 
     inner: Averager
 

@@ -166,6 +166,17 @@ def flatten(named: Iterable[tuple[str, nn.Parameter]], K: int, j: int, bucket_by
     return [Bucket(slots, K, j) for slots in full + list(filling.values())]
 
 
+def require_as_laid_out(buckets: Iterable[Bucket], frozen: Iterable[nn.Parameter]) -> None:
+    """Parameters that left the flat vectors, or never were in them, would be trained by nobody."""
+    for bucket in buckets:
+        bucket.require_views()
+    if any(param.requires_grad for param in frozen):
+        raise UserError(
+            "a parameter that was frozen when DistributedOptimizer was made requires a gradient now: "
+            "unfreeze it before"
+        )
+
+
 def _pieces(slots: Sequence[Slot], low: int, high: int) -> Iterator[Piece]:
     for slot in slots:
         start, stop = max(slot.start, low), min(slot.stop, high)

@@ -11,7 +11,7 @@ import torch
 
 def seed_generators(seed: int) -> None:
     """Start all of them anew."""
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType] - torch has no type for a seed
     np.random.seed(seed % 2**32)
     random.seed(seed)
 
@@ -22,7 +22,7 @@ def generators_state() -> dict[str, Any]:
     version, key, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "numpy": {**numbers, "state": {**numbers["state"], "key": torch.from_numpy(numbers["state"]["key"])}},
+        "numpy": {**numbers, "state": {**numbers["state"], "key": torch.as_tensor(numbers["state"]["key"])}},
         "python": [version, list(key), gauss],
     }
 

@@ -1,4 +1,4 @@
-"""Who talks to whom when groups gossip, and the mixing matrices that follow.
+"""Who talks to whom when groups gossip; the mixing matrices that follow are in `mixing`.
 
 M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning, ICML 2019
 ("the SGP paper" elsewhere), section 2 and appendix A. A graph of n nodes may change from step to step; every
@@ -11,14 +11,27 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from hpcsgd.errors import UserError
 
 
 class Graph(Protocol):
-    """Nodes 0 … n−1 and whom each of them talks to in step t = 0, 1, …"""
+    """Whom each of n nodes, 0 … n−1, talks to in step t = 0, 1, …: what `sgp` and `d_psgd` gossip over.
+
+    A class with these three is one, and may be given as `graph`.
+
+    Not to be confused with autograd's graph of a computation; a node is a group here.
+
+    Example:
+        >>> class Partners:
+        ...     symmetric = True
+        ...     def period(self, n):
+        ...         return 1
+        ...     def peers(self, i, t, n):
+        ...         return [i ^ 1] if i ^ 1 < n else []
+        >>> hpcsgd.graphs.senders(Partners(), 2, t=0, n=4)
+        [3]
+        >>> method = hpcsgd.d_psgd(graph=Partners())
+    """
 
     @property
     def symmetric(self) -> bool:
@@ -26,22 +39,36 @@ class Graph(Protocol):
         ...
 
     def period(self, n: int) -> int:
-        """After so many steps it begins again."""
+        """After so many steps among `n` nodes it begins again."""
         ...
 
     def peers(self, i: int, t: int, n: int) -> list[int]:
-        """Whom node i sends to in step t: never itself, nobody twice."""
+        """Whom node `i` of `n` sends to in step `t`: never itself, nobody twice."""
         ...
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """Directed: with p peers (`per_step`) node i sends to i + j·(p+1)^k (mod n), j = 1 … p, one k a step, in
-    turn.
+    """Directed: with p peers node i sends to i + j·(p+1)^k (mod n), j = 1 … p, one k a step, in turn.
 
     With one peer these are the paper's distances 1, 2, 4, …, with more those of its authors' code. The mean
     is exact after k + 1 steps where n = m·(p+1)^k with m ≤ p + 1. A node that two distances lead to counts
     once, and none leads home: for some n the last k has fewer than p peers.
+
+    Not to be confused with `PowersOfTwo`, the same for one peer, nor with `UndirectedExponential`.
+
+    Args:
+        per_step: p, peers in a step, at least 1. Default 1, which sends least.
+
+    Raises:
+        UserError: for less than 1 peer.
+
+    Example:
+        >>> [hpcsgd.graphs.Exponential(2).peers(0, t, n=9) for t in (0, 1)]
+        [[1, 2], [3, 6]]
+
+    Source:
+        M. Assran et al., ICML 2019, appendix A, and their code.
     """
 
     per_step: int = 1
@@ -61,8 +88,26 @@ class Exponential:
 
 @dataclass(frozen=True)
 class PowersOfTwo:
-    """Directed: node i sends to i + 2^k (mod n), `per_step` of the distances 2^0 … 2^⌊log2(n−1)⌋ in each
-    step, in turn. With one it is `Exponential`; with two it needs more steps to the mean for most n."""
+    """Directed: node i sends to i + 2^k (mod n), some of the distances 2^0 … 2^⌊log2(n−1)⌋ in each step, in
+    turn.
+
+    With one peer it is `Exponential`; with two it needs more steps to the mean for most n.
+
+    Not to be confused with `Exponential(per_step=2)`, whose distances are powers of three and their doubles.
+
+    Args:
+        per_step: peers in a step, at least 1. Default 1.
+
+    Raises:
+        UserError: for less than 1 peer.
+
+    Example:
+        >>> [hpcsgd.graphs.PowersOfTwo(2).peers(0, t, n=9) for t in (0, 1)]
+        [[1, 2], [4, 8]]
+
+    Source:
+        M. Assran et al., ICML 2019, appendix A.
+    """
 
     per_step: int = 1
     symmetric = False
@@ -80,7 +125,17 @@ class PowersOfTwo:
 
 @dataclass(frozen=True)
 class UndirectedExponential:
-    """Node i talks to i ± 2^k (mod n), one distance a step, in turn."""
+    """Both ways: node i talks to i ± 2^k (mod n), one distance a step, in turn.
+
+    Not to be confused with `PowersOfTwo`, where i sends to i + 2^k alone.
+
+    Example:
+        >>> [hpcsgd.graphs.UndirectedExponential().peers(0, t, n=8) for t in (0, 1, 2)]
+        [[1, 7], [2, 6], [4]]
+
+    Source:
+        M. Assran et al., ICML 2019: the graph of their D-PSGD.
+    """
 
     symmetric = True
 
@@ -94,7 +149,17 @@ class UndirectedExponential:
 
 @dataclass(frozen=True)
 class Ring:
-    """Node i talks to i ± 1 (mod n)."""
+    """Both ways: node i talks to i ± 1 (mod n), in every step.
+
+    Not to be confused with the rings of `ensemble`, in which living groups pass on sums.
+
+    Example:
+        >>> hpcsgd.graphs.Ring().peers(0, t=0, n=8)
+        [1, 7]
+
+    Source:
+        X. Lian et al., NeurIPS 2017 (D-PSGD).
+    """
 
     symmetric = True
 
@@ -107,7 +172,14 @@ class Ring:
 
 @dataclass(frozen=True)
 class Complete:
-    """Everybody talks to everybody."""
+    """Both ways: everybody talks to everybody in every step, so that the mean is exact after one.
+
+    Not to be confused with an allreduce, which has the mean with less to send: (n−1)·M/K here.
+
+    Example:
+        >>> hpcsgd.graphs.Complete().peers(0, t=0, n=4)
+        [1, 2, 3]
+    """
 
     symmetric = True
 
@@ -120,9 +192,19 @@ class Complete:
 
 @dataclass(frozen=True)
 class BipartiteExponential:
-    """Even nodes talk to odd ones only: the a-th even one to the odd ones number a + 2^k − 1, in turn.
+    """Both ways, between even and odd nodes only: the a-th even one and the odd ones number a + 2^k − 1, in
+    turn.
 
     Where n is odd, two even nodes share an odd one in every step.
+
+    Not to be confused with what `ad_psgd` does: partners of even groups are drawn at random there.
+
+    Example:
+        >>> [hpcsgd.graphs.BipartiteExponential().peers(0, t, n=8) for t in (0, 1, 2)]
+        [[1], [3], [7]]
+
+    Source:
+        M. Assran et al., ICML 2019: the graph of their AD-PSGD; X. Lian et al., ICML 2018.
     """
 
     symmetric = True
@@ -141,34 +223,21 @@ class BipartiteExponential:
 
 
 def senders(graph: Graph, i: int, t: int, n: int) -> list[int]:
-    """From whom node i receives in step t."""
+    """From whom node i receives in step t.
+
+    Not to be confused with `Graph.peers`, whom it sends to; the same where edges go both ways.
+
+    Args:
+        graph: of the nodes.
+        i: the node, 0 … n−1.
+        t: the step, counted from 0.
+        n: how many nodes there are.
+
+    Example:
+        >>> hpcsgd.graphs.senders(hpcsgd.graphs.Exponential(), 0, t=1, n=8)
+        [6]
+    """
     return [j for j in range(n) if i in graph.peers(j, t, n)]
-
-
-def push_matrix(graph: Graph, t: int, n: int) -> Tensor:
-    """P of step t, float64 [n, n]: column i says how node i splits itself, evenly over itself and its peers.
-
-    Column-stochastic, so that Σ_i x_i stays as it is (the SGP paper, section 2).
-    """
-    matrix = torch.zeros(n, n, dtype=torch.float64)
-    for i in range(n):
-        peers = graph.peers(i, t, n)
-        matrix[[i, *peers], i] = 1 / (len(peers) + 1)
-    return matrix
-
-
-def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
-    """W of step t, float64 [n, n], by Metropolis' rule: w_ij = 1 / (1 + the larger of both degrees).
-
-    Symmetric and doubly stochastic, whether or not all nodes have as many neighbours.
-    """
-    neighbours = [graph.peers(i, t, n) for i in range(n)]
-    matrix = torch.zeros(n, n, dtype=torch.float64)
-    for i, mine in enumerate(neighbours):
-        for j in mine:
-            matrix[i, j] = 1 / (1 + max(len(mine), len(neighbours[j])))
-        matrix[i, i] = 1 - matrix[i].sum()
-    return matrix
 
 
 def _require_peers(per_step: int) -> None:
@@ -178,7 +247,8 @@ def _require_peers(per_step: int) -> None:
 
 def _powers(base: int, n: int) -> list[int]:
     """base^0, base^1, … up to the largest that is at most n − 1."""
-    powers, power = [], 1
+    powers: list[int] = []
+    power = 1
     while power < n:
         powers.append(power)
         power *= base

@@ -91,7 +91,24 @@ def alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, S
 
 @dataclass(frozen=True)
 class Method:
-    """A training method: exchange × when × how."""
+    """A training method: exchange × when × how. The factories of `hpcsgd.methods` make it.
+
+    Not to be confused with an optimizer: that makes the update of one group, and is the user's own.
+
+    Args:
+        exchange: how the K gradients of a group come together, every step.
+        when: whether groups meet after this update, the same answer on every rank.
+        how: what happens when they do.
+
+    Raises:
+        UserError: for the state of other parts.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=8)
+        >>> method.when
+        Every(I=8)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+    """
 
     exchange: Exchange
     when: Schedule

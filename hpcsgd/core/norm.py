@@ -17,7 +17,7 @@ takes many times as long."""
 
 def squared_norm(x: Tensor) -> Tensor:
     """‖x‖², float64, of a vector of floats: float32 within blocks (float64 of float64), float64 over them."""
-    norms = [torch.linalg.vector_norm(block, dtype=wide(x.dtype)) for block in x.view(-1).split(BLOCK)]
+    norms = [_vector_norm(block, 2.0, wide(x.dtype)) for block in torch.split(x.view(-1), BLOCK)]
     return torch.stack(norms).double().square().sum()
 
 
@@ -27,12 +27,12 @@ def norm(x: Tensor, order: float = 2.0) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=x.device)
     if order == 2:
         return squared_norm(x).sqrt()
-    return torch.linalg.vector_norm(x, order, dtype=torch.float64)
+    return _vector_norm(x, order, torch.float64)
 
 
 def total_norm(parts: Sequence[Tensor], order: float, ranks: Transport | None) -> Tensor:
     """Of all parts together, and of those that other `ranks` hold; then collective, 8 bytes."""
-    total = torch.linalg.vector_norm(torch.stack([norm(part, order) for part in parts]), order)
+    total = _vector_norm(torch.stack([norm(part, order) for part in parts]), order, torch.float64)
     if ranks is None:
         return total
     if math.isinf(order):
@@ -41,3 +41,17 @@ def total_norm(parts: Sequence[Tensor], order: float, ranks: Transport | None) -
     powered = total.pow(order)
     ranks.allreduce(powered).wait()
     return powered.pow(1 / order)
+
+
+def clip(parts: Sequence[Tensor], most: float, order: float, ranks: Transport | None) -> Tensor:
+    """Scale the parts to a total norm of at most `most`; return the norm before. Collective as that is."""
+    total = total_norm(parts, order, ranks)
+    scale = torch.clamp(most / (total + 1e-6), max=1.0).item()
+    for part in parts:
+        part.mul_(scale)
+    return total
+
+
+def _vector_norm(x: Tensor, order: float, dtype: torch.dtype) -> Tensor:
+    # torch has no types for it.
+    return torch.linalg.vector_norm(x, order, dtype=dtype)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

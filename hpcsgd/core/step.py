@@ -41,7 +41,7 @@ class Departure:
     fixed: Fixed
     rates: tuple[float, ...]
     """The learning rate of each param group, warm-up included."""
-    notes: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict[str, float])
     """What the exchange has to report of this step."""
 
     @property
@@ -64,7 +64,7 @@ class Step:
     """The learning rate of each param group in this step, warm-up included."""
     loss: float | None = None
     """Of this rank's batch, where the training loop said it."""
-    notes: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, float] = field(default_factory=dict[str, float])
     """What a method has to report of this step (the distance at a meeting, …), for metrics."""
 
     @property

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,7 +77,28 @@ NOBODY: Peers = Absent()
 
 @dataclass(frozen=True)
 class Job:
-    """This rank's place among P groups of K. `world`, `group` and `cross` may be of different libraries."""
+    """This rank's place among P groups of K. `init` makes it.
+
+    Rank r of N = P·K is at position j = r mod K of group g = ⌊r/K⌋, counted node by node.
+
+    Not to be confused with a batch job of Slurm, nor with a job file: this is one rank's view of a run.
+
+    Args:
+        world: all N ranks. It, `group` and `cross` may be of different libraries.
+        group: the K ranks that share one local model; its rank is j.
+        cross: the P ranks of one position, each with that chunk of its group's model; its rank is g.
+        P: groups.
+        K: ranks of a group.
+        peers: who averages with this job from outside its world, where it is an island. Default
+            Absent(number=0, count=1): nobody.
+
+    Example:
+        >>> job = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
+        >>> job.size, job.P, job.K
+        (4, 2, 2)
+        >>> job.rank == job.g * job.K + job.j
+        True
+    """
 
     world: Transport
     group: Transport
@@ -89,6 +110,7 @@ class Job:
 
     @property
     def has_peers(self) -> bool:
+        """Whether anybody averages with it from outside its world."""
         return self.peers is not NOBODY
 
     @property
@@ -103,10 +125,12 @@ class Job:
 
     @property
     def rank(self) -> int:
+        """Of all, 0 … N − 1."""
         return self.world.rank
 
     @property
     def size(self) -> int:
+        """N, how many ranks there are."""
         return self.world.size
 
     @property
@@ -120,6 +144,9 @@ class Job:
         return self.group.rank
 
     def together(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """For a block that may fail on one rank alone: then every rank raises a `JobError` that says `what`
+        was done.
+        """
         return together(self.world, what)
 
 
@@ -170,7 +197,7 @@ def groups_across_nodes(nodes: Sequence[int], K: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def together(world: Transport, what: str) -> Iterator[None]:
+def together(world: Transport, what: str) -> Generator[None, None, None]:
     """Raise on every rank if the block raised on any: a `JobError` with the first failing rank's message.
 
     For steps where one rank alone may fail (its data is missing, its model differs); collective.

@@ -45,7 +45,27 @@ class Portions(NamedTuple):
 
 @dataclass(frozen=True)
 class Injection:
-    """`alpha`: the part of the groups that share in a step; `beta`: the part of a batch that each shares."""
+    """How much groups share of each batch: which part of them, and which part of a batch.
+
+    Helps where groups see unlike samples, as with `ByLabel`; costs the bytes of the shared samples in every
+    step.
+
+    Not to be confused with `Injected`, the loader that does it, nor with `Overlapping`, which sends nothing.
+
+    Args:
+        alpha: α, the part of the groups that share in a step, > 0 and ≤ 1.
+        beta: β, the part of a batch that each of them shares, > 0 and ≤ 1. The paper's are (½, ½) and (¾, ¾).
+
+    Raises:
+        UserError: for parts outside these bounds.
+
+    Example:
+        >>> hpcsgd.Injection(alpha=0.5, beta=0.5).portions(b=32, P=8)
+        Portions(own=12, shared=5, sharers=4)
+
+    Source:
+        S. Tyagi, M. Swany, IEEE CLUSTER 2023 (arXiv:2307.07950), section III-E, eq. 3.
+    """
 
     alpha: float
     beta: float
@@ -58,8 +78,9 @@ class Injection:
     def portions(self, b: int, P: int) -> Portions:
         """S = ⌈αP⌉, s = β·b/(1 + αβP) rounded, but at least 1 and no more than leaves 1 as b' = b − S·s.
 
-        So b' is what is left, which may differ from b/(1 + αβP) by more than its rounding: 12 of 32 at
-        (½, ½) with 8 groups. Raises `UserError` where a sample of each is too many. One group keeps all.
+        Of batches of `b` samples of a rank, among `P` groups. So b' is what is left, which may differ from
+        b/(1 + αβP) by more than its rounding: 12 of 32 at (½, ½) with 8 groups. Raises `UserError` where a
+        sample of each is too many. One group keeps all.
         """
         if P == 1:
             return Portions(b, 0, 0)
@@ -73,7 +94,7 @@ class Injection:
         return Portions(b - S * s, s, S)
 
     def sharers(self, P: int, seed: int, epoch: int, step: int) -> list[int]:
-        """The groups that share in a step of an epoch, both counted from 0; in order."""
+        """The groups, of `P`, that share in `step` of `epoch`, both counted from 0, by `seed`; in order."""
         groups = shuffled(np.arange(P), seed, Purpose.SHARERS, epoch, step)
         return sorted(groups[: self._sharing(P)].tolist())
 
@@ -82,12 +103,32 @@ class Injection:
 
 
 class InjectedBatches(torch.utils.data.Sampler[list[int]]):
-    """For `DataLoader(batch_sampler=...)`: what this rank loads itself of batches of b, in what is left of
-    the epoch of `sampler`: b' samples, and s more in a step in which its group shares.
+    """For `DataLoader(batch_sampler=...)`: what this rank loads itself of batches of b samples.
 
-    Every step takes b' + s samples of the epoch off every group, so that all make equally many. Those that do
-    not share pass over s of them: in that epoch they do not see these. Nor does anybody see what is left at
-    its end, less than b' + s samples of a rank. Both are other samples in other epochs.
+    That is b' samples, and s more in a step in which its group shares, of what is left of the sampler's
+    epoch. Every step takes b' + s samples of the epoch off every group, so that all make equally many. Those
+    that do not share pass over s of them: in that epoch they do not see these. Nor does anybody see what is
+    left at its end, less than b' + s samples of a rank. Both are other samples in other epochs.
+
+    Not to be confused with `Injected`, which adds what other groups share.
+
+    Args:
+        sampler: a `Sampler` of this rank.
+        job: tells P and the group.
+        b: samples that a rank trains on in a step.
+        injection: how much is shared.
+
+    Raises:
+        UserError: where `injection` leaves a rank none of its b samples.
+
+    Example:
+        >>> sampler = hpcsgd.Sampler(data, job)
+        >>> batches = hpcsgd.InjectedBatches(sampler, job, b=8, injection=hpcsgd.Injection(1.0, 0.5))
+        >>> batches.portions     # both groups share 2 samples and keep 4 to themselves
+        Portions(own=4, shared=2, sharers=2)
+
+    Source:
+        S. Tyagi, M. Swany, IEEE CLUSTER 2023, section III-E.
     """
 
     def __init__(self, sampler: Sampler, job: Placement, b: int, injection: Injection) -> None:
@@ -111,11 +152,11 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
         return self.sampler.taken // self._window
 
     def sharers(self, step: int) -> list[int]:
-        """The groups that share in this step of the epoch."""
+        """The groups that share in this `step` of the epoch, counted from 0."""
         return self._injection.sharers(self._P, self.sampler.seed, self.sampler.epoch, step)
 
     def loaded(self, step: int) -> int:
-        """How many samples this rank loads itself in this step."""
+        """How many samples this rank loads itself in this `step` of the epoch, counted from 0."""
         return self.portions.own + (self.portions.shared if self._g in self.sharers(step) else 0)
 
     def weight(self, _: int) -> float:
@@ -132,14 +173,32 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
 
 
 class Injected:
-    """The batches of `loader`, completed by what other groups share; made once, on all ranks.
+    """The batches of a loader, completed by what other groups share.
 
-    `loader` has `InjectedBatches` as its batch_sampler. A batch is a list or tuple of tensors, such as x and
-    y, each with a sample a row; the rows are alike in all batches of all groups. In a completed batch this
-    rank's samples come first, then those of other groups, in their order. They are sent as loaded.
+    A batch is a list or tuple of tensors, such as x and y, each with a sample a row; the rows are alike in
+    all batches of all groups. In a completed batch this rank's samples come first, then those of other
+    groups, in their order. They are sent as loaded: one message from every sharer to each other group, in the
+    thread that iterates; bytes count as "injection". Groups wait for each other here, whatever the method.
 
-    One message goes from every sharer to each other group, in the thread that iterates; bytes count as
-    "injection". Groups wait for each other here, whatever the method.
+    Not to be confused with `InjectedBatches`, which says what a rank loads itself.
+
+    Args:
+        loader: a `DataLoader` with `InjectedBatches` as its batch_sampler.
+        job: its groups share. Making one is collective: once, on all ranks.
+
+    Raises:
+        UserError: for a loader with other batches; when iterated, for batches that are not of tensors.
+
+    Example:
+        >>> sampler = hpcsgd.Sampler(data, job)
+        >>> batches = hpcsgd.InjectedBatches(sampler, job, b=8, injection=hpcsgd.Injection(1.0, 0.5))
+        >>> loader = hpcsgd.Injected(DataLoader(data, batch_sampler=batches), job)
+        >>> x, y = next(iter(loader))
+        >>> len(x)     # 6 loaded here, 2 of the other group
+        8
+
+    Source:
+        S. Tyagi, M. Swany, IEEE CLUSTER 2023 (arXiv:2307.07950), section III-E.
     """
 
     def __init__(self, loader: DataLoader[Any], job: Job) -> None:
@@ -162,8 +221,11 @@ class Injected:
             yield self.complete(batch, step)
 
     def complete(self, batch: Sequence[Tensor], step: int | None = None) -> tuple[Tensor, ...]:
-        """What was loaded in this step of the epoch, by default the one that training has come to, and what
-        other groups share; collective."""
+        """`batch`, as it was loaded, and what other groups share in this `step` of the epoch; collective.
+
+        By default the step is the one that training has come to. Raises `UserError` for a batch that is not
+        of tensors with as many rows as were to be loaded.
+        """
         step = self._batches.step if step is None else step
         _require_rows(batch, self._batches.loaded(step))
         s, sharers = self._batches.portions.shared, self._batches.sharers(step)

@@ -63,10 +63,19 @@ class Partition(Protocol):
 class SelDP:
     """Each epoch's shuffle is cut into P equal chunks; group g visits chunks g, g + 1, …, g − 1 (mod P).
 
-    SelSync (https://arxiv.org/abs/2307.07950), section III-D. At any moment all groups are on different
-    chunks, and in an epoch each of them sees all samples: an epoch is P times as many steps as with `DefDP`.
-    The n mod P samples that belong to no chunk are others in each epoch. The paper shuffles once, before
-    training, and so has the same chunks in every epoch.
+    At any moment all groups are on different chunks, and in an epoch each of them sees all samples: an epoch
+    is P times as many steps as with `DefDP`. The n mod P samples that belong to no chunk are others in each
+    epoch. The paper shuffles once, before training, and so has the same chunks in every epoch.
+
+    Not to be confused with `DefDP`, where a group sees its own chunk and no other.
+
+    Example:
+        >>> sampler = hpcsgd.Sampler(data, job, partition=hpcsgd.SelDP())
+        >>> len(sampler) * job.K     # every group sees all 64 samples
+        64
+
+    Source:
+        S. Tyagi, M. Swany, IEEE CLUSTER 2023 (arXiv:2307.07950), section III-D.
     """
 
     def require(self, samples: Samples) -> None:
@@ -82,11 +91,26 @@ class SelDP:
 
 @dataclass(frozen=True)
 class Overlapping:
-    """Every group sees the part `share` of all samples in an epoch, some of which others see, too.
+    """Every group sees a share of all samples in an epoch, some of which others see, too.
 
     Each epoch's shuffle is dealt to the groups like cards. After its own cards a group takes those of the
-    next ones, from the beginning. So two groups with 3/4 have half of all samples in common (EnsembleSync,
-    section 4.1).
+    next ones, from the beginning. So two groups with 3/4 have half of all samples in common.
+
+    Not to be confused with `Injection`, by which groups send each other samples.
+
+    Args:
+        share: of all samples, 1/P to 1; with 1/P nothing overlaps.
+
+    Raises:
+        UserError: when a sampler is made, for a share outside these bounds.
+
+    Example:
+        >>> sampler = hpcsgd.Sampler(data, job, partition=hpcsgd.Overlapping(share=0.75))
+        >>> len(sampler) * job.K     # three quarters of 64 samples
+        48
+
+    Source:
+        EnsembleSync, section 4.1: two workers with 37,500 of 50,000 samples each.
     """
 
     share: float
@@ -128,14 +152,24 @@ class Owned(ABC):
 
     @abstractmethod
     def shares(self, samples: Samples) -> list[Rows]:
-        """What each group owns: all samples, each of them once."""
+        """What each group owns of `samples`: all of them, each once."""
 
 
 @dataclass(frozen=True)
 class DefDP(Owned):
     """The shuffled data cut once into P chunks of equal size (±1); group g sees only chunk g.
 
-    The default of distributed training, against which SelSync, section III-D, sets `SelDP`.
+    In each epoch in another order.
+
+    Not to be confused with a sampler without a partition: that deals all samples anew in every epoch.
+
+    Example:
+        >>> sampler = hpcsgd.Sampler(data, job, partition=hpcsgd.DefDP())
+        >>> len(sampler) * job.K     # one of two chunks
+        32
+
+    Source:
+        The default that S. Tyagi, M. Swany, IEEE CLUSTER 2023, section III-D, set `SelDP` against.
     """
 
     def shares(self, samples: Samples) -> list[Rows]:
@@ -144,10 +178,26 @@ class DefDP(Owned):
 
 @dataclass(frozen=True)
 class ByLabel(Owned):
-    """Label by label: with as many groups as labels each group has one of them (SelSync, section III-E).
+    """Label by label: with as many groups as labels each group has one of them.
 
-    With fewer groups each has several labels, next to each other; with more, a label is divided among
-    several groups. How many differs by at most one where the numbers do not divide each other.
+    With fewer groups each has several labels, next to each other; with more, a label is divided among several
+    groups. How many differs by at most one where the numbers do not divide each other. An epoch is ⌊n/P⌋
+    samples of each group, whatever it owns.
+
+    Not to be confused with `Dirichlet`, where every group may have some of each label.
+
+    Raises:
+        UserError: when a sampler is made, without labels or where a group gets no sample.
+
+    Example:
+        >>> labels = data.tensors[1]
+        >>> sampler = hpcsgd.Sampler(data, job, partition=hpcsgd.ByLabel(), labels=labels)
+        >>> seen = set(labels[list(sampler)].tolist())     # of three labels, among two groups
+        >>> seen == ({0, 1} if job.g == 0 else {2})
+        True
+
+    Source:
+        S. Tyagi, M. Swany, IEEE CLUSTER 2023, section III-E.
     """
 
     def shares(self, samples: Samples) -> list[Rows]:
@@ -163,8 +213,22 @@ class ByLabel(Owned):
 class Dirichlet(Owned):
     """The samples of each label are divided by proportions drawn from Dir(alpha, …, alpha).
 
-    Large `alpha`: all groups have much the same samples; small: few labels each. Groups own unlike numbers
-    of samples. As is usual in federated learning; the papers here know only `ByLabel`.
+    Groups own unlike numbers of samples; an epoch is ⌊n/P⌋ samples of each group all the same.
+
+    As is usual in federated learning. Not to be confused with `ByLabel`, which the papers here use and which
+    draws nothing.
+
+    Args:
+        alpha: > 0. Large: all groups have much the same samples; small, as 0.1: few labels each.
+
+    Raises:
+        UserError: for another alpha; when a sampler is made, without labels or where a group gets no sample.
+
+    Example:
+        >>> partition = hpcsgd.Dirichlet(alpha=0.5)
+        >>> sampler = hpcsgd.Sampler(data, job, seed=1, partition=partition, labels=data.tensors[1])
+        >>> len(sampler)
+        16
     """
 
     alpha: float

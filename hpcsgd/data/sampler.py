@@ -72,16 +72,38 @@ class AsRank:
 class Sampler(torch.utils.data.Sampler[int]):
     """The indices of this rank's samples in one epoch; `set_epoch` goes to another.
 
-    `data` is a dataset or its length n; `job` tells the rank and the number of ranks N. Iterating starts
-    where training has come to: the loader reads ahead, so only `advance` moves that place. The state counts
-    the samples of all ranks together; loaded with another N it goes on with exactly those not yet seen.
+    Without a partition rank r of N takes π[r], π[r + N], π[r + 2N], … of the epoch's shuffle π; the n mod N
+    samples left out are others in each epoch. Iterating starts where training has come to: the loader reads
+    ahead, so only `advance` moves that place. The state counts the samples of all ranks together; loaded with
+    another N it goes on with exactly those not yet seen.
 
-    `partition`: how samples are divided among groups, by default not at all; `labels`, one of each sample,
-    for those that go by them. Loaded with another K, the state goes on with exactly what each group has not
-    yet seen. With another P, or another partition, hands are others: a group goes on where the same part of
-    its new hand is behind it, so that in this epoch some samples come again and some do not come.
+    With a partition, and another K, the state goes on with exactly what each group has not yet seen. With
+    another P, or another partition, hands are others: a group goes on where the same part of its new hand is
+    behind it, so that in this epoch some samples come again and some do not come.
 
-    Raises `UserError` if there are fewer samples than ranks, or the partition cannot be.
+    Not to be confused with torch's `DistributedSampler`, which knows no groups and no place to go on from.
+
+    Args:
+        data: a dataset with a length, or its length n.
+        job: tells the rank, P and K.
+        seed: of the shuffles, 0 or more, the same on all ranks. Default 0.
+        shuffle: whether an epoch has an order of its own. Default True; False for evaluations.
+        partition: how samples are divided among groups: `SelDP()`, `DefDP()`, `ByLabel()`, `Dirichlet(alpha)`
+            or `Overlapping(share)`. Default None: all samples are dealt to all ranks.
+        labels: (n,), one of each sample, for partitions that go by them. Default None.
+
+    Raises:
+        UserError: if there are fewer samples than ranks, or the partition cannot be.
+
+    Example:
+        >>> sampler = hpcsgd.Sampler(data, job)
+        >>> loader = DataLoader(data, batch_size=8, sampler=sampler)
+        >>> for epoch in range(2):
+        ...     sampler.set_epoch(epoch)
+        ...     for x, y in loader:
+        ...         pass
+        >>> len(sampler), len(data)     # four ranks
+        (16, 64)
     """
 
     def __init__(
@@ -113,16 +135,18 @@ class Sampler(torch.utils.data.Sampler[int]):
             partition.require(self._samples)
 
     def deal(self, rank: int, ranks: int) -> None:
-        """From here on the samples are for so many ranks, each a group of its own, of which this is one."""
+        """From here on samples are for so many `ranks`, each a group of its own, of which this is `rank`."""
         self._P, self._K, self._g, self._j = ranks, 1, rank, 0
         self._ranks = ranks
 
     @property
     def seed(self) -> int:
+        """Of the shuffles."""
         return self._seed
 
     @property
     def epoch(self) -> int:
+        """The one that iterating goes through, counted from 0."""
         return self._epoch
 
     @property
@@ -131,17 +155,22 @@ class Sampler(torch.utils.data.Sampler[int]):
         return self._consumed // self._ranks
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Go to an epoch, counted from 0, of which this rank has consumed `start` samples already."""
+        """Go to `epoch`, counted from 0, of which this rank has consumed `start` samples already.
+
+        Raises `UserError` for a negative epoch, or more samples than an epoch has.
+        """
         if epoch < 0:
             raise UserError(f"epoch {epoch}: must not be negative")
         self._epoch, self._consumed = epoch, self._checked(start * self._ranks)
 
     def resume(self, consumed: int) -> None:
-        """Go to where all ranks together have consumed so many samples of the epoch."""
+        """Go to where all ranks together have `consumed` so many samples of the epoch."""
         self._consumed = self._checked(consumed)
 
     def advance(self, samples: int) -> None:
-        """Note that training has consumed `samples` more on this rank, and as many on every other one."""
+        """Note that training has consumed so many `samples` more on this rank, and as many on every other
+        one.
+        """
         self._consumed = self._checked(self._consumed + samples * self._ranks)
 
     def __len__(self) -> int:
@@ -157,7 +186,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return state if self._partition is None else {**state, "dealt": self._dealt}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to where a `state_dict`, perhaps of other numbers of groups and ranks, was taken."""
+        """Go to where `state`, a `state_dict()`, perhaps of other numbers of groups and ranks, was taken."""
         consumed, dealt = state["consumed"], state.get("dealt", self._total)
         if self._partition is not None:  # the same part of each hand
             consumed = self._dealt // self._P * consumed // dealt * self._P

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import torch
 from torch import Tensor, nn
@@ -28,23 +28,17 @@ def float_buffers(model: nn.Module) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def averaged(s: Step, central: Central | None) -> Iterator[float]:
+def averaged(s: Step, central: Central | None) -> Generator[float, None, None]:
     """Inside the block the model's parameters are the mean over the groups, or what `central` keeps, and its
     float buffers the mean over all ranks; afterwards everything is as before, bit for bit. Collective; takes
     room for another w.
 
     Gives D, how far the groups are from that model (see `averagers.distance`).
     """
-    D = 0.0
-    parameters: list[tuple[Tensor, Tensor]] = []
+    parameters = [(b.w, b.w.clone()) for b in s.buckets] if s.job.P > 1 else []
     buffers = [(buffer, buffer.clone()) for buffer in s.buffers]
     with torch.no_grad(), phase("evaluation"):
-        if s.job.P > 1:
-            parameters = [(b.w, b.w.clone()) for b in s.buckets]
-            mine = [chunk.clone() for chunk in s.owned]
-            agree(s, central)
-            D = distance(s, mine, s.owned, shards=True)
-            gather_chunks(s)
+        D = _agree(s, central) if s.job.P > 1 else 0.0
         if s.job.size > 1:
             average_joined(s.buffers, s.job.world)
     try:
@@ -53,3 +47,12 @@ def averaged(s: Step, central: Central | None) -> Iterator[float]:
         with torch.no_grad():
             for tensor, before in parameters + buffers:
                 tensor.copy_(before)
+
+
+def _agree(s: Step, central: Central | None) -> float:
+    """All groups get that model; D is how far they were from it."""
+    mine = [chunk.clone() for chunk in s.owned]
+    agree(s, central)
+    D = distance(s, mine, s.owned, shards=True)
+    gather_chunks(s)
+    return D

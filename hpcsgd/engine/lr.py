@@ -23,18 +23,58 @@ RULES: Mapping[str, Callable[[int], float]] = {
 
 
 def lr_scale(rule: str, P: int) -> float:
-    """By what the learning rate of one group is multiplied for P groups: 1, P or √P."""
+    """By what the learning rate of one group is multiplied for P groups: 1, P or √P.
+
+    Not to be confused with a scheduler, which changes the rate over time, nor with `WarmUp`, which climbs to
+    it.
+
+    Args:
+        rule: "none", "linear" (P, the paper's for SGD) or "root" (√P, the paper's for Adam).
+        P: groups, 1 or more.
+
+    Raises:
+        UserError: for another rule.
+
+    Example:
+        >>> 0.1 * hpcsgd.lr_scale("linear", 4)
+        0.4
+
+    Source:
+        S. Lee et al., IEEE Big Data 2020, section III-C.
+    """
     if rule not in RULES:
         raise UserError(f"learning-rate rule {rule!r}: {near_miss(rule, RULES)}")
     return RULES[rule](P)
 
 
 class WarmUp:
-    """For the first `steps` updates the optimizer uses lr · (start + (1 − start) · t / steps), t = 0, 1, …
+    """Lets the learning rate climb: update t = 0 … steps − 1 uses lr · (start + (1 − start) · t / steps).
 
     The factor is in force only while `step()` runs, so `param_groups` and any learning-rate scheduler, made
-    before or after, see the rate without it; `rates_in_force` has it at any time. With `start` =
-    1 / lr_scale(rule, P) the rate climbs from μ0.
+    before or after, see the rate without it. `optimizer.rates` of a `DistributedOptimizer` has it at any
+    time.
+
+    Not to be confused with torch's `LinearLR`: that writes into `param_groups`, where a second scheduler
+    finds it.
+
+    Args:
+        optimizer: the user's, before or after it is wrapped.
+        steps: updates until the factor is 1, 0 or more: the paper's first five epochs.
+        start: the factor of the first update, 0 to 1. With 1 / lr_scale(rule, P) the rate climbs from that of
+            a single group.
+
+    Raises:
+        UserError: for arguments outside these bounds.
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
+        >>> warm_up = hpcsgd.WarmUp(optimizer, steps=4, start=0.5)
+        >>> train(optimizer, steps=2)
+        >>> optimizer.param_groups[0]["lr"], round(optimizer.rates[0], 3)
+        (0.1, 0.075)
+
+    Source:
+        S. Lee et al., IEEE Big Data 2020, section III-C: gradual warm-up.
     """
 
     def __init__(self, optimizer: Optimizer, steps: int, start: float) -> None:
@@ -62,6 +102,7 @@ class WarmUp:
         return {"t": self.t}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on after as many updates as `state`, a `state_dict()`, counts."""
         self.t = state["t"]
 
     def pending(self) -> float:

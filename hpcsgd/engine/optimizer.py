@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd.core.flat import Bucket, flatten
+from hpcsgd.core.flat import Bucket, flatten, require_as_laid_out
 from hpcsgd.core.method import Method, State, alike_everywhere
-from hpcsgd.core.norm import total_norm
+from hpcsgd.core.norm import clip
 from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.averaged import averaged, float_buffers, gather_chunks
@@ -29,22 +29,37 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     The optimizer object, its `param_groups` and learning-rate schedulers made from it keep working, before
     and after the wrapping. All ranks start from rank 0's parameters and buffers, and call `step()`,
-    `clip_grad_norm_()`, `state_dict()` and `averaged()` the same number of times: these are collective.
+    `clip_grad_norm_()`, `state_dict()` and `averaged()` the same number of times: these are collective. A
+    parameter without a gradient counts as having a zero one: unlike in plain torch, momentum and weight decay
+    act on it wherever gradients are exchanged.
+
+    Not to be confused with torch's DistributedDataParallel, which wraps the model and knows one group.
 
     Args:
-        optimizer: a torch optimizer over parameters of `model`. Those known to update every element by
-            itself are sharded: state for 1/K of the elements on each position. Others update whole tensors
-            on every position, at the price of one more allgather.
-        elementwise: overrides what is known about `optimizer`.
-        accumulate: how many backward passes come before each `step()`.
-        bucket_mb: gradients travel in buckets of about this many megabytes (10⁶ bytes).
-        overlap: whether they travel while the backward pass goes on. With False the gradients may be
-            changed by hand between `backward()` and `step()`.
+        optimizer: a torch optimizer over parameters of `model`. Those known to update every element by itself
+            are sharded: state for 1/K of the elements on each position. Others update whole tensors on every
+            position, at the price of one more allgather.
+        model: with all its parameters in place, on their device, the same on all ranks.
+        job: from `init`.
+        method: such as `hierarchical(every=8)`; one for each optimizer, since it may have a memory.
+        elementwise: overrides what is known about `optimizer`. Default None.
+        accumulate: how many backward passes come before each `step()`. Default 1.
+        bucket_mb: gradients travel in buckets of about this many megabytes (10⁶ bytes). Default 25.0; smaller
+            ones leave sooner and cost more messages.
+        overlap: whether they travel while the backward pass goes on. Default True; with False the gradients
+            may be changed by hand between `backward()` and `step()`.
 
-    Raises `UserError` where ranks disagree about the model or the optimizer cannot be distributed.
+    Raises:
+        UserError: where ranks disagree about the model or the optimizer cannot be distributed.
 
-    Parameters without a gradient count as having a zero gradient: unlike in plain torch, momentum and weight
-    decay act on them wherever gradients are exchanged.
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
+        >>> for x, y in DataLoader(data, batch_size=8, sampler=hpcsgd.Sampler(data, job)):
+        ...     criterion(model(x), y).backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> optimizer.t
+        2
     """
 
     def __init__(
@@ -87,8 +102,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             )
         )  # fmt: skip
         self._notes: dict[str, float] = {}
-        self._stepping = False
-        self._laid_out = False
+        self._stepping = self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
         self._laid_out = True
         self.state = optimizer.state
@@ -103,12 +117,11 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     @property
     def notes(self) -> dict[str, float]:
-        """What the method reported of the last step, such as the `distance` of a meeting; `shared` where
-        groups exchanged something else."""
+        """The method's of the last step: `distance` of a meeting, `shared` where groups exchanged otherwise, …"""
         return self._notes
 
     def accumulate(self, passes: int) -> None:
-        """From the next step on, so many backward passes come before each `step()`; between two steps."""
+        """From the next step on so many `passes` backwards come before each `step()`; between two steps."""
         if self._reducer is not None:
             self._reducer.passes = passes
 
@@ -119,6 +132,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     @property
     def job(self) -> Job:
+        """This rank's place among the groups."""
         return self._step.job
 
     @property
@@ -140,8 +154,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._require_as_wrapped()
         s = self._step
+        require_as_laid_out(s.buckets, self._frozen)
         if self._reducer is not None:
             self._reducer.finish()
         s.t += 1
@@ -174,7 +188,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self._take_notes()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of the model's parameters."""
+        """Drop the gradients of the model's parameters, or zero them where not `set_to_none`."""
         for _, param in self.trained:
             if set_to_none:
                 param.grad = None
@@ -183,7 +197,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scale the group's averaged gradient to a norm of at most `max_norm`; return the norm before.
+        """Scale the group's averaged gradient to a `norm_type` of at most `max_norm`; return the norm before.
 
         Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
         `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
@@ -195,11 +209,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         gradients = [b.gradients_own if self._exchange.shards else b.gradients for b in s.buckets]
         divided = self._exchange.shards and s.job.K > 1
         with phase("clipping"):
-            total = total_norm(gradients, norm_type, s.job.group if divided else None)
-        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0).item()
-        for g in gradients:
-            g.mul_(scale)
-        return total
+            return clip(gradients, max_norm, norm_type, s.job.group if divided else None)
 
     def start_over(self) -> None:
         """The exchanged gradients have been used, or are not to be."""
@@ -221,15 +231,15 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
-        state = self.local.state_dict(self._step.job.group)
         job = self._step.job
-        return {
-            **state,
-            "hpcsgd": {"t": self._step.t, "shape": [job.P, job.K], "method": self.method.state_dict()},
-        }
+        state = self.local.state_dict(job.group)
+        ours = {"t": self._step.t, "shape": [job.P, job.K], "method": self.method.state_dict()}
+        return {**state, "hpcsgd": ours}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what `state_dict` returned, here or on other numbers of ranks, or a plain optimizer's."""
+        """Take `state_dict`, made by the method of that name here or on other numbers of ranks, or a plain
+        optimizer's.
+        """
         self.local.load_state_dict(state_dict)
         if "hpcsgd" in state_dict:
             ours, job = state_dict["hpcsgd"], self._step.job
@@ -247,7 +257,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     def take_up(
         self, t: int, groups: Sequence[Mapping[str, Any]], method: Mapping[str, State] | None
     ) -> None:
-        """Go on after `t` updates with these options of the param groups and, if any, state of the method."""
+        """Go on after `t` updates with these options of param `groups` and, if any, state of the `method`."""
         self._step.t = t
         for group, saved in zip(self.param_groups, groups, strict=True):
             group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
@@ -255,22 +265,12 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             self.method.load_state_dict(method)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused after the wrapping: the flat vectors are laid out."""
+        """Any `param_group` is refused after the wrapping: the flat vectors are laid out."""
         if self._laid_out:
             raise UserError(
                 "add_param_group after DistributedOptimizer was made: add it to the optimizer before"
             )
         super().add_param_group(param_group)
-
-    def _require_as_wrapped(self) -> None:
-        """Parameters that left the flat vectors, or never were in them, would be trained by nobody."""
-        for bucket in self._step.buckets:
-            bucket.require_views()
-        if any(param.requires_grad for param in self._frozen):
-            raise UserError(
-                "a parameter that was frozen when DistributedOptimizer was made requires a gradient now: "
-                "unfreeze it before"
-            )
 
     def _meet(self) -> None:
         """An averager of whole models finds them whole, and one of chunks leaves the models whole."""

@@ -50,7 +50,8 @@ class GradientReducer:
         for index, bucket in enumerate(self._buckets):
             bucket.allocate()
             for slot in bucket.slots:
-                slot.param.register_post_accumulate_grad_hook(self._hook(index, slot))
+                # torch does not say what a hook is.
+                slot.param.register_post_accumulate_grad_hook(self._hook(index, slot))  # pyright: ignore[reportUnknownMemberType]
 
     def finish(self) -> None:
         """Return once every bucket has been exchanged, at once if they have been since the last gradient

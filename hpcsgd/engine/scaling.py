@@ -24,15 +24,43 @@ class GradScaler(torch.amp.GradScaler):
     `step(optimizer)`, and `unscale_(optimizer)` where one clips, are collective over all ranks. Gradients are
     looked at, and unscaled, once they have been exchanged; then all ranks hear whether any found one that is
     not finite: 4 bytes. So all skip the same steps, schedules of meetings do not count them, and the scale is
-    the same everywhere.
+    the same everywhere. Around a `NaturalGradient`, too, whose estimates take a while to forget another
+    scale.
 
-    Around a `NaturalGradient`, too, whose estimates take a while to forget another scale.
+    Not to be confused with torch's own, which `DistributedOptimizer` refuses: ranks would skip steps each for
+    itself, and wait for each other for ever. bfloat16 needs neither.
 
-    Raises `UserError` for sparse exchanges, whose residual would be of several scales, and among groups that
-    are jobs of their own.
+    Args:
+        device: of the gradients. Default 'cuda', torch's; give "cpu".
+        init_scale: what the loss is multiplied by at first. Default 65536.0.
+        growth_factor: by what the scale grows. Default 2.0.
+        backoff_factor: by what it shrinks where a gradient is not finite. Default 0.5.
+        growth_interval: steps without that, after which it grows. Default 2000.
+        enabled: with False everything is passed on as it is. Default True.
+
+    Raises:
+        UserError: in a step with a sparse exchange, what it keeps being of several scales, and among groups
+            that are jobs of their own.
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
+        >>> scaler = hpcsgd.GradScaler("cpu")
+        >>> x, y = data[:16]
+        >>> scaled = scaler.scale(criterion(model(x), y))
+        >>> scaled.backward()
+        >>> scaler.step(optimizer)
+        >>> scaler.update()
+        >>> optimizer.t
+        1
+
+    Source:
+        P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.2.
     """
 
     def step(self, optimizer: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """One step of `optimizer`, with `args` and `kwargs` of its `step`, unless any rank's gradients
+        overflowed.
+        """
         distributed = _distributed(optimizer)
         if distributed is None:
             return super().step(optimizer, *args, **kwargs)

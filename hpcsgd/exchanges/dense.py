@@ -17,7 +17,23 @@ from hpcsgd.core.topology import Job
 
 @dataclass(frozen=True)
 class AllToAll:
-    """g_own = mean over i of ∇_i[chunk j]: an all-to-all, then a local mean in rank order. (K−1)/K·M sent."""
+    """The group's mean gradient, by an all-to-all and a mean in rank order: (K−1)/K·M elements sent a rank.
+
+    The sum is ours, in the order of the ranks, and so the same bits whatever the MPI library. Takes room for
+    the K versions of a gradient chunk, M elements.
+
+    Not to be confused with `ReduceScatter`, which leaves the sum to the library and needs room for one chunk.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.AllToAll())     # as without saying so
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> round(job.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        272
+
+    Source:
+        S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two.
+    """
 
     shards = True
     across = False
@@ -39,7 +55,22 @@ class AllToAll:
 
 @dataclass(frozen=True)
 class ReduceScatter:
-    """The same by the library's reduce-scatter, with room for one chunk instead of K. (K−1)/K·M sent."""
+    """The group's mean gradient, by the library's reduce-scatter: (K−1)/K·M elements sent a rank.
+
+    Takes room for one gradient chunk, M/K elements. In which order the library adds is its own affair.
+
+    Not to be confused with `AllToAll`, the same bytes in other messages, with room for K chunks.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.ReduceScatter())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> round(job.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        272
+
+    Source:
+        S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two, with other messages.
+    """
 
     shards = True
     across = False

@@ -62,10 +62,27 @@ class ErrorFeedback:
 
 @dataclass(frozen=True)
 class RateInside:
-    """acc = e + η·g, and w −= mean of what was sent: algorithm 1 to the letter. For plain SGD alone.
+    """The rate acts before the selection: acc = e + η·g, and w −= mean of what was sent. For plain SGD alone.
 
     η is the rate of the step, warm-up included, as it is when the gradients leave. Who sets another one
     between `backward()` and `step()` scales what is sent.
+
+    Not to be confused with `ErrorFeedback()`, the default: there the rate acts on what was sent, and momentum
+    and weight decay may be any. At a constant rate both are the same.
+
+    Raises:
+        UserError: at the first exchange for an optimizer that is not SGD, or has momentum, weight decay or
+            maximize; in a step with several rates or a rate of 0.
+
+    Example:
+        >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=hpcsgd.RateInside())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> train(optimizer, steps=2)
+        >>> optimizer.notes["error"] > 0
+        True
+
+    Source:
+        D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1, to the letter.
     """
 
     velocity = False
@@ -89,10 +106,32 @@ class RateInside:
 
 @dataclass(frozen=True)
 class MomentumCorrection:
-    """u = m·u + g; acc = e + u; u is zeroed where acc is. For SGD without momentum of its own.
+    """Momentum of each worker's own, gathered before the selection: u = m·u + g; acc = e + u.
 
-    Y. Lin et al.: Deep Gradient Compression, ICLR 2018, section 3: momentum correction and momentum factor
-    masking. What waits for being sent gathers momentum meanwhile.
+    u, another M elements a worker, is zeroed where acc is. What waits for being sent gathers momentum
+    meanwhile.
+
+    Not to be confused with the optimizer's momentum, which must be 0: it would act on what was sent, a second
+    time.
+
+    Args:
+        momentum: m, ≥ 0 and < 1; what the dense training had is a good start.
+
+    Raises:
+        UserError: for a momentum outside these bounds; at the first exchange for an optimizer that is not SGD
+            or has a momentum of its own.
+
+    Example:
+        >>> feedback = hpcsgd.MomentumCorrection(momentum=0.9)
+        >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=feedback)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> train(optimizer, steps=2)
+        >>> optimizer.notes["error"] > 0
+        True
+
+    Source:
+        Y. Lin et al.: Deep Gradient Compression, ICLR 2018, section 3: momentum correction and momentum
+        factor masking.
     """
 
     momentum: float

@@ -42,21 +42,41 @@ Combine = Callable[[Selected, Codec, Transport], Combined]
 
 
 class Sparse:
-    """Of each gradient of the group what `sparsifier` selects; the rest is kept in a residual of M elements
-    (float32; float64 where a parameter is), which is this worker's alone and part of a checkpoint.
+    """Of each gradient only what a sparsifier selects is sent; the rest is kept and added to the next one.
 
-    Args:
-        sparsifier: such as `Deft(density=0.01)`.
-        combine: `everyones` values at the union of all indices, as above, or each worker's `own` ones.
-        feedback: `ErrorFeedback()`, `MomentumCorrection(momentum)` or `RateInside()`.
-        indices: how they travel, `Gaps()` or `Plain()`.
+    What is kept is a vector of M elements (float32; float64 where a parameter is) that is this worker's alone
+    and part of a checkpoint. Every rank updates all of w, so that the optimizer's state is not sharded. A
+    group of one rank sends nothing and is left alone.
 
     Notes of every step: `density` (|idx|/M), `error` (‖e‖₂, mean over the workers, eq. 2), `growth` (|idx|
     over the mean number that a worker selected; where sets overlap), and seconds in `share` (who searches
-    what), `select`, `encode`, `exchange` and `apply`. Not for loss scaling that changes: the residual is of
-    the scaled loss.
+    what), `select`, `encode`, `exchange` and `apply`.
 
-    Raises `UserError` at the first exchange where optimizer and feedback do not go together.
+    Not to be confused with sparse tensors, whose gradients are refused, nor with `sasgd`. Not for loss
+    scaling that changes: what is kept is of the scaled loss, and `GradScaler` refuses it.
+
+    Args:
+        sparsifier: what selects, such as `Deft(density=0.01)`.
+        combine: whose values count at the selected indices: `everyones`, or each worker's `own` alone, half
+            as much to send for `TopK`; both of `hpcsgd.exchanges`. Default everyones, DEFT's lines 7 to 9.
+        feedback: what becomes of the rest: `ErrorFeedback()`, of `hpcsgd.exchanges`, `MomentumCorrection(m)`
+            or `RateInside()`. Default ErrorFeedback(): rate, momentum and weight decay act on what was sent.
+        indices: how they travel, `Gaps()` in one or two bytes or `Plain()` in four, of `hpcsgd.exchanges`.
+            Default Gaps().
+
+    Raises:
+        UserError: for `own` with a sparsifier whose workers select disjoint elements; at the first exchange
+            where optimizer and feedback do not go together.
+
+    Example:
+        >>> exchange = hpcsgd.Sparse(hpcsgd.Deft(density=0.1), feedback=hpcsgd.MomentumCorrection(0.9))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(4, exchange))
+        >>> train(optimizer, steps=4)
+        >>> optimizer.notes["error"] > 0     # what is still to be sent
+        True
+
+    Source:
+        D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1.
     """
 
     shards = False

@@ -163,4 +163,4 @@ class Cuda:
 
 def _copied(rows: np.ndarray, device: torch.device) -> Tensor:
     # From pinned memory the copy is not waited for; torch lets nobody have that memory until it is done.
-    return torch.from_numpy(rows).pin_memory().to(device, non_blocking=True)
+    return torch.as_tensor(rows).pin_memory().to(device, non_blocking=True)

@@ -127,5 +127,27 @@ class Pairwise:
 
 
 def ad_psgd(seed: int = 0, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
-    """Averages with random partners, drawn from `seed`; M/K a step from every active group, and back."""
+    """Groups average with one random other after every step, and wait for nobody else.
+
+    Active (even) groups ask passive (odd) ones: M/K elements a rank and step from every active group, and
+    back, while the next gradient is computed. What arrives first counts first, so that two runs have other
+    bits. Noted in every step: `staleness`, how often the model was averaged while its gradient was computed.
+
+    Not to be confused with `d_psgd`, where all groups average in every step and wait for their neighbours.
+
+    Args:
+        seed: partners follow from it, the group and the step. Default 0.
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.ad_psgd())
+        >>> train(optimizer, steps=2)
+        >>> optimizer.notes["staleness"] >= 0
+        True
+
+    Source:
+        X. Lian, W. Zhang, C. Zhang, J. Liu: Asynchronous Decentralized Parallel Stochastic Gradient Descent,
+        ICML 2018, algorithm 1 and section 4.
+    """
     return Method(exchange=exchange, when=Every(1), how=Pairwise(seed))

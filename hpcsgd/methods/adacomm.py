@@ -109,7 +109,7 @@ class Adaptive:
         means = torch.tensor([now.losses / now.since_change, now.first_loss], dtype=torch.float64)
         with phase("loss"):
             s.job.world.allreduce(means, "mean").wait()
-        return means.tolist()
+        return [mean.item() for mean in means]
 
 
 def adacomm(
@@ -118,9 +118,37 @@ def adacomm(
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
     moments: Callable[[Averager], Averager] = kept,
 ) -> Method:
-    """Local SGD with meetings after every `interval` (I_0) steps at first; about every `block` steps the
-    interval is chosen anew by the loss, which `optimizer.step(loss=loss)` has to be given.
+    """Local SGD whose groups meet seldom at first, and the more often the less loss is left.
 
-    A job file may say ``block = { epoch = 1 }``. Noted in every step: the `interval` in force.
+    Goes by the training loss, which `optimizer.step(loss=loss)` has to be given. Noted in every step:
+    `interval`, the I in force; at every meeting `distance`. A new interval costs an allreduce of 16 bytes.
+
+    Not to be confused with `selsync`, which goes by the gradient and decides in every step.
+
+    Args:
+        interval: I_0, steps from one meeting to the next at first. Begin with the largest that trains at all.
+        block: steps after which the interval is chosen anew, at the next meeting. A job file may say ``block
+            = { epoch = 1 }``; the paper's blocks are of seconds.
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+        moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
+
+    Raises:
+        UserError: for an `interval` or `block` that is no whole number ≥ 1; in a step without a loss, or at a
+            change where the first loss was not positive or the present one is not finite.
+
+    Example:
+        >>> method = hpcsgd.adacomm(interval=4, block=8)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> for x, y in DataLoader(data, batch_size=16, sampler=hpcsgd.Sampler(data, job)):
+        ...     loss = criterion(model(x), y)
+        ...     loss.backward()
+        ...     _ = optimizer.step(loss=loss)
+        >>> optimizer.notes["interval"]
+        4
+
+    Source:
+        J. Wang, G. Joshi: Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in
+        Local-Update SGD, SysML 2019 (arXiv:1810.08313), section 4.
     """
     return Method(exchange=exchange, when=Adaptive(interval, block), how=moments(Measured(Mean())))

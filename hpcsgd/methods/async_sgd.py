@@ -15,5 +15,25 @@ from hpcsgd.schedules import Every
 
 
 def async_sgd(exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
-    """Every update counts as soon as it arrives, however old the parameters are that it was computed at."""
+    """A parameter server on all ranks, without any waiting.
+
+    Every update counts as soon as it arrives, times 1/P, however old the parameters are that it was computed
+    at. Bytes and notes are those of `ssp`.
+
+    Not to be confused with `ssp`, which bounds how far groups run ahead, nor with `ad_psgd`, which has no
+    server.
+
+    Args:
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.async_sgd())
+        >>> train(optimizer, steps=2)
+        >>> optimizer.notes["staleness"] >= 0
+        True
+
+    Source:
+        J. Dean et al.: Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 (Downpour SGD).
+    """
     return Method(exchange=exchange, when=Every(1), how=Server(staleness=None))

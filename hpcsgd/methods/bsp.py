@@ -15,5 +15,28 @@ from hpcsgd.schedules import never
 
 
 def bsp(exchange: GroupExchange = AllToAll()) -> Method:  # noqa: B008 - frozen
-    """Synchronous SGD over all N ranks, in two levels where there are groups."""
+    """Synchronous SGD over all N ranks, in two levels where there are groups.
+
+    A rank sends 2·(K−1)/K·M elements a step, and 2·(P−1)/P·M/K more across groups: with a group on each host
+    the slow links carry a K-th of what a flat exchange would send over them.
+
+    Not to be confused with `hierarchical(every=1)`, which averages models after every update: the same for
+    plain SGD, and not where there is momentum.
+
+    Args:
+        exchange: of gradients, made one among all groups: `AllToAll()` as the mean in rank order,
+            `ReduceScatter()` where memory for K gradient chunks is short, or `Sparse(...)`. Default
+            AllToAll().
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp())
+        >>> train(optimizer, steps=2)
+        >>> with optimizer.averaged() as distance:
+        ...     distance
+        0.0
+
+    Source:
+        The yardstick of all papers here (BSP, AR-SGD); in two levels as the frame of S. Lee et al., IEEE Big
+        Data 2020, section III-B, with the mean of gradients in place of models.
+    """
     return Method(exchange=exchange.across_groups(), when=never, how=Mean())

@@ -11,8 +11,9 @@ result; here they mix after the update, as in SGP, which it is compared with.
 from __future__ import annotations
 
 from hpcsgd.averagers.parcel import Parcel
-from hpcsgd.core.graphs import Graph, Ring, symmetric_matrix
+from hpcsgd.core.graphs import Graph, Ring
 from hpcsgd.core.method import Method
+from hpcsgd.core.mixing import symmetric_matrix
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
@@ -53,8 +54,8 @@ class Neighbours:
         """w_ij of this group i and every neighbour j, itself included, in the order of j."""
         t = (s.t - 1) % self.graph.period(s.job.P)
         if t not in self._rows:
-            row = symmetric_matrix(self.graph, t, s.job.P)[s.job.g].tolist()
-            self._rows[t] = {j: w for j, w in enumerate(row) if w > 0 or j == s.job.g}
+            row = symmetric_matrix(self.graph, t, s.job.P)[s.job.g]
+            self._rows[t] = {j: w.item() for j, w in enumerate(row) if w > 0 or j == s.job.g}
         return self._rows[t]
 
 
@@ -62,7 +63,35 @@ def d_psgd(
     graph: Graph = Ring(),  # noqa: B008 - frozen
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
 ) -> Method:
-    """Symmetric gossip after every step, with both neighbours on a ring unless another `graph` is given."""
+    """Symmetric gossip: after every step each group averages with its neighbours.
+
+    A rank sends M/K elements to each neighbour and step. Groups' models differ: evaluate inside
+    `optimizer.averaged()`.
+
+    Not to be confused with `sgp`, whose graph is directed, nor with `ad_psgd`, where nobody waits.
+
+    Args:
+        graph: one of `hpcsgd.graphs` whose edges go both ways: `Ring()`, `UndirectedExponential()`, which
+            mixes faster where there are many groups, `Complete()` or `BipartiteExponential()`. Default
+            Ring().
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+
+    Raises:
+        UserError: for a directed graph.
+
+    Example:
+        >>> method = hpcsgd.d_psgd(graph=hpcsgd.graphs.UndirectedExponential())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> hpcsgd.d_psgd(graph=hpcsgd.graphs.Exponential())
+        Traceback (most recent call last):
+        hpcsgd.errors.UserError: graph = Exponential(per_step=1): neighbours average with each other, ...
+
+    Source:
+        X. Lian, C. Zhang, H. Zhang, C.-J. Hsieh, W. Zhang, J. Liu: Can Decentralized Algorithms Outperform
+        Centralized Algorithms?, NeurIPS 2017, algorithm 1, with the mixing after the update.
+    """
     if not graph.symmetric:
         raise UserError(f"graph = {graph}: neighbours average with each other, so edges have to go both ways")
     return Method(exchange=exchange, when=Every(1), how=Neighbours(graph))

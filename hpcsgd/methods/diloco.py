@@ -108,7 +108,7 @@ def _is_like(value: Any, theta: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == theta.shape
 
 
-def _try_out(make_optimizer: MakeOptimizer) -> None:
+def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> None:
     """What is wrong with an optimizer shows now, and not at the first meeting."""
     if not callable(make_optimizer):
         raise UserError(
@@ -129,11 +129,37 @@ def diloco(
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
     moments: Callable[[Averager], Averager] = kept,
 ) -> Method:
-    """After every `every` (H) steps the mean of what the groups moved is the gradient of the optimizer that
-    `outer` makes of a list of tensors.
+    """Local SGD with an optimizer of its own for meetings: the mean of what the groups moved is its gradient.
 
-    In a job file ``outer = { build = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }``. The distance noted
-    is that before the outer step.
+    A rank keeps the model of the last meeting and the outer optimizer's state, M/K elements each, and sends
+    2·(P−1)/P·M/K at a meeting. Noted there: `distance`, before the outer step.
+
+    Not to be confused with `hierarchical`, which is this with ``outer=SGD(lr=1)``: groups leave a meeting
+    with their mean.
+
+    Args:
+        every: H, steps from one meeting to the next, at least 1; the paper's are 500.
+        outer: makes the outer optimizer of a list of tensors, one for each bucket; it must be element-wise.
+            In a job file ``outer = { build = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }``. Default
+            that, the paper's Nesterov momentum.
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+        moments: what becomes of the inner optimizer's momentum at a meeting: `kept`, `Averaged` or `Reset`.
+            Default kept, as in the paper.
+
+    Raises:
+        UserError: for `every` below 1, or an `outer` that makes no torch optimizer.
+
+    Example:
+        >>> method = hpcsgd.diloco(every=2, outer=lambda ws: torch.optim.SGD(ws, lr=0.7, momentum=0.9))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=4)
+        >>> optimizer.notes["distance"] > 0
+        True
+
+    Source:
+        A. Douillard et al.: DiLoCo: Distributed Low-Communication Training of Language Models, 2023
+        (arXiv:2311.08105), algorithm 1.
     """
     how = Outer(Measured(Mean()), outer)
     return Method(exchange=exchange, when=Every(every), how=moments(how))

@@ -22,8 +22,30 @@ from hpcsgd.schedules import Every
 
 
 def ensemble(every: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
-    """Groups that are alive average their models after every `every` steps (T).
+    """Groups that may die average their models over those that are alive, after every `every` steps.
 
-    Each group is a job of its own, an island: `hpcsgd launch` starts and restarts them. Moments are kept.
+    Each group is a job of its own, an island: `hpcsgd launch` starts and restarts them. A meeting sends
+    2·(P'−1)/P'·M/C elements for each chunk that a rank owns, P' of the islands being alive and C the ranks of
+    the largest. Momentum is kept. Noted at every meeting: `distance` of this island's model from the mean.
+
+    Not to be confused with `hierarchical`, whose groups are parts of one job: where one dies, all end.
+
+    Args:
+        every: T, steps of a round, at least 1. What an island learned since the last round is lost where it
+            dies: short rounds lose less, and send more.
+        exchange: of gradients inside an island: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+
+    Raises:
+        UserError: for `every` below 1; when the optimizer is wrapped, in a job that is no island.
+
+    Example:
+        >>> method = hpcsgd.ensemble(every=50)
+        >>> hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        Traceback (most recent call last):
+        hpcsgd.errors.JobError: method ensemble is for groups that are jobs of their own: start it with ...
+
+    Source:
+        M. Xie, M. Yasunaga: EnsembleSync: Reliable Distributed SGD with Less Communication, section 3.1.
     """
     return Method(exchange=exchange, when=Every(every), how=Ensemble())

@@ -89,10 +89,38 @@ def fedavg(
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
     moments: Callable[[Averager], Averager] = kept,
 ) -> Method:
-    """`per_epoch` (1/E) times in `steps_per_epoch` steps all groups take the mean of a `fraction` (C) of
-    them, drawn by `seed`.
+    """Federated averaging: a few times an epoch all groups take the mean of some of them, drawn by lot.
 
-    A job file need not say `steps_per_epoch`. The distance noted is that from the mean of those drawn.
+    Meetings come as evenly as whole steps can be, and a part 1 − `per_epoch`/`steps_per_epoch` of all steps
+    is made alone (LSSR). A rank sends 2·(P−1)/P·M/K elements at a meeting. Noted there: `distance`, from the
+    mean of those drawn.
+
+    Not to be confused with federated learning on devices: here every group trains all the time, and only who
+    is drawn counts.
+
+    Args:
+        fraction: C, the part of the groups that are drawn, > 0 and ≤ 1. Default 1.0, with which it is local
+            SGD by the epoch.
+        per_epoch: 1/E, meetings an epoch, 1 to `steps_per_epoch`. Default 4.
+        steps_per_epoch: S, steps in an epoch of all data, `len(loader)`. A job file need not say it.
+        seed: who is drawn follows from it and the step, without a message. Default 0.
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+        moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
+
+    Raises:
+        UserError: for a fraction or a number of meetings outside these bounds.
+
+    Example:
+        >>> method = hpcsgd.fedavg(fraction=0.5, per_epoch=2, steps_per_epoch=4)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> optimizer.notes["distance"] > 0
+        True
+
+    Source:
+        H. B. McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data,
+        AISTATS 2017, algorithm 1, in the form of SelSync's section II-B.
     """
     how = moments(Measured(MeanOfSome(fraction, seed)))
     return Method(exchange=exchange, when=PerEpoch(per_epoch, steps_per_epoch), how=how)

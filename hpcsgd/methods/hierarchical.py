@@ -32,14 +32,61 @@ def hierarchical(
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
     moments: Callable[[Averager], Averager] = kept,
 ) -> Method:
-    """Groups average the chunks they own after every `every` steps (I).
+    """Local SGD of groups: they train apart and average the chunks that they own after every `every` steps.
 
-    `exchange` is `AllToAll()` as in the paper or `ReduceScatter()`; `moments` is `kept`, `Averaged` or
-    `Reset`. The distance D of each meeting (eq. 9) is noted.
+    A rank sends 2·(K−1)/K·M elements a step and 2·(P−1)/P·M/K at a meeting. Noted at every meeting:
+    `distance`, the D of eq. 9, in the unit of the parameters.
+
+    Not to be confused with `allreduce_local_sgd`, the same training with K times as much to send at a
+    meeting, nor with `bsp`, which averages gradients.
+
+    Args:
+        every: I, steps from one meeting to the next, at least 1. Large ones save communication; 8 (CIFAR-10)
+            and 4 (DIV2K) are the paper's. `hpcsgd.probe` finds the number of groups that goes with it.
+        exchange: of gradients inside a group: `AllToAll()` as in the paper, `ReduceScatter()` where memory
+            for K gradient chunks is short, or `Sparse(...)`. Default AllToAll().
+        moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept, which
+            sends nothing.
+
+    Raises:
+        UserError: for `every` below 1.
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=4))
+        >>> train(optimizer, steps=4)
+        >>> optimizer.notes["distance"] > 0
+        True
+
+    Source:
+        S. Lee, Q. Kang, A. Agrawal, A. Choudhary, W. Liao: Communication-Efficient Local Stochastic Gradient
+        Descent for Scalable Deep Learning, IEEE Big Data 2020, section III-B, eq. 2.
     """
     return Method(exchange=exchange, when=Every(every), how=moments(Measured(Mean())))
 
 
 def allreduce_local_sgd(every: int, moments: Callable[[Averager], Averager] = kept) -> Method:
-    """The paper's baseline (eq. 5): the same training with allreduces of all M in the group and across."""
+    """Local SGD as it is usually made, with allreduces of all M: what `hierarchical` is compared with.
+
+    A rank sends 2·(K−1)/K·M elements a step and 2·(P−1)/P·M at a meeting, and keeps all of the optimizer's
+    state. Noted at every meeting: `distance`.
+
+    Not to be confused with `hierarchical`, which trains the same model and sends K times less at a meeting.
+
+    Args:
+        every: I, steps from one meeting to the next, at least 1.
+        moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
+
+    Raises:
+        UserError: for `every` below 1.
+
+    Example:
+        >>> method = hpcsgd.allreduce_local_sgd(every=2)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> optimizer.notes["distance"] > 0
+        True
+
+    Source:
+        The baseline of S. Lee et al., IEEE Big Data 2020, eq. 5.
+    """
     return Method(exchange=AllReduce(), when=Every(every), how=moments(Measured(MeanOfAll())))

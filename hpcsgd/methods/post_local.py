@@ -27,7 +27,34 @@ def post_local(
     exchange: GroupExchange = AllToAll(),  # noqa: B008 - frozen
     moments: Callable[[Averager], Averager] = kept,
 ) -> Method:
-    """`bsp`, and from the first decay of the learning rate on `hierarchical` with its meetings after every
-    `every` steps (H). `switch` does it at another step. Schedules that lower the rate from the first step on
-    (cosine) leave nothing of the first part."""
+    """`bsp` at first, and `hierarchical` from the first decay of the learning rate on.
+
+    Schedules that lower the rate from the first step on (cosine) leave nothing of the first part; a warm-up
+    only raises it, and ends nothing.
+
+    Not to be confused with `switch`, which changes between any two methods, also after a number of steps.
+
+    Args:
+        every: H, steps from one meeting to the next in the second part, at least 1.
+        exchange: of gradients, in both parts: `AllToAll()` or `ReduceScatter()`. What a `Sparse(...)` one has
+            kept of the first part is dropped, which is warned of. Default AllToAll().
+        moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
+
+    Raises:
+        UserError: for `every` below 1.
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.post_local(every=2))
+        >>> train(optimizer, steps=4)
+        >>> "distance" in optimizer.notes     # nobody has met: gradients were shared
+        False
+        >>> optimizer.param_groups[0]["lr"] /= 10
+        >>> train(optimizer, steps=4)
+        >>> "distance" in optimizer.notes
+        True
+
+    Source:
+        T. Lin, S. U. Stich, K. K. Patel, M. Jaggi: Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020,
+        section 3.
+    """
     return switch(bsp(exchange), hierarchical(every, exchange, moments), FIRST_LR_DECAY)

@@ -102,8 +102,30 @@ def _rate(s: Step) -> float:
 
 
 def sasgd(every: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
-    """Groups add up what `every` (I) plain SGD steps saw, and take one step by the mean of it together.
+    """Groups add up what `every` plain SGD steps saw, and take one step by the mean of it together.
 
-    Every rank keeps two more M/K. The distance noted is that from what the groups agree on.
+    Every rank keeps two more M/K and sends 2·(P−1)/P·M/K elements at a meeting. Noted there: `distance`, from
+    what the groups agree on.
+
+    Not to be confused with sparse exchanges (`Sparse`): it is sparse in time, all elements are sent.
+
+    Args:
+        every: I, steps whose gradients are added up, at least 1.
+        exchange: of gradients inside a group: `AllToAll()` or `ReduceScatter()`. Default AllToAll().
+
+    Raises:
+        UserError: for `every` below 1; in the first step unless the optimizer is SGD without momentum and
+            weight decay, with one learning rate for all parameters.
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.sasgd(every=2))
+        >>> train(optimizer, steps=4)
+        >>> with optimizer.averaged() as distance:     # they have just met
+        ...     distance
+        0.0
+
+    Source:
+        G. Cong, O. Bhardwaj, M. Feng: An Efficient, Distributed Stochastic Gradient Descent Algorithm for
+        Deep-Learning Applications, ICPP 2017.
     """
     return Method(exchange=exchange, when=Every(every), how=Measured(Accumulated()))

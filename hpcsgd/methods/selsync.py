@@ -181,11 +181,41 @@ def selsync(
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
     moments: Callable[[Averager], Averager] = kept,
 ) -> Method:
-    """Groups meet in steps in which Δ of any group is at least `delta` (δ): with 0 in every step, with
-    infinity in none.
+    """Groups meet in the steps in which the gradient of any of them changes much.
 
-    `aggregate` is `parameters` or `gradients`; `window` and `smoothing` (by default P/100, 1 at most) are of
-    the moving average. A rank gathers 8 bytes from every other in each step.
+    Δ is the relative change of a moving average of the squared norm of a group's gradient (eq. 2). A rank
+    gathers 8 bytes from every other one in each step and sends 2·(P−1)/P·M/K elements in a step in which they
+    meet. Noted in every step: `delta`, Δ of the own group, `vote`, whether it reached δ, and whether all
+    `met`; at a meeting by parameters `distance`.
+
+    Not to be confused with `adacomm`, which goes by the loss, and decides for many steps at once.
+
+    Args:
+        delta: δ, the Δ from which on a step is shared: 0 shares all, infinity none. `hpcsgd probe --delta`
+            finds the one for a wanted share of steps alone.
+        aggregate: what is averaged: `parameters` (PA) or `gradients` (GA), to be imported from
+            `hpcsgd.methods.selsync`. Default parameters, ahead of gradients in the paper's runs with a
+            decaying rate.
+        window: squared norms in the moving average, in steps, at least 1. Default 25, the paper's.
+        smoothing: a, the weight of the newest of them, > 0 and ≤ 1; 1 is without memory. Default None: P/100,
+            and 1 at most, the paper's.
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+        moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`; by gradients only
+            `kept`. Default kept.
+
+    Raises:
+        UserError: for arguments outside these bounds.
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.selsync(delta=0.3))
+        >>> train(optimizer, steps=1)
+        >>> optimizer.notes["met"]     # the first step has no Δ yet: it is shared
+        1.0
+
+    Source:
+        S. Tyagi, M. Swany: Accelerating Distributed ML Training via Selective Synchronization, IEEE CLUSTER
+        2023 (arXiv:2307.07950), algorithm 1.
     """
     if not delta >= 0:
         raise UserError(f"delta = {delta}: a change of the gradient, 0 or more")

@@ -38,7 +38,7 @@ class Round:
     """What came from the others in one step, once `work` is done, and what went to them."""
 
     arriving: list[Parcel]
-    sent: list[Parcel] = field(default_factory=list)
+    sent: list[Parcel] = field(default_factory=list[Parcel])
     work: Work | None = None
 
     def wait(self) -> list[Parcel]:
@@ -122,12 +122,36 @@ def sgp(
     graph: Graph | None = None,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
 ) -> Method:
-    """Push-sum gossip after every step, over the directed exponential graph with `peers` (p) at a time (1) or
-    over another `graph`. A group sends `peers`·M/K elements a rank and step.
+    """Stochastic gradient push: after every step each group gives shares of its model to a few others.
 
-    The graph's base is p + 1, as in the authors' code: for most numbers of groups the mean takes fewer steps
-    than over p consecutive powers of two. For those say ``graph=PowersOfTwo(p)``, in a job file
-    ``graph = { name = "powers_of_two", per_step = 2 }``.
+    A group sends `peers`·M/K elements a rank and step, and waits for none but those that send to it. Groups'
+    models differ: evaluate inside `optimizer.averaged()`.
+
+    Not to be confused with `d_psgd`, whose graph goes both ways and needs no weights, nor with `osgp`, which
+    does not wait for the messages of the step.
+
+    Args:
+        peers: p, to how many others a group sends in a step, over the exponential graph of base p + 1, as in
+            the authors' code: for most numbers of groups the mean takes fewer steps than over p consecutive
+            powers of two. Default None, which is 1 where no graph is given.
+        graph: another one of `hpcsgd.graphs`, as ``PowersOfTwo(2)``; in a job file ``graph = { name =
+            "powers_of_two", per_step = 2 }``. Default None: the exponential one.
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+
+    Raises:
+        UserError: for both `peers` and a `graph`, or less than 1 peer.
+
+    Example:
+        >>> method = hpcsgd.sgp(graph=hpcsgd.graphs.PowersOfTwo(1))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> optimizer.t
+        2
+
+    Source:
+        M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic Gradient Push for Distributed Deep Learning,
+        ICML 2019, algorithm 1.
     """
     return osgp(0, peers, graph, exchange)
 
@@ -138,7 +162,33 @@ def osgp(
     graph: Graph | None = None,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
 ) -> Method:
-    """The same, but messages travel during the next `staleness` (τ) steps; with 0 it is `sgp`."""
+    """`sgp` whose messages travel while the next steps are computed.
+
+    What is sent in a step is taken in `staleness` steps later, by all groups alike, so that a run has the
+    same bits again. So many messages are under way at most, each M/K elements a peer.
+
+    Not to be confused with `ssp`'s staleness: there it is how far groups may run ahead of each other.
+
+    Args:
+        staleness: τ, steps that a message takes, 0 or more; 0 is `sgp`, 1 the paper's 1-OSGP.
+        peers: p, to how many others a group sends in a step. Default None, which is 1 where no graph is
+            given.
+        graph: another one of `hpcsgd.graphs`. Default None: the exponential one of base p + 1.
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+
+    Raises:
+        UserError: for a negative staleness, both `peers` and a `graph`, or less than 1 peer.
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.osgp(staleness=1))
+        >>> train(optimizer, steps=3)
+        >>> optimizer.t
+        3
+
+    Source:
+        M. Assran et al., ICML 2019, τ-overlap SGP.
+    """
     if graph is not None and peers is not None:
         raise UserError(f"peers = {peers} and a graph: peers is of the exponential graph, give one of them")
     how = PushSum(graph or Exponential(1 if peers is None else peers), staleness)

@@ -20,6 +20,32 @@ from hpcsgd.schedules import Every
 
 
 def ssp(staleness: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
-    """No group is more than `staleness` (s) steps ahead of the slowest. A rank sends and receives
-    (P−1)/P·M/K a step for its own group, and as much for what it keeps."""
+    """A parameter server on all ranks, which lets no group run far ahead of the slowest.
+
+    A rank sends and receives (P−1)/P·M/K elements a step for its own group, and as much for what it keeps of
+    the server. Noted in every step: `staleness`, updates by others since the read that the gradient was
+    computed at, and `ahead`, steps before the slowest group. The model is the server's: evaluate inside
+    `optimizer.averaged()`.
+
+    Not to be confused with `osgp`'s staleness, which is how late messages are, nor with `async_sgd`, which
+    bounds nothing.
+
+    Args:
+        staleness: s, steps that a group may be ahead of the slowest, 0 or more; 0 is synchronous.
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+
+    Raises:
+        UserError: for a negative staleness.
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.ssp(staleness=1))
+        >>> train(optimizer, steps=3)
+        >>> optimizer.notes["ahead"] <= 1
+        True
+
+    Source:
+        Q. Ho et al.: More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS
+        2013, section 2.
+    """
     return Method(exchange=exchange, when=Every(1), how=Server(staleness))

@@ -106,10 +106,34 @@ class TheirAverager:
 
 
 def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> Method:
-    """`first` for `at` steps, or up to the first step whose learning rate is lower than the one before; then
-    `then`. In between all groups start from their mean. A job file may say ``at = { epoch = 30 }``, too,
-    and ``first = { name = "bsp" }``. What a sparse exchange of `first` has kept until then is dropped, which
-    is warned of."""
+    """One method first, and then another one.
+
+    The last step of the first one ends with the exact mean of the groups' models, or what its server has: the
+    second starts from one model.
+
+    Not to be confused with `post_local`, which is `bsp` and then `hierarchical`, by the learning rate.
+
+    Args:
+        first: until then. What a sparse exchange of it has kept is dropped at the change, which is warned of.
+        then: from then on. Both update chunks, or both whole vectors (as `allreduce_local_sgd` and sparse
+            exchanges do).
+        at: a number of steps ≥ 0, or "first lr decay": up to and with the first step whose learning rate is
+            lower than that of the one before. A job file may say ``at = { epoch = 30 }``, and ``first = {
+            name = "bsp" }``.
+
+    Raises:
+        UserError: for another `at`, and for methods that do not go together.
+
+    Example:
+        >>> method = hpcsgd.switch(hpcsgd.bsp(), hpcsgd.sgp(), at=2)     # AR/1P-SGP
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=3)
+        >>> optimizer.t
+        3
+
+    Source:
+        M. Assran et al., ICML 2019, table 5 (AR/1P-SGP, 2P/1P-SGP).
+    """
     if at != FIRST_LR_DECAY and (type(at) is not int or at < 0):
         raise UserError(f"at = {at!r}: expected a number of steps ≥ 0 or {FIRST_LR_DECAY!r}")
     if (first.exchange.shards, first.how.shards) != (then.exchange.shards, then.how.shards):

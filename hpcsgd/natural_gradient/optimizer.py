@@ -25,30 +25,46 @@ _taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class NaturalGradient(Outermost):
-    """`optimizer`, a plain one or a `DistributedOptimizer`, with natural gradients; the outermost wrapper.
+    """An optimizer fed with natural gradients of linear and convolution layers; the outermost wrapper.
 
-    D. Povey, X. Zhang, S. Khudanpur, "Parallel training of DNNs with Natural Gradient and Parameter
-    Averaging", https://arxiv.org/abs/1410.7455: the gradient of every linear and convolution layer is
-    multiplied from both sides by the inverses of online estimates of the Fisher matrices of its inputs and of
-    the derivatives of its outputs, and scaled to the norm it had. See `fisher.py` for the equations and the
-    differences. Each rank preconditions its own gradient, before the exchange, by estimates of its own.
+    The gradient of every such layer is multiplied from both sides by the inverses of online estimates of the
+    Fisher matrices of its inputs and of the derivatives of its outputs, and scaled to the norm it had. See
+    `fisher.py` for the equations and the differences. Each rank preconditions its own gradient, before the
+    exchange, by estimates of its own. A gradient that is not finite, or zero, stays as it is; minibatches
+    that are not finite do not count.
 
     The learning-rate schedulers, `param_groups` and step hooks of `optimizer` keep working, and what else it
     has (`averaged`, `clip_grad_norm_`, `t`, `notes`) is found here as well.
 
+    Not to be confused with K-FAC, whose estimates are of full rank.
+
     Args:
-        optimizer: what updates the parameters. Layers that it does not train are left alone.
+        optimizer: a plain one or a `DistributedOptimizer`, which updates the parameters. Layers that it does
+            not train are left alone.
         model: its layers that are left alone: convolutions of several groups, transposed ones, weights that
             are computed (parametrized) or frozen, layers that never saw a backward pass. Biases are
             multiplied from the side of the derivatives alone.
-        rank: r, directions that an estimate knows one by one; at most D − 1 of a side of D.
-        alpha: α, how much of the mean eigenvalue is added to all of them.
-        history: N_S, the rows over which an estimate forgets; a row is a sample, or a position of one.
-        every: each estimate is updated at every so many steps, except for the first ten.
+        rank: r, directions that an estimate knows one by one; at most D − 1 of a side of D. Default 20.
+        alpha: α ≥ 0, how much of the mean eigenvalue is added to all of them; less is bolder. Default 4.0.
+        history: N_S > 0, the rows over which an estimate forgets; a row is a sample, or a position of one.
+            Default 2000.0.
+        every: each estimate is updated at every so many steps, except for the first ten; more costs less
+            time. Default 4.
 
-    A gradient that is not finite, or zero, stays as it is; minibatches that are not finite do not count.
+    Raises:
+        UserError: for arguments outside these bounds, where there is nothing to precondition, or where it
+            would happen twice.
 
-    Raises `UserError` where there is nothing to precondition, or where it would happen twice.
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
+        >>> optimizer = hpcsgd.NaturalGradient(optimizer, model, rank=2)
+        >>> train(optimizer, steps=2)
+        >>> optimizer.t, len(optimizer.layers)
+        (2, 2)
+
+    Source:
+        D. Povey, X. Zhang, S. Khudanpur: Parallel training of DNNs with Natural Gradient and Parameter
+        Averaging, 2014 (arXiv:1410.7455).
     """
 
     def __init__(
@@ -81,10 +97,11 @@ class NaturalGradient(Outermost):
         self._removal = optimizer.register_step_pre_hook(self._fold)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """That of the wrapped optimizer; collective where that is."""
+        """That of the wrapped optimizer, with its `closure`; collective where that is."""
         return self.optimizer.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """That of the wrapped optimizer, with its `set_to_none`."""
         self.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,7 +109,9 @@ class NaturalGradient(Outermost):
         return {**self.optimizer.state_dict(), "natural_gradient": self.estimates()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take what `state_dict` returned, or the state of the wrapped optimizer alone."""
+        """Take `state_dict`, what the method of that name returned, or the state of the wrapped optimizer
+        alone.
+        """
         rest = {key: value for key, value in state_dict.items() if key != "natural_gradient"}
         self.optimizer.load_state_dict(rest)
         self._join()
@@ -103,7 +122,9 @@ class NaturalGradient(Outermost):
         return {"t": self._t, "layers": {layer.name: layer.state_dict() for layer in self.layers}}
 
     def take_up(self, saved: Mapping[str, Any] | None) -> None:
-        """Go on from `estimates`; what is missing there, or of another rank, starts afresh."""
+        """Go on from `saved`, which `estimates` returned; what is missing there, or of another rank, starts
+        afresh.
+        """
         saved = {"t": 0, "layers": {}} if saved is None else saved
         self._t = saved["t"]
         nothing: dict[str, Any] = {"inputs": {}, "outputs": {}}
@@ -131,7 +152,7 @@ class NaturalGradient(Outermost):
                 _taken.discard(module)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused after the wrapping: the layers have been chosen."""
+        """Refused after the wrapping, `param_group` or not: the layers have been chosen."""
         if self._laid_out:
             raise UserError("add_param_group after NaturalGradient was made: add it to the optimizer before")
         super().add_param_group(param_group)

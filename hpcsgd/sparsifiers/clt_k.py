@@ -17,7 +17,30 @@ from hpcsgd.transport import Transport
 
 @dataclass(frozen=True)
 class CLTk:
-    """`density` (d): k = d·M, rounded, at least 1."""
+    """Workers take turns: in each step one selects the k largest elements of its own, for all of them.
+
+    Exactly k elements are sent; the others wait while one searches all M.
+
+    Not to be confused with `TopK`, where everybody selects and indices build up, nor with `Deft`, where
+    everybody searches a part.
+
+    Args:
+        density: d, the share of elements that are sent, > 0 and ≤ 1: k = d·M, rounded, at least 1.
+
+    Raises:
+        UserError: for a density outside these bounds.
+
+    Example:
+        >>> exchange = hpcsgd.Sparse(hpcsgd.CLTk(density=0.1))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> train(optimizer, steps=1)
+        >>> round(optimizer.notes["density"] * 67)     # the model has 67 parameters
+        7
+
+    Source:
+        C. Chen et al.: ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient
+        Distributed Training, NeurIPS 2020.
+    """
 
     density: float
     disjoint = True

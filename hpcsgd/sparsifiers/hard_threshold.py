@@ -18,7 +18,29 @@ from hpcsgd.transport import Transport
 
 @dataclass(frozen=True)
 class HardThreshold:
-    """`threshold` (λ), in the gradient's own unit. NaN counts as larger."""
+    """Each worker selects what is at least λ in its accumulated gradient, however much that is.
+
+    One comparison an element. NaN counts as larger.
+
+    Not to be confused with `SIDCo`, which looks for the threshold that gives a density.
+
+    Args:
+        threshold: λ > 0, in the gradient's own unit; to be found for each model, and no λ stays right while
+            gradients change.
+
+    Raises:
+        UserError: for a threshold that is not > 0.
+
+    Example:
+        >>> exchange = hpcsgd.Sparse(hpcsgd.HardThreshold(threshold=0.01))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> train(optimizer, steps=1)
+        >>> 0 < optimizer.notes["density"] <= 1
+        True
+
+    Source:
+        A. Sahu et al.: Rethinking Gradient Sparsification as Total Error Minimization, NeurIPS 2021.
+    """
 
     threshold: float
     disjoint = False

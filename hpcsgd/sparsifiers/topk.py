@@ -17,7 +17,32 @@ from hpcsgd.transport import Transport
 
 @dataclass(frozen=True)
 class TopK:
-    """`density` (d): k = d·M, rounded, at least 1."""
+    """Each worker selects the k elements that are largest in its own accumulated gradient.
+
+    What n workers select overlaps little, so that up to n·k elements are sent (build-up), noted as `growth`.
+    Ties go to the lowest index, NaN and infinity come first.
+
+    Not to be confused with `CLTk`, where one worker selects for all, nor with `torch.topk`: what is not
+    selected is kept for later steps.
+
+    Args:
+        density: d, the share of elements that a worker selects, > 0 and ≤ 1: k = d·M, rounded, at least 1.
+            The papers' are 0.001 to 0.1.
+
+    Raises:
+        UserError: for a density outside these bounds.
+
+    Example:
+        >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> train(optimizer, steps=1)
+        >>> optimizer.notes["density"] >= 0.1
+        True
+
+    Source:
+        D. Alistarh et al.: The Convergence of Sparsified Gradient Methods, NeurIPS 2018; A. Aji, K. Heafield:
+        Sparse Communication for Distributed Gradient Descent, EMNLP 2017.
+    """
 
     density: float
     disjoint = False

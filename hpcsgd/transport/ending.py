@@ -64,7 +64,7 @@ class Ending:
     def _wait_for_turn(self, code: int) -> None:
         """Who says so first ends the others before they repeat it, if by the TERM of `srun -K`."""
         if threading.current_thread() is threading.main_thread():  # no other one may
-            signal.signal(signal.SIGTERM, lambda *_: os._exit(code))
+            signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(code))
         time.sleep(min(1.2 * self._world.rank, 4.8))
 
     def part(self, code: int) -> None:

@@ -68,7 +68,7 @@ class Lane:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._number = next(_numbers)
+        self.number = next(_numbers)
         self.farewell: Callable[[], None] | None = None
         """Called before lanes are closed, with all of them still at work, in the order in which they were
         made; collective. Raises `PeerLost` where others do not come."""
@@ -109,7 +109,7 @@ class Lane:
 
 def close_lanes(timeout: float, lanes: Iterable[Lane] = _lanes) -> bool:
     """End these lanes, or every one of this process; False if one was still busy `timeout` seconds later."""
-    ordered = sorted(lanes, key=lambda lane: lane._number)
+    ordered = sorted(lanes, key=lambda lane: lane.number)
     for lane in ordered:
         farewell, lane.farewell = lane.farewell, None
         if farewell is not None:

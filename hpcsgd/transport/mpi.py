@@ -97,7 +97,7 @@ class MpiBackend(Backend):
         if _is_narrow(x):
             self._narrow_allreduce(x, reduction)
             return
-        for piece in x.view(-1).split(_PIECE):
+        for piece in torch.split(x.view(-1), _PIECE):
             operand = [piece.numpy(), _REDUCED[x.dtype]]
             _complete(self._comm.Iallreduce(MPI.IN_PLACE, operand, _OPS[reduction]))
             if reduction == "mean":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ _phase: ContextVar[str] = ContextVar("phase", default="other")
 
 
 @contextlib.contextmanager
-def phase(name: str) -> Iterator[None]:
+def phase(name: str) -> Generator[None, None, None]:
     """What is sent inside counts under `name`, also when a communication thread sends it later."""
     token = _phase.set(name)
     try:
@@ -74,7 +74,7 @@ class Ledger:
 
     def since(self, before: dict[str, Total]) -> dict[str, Total]:
         """What came after `before`, an earlier `totals()`; phases without a call are left out."""
-        grown = {}
+        grown: dict[str, Total] = {}
         for name, now in self.totals().items():
             then = before.get(name, Total())
             if now.calls > then.calls:

@@ -8,7 +8,7 @@ posted before the questions leave, so that no thread ever waits for another one 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -60,7 +60,7 @@ class Service:
         return Asked(self._questions.exchange(questions, {}), answered)
 
     @contextmanager
-    def at_rest(self) -> Iterator[None]:
+    def at_rest(self) -> Generator[None, None, None]:
         """Inside the block nobody has a question under way; collective."""
         self._meet()
         yield

@@ -44,17 +44,44 @@ def probe(
 ) -> Probe:
     """How many groups can this training stand? `verdict.P` of the result; collective over `world`.
 
-    Args:
-        model: makes it, on the device it is to train on; `optimizer` makes one of parameters and a rate.
-        data: indexable, of pairs (x, y) of tensors or numbers, with a length.
-        held_out: the same; the loss of the averaged model is seen on some of them.
-        batch_size: B, samples of one group a step; `every`: I, steps between meetings.
-        lr: of one group; P groups train at lr_scale(rule, P) times that.
-        idle: where models are while others train: in memory, or `PinnedMemory()` or `OnDisk(folder)` of
-            `hpcsgd.tuning.idle`, where they do not fit.
-        world: the ranks that share the work; by default those that the launcher started.
+    Trains virtual groups for some meetings with P = 2, 4, 8, …, until the distance D between their models no
+    longer grows with P. See `hpcsgd.tuning.probe` for the procedure and what differs from the paper.
 
-    Raises `UserError` where this cannot be answered. See `hpcsgd.tuning.probe` for procedure and source.
+    Not to be confused with `hpcsgd probe --delta`, which finds SelSync's threshold.
+
+    Args:
+        model: makes it, on the device it is to train on.
+        optimizer: makes one of parameters and a rate.
+        data: indexable, of pairs (x, y) of tensors or numbers, with a length.
+        held_out: the same; the loss of the averaged model is seen on at most 512 of them.
+        batch_size: B, samples of one group a step, as in the real run.
+        lr: μ0, of one group; P groups train at lr_scale(rule, P) times that.
+        every: I, steps between meetings, as in the real run.
+        rule: of `lr_scale`, as in the real run. Default 'linear'. With "none" D says little of the model.
+        loss: of the model's output and y. Default cross_entropy.
+        groups: numbers of groups to try, growing, at least two from 2 on. Default (2, 4, 8, 16, 32).
+        seeds: one training each; more of them make an unclear answer clear. Default (1,).
+        threshold: of the growth ratio ρ, below which D no longer keeps up with P. Default 0.87, between what
+            the paper's figures accept and reject.
+        idle: where models are while others train: `IN_MEMORY`, or `PinnedMemory()` or `OnDisk(folder)` of
+            `hpcsgd.tuning.idle`, where they do not fit. Default IN_MEMORY.
+        world: the ranks that share the work. Default None: those that the launcher started.
+
+    Raises:
+        UserError: where this cannot be answered: other groups, no room for the models, a training that
+            diverges with the smallest number of groups, or models that nothing moves.
+
+    Example:
+        >>> def make():
+        ...     return torch.nn.Linear(4, 3)
+        >>> found = hpcsgd.probe(
+        ...     make, torch.optim.SGD, data, data, batch_size=8, lr=0.05, every=2, groups=(2, 4)
+        ... )
+        >>> found.verdict.P in (2, 4)
+        True
+
+    Source:
+        S. Lee et al., IEEE Big Data 2020, section III-C, eq. 9.
     """
     if world is None:
         from hpcsgd.transport import mpi  # MPI starts when it is imported

@@ -18,10 +18,9 @@ from hpcsgd.core.graphs import (
     PowersOfTwo,
     Ring,
     UndirectedExponential,
-    push_matrix,
     senders,
-    symmetric_matrix,
 )
+from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.errors import UserError
 
 GRAPHS = [

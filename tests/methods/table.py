@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor, optim
 
-from hpcsgd.core.graphs import Exponential, Graph, Ring, push_matrix, symmetric_matrix
+from hpcsgd.core.graphs import Exponential, Graph, Ring
+from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.topology import Job, form
 from hpcsgd.exchanges import ReduceScatter, Sparse
 from hpcsgd.methods import METHODS, Method, bsp, hierarchical, sgp

@@ -10,16 +10,8 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.core.graphs import (
-    Complete,
-    Exponential,
-    Graph,
-    PowersOfTwo,
-    Ring,
-    UndirectedExponential,
-    push_matrix,
-    symmetric_matrix,
-)
+from hpcsgd.core.graphs import Complete, Exponential, Graph, PowersOfTwo, Ring, UndirectedExponential
+from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, d_psgd, osgp, sgp

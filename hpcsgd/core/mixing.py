@@ -1,0 +1,34 @@
+"""The mixing matrices of a graph: what share of whose model becomes part of whose."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpcsgd.core.graphs import Graph
+
+
+def push_matrix(graph: Graph, t: int, n: int) -> Tensor:
+    """P of step t, float64 [n, n]: column i says how node i splits itself, evenly over itself and its peers.
+
+    Column-stochastic, so that Σ_i x_i stays as it is (the SGP paper, section 2).
+    """
+    matrix = torch.zeros(n, n, dtype=torch.float64)
+    for i in range(n):
+        peers = graph.peers(i, t, n)
+        matrix[[i, *peers], i] = 1 / (len(peers) + 1)
+    return matrix
+
+
+def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
+    """W of step t, float64 [n, n], by Metropolis' rule: w_ij = 1 / (1 + the larger of both degrees).
+
+    Symmetric and doubly stochastic, whether or not all nodes have as many neighbours.
+    """
+    neighbours = [graph.peers(i, t, n) for i in range(n)]
+    matrix = torch.zeros(n, n, dtype=torch.float64)
+    for i, mine in enumerate(neighbours):
+        for j in mine:
+            matrix[i, j] = 1 / (1 + max(len(mine), len(neighbours[j])))
+        matrix[i, i] = 1 - matrix[i].sum()
+    return matrix

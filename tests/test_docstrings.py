@@ -1,0 +1,308 @@
+"""What help() says of every public name is complete, and its examples run; a planted gap is found.
+
+Examples run on four ranks, threads here, as 2 groups of 2. All of them go through an example, and what it
+shows is compared on rank 0: so examples show values and print nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import doctest
+import functools
+import inspect
+import io
+import re
+import sys
+import threading
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.utils.data import DataLoader, TensorDataset
+
+import hpcsgd
+import hpcsgd.transport
+from hpcsgd.core import method, step
+from hpcsgd.core.topology import form
+from hpcsgd.data import Partition
+from hpcsgd.exchanges.feedback import Feedback
+from hpcsgd.sparsifiers import Sparsifier
+from hpcsgd.transport import Transport, threads
+
+SECTIONS = re.compile(r"^(Args|Raises|Example|Source):$", re.MULTILINE)
+SUMMARY = re.compile(r"(?!Not to be confused|Args:|Raises:|Example:|Source:).+[.:]", re.DOTALL)
+RAISES = re.compile(r"\braise (\w+\.)?(User|Job)Error\b")
+NO_PAPER = {
+    "Averaged", "Dirichlet", "DistributedOptimizer", "Job", "JobError", "Method", "Reset", "Sampler",
+    "UserError", "graphs.Complete", "graphs.Graph", "graphs.senders", "init", "kept",
+}  # fmt: skip
+"""They do what no paper had to say."""
+PROTOCOLS = (
+    method.Central, method.Composed, method.Stateful, method.Wrapping, step.Averager, step.GroupExchange,
+    Feedback, Partition, Sparsifier, hpcsgd.graphs.Graph,
+)  # fmt: skip
+"""What their members do is said there, once, and not again in every class that has them."""
+SAMPLES = 64
+
+
+def public() -> dict[str, Any]:
+    """The exported names, `graphs` with what is in it."""
+    names = {name: getattr(hpcsgd, name) for name in hpcsgd.__all__}
+    graphs = names.pop("graphs")
+    inside = {name: value for name, value in vars(graphs).items() if _home(value) == graphs.__name__}
+    return names | {f"graphs.{name}": x for name, x in inside.items() if not name.startswith("_")}
+
+
+def _home(value: Any) -> str | None:
+    return value.__module__ if isinstance(value, type | types.FunctionType) else None
+
+
+def faults(name: str, documented: Any) -> list[str]:
+    """What is missing in the docstring of a function or a class, and in those of the class's members."""
+    text = inspect.cleandoc(documented.__doc__ or "")
+    parts = sections(text)
+    found = [] if SUMMARY.fullmatch(text.split("\n\n")[0]) else ["no summary"]
+    found += [f"argument {p.name}: {fault}" for p in arguments(documented) if (fault := missing(p, parts))]
+    if (
+        RAISES.search(inspect.getsource(documented).replace(documented.__doc__ or "", ""))
+        and "Raises" not in parts
+    ):
+        found.append("raises UserError and does not say so")
+    if ">>> " not in parts.get("Example", ""):
+        found.append("no example")
+    if "not to be confused with" not in text.lower():
+        found.append("nothing that it is not to be confused with")
+    if ("Source" in parts) == (name in NO_PAPER):
+        found.append("a source, though none is expected" if name in NO_PAPER else "no source")
+    if isinstance(documented, type):
+        found += [f"{member}: {fault}" for member, fault in faults_of_members(documented)]
+    return [f"{name}: {fault}" for fault in found]
+
+
+def sections(text: str) -> dict[str, str]:
+    parts = SECTIONS.split(text)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def arguments(documented: Any) -> list[inspect.Parameter]:
+    """Those that a caller can name; of a class, if the class says what it takes."""
+    if isinstance(documented, type) and documented.__init__ in (object.__init__, ValueError.__init__):
+        return []
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(documented).parameters.values()
+    return [p for p in parameters if p.kind not in variable]
+
+
+def missing(argument: inspect.Parameter, parts: Mapping[str, str]) -> str | None:
+    entries = re.split(r"^    (\w+): ", parts.get("Args", ""), flags=re.MULTILINE)
+    told = dict(zip(entries[1::2], entries[2::2], strict=True))
+    if argument.name not in told:
+        return "not told of"
+    if argument.default is inspect.Parameter.empty:
+        return None
+    default = f"Default {written(argument.default)}"
+    return None if default in " ".join(told[argument.name].split()) else f"expected {default!r}"
+
+
+def written(default: Any) -> str:
+    """As a user would write it; nothing where that is too long."""
+    if isinstance(default, types.FunctionType):
+        return default.__name__
+    plain = isinstance(default, int | float | str | tuple | None) or dataclasses.is_dataclass(default)
+    return repr(default) if plain else ""
+
+
+def faults_of_members(documented: type) -> Iterator[tuple[str, str]]:
+    """Methods and properties of ours, in the class and those above it."""
+    told_elsewhere = {member for protocol in PROTOCOLS for member in told_by(protocol, documented)}
+    ours = [kind for kind in documented.__mro__ if kind.__module__.startswith("hpcsgd.")]
+    for name in dict.fromkeys(name for kind in ours for name in vars(kind)):
+        functions = [f for kind in ours if (f := function(vars(kind).get(name))) is not None]
+        if name.startswith("_") or name in told_elsewhere or not functions:
+            continue
+        text = next((inspect.cleandoc(f.__doc__) for f in functions if f.__doc__), None)
+        if text is None:
+            yield name, "no docstring"
+            continue
+        for argument in list(inspect.signature(functions[0]).parameters)[1:]:
+            if argument != "_" and not re.search(rf"`{argument}\b|^    {argument}: ", text, re.MULTILINE):
+                yield name, f"argument {argument}: not told of"
+
+
+def function(member: Any) -> types.FunctionType | None:
+    """What a method or property of a class is made of."""
+    made_of = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    return made_of if isinstance(made_of, types.FunctionType) else None
+
+
+def told_by(protocol: type, documented: type) -> set[str]:
+    """The protocol's members, where the class has all its methods."""
+    kinds = [kind for kind in protocol.__mro__ if kind.__module__.startswith("hpcsgd.")]
+    members = {name: value for kind in kinds for name, value in vars(kind).items() if name[0] != "_"}
+    methods = [name for name, value in members.items() if isinstance(value, types.FunctionType)]
+    return set(members) if all(hasattr(documented, name) for name in methods) else set()
+
+
+def examples() -> list[doctest.DocTest]:
+    finder = doctest.DocTestFinder()
+    found = [test for name, documented in public().items() for test in finder.find(documented, name)]
+    return [test for test in found if test.examples]
+
+
+here = threading.local()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hpcsgd.init()` finds the ranks of the example, and does not start MPI."""
+    mpi = types.SimpleNamespace(world=lambda timeout=0.0: here.world)
+    monkeypatch.setitem(sys.modules, "hpcsgd.transport.mpi", mpi)
+    monkeypatch.setattr(hpcsgd.transport, "mpi", mpi, raising=False)
+
+
+def run_on(world: Transport, example: doctest.DocTest) -> str:
+    """What doctest complains of, on rank 0; other ranks have to go through the same."""
+    here.world = world
+    given = {name: value for name, value in example.globs.items() if not name.startswith("__")}
+    names = setting(world) | given
+    if world.rank > 0:
+        for each in example.examples:
+            with suppress(*[Exception] if each.exc_msg else []):
+                exec(compile(each.source, example.name, "exec", dont_inherit=True), names)
+        return ""
+    complaints = io.StringIO()
+    told = doctest.DocTest(
+        example.examples, names, example.name, example.filename, example.lineno, example.docstring
+    )
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(told, out=complaints.write)
+    return complaints.getvalue()
+
+
+@functools.cache
+def start() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def setting(world: Transport) -> dict[str, Any]:
+    """What the docstring of hpcsgd promises to examples, besides the libraries."""
+    model, criterion = copy.deepcopy(start()), nn.CrossEntropyLoss()
+    generator = torch.Generator().manual_seed(2)
+    data = TensorDataset(
+        torch.randn(SAMPLES, 4, generator=generator), torch.randint(3, (SAMPLES,), generator=generator)
+    )
+
+    def train(optimizer: optim.Optimizer, steps: int) -> None:
+        for t in range(steps):
+            x, y = data[torch.arange(world.rank + t, SAMPLES, world.size).tolist()]
+            criterion(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return {
+        "hpcsgd": hpcsgd, "torch": torch, "DataLoader": DataLoader,
+        "job": form(world, groups=2), "model": model, "optimizer": optim.SGD(model.parameters(), lr=0.1),
+        "data": data, "criterion": criterion, "train": train,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", public())
+def test_help_is_complete(name: str) -> None:
+    assert faults(name, public()[name]) == []
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
+@pytest.mark.usefixtures("launched")
+def test_examples_run(example: doctest.DocTest) -> None:
+    assert threads.run(4, run_on, example, timeout=20.0)[0] == ""
+
+
+def test_the_public_names_are_written_down_alike() -> None:
+    tree = ast.parse(Path(hpcsgd.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    typed = {alias.name: node.module for node in imports for alias in node.names}
+    assert typed == {name: f"hpcsgd.{home}" for name, home in hpcsgd._HOMES.items()}
+    assert sorted(typed) == sorted(hpcsgd.__all__)
+    assert all(getattr(hpcsgd, name) is not None for name in typed)
+
+
+def test_those_without_a_paper_exist() -> None:
+    assert public().keys() >= NO_PAPER
+
+
+def complete(every: int = 8) -> int:
+    """Meets.
+
+    Not to be confused with `meat`.
+
+    Args:
+        every: steps. Default 8.
+
+    Example:
+        >>> 1 + 1
+        2
+
+    Source:
+        Somebody, somewhere.
+    """
+    return every
+
+
+@pytest.mark.parametrize(
+    ("gap", "fault"),
+    [
+        ("Meets.", "no summary"),
+        ("    every: steps. Default 8.", "argument every: not told of"),
+        ("Default 8", "argument every: expected 'Default 8'"),
+        (">>> ", "no example"),
+        ("Not to be confused with", "nothing that it is not to be confused with"),
+        ("Source:", "no source"),
+    ],
+)
+def test_a_gap_is_found(gap: str, fault: str) -> None:
+    planted = types.FunctionType(complete.__code__, {}, "complete", complete.__defaults__)
+    planted.__doc__ = inspect.cleandoc(complete.__doc__ or "")
+    assert faults("planted", planted) == []
+    planted.__doc__ = planted.__doc__.replace(gap, "")
+    assert faults("planted", planted) == [f"planted: {fault}"]
+
+
+def test_a_silent_exception_is_found() -> None:
+    def raising() -> None:
+        raise hpcsgd.UserError("no")
+
+    raising.__doc__ = complete.__doc__
+    assert faults("planted", raising) == ["planted: raises UserError and does not say so"]
+
+
+def test_gaps_in_members_are_found() -> None:
+    class Planted:
+        def told(self, much: int) -> None:
+            """So `much`."""
+
+        def half(self, much: int) -> None:
+            """How much?"""
+
+        def silent(self) -> None: ...
+
+        def state_dict(self) -> None: ...
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    Planted.__module__ = "hpcsgd.planted"
+    expected = [("half", "argument much: not told of"), ("silent", "no docstring")]
+    assert list(faults_of_members(Planted)) == expected
+
+
+def test_an_example_that_shows_something_else_is_found() -> None:
+    shown = doctest.Example("hpcsgd.lr_scale('linear', 4)\n", "5.0\n")
+    example = doctest.DocTest([shown], {}, "planted", None, None, None)
+    assert "Failed example" in threads.run(4, run_on, example)[0]
