@@ -145,6 +145,7 @@ class Moments(Protocol):
         ...
 
 
+@runtime_checkable
 class Exchange(Protocol):
     """How the K ranks of a group bring their gradients together, one bucket at a time.
 
@@ -169,6 +170,7 @@ class Exchange(Protocol):
     def __call__(self, s: Step, b: Bucket) -> None: ...
 
 
+@runtime_checkable
 class GroupExchange(Exchange, Protocol):
     """One that can be among all ranks of the job, too."""
 

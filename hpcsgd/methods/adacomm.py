@@ -16,13 +16,12 @@ times itself, or γ would take back what a lower rate allows. The loss must be p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
 
-from hpcsgd.averagers import Mean, Measured, kept
-from hpcsgd.core.step import Averager, Exchange, Method, State, Step
+from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
+from hpcsgd.core.step import Exchange, Method, State, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.transport import phase
@@ -115,7 +114,7 @@ def adacomm(
     interval: int,
     block: int,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
-    moments: Callable[[Averager], Averager] = kept,
+    moments: AroundMoments = kept,
 ) -> Method:
     """Local SGD with meetings after every `interval` (I_0) steps at first; about every `block` steps the
     interval is chosen anew by the loss, which `optimizer.step(loss=loss)` has to be given.

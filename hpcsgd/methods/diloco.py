@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from hpcsgd.averagers import Mean, Measured, kept
+from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
 from hpcsgd.core.step import Averager, Exchange, Method, State, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
@@ -126,7 +126,7 @@ def diloco(
     every: int,
     outer: MakeOptimizer = NESTEROV,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
-    moments: Callable[[Averager], Averager] = kept,
+    moments: AroundMoments = kept,
 ) -> Method:
     """After every `every` (H) steps the mean of what the groups moved is the gradient of the optimizer that
     `outer` makes of a list of tensors.

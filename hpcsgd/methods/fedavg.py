@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hpcsgd.averagers import Measured, kept
-from hpcsgd.core.step import Averager, Exchange, Method, Step
+from hpcsgd.averagers import AroundMoments, Measured, kept
+from hpcsgd.core.step import Exchange, Method, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.transport import wide
@@ -86,7 +85,7 @@ def fedavg(
     steps_per_epoch: int,
     seed: int = 0,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
-    moments: Callable[[Averager], Averager] = kept,
+    moments: AroundMoments = kept,
 ) -> Method:
     """`per_epoch` (1/E) times in `steps_per_epoch` steps all groups take the mean of a `fraction` (C) of
     them, drawn by `seed`.

@@ -18,10 +18,8 @@ transfer overlaps the backward pass but not the next forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from hpcsgd.averagers import Mean, MeanOfAll, Measured, kept
-from hpcsgd.core.step import Averager, Exchange, Method
+from hpcsgd.averagers import AroundMoments, Mean, MeanOfAll, Measured, kept
+from hpcsgd.core.step import Exchange, Method
 from hpcsgd.exchanges import AllReduce, AllToAll
 from hpcsgd.schedules import Every
 
@@ -29,7 +27,7 @@ from hpcsgd.schedules import Every
 def hierarchical(
     every: int,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
-    moments: Callable[[Averager], Averager] = kept,
+    moments: AroundMoments = kept,
 ) -> Method:
     """Groups average the chunks they own after every `every` steps (I).
 
@@ -39,6 +37,6 @@ def hierarchical(
     return Method(exchange=exchange, when=Every(every), how=moments(Measured(Mean())))
 
 
-def allreduce_local_sgd(every: int, moments: Callable[[Averager], Averager] = kept) -> Method:
+def allreduce_local_sgd(every: int, moments: AroundMoments = kept) -> Method:
     """The paper's baseline (eq. 5): the same training with allreduces of all M in the group and across."""
     return Method(exchange=AllReduce(), when=Every(every), how=moments(Measured(MeanOfAll())))

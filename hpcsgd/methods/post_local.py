@@ -11,10 +11,8 @@ before is still synchronous. Moments, until then the same on all groups, are the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from hpcsgd.averagers import kept
-from hpcsgd.core.step import Averager, GroupExchange, Method
+from hpcsgd.averagers import AroundMoments, kept
+from hpcsgd.core.step import GroupExchange, Method
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.hierarchical import hierarchical
@@ -24,7 +22,7 @@ from hpcsgd.methods.switch import FIRST_LR_DECAY, switch
 def post_local(
     every: int,
     exchange: GroupExchange = AllToAll(),  # noqa: B008 - frozen
-    moments: Callable[[Averager], Averager] = kept,
+    moments: AroundMoments = kept,
 ) -> Method:
     """`bsp`, and from the first decay of the learning rate on `hierarchical` with its meetings after every
     `every` steps (H). `switch` does it at another step. Schedules that lower the rate from the first step on

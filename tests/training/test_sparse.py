@@ -75,7 +75,7 @@ WRONG = {
     "no sparsifier": ({}, r"\[method\] exchange: Sparse needs 'sparsifier'"),
     "a misspelt one": (
         {"sparsifier": '{name="deaft",density=0.1}'},
-        r"\[method\] exchange: sparsifier = 'deaft': did you mean 'deft'\? Allowed: clt_k, deft, ",
+        r"\[method\] exchange sparsifier name: no 'deaft'; did you mean 'deft'\? Allowed: clt_k, deft, ",
     ),
     "no density": ({"sparsifier": '"topk"'}, r"\[method\] exchange sparsifier: TopK needs 'density'"),
     "too much": (
@@ -84,7 +84,7 @@ WRONG = {
     ),
     "an argument too many": (
         {"sparsifier": DEFT, "indices": '{name="gaps",bits=3}'},
-        r"\[method\] exchange: indices = 'gaps' has no arguments, but bits",
+        r"\[method\] exchange indices: Gaps has no argument 'bits'; it takes none",
     ),
     "another part": (
         {"sparsifier": DEFT, "codec": '"gaps"'},
