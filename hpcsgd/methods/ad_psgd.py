@@ -35,6 +35,7 @@ class Pairwise:
     """
 
     shards = True
+    counted = ("staleness",)
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
