@@ -4,9 +4,11 @@ from hpcsgd.averagers.distance import Measured
 from hpcsgd.averagers.ensemble import Ensemble
 from hpcsgd.averagers.joined import average_joined
 from hpcsgd.averagers.mean import Mean, MeanOfAll, agree
-from hpcsgd.averagers.moments import Averaged, Reset, kept
+from hpcsgd.averagers.moments import MOMENTS, AroundMoments, Averaged, Reset, kept
 
 __all__ = [
+    "MOMENTS",
+    "AroundMoments",
     "Averaged",
     "Ensemble",
     "Mean",

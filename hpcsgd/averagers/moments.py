@@ -10,11 +10,15 @@ with its moments: those of Adam divide by them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hpcsgd.averagers.joined import average_joined, require_same_layout
 from hpcsgd.core.step import Averager, Step
 from hpcsgd.transport import phase
+
+AroundMoments = Callable[[Averager], Averager]
+"""Makes of an averager one that does something about the moments, too."""
 
 
 def kept(inner: Averager) -> Averager:
@@ -112,3 +116,7 @@ class Reset:
     def __call__(self, s: Step) -> None:
         self.inner(s)
         s.moments.reset()
+
+
+MOMENTS: Mapping[str, AroundMoments] = {"averaged": Averaged, "kept": kept, "reset": Reset}
+"""As job files call them."""

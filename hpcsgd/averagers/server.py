@@ -71,6 +71,7 @@ class Server:
     """
 
     shards = True
+    counted = ("staleness", "ahead")
 
     def __init__(self, staleness: int | None) -> None:
         if staleness is not None and staleness < 0:

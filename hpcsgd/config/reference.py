@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import importlib
 import inspect
 import sys
@@ -14,6 +16,7 @@ from typing import Any, TypeVar
 from hpcsgd.errors import UserError, located, near_miss
 
 T = TypeVar("T")
+UNREADABLE = (NameError, TypeError, AttributeError, SyntaxError)  # annotations in strings
 _CACHES = threading.Lock()  # ranks may be threads, and Python forgets what it has found unlocked
 _KINDS: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
@@ -40,16 +43,22 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any], *leading: A
     Raises `UserError`, before the call, if the function's signature does not take these arguments; what it
     raises itself comes through untouched.
     """
-    signature = _signature(function)
-    if signature is not None:
-        _check(signature, function, arguments, leading)
+    require_arguments(function, arguments, len(leading))
     return function(*leading, **arguments)
 
 
-def takes(function: Callable[..., Any], argument: str) -> bool:
-    """Whether `function` has an argument of that name."""
+def require_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], leading: int = 0) -> None:
+    """Raise `UserError` if the function's signature does not take these beside so many leading values."""
     signature = _signature(function)
-    return signature is not None and argument in signature.parameters
+    if signature is not None:
+        _check(signature, function, arguments, leading)
+
+
+def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Of the function's parameters by name, as types: a string is left where it has names that are not there,
+    `inspect.Parameter.empty` where there is no annotation."""
+    signature = _signature(function)
+    return {} if signature is None else {name: p.annotation for name, p in signature.parameters.items()}
 
 
 def build(
@@ -96,14 +105,25 @@ def call_named(
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
     """With annotations as types where they can be had; None for built-in functions that do not tell."""
-    for eval_str in (True, False):
-        try:
-            return inspect.signature(function, eval_str=eval_str)
-        except (NameError, TypeError, AttributeError, SyntaxError):
-            continue
-        except ValueError:
-            return None
-    return None
+    try:
+        return inspect.signature(function, eval_str=True)
+    except UNREADABLE:
+        signature = inspect.signature(function)
+    except ValueError:
+        return None
+    module = sys.modules.get(getattr(function, "__module__", ""), builtins)
+    readable = [
+        p.replace(annotation=_evaluated(p.annotation, vars(module))) for p in signature.parameters.values()
+    ]
+    return signature.replace(parameters=readable)
+
+
+def _evaluated(annotation: Any, names: Mapping[str, Any]) -> Any:
+    """As it is where it cannot be."""
+    if isinstance(annotation, str):
+        with contextlib.suppress(*UNREADABLE):
+            return eval(annotation, dict(names))
+    return annotation
 
 
 def _module(name: str, reference: str) -> ModuleType:
@@ -139,10 +159,13 @@ def _check(
     signature: inspect.Signature,
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
-    leading: tuple[Any, ...],
+    leading: int,
 ) -> None:
     name = getattr(function, "__name__", repr(function))
-    taken = signature.bind_partial(*leading).arguments
+    try:
+        taken = signature.bind_partial(*[None] * leading).arguments
+    except TypeError as error:
+        raise UserError(f"{name} takes fewer than the {leading} values that it is called with") from error
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     accepted = {p.name: p for p in signature.parameters.values() if p.kind in named and p.name not in taken}
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())

@@ -7,13 +7,15 @@ one here is right for every n, not only for powers of two.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hpcsgd.errors import UserError
 
 
+@runtime_checkable
 class Graph(Protocol):
     """Whom each of n nodes, 0 … n−1, talks to in step t = 0, 1, …: what `sgp` and `d_psgd` gossip over.
 
@@ -220,6 +222,17 @@ class BipartiteExponential:
         if i % 2 == 0:
             return [2 * ((i // 2 + hop) % odd) + 1]
         return [even for even in range(0, n, 2) if (even // 2 + hop) % odd == i // 2]
+
+
+GRAPHS: Mapping[str, Callable[..., Graph]] = {
+    "bipartite_exponential": BipartiteExponential,
+    "complete": Complete,
+    "exponential": Exponential,
+    "powers_of_two": PowersOfTwo,
+    "ring": Ring,
+    "undirected_exponential": UndirectedExponential,
+}
+"""As job files call them."""
 
 
 def senders(graph: Graph, i: int, t: int, n: int) -> list[int]:

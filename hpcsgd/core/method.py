@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -56,6 +56,17 @@ class Composed(Protocol):
 
     @property
     def parts(self) -> Mapping[str, Any]: ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A part of a method that notes small whole numbers: of these it is kept how often which one came, over
+    all ranks, and not what this rank noted in every step."""
+
+    @property
+    def counted(self) -> Sequence[str]:
+        """Their names in `Step.notes`."""
+        ...
 
 
 @runtime_checkable
@@ -137,18 +148,26 @@ class Method:
         return how
 
     def stateful(self) -> dict[str, Stateful]:
-        """The parts with a memory, by their role; inside others, too."""
-        roles = {"exchange": self.exchange, "when": self.when, "how": self.how}
-        return {name: part for role, whole in roles.items() for name, part in _stateful(role, whole)}
+        """The parts with a memory, by their role."""
+        return {role: part for role, part in self.by_role() if isinstance(part, Stateful)}
+
+    def counted(self) -> list[str]:
+        """The names of what its parts count."""
+        names = [name for _, part in self.by_role() if isinstance(part, Counting) for name in part.counted]
+        return list(dict.fromkeys(names))
+
+    def by_role(self) -> Iterator[tuple[str, Any]]:
+        """All parts; those inside others, too."""
+        for role, part in (("exchange", self.exchange), ("when", self.when), ("how", self.how)):
+            yield from _by_role(role, part)
 
 
-def _stateful(role: str, part: Any) -> Iterator[tuple[str, Stateful]]:
+def _by_role(role: str, part: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(part, Method):
-        for inner, found in part.stateful().items():
+        for inner, found in part.by_role():
             yield f"{role}.{inner}", found
         return
-    if isinstance(part, Stateful):
-        yield role, part
+    yield role, part
     inside = {"inner": part.inner} if isinstance(part, Wrapping) else {}
     for name, inner in (part.parts if isinstance(part, Composed) else inside).items():
-        yield from _stateful(f"{role}.{name}", inner)
+        yield from _by_role(f"{role}.{name}", inner)

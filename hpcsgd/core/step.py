@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, optim
@@ -65,7 +65,8 @@ class Step:
     loss: float | None = None
     """Of this rank's batch, where the training loop said it."""
     notes: dict[str, float] = field(default_factory=dict[str, float])
-    """What a method has to report of this step (the distance at a meeting, …), for metrics."""
+    """What a method has to report of this step: whatever it is, metrics and curves take it as it comes. The
+    `distance` of a meeting, and `shared`, the engine's, have a meaning to them."""
 
     @property
     def job(self) -> Job:
@@ -131,6 +132,7 @@ class Moments(Protocol):
         ...
 
 
+@runtime_checkable
 class Exchange(Protocol):
     """How the K ranks of a group bring their gradients together, one bucket at a time.
 
@@ -154,6 +156,7 @@ class Exchange(Protocol):
     def __call__(self, d: Departure, b: Bucket) -> None: ...
 
 
+@runtime_checkable
 class GroupExchange(Exchange, Protocol):
     """One that can be among all ranks of the job, too."""
 

@@ -117,7 +117,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     @property
     def notes(self) -> dict[str, float]:
-        """The method's of the last step: `distance` of a meeting, `shared` where groups exchanged otherwise, …"""
+        """The method's of the last step: `distance` of a meeting, `shared` where groups exchanged, …"""
         return self._notes
 
     def accumulate(self, passes: int) -> None:

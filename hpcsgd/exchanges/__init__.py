@@ -1,12 +1,23 @@
 """Exchanges: how the gradients of a group's ranks come together."""
 
+from collections.abc import Callable, Mapping
+
+from hpcsgd.core.step import Exchange
 from hpcsgd.exchanges.codecs import Gaps, Plain
 from hpcsgd.exchanges.combining import everyones, own
 from hpcsgd.exchanges.dense import AcrossGroups, AllReduce, AllToAll, Gathered, ReduceScatter
 from hpcsgd.exchanges.feedback import ErrorFeedback, MomentumCorrection, RateInside
 from hpcsgd.exchanges.sparse import Sparse
 
+EXCHANGES: Mapping[str, Callable[..., Exchange]] = {
+    "alltoall": AllToAll,
+    "reduce_scatter": ReduceScatter,
+    "sparse": Sparse,
+}
+"""As job files call them."""
+
 __all__ = [
+    "EXCHANGES",
     "AcrossGroups",
     "AllReduce",
     "AllToAll",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from hpcsgd import kernels
 from hpcsgd.errors import UserError
 
 
+@runtime_checkable
 class Codec(Protocol):
     """Of indices below M."""
 
@@ -45,3 +47,7 @@ class Plain:
 
     def decode(self, code: Tensor, count: int) -> Tensor:
         return code.view(torch.int32).long()
+
+
+CODECS: Mapping[str, Callable[..., Codec]] = {"gaps": Gaps, "plain": Plain}
+"""As job files call them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +45,9 @@ class Combined:
     """Joint indices for each that a worker selected on the mean."""
 
 
+Combine = Callable[[Selected, Codec, Transport], Combined]
+
+
 def everyones(x: Selected, codec: Codec, workers: Transport) -> Combined:
     """Every worker gives its values at all joint indices: DEFT's algorithm 1, lines 7 to 9.
 
@@ -76,6 +79,10 @@ def own(x: Selected, codec: Codec, workers: Transport) -> Combined:
         total[torch.searchsorted(joint, run)] += theirs[:-1]
         errors.append(theirs[-1].item())
     return Combined(joint, total.div_(n), sum(errors) / n, x.mine, _growth(joint, runs))
+
+
+COMBINING: Mapping[str, Combine] = {"everyones": everyones, "own": own}
+"""As job files call them."""
 
 
 def union(runs: Sequence[Tensor]) -> Tensor:

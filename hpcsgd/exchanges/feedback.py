@@ -7,9 +7,9 @@ is taken out of it, and the rest is e of the next step.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, optim
@@ -20,6 +20,7 @@ from hpcsgd.core.step import Departure
 from hpcsgd.errors import UserError
 
 
+@runtime_checkable
 class Feedback(Protocol):
     """What goes into acc, and what becomes of what was sent."""
 
@@ -150,6 +151,14 @@ class MomentumCorrection:
 
     def after(self, d: Departure, mean: Tensor) -> None:
         pass
+
+
+FEEDBACKS: Mapping[str, Callable[..., Feedback]] = {
+    "error_feedback": ErrorFeedback,
+    "momentum_correction": MomentumCorrection,
+    "rate_inside": RateInside,
+}
+"""As job files call them."""
 
 
 class Residual:

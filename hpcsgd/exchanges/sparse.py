@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,12 +33,10 @@ from hpcsgd.core.step import Departure
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges.codecs import Codec, Gaps
-from hpcsgd.exchanges.combining import Combined, Selected, everyones
+from hpcsgd.exchanges.combining import Combine, Selected, everyones
 from hpcsgd.exchanges.feedback import ErrorFeedback, Feedback, Residual
 from hpcsgd.sparsifiers import Accumulated, Sparsifier
 from hpcsgd.transport import Transport
-
-Combine = Callable[[Selected, Codec, Transport], Combined]
 
 
 class Sparse:

@@ -36,6 +36,7 @@ class Pairwise:
     """
 
     shards = True
+    counted = ("staleness",)
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

@@ -16,14 +16,13 @@ times itself, or γ would take back what a lower rate allows. The loss must be p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
 
-from hpcsgd.averagers import Mean, Measured, kept
+from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
 from hpcsgd.core.method import Method, State
-from hpcsgd.core.step import Averager, Exchange, Step
+from hpcsgd.core.step import Exchange, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.transport import phase
@@ -116,7 +115,7 @@ def adacomm(
     interval: int,
     block: int,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
-    moments: Callable[[Averager], Averager] = kept,
+    moments: AroundMoments = kept,
 ) -> Method:
     """Local SGD whose groups meet seldom at first, and the more often the less loss is left.
 

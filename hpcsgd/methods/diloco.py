@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from hpcsgd.averagers import Mean, Measured, kept
+from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.errors import UserError
@@ -127,7 +127,7 @@ def diloco(
     every: int,
     outer: MakeOptimizer = NESTEROV,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
-    moments: Callable[[Averager], Averager] = kept,
+    moments: AroundMoments = kept,
 ) -> Method:
     """Local SGD with an optimizer of its own for meetings: the mean of what the groups moved is its gradient.
 

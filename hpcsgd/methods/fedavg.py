@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hpcsgd.averagers import Measured, kept
+from hpcsgd.averagers import AroundMoments, Measured, kept
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Averager, Exchange, Step
+from hpcsgd.core.step import Exchange, Step
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.transport import wide
@@ -87,7 +86,7 @@ def fedavg(
     steps_per_epoch: int,
     seed: int = 0,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
-    moments: Callable[[Averager], Averager] = kept,
+    moments: AroundMoments = kept,
 ) -> Method:
     """Federated averaging: a few times an epoch all groups take the mean of some of them, drawn by lot.
 

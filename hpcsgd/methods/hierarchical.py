@@ -18,11 +18,9 @@ transfer overlaps the backward pass but not the next forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from hpcsgd.averagers import Mean, MeanOfAll, Measured, kept
+from hpcsgd.averagers import AroundMoments, Mean, MeanOfAll, Measured, kept
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Averager, Exchange
+from hpcsgd.core.step import Exchange
 from hpcsgd.exchanges import AllReduce, AllToAll
 from hpcsgd.schedules import Every
 
@@ -30,7 +28,7 @@ from hpcsgd.schedules import Every
 def hierarchical(
     every: int,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
-    moments: Callable[[Averager], Averager] = kept,
+    moments: AroundMoments = kept,
 ) -> Method:
     """Local SGD of groups: they train apart and average the chunks that they own after every `every` steps.
 
@@ -64,7 +62,7 @@ def hierarchical(
     return Method(exchange=exchange, when=Every(every), how=moments(Measured(Mean())))
 
 
-def allreduce_local_sgd(every: int, moments: Callable[[Averager], Averager] = kept) -> Method:
+def allreduce_local_sgd(every: int, moments: AroundMoments = kept) -> Method:
     """Local SGD as it is usually made, with allreduces of all M: what `hierarchical` is compared with.
 
     A rank sends 2·(K−1)/K·M elements a step and 2·(P−1)/P·M at a meeting, and keeps all of the optimizer's

@@ -11,11 +11,9 @@ before is still synchronous. Moments, until then the same on all groups, are the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from hpcsgd.averagers import kept
+from hpcsgd.averagers import AroundMoments, kept
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Averager, GroupExchange
+from hpcsgd.core.step import GroupExchange
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.hierarchical import hierarchical
@@ -25,7 +23,7 @@ from hpcsgd.methods.switch import FIRST_LR_DECAY, switch
 def post_local(
     every: int,
     exchange: GroupExchange = AllToAll(),  # noqa: B008 - frozen
-    moments: Callable[[Averager], Averager] = kept,
+    moments: AroundMoments = kept,
 ) -> Method:
     """`bsp` at first, and `hierarchical` from the first decay of the learning rate on.
 

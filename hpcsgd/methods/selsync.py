@@ -24,13 +24,13 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hpcsgd.averagers import Mean, Measured, kept
+from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.errors import UserError
@@ -161,25 +161,32 @@ class MeanGradient:
         """All is done."""
 
 
-def parameters(significance: Significance, moments: Callable[[Averager], Averager]) -> Averager:
+Aggregate = Callable[[Significance, AroundMoments], Averager]
+
+
+def parameters(significance: Significance, moments: AroundMoments) -> Averager:
     """Groups leave a significant step with the mean of their models (PA)."""
     return Watching(moments(Measured(Mean())), significance)
 
 
-def gradients(significance: Significance, moments: Callable[[Averager], Averager]) -> Averager:
+def gradients(significance: Significance, moments: AroundMoments) -> Averager:
     """Groups apply the mean of their gradients in a significant step (GA), each to its own model."""
     if moments is not kept:
         raise UserError("selsync by gradients: groups do not meet, so moments can only be kept")
     return MeanGradient(significance)
 
 
+AGGREGATES: Mapping[str, Aggregate] = {"gradients": gradients, "parameters": parameters}
+"""As job files call them."""
+
+
 def selsync(
     delta: float,
-    aggregate: Callable[[Significance, Callable[[Averager], Averager]], Averager] = parameters,
+    aggregate: Aggregate = parameters,
     window: int = 25,
     smoothing: float | None = None,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
-    moments: Callable[[Averager], Averager] = kept,
+    moments: AroundMoments = kept,
 ) -> Method:
     """Groups meet in the steps in which the gradient of any of them changes much.
 

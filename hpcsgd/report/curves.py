@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from hpcsgd.files.atomic import replacing
 from hpcsgd.report.figures import FIGURES, found_in
 from hpcsgd.report.metrics import Record
-from hpcsgd.report.summary import byte_text, note_totals, of_kind, phase_totals, second_text
+from hpcsgd.report.summary import byte_text, count_totals, noted, of_kind, phase_totals, second_text
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 PHASE_COLOURS = (BLUE, ORANGE, GREEN, "#E69F00", "#56B4E9", "#CC79A7", "#8C6D31", "#332288", "#44AA99", GREY)
@@ -32,9 +33,11 @@ STYLE: dict[Any, Any] = {
     "grid.alpha": 0.25,
     "legend.frameon": False,
 }
+Draw = Callable[[Axes, Sequence[Record]], None]
 SMOOTHED_FROM = 20  # points; fewer can be read as they are
 LOGARITHMIC_FROM = 20  # the ratio of largest to smallest beyond which a linear axis hides the small ones
 LEGEND_COLUMNS = 4
+NOTE_WIDTH = 3.0  # inches, at least, of the panel of a note
 AMOUNT_TEXT: dict[str, Callable[[float], str]] = {"seconds": second_text, "bytes": byte_text}
 
 
@@ -43,21 +46,45 @@ def plot_curves(records: Sequence[Record], target: Path) -> None:
 
     Without any record there is nothing to draw and no file is written.
     """
-    curves = [(draw, found) for draw, find in CURVES.items() if (found := find(records))]
-    if not curves:
-        return
+    found = {draw: what for draw, find in CURVES.items() if (what := find(records))}
+    said = {name for draw in found for name in SAID.get(draw, ())}
+    notes = [(_note, records, names) for names in _together(records, said)]
     totals = {quantity: phase_totals(records, quantity) for quantity in ("seconds", "bytes")}
     bars = {quantity: phases for quantity, phases in totals.items() if sum(phases.values())}
-    heights = [4.0, 1.4 + 0.6 * len(bars)] if bars else [4.0]
+    width = max(9.0, 5.0 * len(found))
+    rows = [
+        _Row(4.0, max(len(found), 1), list(found.items())),
+        _Row(2.4, int(width / NOTE_WIDTH), notes),
+        _Row(1.4 + 0.6 * len(bars), 1, [(_phases, bars)] if bars else []),
+    ]
+    rows = [row for row in rows if row.panels]
+    if not rows:
+        return
+    heights = [row.height * row.lines for row in rows]
     with rc_context(STYLE):
-        figure = Figure(figsize=(max(9.0, 5.0 * len(curves)), sum(heights)), dpi=120, layout="constrained")
-        grid = figure.add_gridspec(len(heights), len(curves), height_ratios=heights)
-        for column, (draw, found) in enumerate(curves):
-            draw(figure.add_subplot(grid[0, column]), found)
-        if bars:
-            _phases(figure.add_subplot(grid[1, :]), bars)
+        figure = Figure(figsize=(width, sum(heights)), dpi=120, layout="constrained")
+        grid = figure.add_gridspec(len(rows), 1, height_ratios=heights)
+        for number, row in enumerate(rows):
+            cells = grid[number].subgridspec(row.lines, row.columns)
+            for i, (draw, *what) in enumerate(row.panels):
+                draw(figure.add_subplot(cells[divmod(i, row.columns)]), *what)
         with replacing(target) as part:
             figure.savefig(part, format="png")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Panels side by side, and below each other from the next line on where they are more than `columns`."""
+
+    height: float
+    """Of a line, in inches."""
+    columns: int
+    panels: Sequence[tuple[Any, ...]]
+    """What draws each, given its axes and the rest."""
+
+    @property
+    def lines(self) -> int:
+        return -(-len(self.panels) // self.columns)
 
 
 def _loss(axes: Axes, records: Sequence[Record]) -> None:
@@ -107,14 +134,17 @@ def _distances(records: Sequence[Record]) -> list[Record]:
     return of_kind(records, "meeting") or [r for r in of_kind(records, "evaluation") if r.get("distance")]
 
 
-def _staleness(axes: Axes, records: Sequence[Record]) -> None:
-    for note, colour, shift in (("staleness", BLUE, -0.2), ("ahead", ORANGE, 0.2)):
-        counts = note_totals(records, note)
-        if not counts:
-            continue
+def _counts(axes: Axes, records: Sequence[Record]) -> None:
+    """A bar for each number that came, of each thing that was counted."""
+    totals = count_totals(records)
+    width = 0.8 / len(totals)
+    for i, (name, counts) in enumerate(totals.items()):
         shares = np.array(list(counts.values())) / sum(counts.values())
-        axes.bar(np.array(list(counts)) + shift, shares, width=0.4, color=colour, label=NOTES[note])
-    axes.set(title="how late and how far ahead", ylabel="share of steps")
+        places = np.array(list(counts)) + (i - (len(totals) - 1) / 2) * width
+        colour = PHASE_COLOURS[i % len(PHASE_COLOURS)]
+        axes.bar(places, shares, width, color=colour, label=COUNTED.get(name, name))
+    title = "how late and how far ahead" if totals.keys() <= COUNTED.keys() else "how often which number"
+    axes.set(title=title, ylabel="share of steps")
     axes.xaxis.set_major_locator(_whole_numbers())
     axes.legend()
 
@@ -146,24 +176,53 @@ def _sparse(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _chosen(records: Sequence[Record]) -> list[Record]:
-    found = of_kind(records, "selection")
+    found = noted(records, "delta", "met")
     return found if len(found) > 1 else []
 
 
-def _noting(records: Sequence[Record]) -> list[Record]:
-    return [record for record in of_kind(records, "step") if "staleness" in record]
+def _counting(records: Sequence[Record]) -> list[Record]:
+    return [record for record in of_kind(records, "step") if "counts" in record]
 
 
-NOTES = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
-CURVES: dict[Callable[[Axes, Sequence[Record]], None], Callable[[Sequence[Record]], list[Record]]] = {
+COUNTED = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
+CURVES: dict[Draw, Callable[[Sequence[Record]], list[Record]]] = {
     _loss: partial(of_kind, kind="step"),
     _merit: partial(of_kind, kind="evaluation"),
     _distance: _distances,
     _changes: _chosen,
-    _sparse: partial(of_kind, kind="sparse"),
-    _staleness: _noting,
+    _sparse: lambda records: noted(records, "density", "error"),
+    _counts: _counting,
 }
 """What draws a panel, and what it draws."""
+SAID: dict[Draw, tuple[str, ...]] = {_changes: ("delta", "vote", "met"), _sparse: ("density", "error")}
+"""Of the notes, what these panels say."""
+
+
+def _together(records: Sequence[Record], said: Collection[str]) -> list[list[str]]:
+    """The notes that are still to be drawn, by their panels: ``…_seconds`` share one."""
+    panels: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for record in of_kind(records, "notes") for name in record):
+        if name not in ("kind", "step", *said):
+            panels.setdefault("seconds" if name.endswith("_seconds") else name, []).append(name)
+    return list(panels.values())
+
+
+def _note(axes: Axes, records: Sequence[Record], names: Sequence[str]) -> None:
+    """What nobody has told this module of."""
+    found = {name: noted(records, name) for name in names}
+    values = {name: _column(those, name) for name, those in found.items()}
+    for name, colour in zip(names, itertools.cycle(PHASE_COLOURS)):
+        marker = "." if len(found[name]) < SMOOTHED_FROM else None
+        steps = _column(found[name], "step")
+        label = name.removesuffix("_seconds")
+        axes.plot(steps, values[name], color=colour, linewidth=1, marker=marker, label=label)
+    axes.set(title=names[0] if len(names) == 1 else "seconds of each step", xlabel="step")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    joined = np.concatenate(list(values.values()))
+    if joined.min() > 0 and joined.max() > LOGARITHMIC_FROM * joined.min():
+        axes.set_yscale("log")
+    if len(names) > 1:
+        axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def _phases(axes: Axes, bars: dict[str, dict[str, float]]) -> None:

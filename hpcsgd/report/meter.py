@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +12,8 @@ from torch import Tensor
 from hpcsgd.core.topology import Job
 from hpcsgd.transport import Transport, Work, phase
 
-COUNTED = ("staleness", "ahead")
-"""Notes of a method that come in small whole numbers."""
 LARGEST = 63
-"""Of them; more counts as so much."""
+"""Of the numbers that are counted; more counts as so much."""
 _OWN = "metrics"
 """The phase of the meter's own messages, left out of the bytes: they leave whenever all have read."""
 
@@ -38,15 +36,17 @@ class Meter:
     """Adds up steps until it is read.
 
     Sums over all ranks are taken on `aside`, a communicator with a lane of its own: groups that wait for
-    nobody are not to wait here.
+    nobody are not to wait here. `counted` are the notes, the same on all ranks, that come in small whole
+    numbers.
     """
 
-    def __init__(self, job: Job, aside: Transport) -> None:
+    def __init__(self, job: Job, aside: Transport, counted: Sequence[str] = ()) -> None:
         self._job = job
         self._aside = aside
         self._data_seconds = 0.0
         self._sums = torch.zeros(2, dtype=torch.float64)  # loss · samples, samples
-        self._counts: dict[str, Tensor] = {}  # the same methods note the same on all ranks
+        self.counted = counted
+        self._counts = torch.zeros(len(counted), LARGEST + 1, dtype=torch.float64)
         self.pause()
 
     def step(self, loss: Tensor, samples: int, data_seconds: float, notes: Mapping[str, float]) -> None:
@@ -55,9 +55,8 @@ class Meter:
         self._sums[0] += loss.detach() * samples
         self._sums[1] += samples
         self._data_seconds += data_seconds
-        for name in COUNTED:
+        for name, counts in zip(self.counted, self._counts, strict=True):
             if name in notes:
-                counts = self._counts.setdefault(name, torch.zeros(LARGEST + 1, dtype=torch.float64))
                 counts[min(int(notes[name]), LARGEST)] += 1
 
     def pause(self) -> None:
@@ -74,12 +73,12 @@ class Meter:
         seconds["compute"] = max(elapsed - sum(seconds.values()), 0.0)
         sent = {name: total.bytes for name, total in grown.items() if total.bytes and name != _OWN}
         link_bytes: dict[int, float] = dict(self._job.world.ledger.links() - self._links)
-        joined, counted = torch.cat([self._sums, *self._counts.values()]), list(self._counts)
+        joined = torch.cat([self._sums, self._counts.flatten()])
 
         def over_all_ranks() -> Reading:
             self._aside.allreduce(joined).wait()
             total, samples = joined[:2].tolist()
-            noted = joined[2:].view(-1, LARGEST + 1)
+            found = map(_histogram, joined[2:].view(-1, LARGEST + 1))
             return Reading(
                 loss=total / max(samples, 1),
                 samples=int(samples),
@@ -87,11 +86,11 @@ class Meter:
                 phase_seconds=seconds,
                 phase_bytes=sent,
                 link_bytes=link_bytes,
-                counts={name: _histogram(counts) for name, counts in zip(counted, noted, strict=True)},
+                counts={name: counts for name, counts in zip(self.counted, found, strict=True) if counts},
             )
 
         self._sums.zero_()
-        self._counts.clear()
+        self._counts.zero_()
         self._data_seconds = 0.0
         self.pause()
         with phase(_OWN):

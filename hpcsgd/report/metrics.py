@@ -5,16 +5,13 @@ kind            fields beside ``kind`` and ``step``
 ==============  ==========================================================================================
 ``step``        epoch, loss, lr, samples, samples_per_s, phase_seconds and phase_bytes (dicts by phase).
                 Samples, seconds and bytes are those since the previous ``step`` record: sums are the run's.
-                Where groups send each other messages: link_bytes, of rank 0 to each group. Where they do
-                not wait for each other: staleness and ahead, how often which number of updates or steps.
+                Where groups send each other messages: link_bytes, of rank 0 to each group. Where the
+                method counts something: counts, by its name how often which number came, over all ranks.
                 Where groups exchange without a meeting: shared, the number of such steps.
                 Written once all ranks have made the step, so it may follow records of later ones
-``meeting``     distance: D of eq. 9, how far the groups were apart when they met; of AdaComm also interval:
-                after how many steps they did
-``selection``   delta, vote and met, of SelSync: Δ of rank 0's group, whether that asked for a meeting (0
-                or 1), and whether there was one
-``sparse``      density, error, growth (where workers' selections overlap) and seconds of share, select,
-                encode, exchange and apply (``…_seconds``), as noted by rank 0's sparse exchange
+``meeting``     distance: D of eq. 9, how far the groups were apart when they met
+``notes``       whatever else the method noted of this step on rank 0, in numbers by its names: where they
+                are noted it is said what they are
 ``evaluation``  epoch, loss, distance (D of the groups from what was tested), seconds, and the figures of the
                 task: accuracy, or perplexity, or hr10 and ndcg10
 ``epoch``       epoch, loss, seconds
@@ -34,22 +31,7 @@ from hpcsgd.errors import UserError
 Record = dict[str, Any]
 
 
-SPARSE = (
-    "density",
-    "error",
-    "growth",
-    "share_seconds",
-    "select_seconds",
-    "encode_seconds",
-    "exchange_seconds",
-    "apply_seconds",
-)
-"""What a sparse exchange notes of a step."""
-
-
-def noted(notes: Mapping[str, float], *names: str) -> dict[str, float]:
-    """Those of the notes of a step, as far as they are there."""
-    return {name: notes[name] for name in names if name in notes}
+STEP_TABLES = ("phase_seconds", "phase_bytes", "link_bytes")
 
 
 class Metrics:
@@ -81,20 +63,19 @@ class Metrics:
         speed = {"samples": samples, "samples_per_s": samples_per_s}
         phases = {"phase_seconds": dict(phase_seconds), "phase_bytes": dict(phase_bytes)}
         links = {"link_bytes": dict(link_bytes)} if link_bytes else {}
-        more = {**links, **counts, **({"shared": shared} if shared else {})}
+        counted = {"counts": dict(counts)} if counts else {}
+        more = {**links, **counted, **({"shared": shared} if shared else {})}
         self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases, **more)
 
-    def meeting(self, *, step: int, distance: float, **interval: float) -> None:
-        """The groups met after ``step``; ``distance`` is D of eq. 9; the ``interval``, where it changes."""
-        self._append("meeting", step=step, distance=distance, **interval)
+    def meeting(self, *, step: int, distance: float) -> None:
+        """The groups met after ``step``; ``distance`` is D of eq. 9."""
+        self._append("meeting", step=step, distance=distance)
 
-    def selection(self, *, step: int, delta: float, vote: float, met: float) -> None:
-        """What a method that chooses its steps went by in ``step``."""
-        self._append("selection", step=step, delta=delta, vote=vote, met=met)
-
-    def sparse(self, *, step: int, **noted: float) -> None:
-        """What a sparse exchange sent in ``step``, and how long its parts took."""
-        self._append("sparse", step=step, **noted)
+    def notes(self, step: int, notes: Mapping[str, float]) -> None:
+        """What the method noted of ``step``; without any, nothing is written."""
+        assert not {"kind", "step"} & notes.keys(), "these say which record it is"
+        if notes:
+            self._append("notes", step=step, **{name: float(value) for name, value in notes.items()})
 
     def evaluation(
         self, *, step: int, epoch: int, loss: float, distance: float, seconds: float, **figures: float
@@ -146,6 +127,17 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
         if not line.endswith(b"\n"):
             return
         try:
-            yield end, json.loads(line)
+            yield end, _as_today(json.loads(line))
         except ValueError as error:
             raise UserError(f"{path}:{number}: not a metrics record: {error}") from error
+
+
+def _as_today(record: Record) -> Record:
+    """Of runs begun before notes were all of one kind, and counts in a table of their own."""
+    if record["kind"] in ("selection", "sparse"):
+        return {**record, "kind": "notes"}
+    if record["kind"] == "step" and "counts" not in record:
+        tables = {k: v for k, v in record.items() if isinstance(v, dict) and k not in STEP_TABLES}
+        if tables:
+            return {k: v for k, v in record.items() if k not in tables} | {"counts": tables}
+    return record

@@ -19,6 +19,11 @@ def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
     return [record for record in records if record["kind"] == kind]
 
 
+def noted(records: Iterable[Record], *names: str) -> list[Record]:
+    """The notes of those steps in which all of these were noted."""
+    return [record for record in of_kind(records, "notes") if all(name in record for name in names)]
+
+
 def phase_totals(records: Iterable[Record], quantity: str) -> dict[str, float]:
     """``seconds`` or ``bytes`` of the whole run by phase, largest first."""
     totals: Counter[str] = Counter()
@@ -27,13 +32,13 @@ def phase_totals(records: Iterable[Record], quantity: str) -> dict[str, float]:
     return dict(totals.most_common())
 
 
-def note_totals(records: Iterable[Record], note: str) -> dict[int, int]:
-    """How often a method noted which ``staleness`` or steps ``ahead``, in the whole run, over all ranks."""
-    totals: Counter[int] = Counter()
+def count_totals(records: Iterable[Record]) -> dict[str, dict[int, int]]:
+    """By what the method counted, how often which number came in the whole run, over all ranks."""
+    totals: dict[str, Counter[int]] = {}
     for record in of_kind(records, "step"):
-        for value, count in record.get(note, {}).items():
-            totals[int(value)] += count
-    return dict(sorted(totals.items()))
+        for name, counts in record.get("counts", {}).items():
+            totals.setdefault(name, Counter()).update({int(value): n for value, n in counts.items()})
+    return {name: dict(sorted(counts.items())) for name, counts in totals.items()}
 
 
 def link_totals(records: Iterable[Record]) -> dict[int, float]:
@@ -52,6 +57,7 @@ def summary(records: Sequence[Record]) -> Summary:
     seconds = sum(record["samples"] / record["samples_per_s"] for record in steps if record["samples_per_s"])
     last, tested = _last(steps), _last(evaluations)
     merits, best_epoch = _merits(evaluations)
+    counts = count_totals(records)
     distances = [record["distance"] for record in of_kind(records, "meeting")]
     last_step = max((record["step"] for record in records), default=0)
     return {
@@ -71,8 +77,8 @@ def summary(records: Sequence[Record]) -> Summary:
         "mean_density": _mean_of(records, "density"),
         "mean_select_seconds": _mean_of(records, "select_seconds"),
         "distance": tested.get("distance"),
-        "mean_staleness": _mean(note_totals(records, "staleness")),
-        "mean_ahead": _mean(note_totals(records, "ahead")),
+        "mean_staleness": _mean(counts.get("staleness", {})),
+        "mean_ahead": _mean(counts.get("ahead", {})),
         "seconds_per_phase": phase_totals(records, "seconds"),
         "bytes_per_phase": phase_totals(records, "bytes"),
         "bytes_per_link": {str(group): size for group, size in link_totals(records).items()},
@@ -98,12 +104,12 @@ def lssr(records: Iterable[Record], steps: int) -> float | None:
     records = list(records)
     met = {record["step"] for record in of_kind(records, "meeting")}
     together = len(met) + sum(record.get("shared", 0) for record in of_kind(records, "step"))
-    return 1 - together / steps if together or of_kind(records, "selection") else None
+    return 1 - together / steps if together or noted(records, "met") else None
 
 
 def _mean_of(records: Iterable[Record], key: str) -> float | None:
-    """Of what sparse exchanges noted."""
-    values = [record[key] for record in of_kind(records, "sparse")]
+    """Of what was noted of steps."""
+    values = [record[key] for record in noted(records, key)]
     return fmean(values) if values else None
 
 
@@ -135,7 +141,7 @@ def summary_text(numbers: Summary) -> str:
         lines.append(f"groups    shared gradients, but for {numbers['lssr']:.1%} of the steps")
     elif numbers["distance"]:
         lines.append(f"groups    at distance {numbers['distance']:.3g} from their mean at the last test")
-    if numbers["mean_density"] is not None:
+    if numbers["mean_density"] is not None and numbers["mean_select_seconds"] is not None:
         taken = f"selected in {second_text(numbers['mean_select_seconds'])} a step"
         lines.append(f"sparse    {numbers['mean_density']:.3%} of the gradients sent, {taken}")
     if numbers["mean_staleness"] is not None:

@@ -1,5 +1,7 @@
 """Which elements of a gradient are sent: one paper, one file."""
 
+from collections.abc import Callable, Mapping
+
 from hpcsgd.sparsifiers.base import Accumulated, Share, Sparsifier
 from hpcsgd.sparsifiers.clt_k import CLTk
 from hpcsgd.sparsifiers.deft import Deft
@@ -7,4 +9,23 @@ from hpcsgd.sparsifiers.hard_threshold import HardThreshold
 from hpcsgd.sparsifiers.sidco import SIDCo
 from hpcsgd.sparsifiers.topk import TopK
 
-__all__ = ["Accumulated", "CLTk", "Deft", "HardThreshold", "SIDCo", "Share", "Sparsifier", "TopK"]
+SPARSIFIERS: Mapping[str, Callable[..., Sparsifier]] = {
+    "clt_k": CLTk,
+    "deft": Deft,
+    "hard_threshold": HardThreshold,
+    "sidco": SIDCo,
+    "topk": TopK,
+}
+"""As job files call them."""
+
+__all__ = [
+    "SPARSIFIERS",
+    "Accumulated",
+    "CLTk",
+    "Deft",
+    "HardThreshold",
+    "SIDCo",
+    "Share",
+    "Sparsifier",
+    "TopK",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ class Share:
         return kernels.largest(acc, self.starts, self.stops, self.k)
 
 
+@runtime_checkable
 class Sparsifier(Protocol):
     """Selects on each of n workers. `t` counts the steps, from 0."""
 

@@ -11,17 +11,17 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcsgd import models
-from hpcsgd.config.reference import build, call, call_named, resolve, takes
+from hpcsgd.config.reference import build, call, resolve
 from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.core.topology import Job
 from hpcsgd.data import Batches, Injected, InjectedBatches, Sampler, Split, crop_and_flip
 from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.engine.optimizer import DistributedOptimizer
-from hpcsgd.errors import UserError, located, near_miss
-from hpcsgd.methods import MADE, METHODS, PARTS, Method
+from hpcsgd.errors import UserError, located
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.training.loading import dealing, make_loader, opened
+from hpcsgd.training.parts import OPTIMIZERS, SCHEDULERS, make_method
 from hpcsgd.training.tasks import Task, task_of
 from hpcsgd.training.trial import require_model_fits
 
@@ -114,8 +114,7 @@ def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
     if "lr" in arguments:
         raise UserError("[optimizer.arguments]: lr = ...: give it as lr of [optimizer], for one group")
     lr = config.optimizer.lr * lr_scale(config.schedule.scaling, P)
-    table = _subclasses(optim, optim.Optimizer)
-    return build("optimizer", name, table, {"lr": lr, **arguments}, optim.Optimizer, model.parameters())
+    return build("optimizer", name, OPTIMIZERS, {"lr": lr, **arguments}, optim.Optimizer, model.parameters())
 
 
 def make_natural_gradient(
@@ -132,77 +131,13 @@ def make_scheduler(config: Config, optimizer: optim.Optimizer) -> LRScheduler | 
     schedule = config.schedule
     if schedule.build is None:
         return None
-    table = _subclasses(optim.lr_scheduler, LRScheduler)
-    made = build("schedule", schedule.build, table, schedule.arguments, LRScheduler, optimizer)
+    made = build("schedule", schedule.build, SCHEDULERS, schedule.arguments, LRScheduler, optimizer)
     if isinstance(made, ReduceLROnPlateau):
         raise UserError(
             "[schedule] build: ReduceLROnPlateau goes by results; allowed are schedulers that go by "
             "the number of steps or epochs alone"
         )
     return made
-
-
-def make_method(config: Config, steps_per_epoch: int) -> Method:
-    table = {"name": config.method.name, **config.method.arguments}
-    return _method(table, steps_per_epoch, "[method]")
-
-
-def _method(table: Mapping[str, Any], steps_per_epoch: int, place: str) -> Method:
-    with located(f"{place} name"):
-        factory = resolve(table["name"], METHODS)
-    arguments = {key: value for key, value in table.items() if key != "name"}
-    for key, value in arguments.items():
-        if key in PARTS or key in MADE:
-            arguments[key] = _part(key, value, place)
-        elif isinstance(value, dict) and "name" in value:
-            arguments[key] = _method(value, steps_per_epoch, f"{place} {key}")
-        elif isinstance(value, dict) and "build" in value:
-            arguments[key] = _optimizer_maker(value, key, place)
-        elif isinstance(value, dict) and type(value.get("epoch")) is int:
-            arguments[key] = value["epoch"] * steps_per_epoch
-    if takes(factory, "steps_per_epoch"):
-        arguments.setdefault("steps_per_epoch", steps_per_epoch)
-    with located(place):
-        return call_named(table["name"], factory, METHODS, arguments)
-
-
-def _optimizer_maker(table: Mapping[str, Any], key: str, place: str) -> Callable[[Any], optim.Optimizer]:
-    """Of parameters, for methods with an optimizer of their own."""
-    name, optimizers = table["build"], _subclasses(optim, optim.Optimizer)
-    with located(f"{place} {key} build"):
-        factory = resolve(name, optimizers)
-    arguments = {argument: value for argument, value in table.items() if argument != "build"}
-
-    def make(parameters: Any) -> optim.Optimizer:
-        with located(key):
-            return call_named(name, factory, optimizers, arguments, parameters)
-
-    return make
-
-
-def _part(key: str, value: Any, place: str) -> Any:
-    """What `value` calls: a name, or a table of a name and arguments, which may be parts again."""
-    given, made = PARTS.get(key, {}), MADE.get(key, {})
-    name, arguments = value, {}
-    if isinstance(value, dict) and "name" in value:
-        name, arguments = value["name"], {k: v for k, v in value.items() if k != "name"}
-    with located(place):
-        if not isinstance(name, str) or name not in {**given, **made}:
-            raise UserError(f"{key} = {name!r}: {near_miss(str(name), {**given, **made})}")
-        if name in given and arguments:
-            raise UserError(f"{key} = {name!r} has no arguments, but {', '.join(arguments)} were given")
-    if name in given:
-        return given[name]
-    place = f"{place} {key}"
-    parts = {k: _part(k, v, place) if k in PARTS or k in MADE else v for k, v in arguments.items()}
-    with located(place):
-        return call_named(name, made[name], made, parts)
-
-
-def _subclasses(module: Any, base: type) -> dict[str, type]:
-    found = {name: value for name, value in vars(module).items() if isinstance(value, type)}
-    public = {name: cls for name, cls in found.items() if not name.startswith("_")}
-    return {name: cls for name, cls in public.items() if issubclass(cls, base) and cls is not base}
 
 
 def make_transform(name: str | None) -> Transform:

@@ -18,7 +18,7 @@ from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.report.figures import written
 from hpcsgd.report.meter import Meter, Reading
-from hpcsgd.report.metrics import SPARSE, Metrics, noted
+from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.progress import Progress
 from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.evaluation import evaluate
@@ -56,7 +56,7 @@ class Loop(ABC):
         self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
         self._met_at = 0  # the last step after which groups met
         self._pass_size: int | None = None  # samples of a pass, where not all of a batch
-        self._meter = Meter(parts.optimizer.job, aside)
+        self._meter = Meter(parts.optimizer.job, aside, parts.optimizer.method.counted())
         self._readings: deque[tuple[Tree, Work]] = deque()  # under way: when they were taken, what they say
         self.metrics: Metrics | None = None
         self.monitor: DistanceMonitor | None = None
@@ -132,12 +132,12 @@ class Loop(ABC):
         return total
 
     def _note(self, notes: Mapping[str, float]) -> None:
-        """What the method said of this step."""
+        """What the engine and a meeting said of this step, and what else the method did."""
         self._shared += "shared" in notes
-        if self.metrics is not None and "delta" in notes:
-            self.metrics.selection(step=self._parts.optimizer.t, **noted(notes, "delta", "vote", "met"))
-        if self.metrics is not None and "density" in notes:
-            self.metrics.sparse(step=self._parts.optimizer.t, **noted(notes, *SPARSE))
+        elsewhere = {"shared", "distance", *self._meter.counted}
+        if self.metrics is not None:
+            rest = {name: value for name, value in notes.items() if name not in elsewhere}
+            self.metrics.notes(self._parts.optimizer.t, rest)
         if "distance" in notes:
             self._note_meeting(notes)
 
@@ -148,7 +148,7 @@ class Loop(ABC):
             return
         self._met_at = t
         if self.metrics is not None:
-            self.metrics.meeting(step=t, distance=D, **noted(notes, "interval"))
+            self.metrics.meeting(step=t, distance=D)
         if self.monitor is not None and (told := self.monitor.hear(D, self._lr)) is not None:
             self._progress.note(f"step {t}: {told}")
 

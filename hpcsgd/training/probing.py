@@ -20,7 +20,7 @@ from hpcsgd.exchanges import Sparse
 from hpcsgd.files.atomic import replacing
 from hpcsgd.report.run_folder import changes
 from hpcsgd.schedules import Every
-from hpcsgd.training.assembly import make_method
+from hpcsgd.training.parts import make_method
 from hpcsgd.training.process import keep_freed_memory, use_threads
 from hpcsgd.training.virtual import CPU, virtual_groups
 from hpcsgd.transport import Transport

@@ -59,14 +59,20 @@ LOSS, PHASES, ACCURACY = (
 )
 DISTANCE = "distance D at meetings: median 0.0055"
 CHOSEN: list[Record] = [
-    {"kind": "selection", "step": n, "delta": 0.5 / n, "vote": 0.0, "met": float(n < 3)} for n in range(1, 4)
+    {"kind": "notes", "step": n, "delta": 0.5 / n, "vote": 0.0, "met": float(n < 3)} for n in range(1, 4)
 ]
 SPARSE: list[Record] = [
-    {"kind": "sparse", "step": n, "density": 0.01 * n, "error": 1.5 * n, "select_seconds": 0.001}
+    {"kind": "notes", "step": n, "density": 0.01 * n, "error": 1.5 * n, "select_seconds": 0.001}
     for n in (1, 2, 3)
 ]
 APART: list[Record] = [{**record, "distance": 0.5} for record in EVALUATIONS]
-LATE: list[Record] = [{**record, "staleness": {"0": 3, "2": 1}, "ahead": {"1": 4}} for record in ALONE]
+COUNTS = {"staleness": {"0": 3, "2": 1}, "ahead": {"1": 4}}
+LATE: list[Record] = [{**record, "counts": COUNTS} for record in ALONE]
+UNHEARD_OF: list[Record] = [
+    *({**record, "counts": {"hops": {"2": 1}}} for record in ALONE),
+    *({"kind": "notes", "step": n, "flavour": 10.0**-n, "boil_seconds": 0.5} for n in range(1, 40)),
+    {"kind": "notes", "step": 40, "stir_seconds": 0.25},
+]
 
 
 @pytest.mark.parametrize(
@@ -75,12 +81,13 @@ LATE: list[Record] = [{**record, "staleness": {"0": 3, "2": 1}, "ahead": {"1": 4
         (STEPS + EVALUATIONS + MEETINGS, [LOSS, ACCURACY, DISTANCE, PHASES]),
         (STEPS + EVALUATIONS, [LOSS, ACCURACY, PHASES]),
         (ALONE, [LOSS]),
-        (ALONE + SPARSE, [LOSS, "density: 2.000% sent"]),
+        (ALONE + SPARSE, [LOSS, "density: 2.000% sent", "select_seconds"]),
         (APART, [ACCURACY, "distance D at evaluations: median 0.5"]),
         (LATE, [LOSS, "how late and how far ahead"]),
+        (UNHEARD_OF, [LOSS, "how often which number", "flavour", "seconds of each step"]),
         (MEETINGS, [DISTANCE]),
         (CHOSEN, ["change of the gradient Δ: 50.0% of steps alone"]),
-        (STEPS[:1] + CHOSEN[:1], ["training loss: 1", PHASES]),
+        (STEPS[:1] + CHOSEN[:1], ["training loss: 1", "delta", "vote", "met", PHASES]),
         (STEPS[:1], ["training loss: 1", PHASES]),
         (EVALUATIONS[:1], ["test accuracy: best 0.8000 at epoch 1"]),
     ],
@@ -91,6 +98,7 @@ LATE: list[Record] = [{**record, "staleness": {"0": 3, "2": 1}, "ahead": {"1": 4
         "sparse",
         "gossip",
         "waiting for nobody",
+        "notes that nobody knows",
         "meetings only",
         "chosen steps",
         "one chosen step",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.errors import UserError
-from hpcsgd.report.metrics import SPARSE, Metrics, noted, read
+from hpcsgd.report.metrics import Metrics, read
 
 
 def add_step(metrics: Metrics, step: int) -> None:
@@ -26,8 +26,8 @@ def add_step(metrics: Metrics, step: int) -> None:
 def add_all(metrics: Metrics, steps: range) -> None:
     for step in steps:
         metrics.meeting(step=step, distance=0.5)
-        metrics.selection(step=step, delta=0.25, vote=1.0, met=1.0)
-        metrics.sparse(step=step, **noted({"density": 0.01, "error": 2.5, "distance": 3.0}, *SPARSE))
+        metrics.notes(step, {"delta": 0.25, "met": True})
+        metrics.notes(step, {})
         add_step(metrics, step)
         metrics.evaluation(step=step, epoch=step, loss=0.3, accuracy=0.9, distance=0.2, seconds=1.0)
         metrics.epoch(step=step, epoch=step, loss=0.4, seconds=2.0)
@@ -38,8 +38,7 @@ def test_records_read_back_as_written_and_at_once(tmp_path: Path) -> None:
     add_all(metrics, range(1, 2))
     assert read(tmp_path / "metrics.jsonl") == [
         {"kind": "meeting", "step": 1, "distance": 0.5},
-        {"kind": "selection", "step": 1, "delta": 0.25, "vote": 1.0, "met": 1.0},
-        {"kind": "sparse", "step": 1, "density": 0.01, "error": 2.5},
+        {"kind": "notes", "step": 1, "delta": 0.25, "met": 1.0},
         {
             "kind": "step",
             "step": 1,
@@ -51,7 +50,7 @@ def test_records_read_back_as_written_and_at_once(tmp_path: Path) -> None:
             "phase_seconds": {"compute": 0.1},
             "phase_bytes": {"allgather": 8},
             "link_bytes": {"3": 16.0},
-            "ahead": {"0": 2, "4": 1},
+            "counts": {"ahead": {"0": 2, "4": 1}},
         },
         {
             "kind": "evaluation",
@@ -79,6 +78,30 @@ def test_a_resumed_file_reads_as_if_never_interrupted(tmp_path: Path, torn: byte
     with Metrics(killed, resumed_step=resumed_step) as metrics:
         add_all(metrics, range(resumed_step + 1, 7))
     assert killed.read_bytes() == whole.read_bytes()
+
+
+OLD = b"""\
+{"kind": "meeting", "step": 1, "distance": 2.0, "interval": 4}
+{"kind": "selection", "step": 1, "delta": 0.25, "vote": 0.0, "met": 1.0}
+{"kind": "sparse", "step": 1, "density": 0.01}
+{"kind": "step", "step": 1, "phase_seconds": {"data": 1.0}, "link_bytes": {"1": 8}, "ahead": {"2": 4}}
+"""
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(OLD + b'{"kind": "sparse", "step": 3, "density": 0.01}\n')
+    with Metrics(path, resumed_step=2) as metrics:
+        metrics.notes(3, {"density": 0.02})
+    assert path.read_bytes().startswith(OLD)
+    of_step = {"phase_seconds": {"data": 1.0}, "link_bytes": {"1": 8}}
+    assert read(path) == [
+        {"kind": "meeting", "step": 1, "distance": 2.0, "interval": 4},
+        {"kind": "notes", "step": 1, "delta": 0.25, "vote": 0.0, "met": 1.0},
+        {"kind": "notes", "step": 1, "density": 0.01},
+        {"kind": "step", "step": 1, **of_step, "counts": {"ahead": {"2": 4}}},
+        {"kind": "notes", "step": 3, "density": 0.02},
+    ]
 
 
 def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:

@@ -73,8 +73,12 @@ def test_the_last_lines_say_it_all() -> None:
 
 
 GOSSIP = [
-    {**step(10, 100, 50.0), "link_bytes": {"1": 2000, "3": 500}, "staleness": {"0": 3, "2": 1}},
-    {**step(20, 100, 50.0), "link_bytes": {"1": 2000}, "staleness": {"1": 4}, "ahead": {"0": 1, "1": 3}},
+    {**step(10, 100, 50.0), "link_bytes": {"1": 2000, "3": 500}, "counts": {"staleness": {"0": 3, "2": 1}}},
+    {
+        **step(20, 100, 50.0),
+        "link_bytes": {"1": 2000},
+        "counts": {"staleness": {"1": 4}, "ahead": {"0": 1, "1": 3}},
+    },
     {**evaluation(20, 0.9, 0.2), "distance": 0.125},
 ]
 
@@ -92,8 +96,7 @@ def test_groups_that_never_meet_all_together() -> None:
 
 def test_steps_that_were_chosen() -> None:
     chosen = [
-        {"kind": "selection", "step": n, "delta": 0.1, "vote": 0.0, "met": float(n == 1)}
-        for n in (1, 2, 3, 4)
+        {"kind": "notes", "step": n, "delta": 0.1, "vote": 0.0, "met": float(n == 1)} for n in (1, 2, 3, 4)
     ]
     assert lssr(chosen, 4) == 1.0
     assert lssr(GOSSIP, 20) is None
@@ -105,13 +108,19 @@ def test_steps_that_were_chosen() -> None:
 
 def test_sparse_exchanges() -> None:
     sent = [
-        {"kind": "sparse", "step": n, "density": 0.01 * n, "error": 1.0, "select_seconds": 0.002}
+        {"kind": "notes", "step": n, "density": 0.01 * n, "error": 1.0, "select_seconds": 0.002}
         for n in (1, 2)
     ]
     numbers = summary([*sent, step(2, 100, 50.0)])
     assert numbers["mean_density"] == pytest.approx(0.015)
     line = "sparse    1.500% of the gradients sent, selected in 0.002 s a step"
     assert line in summary_text(numbers).splitlines()
+
+
+def test_a_density_of_something_else() -> None:
+    """A method may note what it likes."""
+    numbers = summary([{"kind": "notes", "step": 1, "density": 0.5}, step(2, 100, 50.0)])
+    assert "sparse" not in summary_text(numbers)
 
 
 @pytest.mark.parametrize("count", range(len(RECORDS) + 1))

@@ -131,8 +131,8 @@ CASES = {
         "job.toml: [method]: hierarchical: every = 2.5: expected int", "--method.every 2.5"
     ),
     "unknown part": Case(
-        "job.toml: [method]: exchange = 'all2all': did you mean 'alltoall'? Allowed: alltoall, "
-        "reduce_scatter, sparse",
+        "job.toml: [method] exchange: no 'all2all'; did you mean 'alltoall'? "
+        + NAMES.format("alltoall, reduce_scatter, sparse"),
         "--method.exchange all2all",
     ),
     "unknown model": Case(

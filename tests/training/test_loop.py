@@ -127,8 +127,11 @@ def test_meetings_tell_a_changing_interval(job_file: Path, tmp_path: Path) -> No
     method = 'name = "adacomm"\ninterval = 4\nblock = 4'
     adaptive.write_text(JOB.replace('name = "hierarchical"\nevery = 2', method))
     words = "--job.groups 2 --data.batch_size 4 --training.epochs 2 --optimizer.lr 1e-6"
-    meetings = kind(train(adaptive, tmp_path, words, n=2), "meeting")
-    intervals = [record["interval"] for record in meetings]
+    records = train(adaptive, tmp_path, words, n=2)
+    meetings = kind(records, "meeting")
+    noted = {record["step"]: record["interval"] for record in kind(records, "notes")}
+    assert list(noted) == list(range(1, records[-1]["step"] + 1)), "it is noted in every step"
+    intervals = [noted[record["step"]] for record in meetings]
     assert intervals[0] == 4
     assert intervals[-1] < 4, "the loss did not fall"
     steps = [0, *(record["step"] for record in meetings)]
@@ -229,7 +232,7 @@ def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_the_loss_is_the_mean_over_all_samples(run: Callable[..., list[Any]], n: int) -> None:
     def measured(world: Transport) -> tuple[float, int]:
-        meter = Meter(form(world), world.apart())
+        meter = Meter(form(world), world.apart(), ["never", "ahead"])
         meter.step(torch.tensor(1.0 + world.rank), 2, 0.0, {"ahead": 3, "distance": 1.0})
         meter.step(torch.tensor(3.0), 1 + world.rank, 0.0, {"ahead": 100})
         reading = meter.read().wait()

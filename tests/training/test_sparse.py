@@ -75,7 +75,7 @@ WRONG = {
     "no sparsifier": ({}, r"\[method\] exchange: Sparse needs 'sparsifier'"),
     "a misspelt one": (
         {"sparsifier": '{name="deaft",density=0.1}'},
-        r"\[method\] exchange: sparsifier = 'deaft': did you mean 'deft'\? Allowed: clt_k, deft, ",
+        r"\[method\] exchange sparsifier name: no 'deaft'; did you mean 'deft'\? Allowed: clt_k, deft, ",
     ),
     "no density": ({"sparsifier": '"topk"'}, r"\[method\] exchange sparsifier: TopK needs 'density'"),
     "too much": (
@@ -84,7 +84,7 @@ WRONG = {
     ),
     "an argument too many": (
         {"sparsifier": DEFT, "indices": '{name="gaps",bits=3}'},
-        r"\[method\] exchange: indices = 'gaps' has no arguments, but bits",
+        r"\[method\] exchange indices: Gaps has no argument 'bits'; it takes none",
     ),
     "another part": (
         {"sparsifier": DEFT, "codec": '"gaps"'},
@@ -122,7 +122,7 @@ def test_what_is_recorded(job_file: Path, tmp_path: Path) -> None:
     options = [*exchange(sparsifier=DEFT), *words.split()]
     train(job_file, tmp_path / "run", *options, n=2)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    sparse = [record for record in map(json.loads, lines) if record["kind"] == "sparse"]
+    sparse = [record for record in map(json.loads, lines) if record["kind"] == "notes"]
     assert [record["step"] for record in sparse] == list(range(1, len(sparse) + 1))
     assert all(0.03 < record["density"] < 0.07 and record["error"] > 0 for record in sparse)
     assert {"select_seconds", "encode_seconds", "exchange_seconds", "apply_seconds"} < set(sparse[0])
