@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, optim
 
+from hpcsgd.core.capabilities import Counting
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import squared_norm
 from hpcsgd.core.topology import Job
@@ -63,17 +64,6 @@ class Composed(Protocol):
 
     @property
     def parts(self) -> Mapping[str, Any]: ...
-
-
-@runtime_checkable
-class Counting(Protocol):
-    """A part of a method that notes small whole numbers: of these it is kept how often which one came, over
-    all ranks, and not what this rank noted in every step."""
-
-    @property
-    def counted(self) -> Sequence[str]:
-        """Their names in `Step.notes`."""
-        ...
 
 
 @runtime_checkable
@@ -263,6 +253,11 @@ class Method:
         """The names of what its parts count."""
         names = [name for _, part in self.by_role() if isinstance(part, Counting) for name in part.counted]
         return list(dict.fromkeys(names))
+
+    def exchange_keeps(self) -> bool:
+        """Whether an exchange, of a method inside, too, keeps something of a step's gradients for later."""
+        exchanges = (part for _, part in self.by_role() if isinstance(part, Exchange))
+        return any(isinstance(part, Stateful) for exchange in exchanges for _, part in _by_role("", exchange))
 
     def by_role(self) -> Iterator[tuple[str, Any]]:
         """All parts; those inside others, too."""
