@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hpcsgd.core.capabilities import leaves_mean
 from hpcsgd.core.norm import squared_norm
 from hpcsgd.core.step import Averager, Step
 from hpcsgd.transport import phase
@@ -43,6 +44,10 @@ class Measured:
     @property
     def shards(self) -> bool:
         return self.inner.shards
+
+    @property
+    def leaves_mean(self) -> bool:
+        return leaves_mean(self.inner)
 
     def before_update(self, s: Step) -> None:
         self.inner.before_update(s)

@@ -13,6 +13,7 @@ class Mean:
     """Each position averages the chunk it owns: an allreduce of M/K over the P groups, times 1/P."""
 
     shards = True
+    leaves_mean = True
 
     def before_update(self, s: Step) -> None:
         pass
@@ -27,6 +28,7 @@ class MeanOfAll:
     """Each position averages all of w: an allreduce of M over the P groups. The paper's baseline."""
 
     shards = False
+    leaves_mean = True
 
     def before_update(self, s: Step) -> None:
         pass

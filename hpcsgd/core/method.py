@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from hpcsgd.core.capabilities import Counting
 from hpcsgd.core.step import Averager, Exchange, Schedule
 from hpcsgd.errors import UserError
 
@@ -59,17 +60,6 @@ class Composed(Protocol):
 
 
 @runtime_checkable
-class Counting(Protocol):
-    """A part of a method that notes small whole numbers: of these it is kept how often which one came, over
-    all ranks, and not what this rank noted in every step."""
-
-    @property
-    def counted(self) -> Sequence[str]:
-        """Their names in `Step.notes`."""
-        ...
-
-
-@runtime_checkable
 class Central(Protocol):
     """An averager for which the model is not the mean of what the groups train on: servers keep it, say."""
 
@@ -77,14 +67,6 @@ class Central(Protocol):
         """This position's chunks of it, like `owned`, in float32 at least; None before the first update,
         when all groups have the same. Collective."""
         ...
-
-
-@runtime_checkable
-class ForPeers(Protocol):
-    """An averager that averages with `Job.peers`, and not with the groups of this job."""
-
-    @property
-    def for_peers(self) -> bool: ...
 
 
 def alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, State]:
@@ -155,6 +137,11 @@ class Method:
         """The names of what its parts count."""
         names = [name for _, part in self.by_role() if isinstance(part, Counting) for name in part.counted]
         return list(dict.fromkeys(names))
+
+    def exchange_keeps(self) -> bool:
+        """Whether an exchange, of a method inside, too, keeps something of a step's gradients for later."""
+        exchanges = (part for _, part in self.by_role() if isinstance(part, Exchange))
+        return any(isinstance(part, Stateful) for exchange in exchanges for _, part in _by_role("", exchange))
 
     def by_role(self) -> Iterator[tuple[str, Any]]:
         """All parts; those inside others, too."""

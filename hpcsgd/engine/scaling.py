@@ -94,7 +94,7 @@ def _distributed(optimizer: optim.Optimizer) -> DistributedOptimizer | None:
 
 
 def _require_scalable(optimizer: DistributedOptimizer) -> None:
-    if any("exchange" in role.split(".") for role in optimizer.method.stateful()):
+    if optimizer.method.exchange_keeps():
         raise UserError("GradScaler with a sparse exchange: what it keeps would be of several scales")
     if optimizer.job.has_peers:
         raise UserError("GradScaler among groups that may die: each would skip other steps; use bfloat16")

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import nn, optim
 
+from hpcsgd.core.capabilities import ForPeers
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.method import ForPeers, Method
+from hpcsgd.core.method import Method
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.transport import phase

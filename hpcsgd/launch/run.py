@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcsgd.config.schema import Config, load
-from hpcsgd.core.method import ForPeers
+from hpcsgd.core.capabilities import ForPeers
 from hpcsgd.errors import UserError, located
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.launch.starter import starter
 from hpcsgd.launch.supervisor import Supervisor, sizes
 from hpcsgd.report import run_folder
-from hpcsgd.training.assembly import make_method
+from hpcsgd.training.parts import make_method
 
 
 def launch(

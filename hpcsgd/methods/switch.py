@@ -141,7 +141,7 @@ def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> 
             "switch: one method updates chunks and the other one whole vectors, as allreduce_local_sgd and "
             "sparse exchanges do: both have to do the same"
         )
-    if any("exchange" in role.split(".") for role in first.stateful()):
+    if first.exchange_keeps():
         log.warning("switch: what the exchange of the first method has kept is dropped at the change")
     turn = Turn(first, then, at)
     return Method(exchange=TheirExchange(turn), when=TheirSchedule(turn), how=TheirAverager(turn))

@@ -18,6 +18,10 @@ class Every:
         if self.I < 1:
             raise UserError(f"every = {self.I}: groups meet after at least 1 step")
 
+    @property
+    def steps_between(self) -> int:
+        return self.I
+
     def __call__(self, s: Step) -> bool:
         return s.t % self.I == 0
 

@@ -10,13 +10,16 @@ from pathlib import Path
 
 from torch import Tensor
 
+from hpcsgd.config.reference import annotations_of, resolve
 from hpcsgd.config.schema import Config, load
+from hpcsgd.core.capabilities import Threshold
 from hpcsgd.core.topology import Job, together
-from hpcsgd.errors import JobError, UserError
+from hpcsgd.errors import JobError, UserError, located
 from hpcsgd.files.atomic import replacing
-from hpcsgd.methods.selsync import Significance
+from hpcsgd.methods import METHODS
 from hpcsgd.start import form_as_launched
 from hpcsgd.training.assembly import Assembly, assemble
+from hpcsgd.training.parts import make_method
 from hpcsgd.training.probing import setting
 from hpcsgd.training.process import keep_freed_memory, use_threads
 from hpcsgd.tuning.changes import Changes, changes_of, plot, table, to_json
@@ -44,10 +47,15 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
 
 def always_meeting(config: Config, path: Path) -> Config:
     """With δ = 0, as in the paper's figure 5. Raises `UserError` where the method has no δ."""
-    if config.method.name != "selsync":
-        raise UserError(f"{path}: [method] name = {config.method.name!r}: only selsync has a delta to probe")
+    name = config.method.name
     method = dataclasses.replace(config.method, arguments={**config.method.arguments, "delta": 0})
-    return dataclasses.replace(config, method=method)
+    always = dataclasses.replace(config, method=method)
+    with located(str(path)):
+        with located("[method] name"):
+            has_delta = "delta" in annotations_of(resolve(name, METHODS))
+        if not has_delta or not isinstance(make_method(always, steps_per_epoch=1).when, Threshold):
+            raise UserError(f"[method] name = {name!r}: it has no delta to probe, as selsync has")
+    return always
 
 
 def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
@@ -58,8 +66,8 @@ def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
                 "one group has nobody to meet: start as many ranks as the job has, and say groups"
             )
     parts = assemble(config, job, str(path))
-    significance = parts.optimizer.method.when
-    assert isinstance(significance, Significance)
+    when = parts.optimizer.method.when
+    assert isinstance(when, Threshold)
     rows: list[list[float]] = []
     for loaded in itertools.islice(_batches(parts, config.schedule.per), steps):
         x, y = parts.vary(*loaded)
@@ -72,7 +80,7 @@ def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
         if parts.scheduler is not None and config.schedule.per == "step":
             parts.scheduler.step()
         parts.batches.advance()
-        rows.append(significance.changes.tolist())
+        rows.append(when.changes.tolist())
     return changes_of(rows)
 
 

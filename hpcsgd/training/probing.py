@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 
-from hpcsgd.averagers import Mean, MeanOfAll, Measured
 from hpcsgd.config.schema import Config, dump, load
+from hpcsgd.core.capabilities import Periodic, leaves_mean
 from hpcsgd.core.topology import together
 from hpcsgd.errors import UserError, located
-from hpcsgd.exchanges import Sparse
 from hpcsgd.files.atomic import replacing
 from hpcsgd.report.run_folder import changes
-from hpcsgd.schedules import Every
 from hpcsgd.training.parts import make_method
 from hpcsgd.training.process import keep_freed_memory, use_threads
 from hpcsgd.training.virtual import CPU, virtual_groups
@@ -83,18 +81,16 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, seeds: int
     with located(str(path)):
         _require_plain(config)
         method = make_method(config, steps_per_epoch=10**9)  # what goes by epochs is refused below
-        how = method.how
-        local_sgd = isinstance(how, Measured) and isinstance(how.inner, Mean | MeanOfAll)
-        if not isinstance(method.when, Every) or not local_sgd:
+        if not isinstance(method.when, Periodic) or not leaves_mean(method.how):
             raise UserError(
                 f"[method] name = {config.method.name!r}: the probe is of groups that meet every so many "
                 "steps, average their models and keep their momentum: hierarchical, allreduce_local_sgd"
             )
-    if isinstance(method.exchange, Sparse):
+    if method.exchange_keeps():
         log.warning("[method] exchange: the probe's groups exchange whole gradients; it answers for these")
     return Plan(
         groups=tuple(groups or GROUPS),
-        every=method.when.I,
+        every=method.when.steps_between,
         batch_size=config.data.batch_size,
         lr=config.optimizer.lr,
         rule=config.schedule.scaling,

@@ -72,7 +72,7 @@ def test_which_delta(folder: Path) -> None:
             ["--delta", "--steps", "1", *SELSYNC],
             "hpcsgd: --steps 1: at least 2 are needed, the first one has",
         ),
-        (["--delta"], "hpcsgd: job.toml: [method] name = 'hierarchical': only selsync has a delta to probe"),
+        (["--delta"], "hpcsgd: job.toml: [method] name = 'hierarchical': it has no delta to probe, as"),
         (["--groups", "4,2"], "hpcsgd: groups = [4, 2]: expected growing numbers, as 2, 4, 8"),
         (["--groups", "1"], "hpcsgd: groups = [1]: at least two numbers of groups from 2 on can be compared"),
         (["--groups", "few"], "hpcsgd: --groups few: expected numbers, as 2,4,8"),
