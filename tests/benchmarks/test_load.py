@@ -44,12 +44,14 @@ def test_a_child_that_computes_is_ours_and_one_that_waits_is_not():
     spinning = subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE)
     waiting = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with spinning, waiting:
-        assert spinning.stdout is not None
-        spinning.stdout.read(1)
-        assert runnable(spinning.pid) == 1
-        assert runnable(os.getpid()) >= 2  # whoever asks runs, too
-        waiting.communicate(b"\n")
-        spinning.kill()
+        try:
+            assert spinning.stdout is not None
+            spinning.stdout.read(1)
+            assert runnable(spinning.pid) == 1
+            assert runnable(os.getpid()) >= 2  # whoever asks runs, too
+            waiting.communicate(b"\n")
+        finally:
+            spinning.kill()
     assert runnable(spinning.pid) == runnable(waiting.pid) == 0
 
 
