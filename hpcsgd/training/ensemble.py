@@ -101,7 +101,7 @@ class EnsembleLoop(Loop):
         optimizer = self._parts.optimizer
         optimizer.meet()
         if self.meetings.place.t == optimizer.t:  # who comes from elsewhere was not there
-            self._note_meeting(optimizer.notes)
+            self._note(optimizer.notes)
         self._settle()
 
     def _settle(self) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from pythons import python
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -46,8 +47,7 @@ def test_all_commands_that_are_named_are_there():
 @pytest.mark.parametrize("name", ENTRIES)
 def test_it_starts(name):
     """From any folder."""
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / name, "--help"], cwd="/", capture_output=True, text=True, check=False
-    )
+    command = python(str(BENCHMARKS / name), "--help")
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--quick" in done.stdout
