@@ -139,5 +139,5 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two more than there are cores, for tests that wait."""
-    return len(os.sched_getaffinity(0)) + 2
+    """One more than there are cores, for tests that wait."""
+    return len(os.sched_getaffinity(0)) + 1

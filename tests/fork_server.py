@@ -45,7 +45,7 @@ class Server:
         """Return in the processes that shall become something else, with their words."""
         while True:
             for key, _ in self._selector.select():
-                if self._selector.get_map().get(key.fileobj) == key:  # nor gone with one before it
+                if key in self._selector.get_map().values():  # nor gone with one before it
                     key.data(key.fileobj)
                 if self._become is not None:
                     return self._become
@@ -73,7 +73,8 @@ class Server:
         for file in files:
             os.close(file)
         self._running[asking] = child
-        asking.send(str(child).encode())
+        with suppress(OSError):  # it was killed itself, as will be heard
+            asking.send(str(child).encode())
         self._watch(asking, self._abandoned)
         process = os.pidfd_open(child)
         self._watch(process, lambda _: self._ended(asking, process))
