@@ -1,0 +1,1 @@
+"""What a training costs before it is begun: seconds, bytes and node hours by the α-β model."""
