@@ -11,6 +11,7 @@ from hpcsgd.cli.data import data
 from hpcsgd.cli.doctor import doctor
 from hpcsgd.cli.job import job
 from hpcsgd.cli.launch import launch
+from hpcsgd.cli.plan import plan
 from hpcsgd.cli.probe import probe
 from hpcsgd.cli.train import train
 
@@ -27,6 +28,11 @@ app.command(
     probe,
     usage="Usage: hpcsgd probe JOB [--groups 2,4,8] [--seeds N] [--ranks N] [--delta [--steps N]] "
     "[--SECTION.KEY VALUE]...",
+)
+app.command(
+    plan,
+    usage="Usage: hpcsgd plan JOB --machine FILE [--probe FILE] [--ranks 64..4096] [--budget NODE-HOURS] "
+    "[--deadline HOURS] [--methods bsp,sgp] [--write] [--SECTION.KEY VALUE]...",
 )
 app.command(
     launch, usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]..."
