@@ -33,7 +33,7 @@ def plan(
     :param job: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, as in --training.epochs 90.
     :param machine: The machine file that hpcsgd measure has written.
-    :param probe: A probe.json: no more groups than it found.
+    :param probe: A probe.json: no more groups than it found; without, than the job file has.
     :param ranks: Which to try, as 64..4096 (doubling) or 64,96; by default one node up to all there are.
     :param budget: Node hours that the training may cost.
     :param deadline: Hours that it may take.

@@ -143,7 +143,7 @@ def _standing_still(
     exchange = sum(by_bucket)
     backward = c.backward + (c.slowed - 1) * min(c.backward, exchange)
     left = max(pipelined(_ready(m, backward), by_bucket) - backward, 0.0)
-    hidden = exchange - left
+    hidden = max(exchange - left, 0.0)
     if left:
         phases["gradients"] += left
     phases["compute"] = c.forward + backward + c.selection + c.update

@@ -10,6 +10,8 @@ from hpcsgd.planning.estimate import Estimate
 
 WORTH = 0.5
 """Where nobody says what matters: the efficiency that more nodes must keep."""
+GAIN = 0.05
+"""The part of a step that another method than the job file's has to save."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,12 @@ class Wishes:
         return in_budget and (self.deadline is None or e.hours <= self.deadline)
 
 
-def ranked(estimates: Sequence[Estimate], wishes: Wishes) -> tuple[list[Estimate], str]:
+def ranked(estimates: Sequence[Estimate], wishes: Wishes, own: str = "") -> tuple[list[Estimate], str]:
     """All of them, the best first, and why it is the best.
 
     With a deadline that is the cheapest one in time, else with a budget the fastest one within it, else the
-    fastest one whose nodes are worth it. Raises `UserError` where none will do.
+    fastest one whose nodes are worth it; the job file's `own` method where others gain next to nothing.
+    Raises `UserError` where none will do.
     """
     fit = [e for e in estimates if wishes.met_by(e)]
     if not fit:
@@ -56,8 +59,16 @@ def ranked(estimates: Sequence[Estimate], wishes: Wishes) -> tuple[list[Estimate
             if worth
             else f"the fastest; nothing keeps {WORTH:.0%} of what ranks would do on one node"
         )
+    best = _without_need_to_change(best, fit, own)
     rest = sorted((e for e in estimates if e is not best), key=lambda e: (not wishes.met_by(e), e.hours))
     return [best, *rest], f"{why}{_too_close(best, rest)}"
+
+
+def _without_need_to_change(best: Estimate, fit: Sequence[Estimate], own: str) -> Estimate:
+    """The own method on the same ranks and groups, if it is nearly as fast."""
+    most = best.step.seconds * (1 + GAIN)
+    same = [e for e in fit if e.option.name == own and (e.N, e.P) == (best.N, best.P)]
+    return min((e for e in same if e.step.seconds <= most), key=lambda e: e.hours, default=best)
 
 
 def _too_close(best: Estimate, rest: Sequence[Estimate]) -> str:

@@ -14,6 +14,9 @@ HEAD = (
     f"{'comm':>5} {'samples/s':>10} {'epoch':>9} {'in all':>9} {'node h':>8} {'eff.':>5} {'MB/rank':>8}"
 )
 
+LEAST = 0.005
+"""Of a step: what takes less is not told."""
+
 
 def row(e: Estimate) -> str:
     interval = f"({e.step.low:.3g} – {e.step.high:.3g})"
@@ -27,9 +30,11 @@ def row(e: Estimate) -> str:
 def in_words(best: Estimate, why: str) -> str:
     """The recommendation."""
     phases = sorted(best.step.phases.items(), key=lambda phase: -phase[1])
-    shares = ", ".join(f"{name} {seconds / best.step.seconds:.0%}" for name, seconds in phases)
+    parts = {name: seconds / best.step.seconds for name, seconds in phases}
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share >= LEAST)
+    where = "1 node" if best.nodes == 1 else f"{best.nodes} nodes"
     return (
-        f"recommended: {best.option} in {best.P} groups of {best.K} on {best.nodes} nodes: {why}.\n"
+        f"recommended: {best.option} in {best.P} groups of {best.K} on {where}: {why}.\n"
         f"A step is {shares}; {best.step.hidden:.3g} s of communication are hidden behind computing."
     )
 

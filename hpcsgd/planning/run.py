@@ -11,7 +11,7 @@ from typing import Any
 from hpcsgd.config.schema import load
 from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import Machine
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.planning import report
 from hpcsgd.planning.candidates import Option, options, ranks_from, shapes
@@ -46,18 +46,21 @@ def run(
     if meets is not None and not 0 <= meets <= 1:
         raise UserError(f"--meets {meets:g}: the share of steps after which groups meet, 0 to 1")
     config, machine = load(path, overrides), machines.load(machine_file)
-    subject = subject_of(config, samples)
+    with located(str(path)):
+        subject = subject_of(config, samples)
     _require_same_model(subject, machine, machine_file)
-    limit = None if probe is None else groups_of(probe)
+    limit = config.job.groups if probe is None else groups_of(probe)
     wanted = _ranks(ranks, machine)
     asked = None if methods is None else [name.strip() for name in methods.split(",")]
     own = {"name": config.method.name, **config.method.arguments}
     found, left_out = estimates(
         subject, machine, options(own, asked, _numbers(every)), wanted, limit, meets=meets
     )
-    ordered, why = ranked(found, wishes)
+    ordered, why = ranked(found, wishes, config.method.name)
     done = [measured_run(folder, subject) for folder in runs]
-    _tell(ordered, why, left_out, limit)
+    _tell(ordered, why, left_out)
+    if limit is None:
+        log.warning("neither --probe nor [job] groups: nobody says how many groups the training can stand")
     folder = config.run.folder.with_name(f"{config.run.folder.name}-plan")
     _write(folder, ordered, why, done, {"job": str(path), "machine": str(machine_file), "measured": done})
     if write:
@@ -147,7 +150,7 @@ def _numbers(text: str | None) -> list[int]:
     return numbers
 
 
-def _tell(ordered: Sequence[Estimate], why: str, left_out: Mapping[str, str], limit: int | None) -> None:
+def _tell(ordered: Sequence[Estimate], why: str, left_out: Mapping[str, str]) -> None:
     print(report.HEAD)
     for e in ordered[:SHOWN]:
         print(report.row(e))
@@ -155,8 +158,6 @@ def _tell(ordered: Sequence[Estimate], why: str, left_out: Mapping[str, str], li
         print(f"… and {len(ordered) - SHOWN} more in plan.json")
     for name, reason in left_out.items():
         print(f"left out: {name}: {reason}")
-    if limit is None:
-        log.warning("no --probe: nobody has said how many groups the training can stand")
     print(report.in_words(ordered[0], why))
 
 
