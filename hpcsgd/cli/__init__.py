@@ -11,6 +11,7 @@ from hpcsgd.cli.data import data
 from hpcsgd.cli.doctor import doctor
 from hpcsgd.cli.job import job
 from hpcsgd.cli.launch import launch
+from hpcsgd.cli.measure import measure
 from hpcsgd.cli.plan import plan
 from hpcsgd.cli.probe import probe
 from hpcsgd.cli.train import train
@@ -39,6 +40,11 @@ app.command(
 )
 app.command(data)
 app.command(job)
+app.command(
+    measure,
+    usage="Usage: hpcsgd measure [JOB] [--out FILE] [--quick] [--max-bytes N] [--seconds S] "
+    "[--SECTION.KEY VALUE]...",
+)
 app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--store FILE]")
 
 

@@ -132,6 +132,19 @@ def bench(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) ->
         _write("bench", [str(path), *overrides], check_training(path, overrides, w.allocation()), w)
 
 
+@job.command(usage=f"Usage: hpcsgd job measure {USAGE}")
+def measure(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) -> None:
+    """Write a script that finds out what messages, and the job's model, take on these nodes.
+
+    :param path: The job file, as for hpcsgd measure.
+    :param overrides: Keys of the file to change, as in --data.batch_size 64.
+    """
+    with told_in_one_line():
+        from hpcsgd.batch import check_measure
+
+        _write("measure", [str(path), *overrides], check_measure(path, overrides), wanted or Wanted())
+
+
 def _write(kind: str, words: list[str], checked: Checked, wanted: Wanted, **own: str) -> None:
     from hpcsgd.batch import estimate, load_site, prepare, submit
 

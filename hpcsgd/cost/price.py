@@ -24,7 +24,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.sparsifiers import SPARSIFIERS, Sparsifier
 
 COMPUTE_ERROR = 0.1
-"""By which part the seconds that a rank computes may be off: runs differ by so much from a measurement."""
+"""The seconds that a rank computes may be off by a factor 1 + this, either way."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class StepCost:
     """Seconds that a rank stands still, by what for; `compute` among them."""
     low: float
     high: float
-    """Seconds of a step if everything is as much faster, or slower, as measurements were off."""
+    """Seconds of a step if everything is as much faster, or slower, as measurements were off: nine of ten."""
     nbytes: float
     """That a rank sends."""
     hidden: float = field(default=0.0)
@@ -87,7 +87,7 @@ def price(
 
     def total(sign: int) -> tuple[dict[str, float], float]:
         timed = [(x, _seconds(x, machine, over[x.over], sign)) for x in sent_in_step]
-        return _standing_still(timed, m, computed.times(1 + sign * COMPUTE_ERROR))
+        return _standing_still(timed, m, computed.times((1 + COMPUTE_ERROR) ** sign))
 
     phases, hidden = total(0)
     low, high = (sum(total(sign)[0].values()) for sign in (-1, 1))
@@ -123,8 +123,8 @@ def pipelined(ready: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def _seconds(x: Message, machine: Machine, way: Way, sign: int) -> float:
-    error = sign * min(machine.relative_error(x.operation, way), 0.9)
-    return x.times * machine.seconds(x.operation, x.nbytes, way) * (1 + error)
+    factor = (1 + machine.relative_error(x.operation, way)) ** sign
+    return x.times * machine.seconds(x.operation, x.nbytes, way) * factor
 
 
 def _standing_still(

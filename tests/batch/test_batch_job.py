@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from hpcsgd.batch import Allocation, BatchJob, Site, check_ensemble, check_probe, check_training, prepare
+from hpcsgd.batch import (
+    Allocation,
+    BatchJob,
+    Site,
+    check_ensemble,
+    check_measure,
+    check_probe,
+    check_training,
+    prepare,
+)
 from hpcsgd.batch.batch_job import estimate, submit
 from hpcsgd.config.schema import load
 from hpcsgd.errors import UserError
@@ -143,6 +152,16 @@ def test_the_script_of_a_probe(folder: Path) -> None:
     assert order.script == Path("runs/job-probe.sbatch")
     assert "may start" not in str(order)
     subprocess.run(["bash", "-n", str(order.script)], check=True)
+
+
+def test_the_script_of_a_measurement(folder: Path) -> None:
+    checked = check_measure(Path("job.toml"), ("--data.batch_size", "4"))
+    order = prepare("measure", ["job.toml"], checked, EIGHT, Site())
+    assert order.script == Path("runs/job-measure.sbatch")
+    assert "may start" not in str(order)
+    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    with pytest.raises(UserError, match="did you mean 'mlp'"):
+        check_measure(Path("job.toml"), ("--model.build", "mpl"))
 
 
 def test_groups_that_may_die(folder: Path) -> None:

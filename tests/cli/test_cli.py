@@ -87,7 +87,7 @@ def test_convert_prints_what_was_made(
         (
             "trains job.toml",
             'hpcsgd: Unknown command "trains". Did you mean "train"? '
-            "Available commands: train, probe, launch, data, job, doctor.\n",
+            "Available commands: train, probe, launch, data, job, measure, doctor.\n",
         ),
         ("train", 'hpcsgd: Command "train" parameter JOB requires an argument.\n'),
     ],
@@ -136,6 +136,22 @@ def test_doctor_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     app(["doctor", "--group-size", "2", "--store", "d.h5"])
     app(["doctor", "--groups", "4"])
     assert heard == [(None, None, None), (None, 2, Path("d.h5")), (4, None, None)]
+
+
+def test_measure_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[object, ...]] = []
+
+    def run(*given: object, **named: object) -> None:
+        heard.append((*given, *named.values()))
+
+    monkeypatch.setitem(sys.modules, "hpcsgd.measuring", module("hpcsgd.measuring", run))
+    app(["measure"])
+    words = "--quick job.toml --out m.toml --data.batch_size 4 --max-bytes 8192 --seconds 2"
+    app(["measure", *words.split()])
+    assert heard == [
+        (None, (), Path("machine.toml"), False, None, None),
+        (Path("job.toml"), ("--data.batch_size", "4"), Path("m.toml"), True, 8192, 2.0),
+    ]
 
 
 def test_help_does_not_wait_for_torch() -> None:

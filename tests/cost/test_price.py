@@ -104,7 +104,7 @@ def test_overlapped_gossip_counts_where_it_is_longer_than_the_step() -> None:
 
 def test_the_interval_is_that_of_the_errors() -> None:
     cost = price(bsp(), sizes(1, 2), machine(2, error=0.25), NOTHING)
-    assert (cost.low, cost.high) == pytest.approx((0.75 * cost.seconds, 1.25 * cost.seconds))
+    assert (cost.low, cost.high) == pytest.approx((0.8 * cost.seconds, 1.25 * cost.seconds))
     cost = price(bsp(), sizes(2, 1), machine(1), Computed(forward=1e6, backward=0.0))
     assert cost.high == pytest.approx((1 + COMPUTE_ERROR) * 1e6)
 
