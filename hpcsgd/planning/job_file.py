@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from hpcsgd.config.schema import load
 from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import replacing
 
@@ -39,6 +41,26 @@ def write_choice(path: Path, groups: int, method: Mapping[str, Any]) -> None:
         )
     with replacing(path) as part:
         part.write_text(text)
+
+
+def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int]:
+    """Nodes, and ranks on each, that a plan recommends to the job file `path`.
+
+    Raises `UserError` for what is no plan, and where the job is not the one that was recommended.
+    """
+    try:
+        choice = json.loads(plan.read_text())["choice"]
+        nodes, ranks, groups, method = (choice[key] for key in ("nodes", "ranks", "groups", "method"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{plan}: not the plan.json of hpcsgd plan: {error}") from error
+    config = load(path, overrides)
+    job = {"name": config.method.name, **config.method.arguments}
+    if (config.job.groups, job) != (groups, method):
+        raise UserError(
+            f"{path}: the plan is for {groups} groups and {choice['label']}: put it there with hpcsgd plan "
+            "--write, or leave --plan out"
+        )
+    return nodes, ranks // nodes
 
 
 def _with_section(text: str, name: str, table: Mapping[str, Any]) -> str:

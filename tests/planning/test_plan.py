@@ -16,7 +16,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.planning.candidates import Option, options, ranks_from, shapes
 from hpcsgd.planning.choice import Wishes, ranked
 from hpcsgd.planning.estimate import Estimate, alone
-from hpcsgd.planning.job_file import write_choice
+from hpcsgd.planning.job_file import nodes_of, write_choice
 from hpcsgd.planning.run import estimates
 from hpcsgd.planning.subject import Subject, subject_of
 
@@ -206,6 +206,20 @@ def test_the_command(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.Ca
     written = tomllib.loads(job.read_text())
     assert written["job"]["groups"] == choice["groups"]
     assert written["method"] == choice["method"]
+
+
+def test_a_plan_is_for_the_job_that_it_recommends(files: tuple[Path, Path]) -> None:
+    job, _ = files
+    plan = job.with_name("plan.json")
+    choice = {"nodes": 4, "ranks": 16, "groups": 2, "method": {"name": "sgp"}, "label": "sgp"}
+    plan.write_text(json.dumps({"choice": choice}))
+    with pytest.raises(UserError, match="the plan is for 2 groups and sgp: put it there with hpcsgd plan"):
+        nodes_of(plan, job, [])
+    write_choice(job, 2, {"name": "sgp"})
+    assert nodes_of(plan, job, []) == (4, 4)
+    plan.write_text("{}")
+    with pytest.raises(UserError, match=r"not the plan\.json of hpcsgd plan"):
+        nodes_of(plan, job, [])
 
 
 @pytest.mark.parametrize(
