@@ -19,7 +19,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "lstm": {"types": 7, "embedding": 6, "hidden": 5, "layers": 2},
     "mlp": {"inputs": 3 * 32 * 32, "hidden": [8, 4], "classes": 7},
     "ncf": {"users": 7, "items": 7},
-    **{f"resnet{depth}": {"classes": 7} for depth in (18, 20, 32, 44, 56, 110)},
+    **{f"resnet{depth}": {"classes": 7} for depth in (18, 20, 32, 44, 50, 56, 110)},
 }
 
 
@@ -212,9 +212,9 @@ def test_sizes_that_cannot_be(make: Any, arguments: dict[str, Any], message: str
 def test_resnet50_is_that_of_imagenet() -> None:
     """As many parameters as everybody's, and the sizes of table 1 of the paper."""
     model = build("resnet50", {})
-    assert sum(p.numel() for p in model.parameters()) == 25_557_032
+    assert parameters(model) == 25_557_032
     sizes: list[tuple[int, ...]] = []
-    for layer in model:
+    for layer in model.children():
         if isinstance(layer, Bottleneck):
             layer.register_forward_hook(lambda _, __, y: sizes.append(tuple(y.shape[1:])))
     model.eval()
