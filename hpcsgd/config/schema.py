@@ -95,12 +95,18 @@ class TrainingSection:
     """How long, how often, how much time."""
 
     epochs: Count
+    steps: Count | None = None  # in place of epochs; the last epoch may end early
+    samples: Count | None = None  # likewise, of all ranks together
     log_every: Count = 10  # steps
     evaluate_every: Count = 1  # epochs
     checkpoint_every: Count | None = None  # steps; none: at the end of every epoch
     time_limit: Seconds | None = None
     stop_ahead: Seconds = 60.0  # how long before the end of its Slurm job a run saves and stops
     threads: Count | None = None  # torch threads of each rank; none: OMP_NUM_THREADS, or 1
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.samples is not None:
+            raise UserError(f"steps = {self.steps} and samples = {self.samples}: give one of them, not both")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
