@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
+from hpcsgd.cli.compare import compare
 from hpcsgd.cli.data import data
 from hpcsgd.cli.doctor import doctor
 from hpcsgd.cli.job import job
@@ -23,6 +24,11 @@ app = App(
     suppress_keyboard_interrupt=False,  # the exception hook of the job ends all ranks and says why
 )
 app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--probe FILE] [--SECTION.KEY VALUE]...")
+app.command(
+    compare,
+    usage="Usage: hpcsgd compare JOB --methods METHODS [--steps N | --samples N] [--target VALUE] [--resume] "
+    "[--SECTION.KEY VALUE]...",
+)
 app.command(
     probe,
     usage="Usage: hpcsgd probe JOB [--groups 2,4,8] [--seeds N] [--ranks N] [--delta [--steps N]] "

@@ -152,8 +152,18 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     A relative ``data.store`` is meant from the file's folder, or, as an override, from the working directory.
     Raises `UserError`, one line: what was given, what is allowed, the file and key or the flag.
     """
+    return checked(read_tables(path, overrides), path)
+
+
+def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a TOML file and the overrides say, unchecked."""
     table = read_toml(path)
     overlay(table, overrides)
+    return table
+
+
+def checked(table: dict[str, Any], path: Path) -> Config:
+    """What these tables, read from a file, mean; see `load`."""
     if isinstance(run := table.setdefault("run", {}), dict):
         run.setdefault("folder", f"runs/{path.stem}")
     config = read_section(Config, table, path)

@@ -24,7 +24,7 @@ class Length:
     """Of each rank in the last epoch, after which it ends."""
 
     def over(self, epoch: int, t: int, batches: Batches | InjectedBatches) -> bool:
-        """Whether the run is complete after so many epochs and steps; `batches` are those left of the epoch."""
+        """Whether it is complete after so many epochs and steps; `batches` are those left of the epoch."""
         if self.steps is None:
             return epoch >= self.epochs
         return t >= self.steps and not batches.sampler.taken  # or results of the last epoch are missing

@@ -68,8 +68,8 @@ def test_steps_of_so_many_samples(job_file: Path, samples: int, groups: int, epo
 def test_it_ends_in_the_middle_of_an_epoch(
     job_file: Path, tmp_path: Path, what: str, number: int, step: int
 ) -> None:
-    """Evaluated, saved and complete; stopped or killed at an epoch's end or after the last step, it ends as if
-    it had not been."""
+    """Evaluated, saved and complete; stopped or killed at an epoch's end or after the last step, it ends as
+    if it had not been."""
     options = (f"--training.{what}", str(number), "--training.checkpoint_every", "1")
     whole = tmp_path / "whole"
     train(job_file, whole, *options)
