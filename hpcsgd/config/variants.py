@@ -135,7 +135,7 @@ def _require_apart(found: Sequence[Variant]) -> None:
             raise UserError(f"{variant.label!r} is no label: letters or digits are needed")
         if variant.folder in taken:
             raise UserError(
-                f"{variant.label!r}: {taken[variant.folder]!r} is there already, and labels have to differ in "
-                "letters or digits: choose others, in a TOML file"
+                f"{variant.label!r}: {taken[variant.folder]!r} is there already, and labels have to differ "
+                "in letters or digits: choose others, in a TOML file"
             )
         taken[variant.folder] = variant.label
