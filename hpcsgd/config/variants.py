@@ -38,11 +38,6 @@ class Variant:
     changes: Mapping[str, Any]
     """Sections."""
 
-    @property
-    def folder(self) -> str:
-        """The label as the name of one."""
-        return re.sub(r"[^\w.=+-]+", "-", self.label).strip("-.")
-
     def laid_over(self, tables: Mapping[str, Any]) -> dict[str, Any]:
         """Those of a job file, changed."""
         laid = dict(tables)
@@ -51,6 +46,11 @@ class Variant:
             keeps = name != "method" and isinstance(before, Mapping)
             laid[name] = {**before, **section} if keeps else section
         return laid
+
+
+def folder_name(label: str) -> str:
+    """A label as the name of a folder."""
+    return re.sub(r"[^\w.=+-]+", "-", label).strip("-.")
 
 
 def variants(text: str) -> list[Variant]:
@@ -65,15 +65,16 @@ def variants(text: str) -> list[Variant]:
     return found
 
 
-def configs(path: Path, overrides: Sequence[str], chosen: Sequence[Variant]) -> list[Config]:
-    """Of each variant. Raises `UserError`, naming it."""
+def configs(path: Path, overrides: Sequence[str], methods: str) -> dict[str, Config]:
+    """Of each of the `variants` by its label; the run folder is that of the job file. Raises `UserError`."""
+    chosen = variants(methods)
     flag = next((word for word in overrides if re.match(r"--method\b", word)), None)
     if flag is not None and all("method" in variant.changes for variant in chosen):
         raise UserError(f"{flag}: the methods that are compared are those of --methods")
-    found = []
+    found: dict[str, Config] = {}
     for variant in chosen:
         with located(f"variant {variant.label!r}"):
-            found.append(checked(variant.laid_over(read_tables(path, overrides)), path))
+            found[variant.label] = checked(variant.laid_over(read_tables(path, overrides)), path)
     return found
 
 
@@ -131,11 +132,12 @@ def _require_apart(found: Sequence[Variant]) -> None:
     """Each has a folder of its own."""
     taken: dict[str, str] = {}
     for variant in found:
-        if not variant.folder:
+        folder = folder_name(variant.label)
+        if not folder:
             raise UserError(f"{variant.label!r} is no label: letters or digits are needed")
-        if variant.folder in taken:
+        if folder in taken:
             raise UserError(
-                f"{variant.label!r}: {taken[variant.folder]!r} is there already, and labels have to differ "
-                "in letters or digits: choose others, in a TOML file"
+                f"{variant.label!r}: {taken[folder]!r} is there already, and labels have to "
+                "differ in letters or digits: choose others, in a TOML file"
             )
-        taken[variant.folder] = variant.label
+        taken[folder] = variant.label

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import logging
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, dump
-from hpcsgd.config.variants import configs, variants
+from hpcsgd.config.variants import configs, folder_name
 from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import UserError, located
 from hpcsgd.report import run_folder
@@ -62,7 +61,7 @@ def _run(
 
     world = mpi.world()
     with together(world, "reading the job file"):
-        chosen = chosen_of(path, overrides, methods)
+        chosen = configs(path, overrides, methods)
     log_to_stdout(world.rank)
     section = next(iter(chosen.values())).training  # that of all
     reasons = Reasons(section.time_limit, section.stop_ahead, asks_slurm=world.rank == 0)
@@ -71,18 +70,8 @@ def _run(
     return compare(world, path, chosen, reasons, target=target, resume=resume)
 
 
-def chosen_of(path: Path, overrides: Sequence[str], methods: str) -> dict[str, Config]:
-    """The configuration of each variant by its label, with a run folder of its own. Raises `UserError`."""
-    chosen = variants(methods)
-    found: dict[str, Config] = {}
-    for variant, config in zip(chosen, configs(path, overrides, chosen), strict=True):
-        folder = folder_of(config) / variant.folder
-        found[variant.label] = dataclasses.replace(config, run=dataclasses.replace(config.run, folder=folder))
-    return found
-
-
 def folder_of(config: Config) -> Path:
-    """Of the comparison, beside that of a plain run."""
+    """Of a comparison, beside that of a plain run of `config`."""
     return config.run.folder.with_name(f"{config.run.folder.name}-compare")
 
 
@@ -95,7 +84,7 @@ def compare(
     target: float | None = None,
     resume: bool = False,
 ) -> str | None:
-    """Train what is `chosen` of the job file at `path`; why it stopped early, or None. Collective.
+    """Train the variants `chosen` of the job file at `path`; why it stopped early, or None. Collective.
 
     Each is built before any is trained, so that mistakes come at once.
     """
@@ -131,7 +120,8 @@ def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial
             job = form_as_launched(world, config.job.groups, config.job.group_size)
         assemble(config, job, str(path))
     gc.collect()  # models are in cycles with their optimizers
-    return Trial(label, config, job)
+    folder = folder_of(config) / folder_name(label)
+    return Trial(label, replace(config, run=replace(config.run, folder=folder)), job)
 
 
 def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str | None:

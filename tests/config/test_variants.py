@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.config.schema import Config
-from hpcsgd.config.variants import configs, variants
+from hpcsgd.config.variants import configs, folder_name, variants
 from hpcsgd.errors import UserError
 
 JOB = """
@@ -34,8 +34,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def read(job: Path, text: str, *overrides: str) -> dict[str, Config]:
-    chosen = variants(text)
-    return dict(zip([v.label for v in chosen], configs(job, overrides, chosen), strict=True))
+    return configs(job, overrides, text)
 
 
 def test_as_typed(job: Path) -> None:
@@ -69,7 +68,7 @@ def test_of_a_file(job: Path) -> None:
 
 
 def test_folders() -> None:
-    folders = [variant.folder for variant in variants("bsp, m.y:f every=8 x={a = 'b/../c'}")]
+    folders = [folder_name(variant.label) for variant in variants("bsp, m.y:f every=8 x={a = 'b/../c'}")]
     assert folders == ["bsp", "m.y-f-every=8-x=-a-=-b-..-c"]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hpcsgd.config.variants import configs
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.training import comparing
 from hpcsgd.transport import Transport, threads
@@ -71,7 +72,7 @@ def compare(
 
     def one(world: Transport) -> tuple[str | None, int]:
         words = [*options, "--run.folder", str(folder)]
-        chosen = comparing.chosen_of(job_file, words, methods)
+        chosen = configs(job_file, words, methods)
         reasons: Any = After(after)
         return comparing.compare(world, job_file, chosen, reasons, resume=resume), reasons.servers
 
