@@ -6,8 +6,9 @@ As typed, a method and its arguments; what has a dot is a key of the job file:
 
 Or a TOML file with a table for each, by its label, of sections as in a job file:
 
-    [sparse]
-    method = { name = "hierarchical", every = 8, exchange = { name = "sparse", density = 0.01 } }
+    [gossip]
+    method = { name = "sgp", graph = { name = "powers_of_two" } }
+    job.groups = 4
     optimizer.lr = 0.1
 
 [method] takes the place of the job file's; of other sections each key does.
