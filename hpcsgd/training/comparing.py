@@ -16,6 +16,7 @@ from hpcsgd.config.schema import Config, dump
 from hpcsgd.config.variants import configs, folder_name
 from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import UserError, located
+from hpcsgd.files.atomic import replacing
 from hpcsgd.report import run_folder
 from hpcsgd.report.comparison import Comparison, Entry, comparison_text, write_comparison
 from hpcsgd.report.metrics import read
@@ -28,7 +29,10 @@ from hpcsgd.transport import PeerLost, Transport
 
 log = logging.getLogger(__name__)
 
-OWN_TO_A_START = (("job", "timeout"), ("training", "time_limit"), ("training", "stop_ahead"))
+OWN_TO_A_START = (
+    *(("job", "timeout"), ("run", "folder")),
+    *(("training", "time_limit"), ("training", "stop_ahead")),
+)
 """Keys that may be others where a comparison goes on."""
 
 
@@ -139,7 +143,10 @@ def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str |
 def _open(folder: Path, trials: Sequence[Trial], ranks: int, *, resume: bool) -> None:
     """Raises `UserError` where what is there was begun in another way."""
     run_folder.open_run_folder(folder, resume=resume)
-    before = _told(folder).get("ranks", ranks)
+    if not _told(folder):
+        with replacing(folder / "compare.json") as part:
+            part.write_text(json.dumps({"ranks": ranks, "variants": []}))
+    before = _told(folder)["ranks"]
     if before != ranks:
         raise UserError(f"{folder}: was begun on {before} ranks, and here are {ranks}: go on with as many")
     for trial in trials:
@@ -163,7 +170,7 @@ def _told(folder: Path) -> dict[str, Any]:
 
 
 def _completed(folder: Path) -> set[str]:
-    return {row["label"] for row in _told(folder).get("variants", []) if row["complete"]}
+    return {row["label"] for row in _told(folder)["variants"] if row["complete"]}
 
 
 def _comparison(trials: Sequence[Trial], complete: set[str], target: float | None) -> Comparison:

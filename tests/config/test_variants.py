@@ -22,7 +22,7 @@ FILE = """
 job.groups = 2
 
 [sparse]
-method = { name = "hierarchical", every = 8, exchange = { name = "sparse", sparsifier = { name = "deft", density = 0.01 } } }
+method = { name = "bsp", exchange = { name = "sparse", sparsifier = { name = "deft", density = 0.01 } } }
 optimizer.lr = 0.5
 """
 
@@ -63,7 +63,7 @@ def test_of_a_file(job: Path) -> None:
     two, sparse = read(job, str(file)).values()
     assert (two.method.name, two.method.arguments, two.job.groups) == ("hierarchical", {"every": 4}, 2)
     exchange = {"name": "sparse", "sparsifier": {"name": "deft", "density": 0.01}}
-    assert sparse.method.arguments == {"every": 8, "exchange": exchange}
+    assert sparse.method.arguments == {"exchange": exchange}
     assert (sparse.optimizer.lr, sparse.optimizer.arguments) == (0.5, {"momentum": 0.9})
 
 
