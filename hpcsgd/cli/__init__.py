@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
+from hpcsgd.cli.compare import compare
 from hpcsgd.cli.data import data
 from hpcsgd.cli.doctor import doctor
 from hpcsgd.cli.job import job
@@ -31,20 +32,25 @@ app.command(
     "[--SECTION.KEY VALUE]...",
 )
 app.command(
+    measure,
+    usage="Usage: hpcsgd measure [JOB] [--out FILE] [--quick] [--max-bytes N] [--seconds S] "
+    "[--SECTION.KEY VALUE]...",
+)
+app.command(
     plan,
     usage="Usage: hpcsgd plan JOB --machine FILE [--probe FILE] [--ranks 64..4096] [--budget NODE-HOURS] "
     "[--deadline HOURS] [--methods bsp,sgp] [--write] [--SECTION.KEY VALUE]...",
+)
+app.command(
+    compare,
+    usage="Usage: hpcsgd compare JOB --methods METHODS [--steps N | --samples N] [--target VALUE] [--resume] "
+    "[--SECTION.KEY VALUE]...",
 )
 app.command(
     launch, usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]..."
 )
 app.command(data)
 app.command(job)
-app.command(
-    measure,
-    usage="Usage: hpcsgd measure [JOB] [--out FILE] [--quick] [--max-bytes N] [--seconds S] "
-    "[--SECTION.KEY VALUE]...",
-)
 app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--store FILE]")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from hpcsgd.cli.compare import Compared
 from hpcsgd.cli.user_errors import told_in_one_line
 
 if TYPE_CHECKING:
@@ -91,6 +92,32 @@ def train(
         )
         words = [*(["--resume"] if resume else []), *(["--probe", str(probe)] if probe else [])]
         _write("train", [str(path), *overrides, *words], checked, w)
+
+
+@job.command(usage=f"Usage: hpcsgd job compare {USAGE} --methods METHODS")
+def compare(
+    path: Path,
+    /,
+    *overrides: Overrides,
+    compared: Compared,
+    resume: Flag = False,
+    wanted: Wanted | None = None,
+) -> None:
+    """Write a script that trains by several methods, with restarts; all is checked before it is asked for.
+
+    :param path: The job file, as for hpcsgd compare.
+    :param overrides: Keys of the file to change, as in --training.epochs 3.
+    :param resume: Go on where the comparison stopped.
+    """
+    with told_in_one_line():
+        from hpcsgd.batch import check_comparison
+
+        w = wanted or Wanted()
+        typed = (*overrides, *compared.overrides())
+        checked = check_comparison(path, typed, compared.methods, w.allocation(), fresh=not resume)
+        target = [] if compared.target is None else ["--target", str(compared.target)]
+        words = [str(path), *typed, "--methods", compared.methods, *target]
+        _write("compare", [*words, *(["--resume"] if resume else [])], checked, w, COMMAND="compare")
 
 
 @job.command(usage=f"Usage: hpcsgd job ensemble {USAGE}")

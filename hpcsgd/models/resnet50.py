@@ -16,8 +16,9 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """relu(s(x) + f(x)), f of 1 × 1, 3 × 3 and 1 × 1 convolutions: [b, inputs, H, W] → [b, 4·width, H/s, W/s].
+    """relu(s(x) + f(x)), f of 1 × 1, 3 × 3 and 1 × 1 convolutions.
 
+    [b, inputs, H, W] → [b, 4·width, H/s, W/s].
     The shortcut s is x itself, or a 1 × 1 convolution with batch norm where f changes the size.
     """
 

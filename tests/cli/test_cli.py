@@ -63,6 +63,35 @@ def test_train_leaves_user_errors_to_the_hook_of_the_job(calls: list[object]) ->
         main(["train", "bad.toml"])
 
 
+def test_compare_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[object, ...]] = []
+
+    def run(*given: object) -> None:
+        heard.append(given)
+
+    monkeypatch.setitem(sys.modules, "hpcsgd.training.comparing", module("hpcsgd.training.comparing", run))
+    app(["compare", "job.toml", "--methods", "bsp, hierarchical every=8"])
+    app(
+        [
+            "compare",
+            "job.toml",
+            "--seed",
+            "3",
+            "--steps",
+            "7",
+            "--methods",
+            "m.toml",
+            "--target",
+            "0.9",
+            "--resume",
+            "--job.groups=2",
+        ]
+    )
+    short = (Path("job.toml"), (), "bsp, hierarchical every=8", None, False)
+    handed_on = ("--seed", "3", "--job.groups=2", "--training.steps", "7")
+    assert heard == [short, (Path("job.toml"), handed_on, "m.toml", 0.9, True)]
+
+
 @pytest.mark.parametrize(
     ("words", "call"),
     [
@@ -87,7 +116,7 @@ def test_convert_prints_what_was_made(
         (
             "trains job.toml",
             'hpcsgd: Unknown command "trains". Did you mean "train"? '
-            "Available commands: train, probe, plan, launch, data, job, measure, doctor.\n",
+            "Available commands: train, probe, measure, plan, compare, launch, data, job, ...\n",
         ),
         ("train", 'hpcsgd: Command "train" parameter JOB requires an argument.\n'),
     ],
