@@ -15,7 +15,7 @@ Indices = NDArray[np.intp]
 
 
 class Links:
-    """One a host. Calls have to come in the order of time: none with a message from before an earlier call's."""
+    """One a host. Calls come in the order of time: none with a message from before an earlier call's."""
 
     def __init__(self, hosts: int, busy: float) -> None:
         """`busy`: seconds that a message takes to leave."""

@@ -1,4 +1,4 @@
-"""When groups wait for each other: a file a family, and the table of names, which are those of the methods."""
+"""When groups wait for each other: a file a family, and the table of names, those of the methods."""
 
 from __future__ import annotations
 

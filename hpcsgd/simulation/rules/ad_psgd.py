@@ -25,7 +25,7 @@ from hpcsgd.simulation.links import Indices
 
 @dataclass(frozen=True)
 class AdPsgd:
-    """A message is one of question and answer, which are as long as each other. Partners follow from `seed`."""
+    """A message is a question or an answer: they are as long as each other. Partners follow from `seed`."""
 
     seed: int = 0
     dies_as_one = True

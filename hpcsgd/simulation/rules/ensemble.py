@@ -4,7 +4,7 @@ Every T steps the living meet. They wait for one that has died until nothing has
 `silence_seconds`. It is started again, and joins the living at the meeting with which an epoch begins. Where
 nobody is left all begin again where the last epoch began, as soon as one is back.
 
-What a group did since its last meeting is lost with it. It has its nodes to itself; one fails, all of it dies.
+What a group did since its last meeting is lost with it. Its nodes are its own.
 """
 
 from __future__ import annotations

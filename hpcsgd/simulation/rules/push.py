@@ -107,7 +107,7 @@ class _Arrivals:
             round_ = self._round(sent)
             known = round_.missing[groups[here]] == 0
             there[here] = np.where(known, round_.last[groups[here]], np.inf)
-            round_.used += np.count_nonzero(known)  # who knows goes on, and does not ask again
+            round_.used += int(np.count_nonzero(known))  # who knows goes on, and does not ask again
             if round_.used == self._P:
                 del self._rounds[sent]
         return there
