@@ -12,6 +12,7 @@ from hpcsgd.cli.doctor import doctor
 from hpcsgd.cli.job import job
 from hpcsgd.cli.launch import launch
 from hpcsgd.cli.probe import probe
+from hpcsgd.cli.simulate import simulate
 from hpcsgd.cli.train import train
 
 app = App(
@@ -30,6 +31,11 @@ app.command(
 )
 app.command(
     launch, usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]..."
+)
+app.command(
+    simulate,
+    usage="Usage: hpcsgd simulate SCENARIO [--picture FILE] [--json FILE] [--goal FILE] "
+    "[--SECTION.KEY VALUE]...",
 )
 app.command(data)
 app.command(job)

@@ -87,7 +87,7 @@ def test_convert_prints_what_was_made(
         (
             "trains job.toml",
             'hpcsgd: Unknown command "trains". Did you mean "train"? '
-            "Available commands: train, probe, launch, data, job, doctor.\n",
+            "Available commands: train, probe, launch, simulate, data, job, doctor.\n",
         ),
         ("train", 'hpcsgd: Command "train" parameter JOB requires an argument.\n'),
     ],
