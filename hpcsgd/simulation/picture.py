@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import NullFormatter, PercentFormatter
 
 from hpcsgd.files.atomic import replacing
 from hpcsgd.simulation.compute import Seconds
@@ -33,8 +34,10 @@ STYLE: dict[Any, Any] = {
     "grid.alpha": 0.25,
     "legend.frameon": False,
 }
-POINTS = 200
-"""At most, along the time."""
+POINTS = 40
+"""Along the time, about."""
+PIECE = 48
+"""A point is the mean of a multiple of so many steps: of as many meetings as its neighbours, mostly."""
 
 
 def draw(simulated: Simulated, target: Path) -> None:
@@ -93,10 +96,15 @@ def _saving(axes: Axes, saving: Checkpointing) -> None:
     axes.set(
         title="goodput by checkpoint interval", xlabel="seconds of work between checkpoints", xscale="log"
     )
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.legend(fontsize="small")
+    ticks = [float(f"{saving.young_seconds * 2.0**power:.2g}") for power in range(-2, 3)]
+    axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
 
 
 def _averaged(values: Seconds) -> Seconds:
-    """Over equal pieces, so that there are no more than can be seen."""
-    return np.array([piece.mean() for piece in np.array_split(values, min(POINTS, len(values)))])
+    """Piece by piece, so that there is no more than can be seen."""
+    length = PIECE * math.ceil(len(values) / POINTS / PIECE) if len(values) >= POINTS * PIECE // 4 else 1
+    pieces = np.array_split(values, max(len(values) // length, 1))
+    return np.array([piece.mean() for piece in pieces])
