@@ -87,7 +87,7 @@ def checkpointing(failures: Failures, hosts: int, seed: int) -> Checkpointing:
     tried = tried[tried + C <= LONGEST * M]
     if len(tried) < 3 or (failures.interval_seconds or 0.0) + C > LONGEST * M:
         raise UserError(
-            f"a node fails every {M:.4g} s: work and a checkpoint of {C:g} s hardly ever fit between"
+            f"some node fails every {M:.4g} s: work and a checkpoint of {C:g} s hardly ever fit between"
         )
     toll = jobs(failures, M, tried, _repetitions(failures, M), Generator(np.random.SFC64([seed, 2])))
     goodput = failures.work_seconds / toll.total
