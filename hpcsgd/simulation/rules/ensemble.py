@@ -104,7 +104,8 @@ class _Islands:
         """At step t, with the first one that is back."""
         self._course.ledger.forget(t)
         first = (self._dies + self._restart).argmin()
-        now = max(self._dies[first] + self._restart, self.F[first])
+        all_dead = np.maximum(self._dies, self.F).max()  # who dies while it waits is missed after that
+        now = max(self._dies[first] + self._restart, all_dead)
         self._course.ledger.add("failures", t, now - self.F[first])
         self._unheard = -np.inf
         self._begin_life(np.arange(len(self.F)) == first, np.full_like(self.F, now))
