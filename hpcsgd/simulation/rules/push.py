@@ -16,6 +16,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.simulation.compute import Seconds
 from hpcsgd.simulation.course import Course
 from hpcsgd.simulation.links import Indices
+from hpcsgd.simulation.traffic import Traffic
 from hpcsgd.simulation.windows import in_windows
 
 
@@ -32,6 +33,9 @@ class Push:
             raise UserError(
                 f"staleness = {self.staleness}: messages are used 0 or more steps after they were sent"
             )
+
+    def traffic(self) -> Traffic:
+        return Traffic(graph=self.graph, lag=self.staleness, own_lag=self.staleness)
 
     def run(self, course: Course) -> None:
         in_windows(course, _Arrivals(self.graph, self.staleness, course.layout.P))

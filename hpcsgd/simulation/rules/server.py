@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpcsgd.core.graphs import Complete
 from hpcsgd.errors import UserError
 from hpcsgd.simulation.compute import Seconds
 from hpcsgd.simulation.course import Course
 from hpcsgd.simulation.links import Indices
+from hpcsgd.simulation.traffic import Traffic
 from hpcsgd.simulation.windows import in_windows
 
 
@@ -33,6 +35,9 @@ class Ssp:
                 f"staleness = {self.staleness}: a group may be 0 or more steps ahead of the slowest"
             )
 
+    def traffic(self) -> Traffic:
+        return Traffic(graph=Complete(), lag=self.staleness)
+
     def run(self, course: Course) -> None:
         in_windows(course, _Clocks(self.staleness, course.layout.P, course.T))
 
@@ -42,6 +47,9 @@ class AsyncSgd:
     """Nobody waits for others."""
 
     dies_as_one = True
+
+    def traffic(self) -> Traffic:
+        return Traffic(graph=Complete())
 
     def run(self, course: Course) -> None:
         in_windows(course, _Open())

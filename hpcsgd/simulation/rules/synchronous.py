@@ -12,6 +12,7 @@ import numpy as np
 
 from hpcsgd.errors import UserError
 from hpcsgd.simulation.course import Course
+from hpcsgd.simulation.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Hierarchical:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise UserError(f"every = {self.every}: groups meet after at least 1 step")
+
+    def traffic(self) -> Traffic:
+        return Traffic(every=self.every)
 
     def run(self, course: Course) -> None:
         d = course.durations
