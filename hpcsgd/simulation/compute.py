@@ -104,7 +104,7 @@ class Lasting:
     def factors(self, steady: Generator, anew: Generator, n: int) -> Seconds:
         slow = list(self.ranks) or steady.permutation(n)[: round(self.fraction * n)]
         if max(self.ranks, default=0) >= n:
-            raise UserError(f"ranks = {self.ranks!r}: there are {n} ranks, the last one is {n - 1}")
+            raise UserError(f"ranks = {self.ranks!r}: there are {n} ranks, the last is {n - 1}")
         factors = np.ones(n)
         factors[slow] = self.factor
         return factors

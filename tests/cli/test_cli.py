@@ -138,6 +138,27 @@ def test_doctor_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert heard == [(None, None, None), (None, 2, Path("d.h5")), (4, None, None)]
 
 
+def test_simulate_prints_and_writes_what_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[2] / "examples/simulation.toml"
+    files = [tmp_path / name for name in ("job.png", "job.json", "job.goal")]
+    small = ["--job.groups", "2", "--job.steps", "3", "--job.ranks_per_host", "8"]
+    wanted = zip(("--picture", "--json", "--goal"), map(str, files), strict=True)
+    app(["simulate", str(example), *small, *(word for pair in wanted for word in pair)])
+    assert capsys.readouterr().out.startswith(
+        "job       2 groups of 8 ranks on 2 hosts, Hierarchical(every=8)\n"
+    )
+    assert all(file.stat().st_size for file in files)
+
+
+def test_a_mistake_in_a_scenario_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "nowhere.toml"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "hpcsgd: nowhere.toml: cannot be read: No such file or directory\n"
+
+
 def test_help_does_not_wait_for_torch() -> None:
     script = "import sys; from hpcsgd.cli import app; app(['--help']); sys.exit('torch' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
