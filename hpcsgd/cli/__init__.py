@@ -15,6 +15,7 @@ from hpcsgd.cli.launch import launch
 from hpcsgd.cli.measure import measure
 from hpcsgd.cli.plan import plan
 from hpcsgd.cli.probe import probe
+from hpcsgd.cli.simulate import simulate
 from hpcsgd.cli.train import train
 
 app = App(
@@ -48,6 +49,11 @@ app.command(
 )
 app.command(
     launch, usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]..."
+)
+app.command(
+    simulate,
+    usage="Usage: hpcsgd simulate SCENARIO [--picture FILE] [--json FILE] [--goal FILE] "
+    "[--SECTION.KEY VALUE]...",
 )
 app.command(data)
 app.command(job)
