@@ -82,7 +82,7 @@ def test_folders() -> None:
         ("bsp 8", "'8': expected an argument, as every=8"),
         ("bsp x={a=1, sgp", "a bracket or a quote has no other end"),
         ("bsp run.folder=x", "cannot change [run]; Allowed: data, job, method, optimizer, schedule"),
-        ("bsp scedule.per=step", "cannot change [scedule]; did you mean 'schedule'?"),
+        ("bsp optimiser.lr=1", "cannot change [optimiser]; did you mean 'optimizer'?"),
         ("bsp job.groups=0", "variant 'bsp job.groups=0': --job.groups 0: expected int ≥ 1"),
         ("none.toml", "--methods: none.toml: cannot be read"),
         ("bsp", "--method.every: the methods that are compared are those of --methods"),
