@@ -39,8 +39,9 @@ def test_a_machine_of_two_ranks(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     assert {(link.operation, link.kind) for link in machine.link} == {(name, "inside") for name in SHAPES}
     assert all(points.way == Way(2) for points in machine.points)
     for points in machine.points:
-        assert points.bytes == (8, 32, 128, 512, 2048, 4096)
-        assert len(points.bare_seconds) == 6
+        count = len(points.bytes)  # where the machine is busy the largest are left out
+        assert 4 <= count == len(points.bare_seconds)
+        assert points.bytes == (8, 32, 128, 512, 2048, 4096)[:count]
         assert machine.seconds(points.operation, 2048, points.way) > 0
     assert machine.compute is not None
     assert machine.compute.update_seconds(1e6) > 0
