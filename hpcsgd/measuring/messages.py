@@ -16,6 +16,8 @@ from hpcsgd.transport import Transport
 
 SMALLEST = 8
 STEP = 4
+LEAST_SHARE = 0.5
+"""Of its fair part of the time has every operation, whatever those before it took."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,9 @@ def measure(world: Transport, found: list[Course], max_bytes: int, seconds: floa
     room = Room(elements_of(max_bytes, world.size))
     measured: list[Series] = []
     left, operations = seconds, sum(len(course.operations) for course in found)
+    least = LEAST_SHARE * seconds / max(operations, 1)
     for course in found:
-        budget = max(left, 0.0) / operations
+        budget = max(left / operations, least)
         timed = _timed(world, course, max_bytes, budget, together, room)
         left -= sum(contest.spent for contests in timed.values() for contest in contests)
         operations -= len(timed)
