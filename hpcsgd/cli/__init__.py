@@ -43,17 +43,17 @@ app.command(
     "[--deadline HOURS] [--methods bsp,sgp] [--write] [--SECTION.KEY VALUE]...",
 )
 app.command(
+    simulate,
+    usage="Usage: hpcsgd simulate SCENARIO [--picture FILE] [--json FILE] [--goal FILE] "
+    "[--SECTION.KEY VALUE]...",
+)
+app.command(
     compare,
     usage="Usage: hpcsgd compare JOB --methods METHODS [--steps N | --samples N] [--target VALUE] [--resume] "
     "[--SECTION.KEY VALUE]...",
 )
 app.command(
     launch, usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]..."
-)
-app.command(
-    simulate,
-    usage="Usage: hpcsgd simulate SCENARIO [--picture FILE] [--json FILE] [--goal FILE] "
-    "[--SECTION.KEY VALUE]...",
 )
 app.command(data)
 app.command(job)

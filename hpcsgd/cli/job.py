@@ -167,16 +167,18 @@ def bench(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) ->
 
 
 @job.command(usage=f"Usage: hpcsgd job measure {USAGE}")
-def measure(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) -> None:
+def measure(path: Path, /, *overrides: Overrides, quick: Flag = False, wanted: Wanted | None = None) -> None:
     """Write a script that finds out what messages, and the job's model, take on these nodes.
 
     :param path: The job file, as for hpcsgd measure.
     :param overrides: Keys of the file to change, as in --data.batch_size 64.
+    :param quick: In under a minute, with smaller messages and fewer repeats.
     """
     with told_in_one_line():
         from hpcsgd.batch import check_measure
 
-        _write("measure", [str(path), *overrides], check_measure(path, overrides), wanted or Wanted())
+        words = [str(path), *overrides, *(["--quick"] if quick else [])]
+        _write("measure", words, check_measure(path, overrides), wanted or Wanted())
 
 
 def _write(kind: str, words: list[str], checked: Checked, wanted: Wanted, **own: str) -> None:

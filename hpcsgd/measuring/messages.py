@@ -16,6 +16,8 @@ from hpcsgd.transport import Transport
 
 SMALLEST = 8
 STEP = 4
+LEAST_SHARE = 0.5
+"""Of its fair part of the time has every operation, whatever those before it took."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +46,33 @@ def measure(world: Transport, found: list[Course], max_bytes: int, seconds: floa
     """
     together = Together(world)
     room = Room(elements_of(max_bytes, world.size))
-    budget = seconds / max(sum(len(course.operations) for course in found), 1)
-    measured = []
+    measured: list[Series] = []
+    left, operations = seconds, sum(len(course.operations) for course in found)
+    least = LEAST_SHARE * seconds / max(operations, 1)
     for course in found:
-        comm = course.open(world)
-        timed: dict[str, list[Contest]] = {}
-        for operation in course.operations:
-            contests = [
-                Contest(elements * BYTES, _calls(course, operation, comm, elements, room, world.rank))
-                for elements in _elements(max_bytes, course.way.ranks)
-            ]
-            timed[operation] = feasible(together, contests, budget)
-        everything = [contest for contests in timed.values() for contest in contests]
-        take_turns(together, everything, budget * len(timed))
+        budget = max(left / operations, least)
+        timed = _timed(world, course, max_bytes, budget, together, room)
+        left -= sum(contest.spent for contests in timed.values() for contest in contests)
+        operations -= len(timed)
         measured += [_series(operation, course, contests) for operation, contests in timed.items()]
     return measured
+
+
+def _timed(
+    world: Transport, course: Course, max_bytes: int, budget: float, together: Together, room: Room
+) -> dict[str, list[Contest]]:
+    """Of every operation, in about `budget` seconds each."""
+    comm = course.open(world)
+    timed: dict[str, list[Contest]] = {}
+    for operation in course.operations:
+        contests = [
+            Contest(elements * BYTES, _calls(course, operation, comm, elements, room, world.rank))
+            for elements in _elements(max_bytes, course.way.ranks)
+        ]
+        timed[operation] = feasible(together, contests, budget)
+    everything = [contest for contests in timed.values() for contest in contests]
+    take_turns(together, everything, budget * len(timed))
+    return timed
 
 
 def _elements(max_bytes: int, p: int) -> list[int]:

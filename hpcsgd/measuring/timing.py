@@ -18,6 +18,8 @@ LEAST_ROUNDS = 3
 BLOCK_SECONDS = 2e-3
 """Quick calls are timed several at a time, to last so long: ranks do not leave a meeting all at once."""
 LARGEST_BLOCK = 20
+SHARE = 0.25
+"""A size whose first rounds alone would take more than this part of the time for all is the largest one."""
 
 
 class Together:
@@ -65,6 +67,8 @@ class Contest:
     nbytes: int
     calls: Sequence[Callable[[], Any]]
     timed: list[Timed] = field(init=False)
+    quickest: float = 0.0
+    """Seconds of a round, of one call each, if nothing disturbs."""
     block: int = 1
     spent: float = 0.0
 
@@ -88,6 +92,7 @@ class Contest:
         """Buffers, connections, code paths; then as many calls a block as are long enough."""
         self.round(together)
         self.round(together)
+        self.quickest = sum(min(timed.seconds) for timed in self.timed)
         slowest = max(timed.seconds[-1] for timed in self.timed)
         self.block = max(1, min(LARGEST_BLOCK, int(BLOCK_SECONDS / max(slowest, 1e-9))))
         for timed in self.timed:
@@ -100,7 +105,7 @@ def feasible(together: Together, contests: Sequence[Contest], seconds: float) ->
     for contest in contests:
         contest.warm_up(together)
         kept.append(contest)
-        if contest.spent > seconds / 8 and len(kept) >= SIZES:
+        if LEAST_ROUNDS * contest.quickest > SHARE * seconds and len(kept) >= SIZES:
             break
     return kept
 

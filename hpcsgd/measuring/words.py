@@ -94,8 +94,8 @@ def _exchange(machine: Machine, way: Way) -> Iterator[str]:
 
 
 def _bucket(machine: Machine, way: Way) -> float:
-    """The smallest bytes, of powers of two, that move at nearly the speed of the fastest ones."""
-    sizes = [2.0**i for i in range(10, 31) if 2**i <= _largest(machine, way)]
+    """The smallest bytes, halving the largest, that move at nearly the speed of the fastest."""
+    sizes = [_largest(machine, way) / 2**i for i in range(20, -1, -1)]
     speeds = [n / machine.seconds("alltoall", n, way) for n in sizes]
     return next(n for n, speed in zip(sizes, speeds, strict=True) if speed >= ASYMPTOTIC * max(speeds))
 

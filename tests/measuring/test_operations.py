@@ -34,7 +34,7 @@ def called(world: Transport, operation: str) -> tuple[float, list[float], list[f
         way(operation, world, 64, room)()
         after.append([float(room.sent.sum()), float(room.received.sum())])
         counted = counted or sum(total.bytes for total in world.ledger.totals().values())
-    return counted, *after
+    return counted, after[0], after[1]
 
 
 @pytest.mark.parametrize("operation", sorted(SHAPES))
