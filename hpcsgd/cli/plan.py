@@ -24,6 +24,7 @@ def plan(
     meets: float | None = None,
     samples: int | None = None,
     runs: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
+    scenario: Path | None = None,
     write: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Say what an epoch takes and costs by method, groups and ranks, and which of them to take.
@@ -42,6 +43,7 @@ def plan(
     :param meets: The share of steps after which groups meet, where the method goes by what it sees.
     :param samples: Of an epoch, where the data are not here.
     :param runs: Folders of runs that were, to be drawn beside the estimates.
+    :param scenario: A file to write the recommended job to, for hpcsgd simulate.
     :param write: Put the recommended groups and method into the job file.
     """
     with told_in_one_line():
@@ -50,5 +52,5 @@ def plan(
 
         run(
             job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=every, meets=meets,
-            samples=samples, wishes=Wishes(budget, deadline), runs=runs, write=write,
+            samples=samples, wishes=Wishes(budget, deadline), runs=runs, scenario=scenario, write=write,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hpcsgd.core.method import Method
 from hpcsgd.core.traffic import Message, Searches, Sizes
@@ -54,8 +54,10 @@ class StepCost:
     """Seconds of a step if everything is as much faster, or slower, as measurements were off: nine of ten."""
     nbytes: float
     """That a rank sends."""
-    hidden: float = field(default=0.0)
+    hidden: float = 0.0
     """Seconds of communication behind computing."""
+    behind: float = 0.0
+    """Seconds of the messages that travel during the next step, hidden or not."""
 
     @property
     def seconds(self) -> float:
@@ -90,9 +92,10 @@ def price(
         return _standing_still(timed, m, computed.times((1 + COMPUTE_ERROR) ** sign))
 
     phases, hidden = total(0)
+    behind = sum(_seconds(x, machine, over[x.over], 0) for x in sent_in_step if x.hidden)
     low, high = (sum(total(sign)[0].values()) for sign in (-1, 1))
     nbytes = sum(x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in sent_in_step)
-    return StepCost(phases, low, high, nbytes, hidden)
+    return StepCost(phases, low, high, nbytes, hidden, behind)
 
 
 def computed(

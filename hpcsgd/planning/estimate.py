@@ -28,6 +28,7 @@ class Estimate:
     B: int
     memory: float
     """Bytes a rank: parameters, gradients, optimizer state and room for the exchange; no activations."""
+    ranks_per_host: int
     alone: float
     """Samples/s of a rank in a job of one node."""
 
@@ -84,6 +85,7 @@ def estimate(
         epochs=subject.config.training.epochs,
         B=subject.B,
         memory=_memory(m, len(subject.moments), shards=shards),
+        ranks_per_host=min(machine.ranks_per_host, P * K),
         alone=alone,
     )
 

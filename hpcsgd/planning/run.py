@@ -18,6 +18,7 @@ from hpcsgd.planning.candidates import Option, options, ranks_from, shapes
 from hpcsgd.planning.choice import Wishes, ranked
 from hpcsgd.planning.estimate import Estimate, alone, estimate, measured
 from hpcsgd.planning.job_file import write_choice
+from hpcsgd.planning.scenario import scenario_of
 from hpcsgd.planning.subject import Subject, subject_of
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def run(
     samples: int | None,
     wishes: Wishes,
     runs: Sequence[Path],
+    scenario: Path | None,
     write: bool,
 ) -> None:
     """Print the plan and write ``plan.json`` and ``plan.png`` beside the run folder. Raises `UserError`, one
@@ -63,6 +65,10 @@ def run(
         log.warning("neither --probe nor [job] groups: nobody says how many groups the training can stand")
     folder = config.run.folder.with_name(f"{config.run.folder.name}-plan")
     _write(folder, ordered, why, done, {"job": str(path), "machine": str(machine_file), "measured": done})
+    if scenario is not None:
+        with replacing(scenario) as part:
+            part.write_text(scenario_of(ordered[0]))
+        print(f"written {scenario}: hpcsgd simulate {scenario}")
     if write:
         write_choice(path, ordered[0].P, ordered[0].option.table)
         print(f"written into {path}: {ordered[0].P} groups, {ordered[0].option}")
