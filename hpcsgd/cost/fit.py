@@ -125,8 +125,8 @@ def _only(points: Points, wanted: Callable[[int], bool]) -> Points:
 
 def _lines(x: Samples) -> list[Line]:
     """Those of the cut of least BIC. A piece is two numbers, a knee one."""
-    sizes = np.unique(x.nbytes)
-    ends = [0.0, *sizes[1:], np.inf]
+    sizes = _apart(x.nbytes)
+    ends = [0, *sizes[1:], np.inf]
 
     @functools.cache
     def line(first: int, last: int) -> Line:
@@ -139,6 +139,15 @@ def _lines(x: Samples) -> list[Line]:
 
     best = min(_cuts(len(sizes)), key=criterion)
     return [line(*piece) for piece in itertools.pairwise(best)]
+
+
+def _apart(nbytes: Numbers) -> list[int]:
+    """Sizes of which each is twice the one before or more: ways of other p are measured at nearly these."""
+    kept: list[int] = []
+    for size in np.unique(nbytes):
+        if not kept or size >= 2 * kept[-1]:
+            kept.append(int(size))
+    return kept
 
 
 def _cuts(sizes: int) -> Iterator[tuple[int, ...]]:

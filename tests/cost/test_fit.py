@@ -105,6 +105,18 @@ def test_the_truth_is_within_three_standard_errors(law: Law) -> None:
     assert hits >= 18
 
 
+def test_sizes_that_ways_nearly_share_are_one_size() -> None:
+    """As they are rounded to what p ranks can share."""
+    points = [
+        each
+        for p in (2, 3, 4, 6, 12)
+        for each in measured(two_lines, 0.02, ways=(Way(p),), sizes=[-(-n // (4 * p)) * 4 * p for n in SIZES])
+    ]
+    link = fit(points)
+    assert len(link.from_bytes) == 2
+    assert 2**16 < link.from_bytes[1] <= 2**17
+
+
 def test_noise_makes_no_knees() -> None:
     knees = [len(fit(measured(one_line, noise=0.1, seed=seed)).from_bytes) - 1 for seed in range(20)]
     assert sum(map(bool, knees)) <= 2
