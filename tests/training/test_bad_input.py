@@ -77,7 +77,7 @@ CASES = {
     ),
     "unknown key": Case(
         "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: checkpoint_every, "
-        "epochs, evaluate_every, log_every, stop_ahead, threads, time_limit",
+        "epochs, evaluate_every, log_every, samples, steps, stop_ahead, threads, time_limit",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(
