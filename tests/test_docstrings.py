@@ -31,9 +31,11 @@ import hpcsgd
 import hpcsgd.transport
 from hpcsgd.core import method, step
 from hpcsgd.core.topology import form
+from hpcsgd.core.traffic import Searches, Sends
 from hpcsgd.data import Partition
 from hpcsgd.exchanges.feedback import Feedback
 from hpcsgd.sparsifiers import Sparsifier
+from hpcsgd.sparsifiers.base import Foreseeing
 from hpcsgd.transport import Transport, threads
 
 SECTIONS = re.compile(r"^(Args|Raises|Example|Source):$", re.MULTILINE)
@@ -46,7 +48,7 @@ NO_PAPER = {
 """They do what no paper had to say."""
 PROTOCOLS = (
     method.Central, method.Composed, method.Stateful, method.Wrapping, step.Averager, step.GroupExchange,
-    Feedback, Partition, Sparsifier, hpcsgd.graphs.Graph,
+    Feedback, Foreseeing, Partition, Searches, Sends, Sparsifier, hpcsgd.graphs.Graph,
 )  # fmt: skip
 """What their members do is said there, once, and not again in every class that has them."""
 SAMPLES = 64

@@ -7,7 +7,7 @@ have a D at evaluations, where the mean is made for a while.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from hpcsgd.core.capabilities import leaves_mean
 from hpcsgd.core.norm import squared_norm
 from hpcsgd.core.step import Averager, Step
+from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
 from hpcsgd.transport import phase
 
 
@@ -57,3 +58,9 @@ class Measured:
         brought = [x.clone() for x in mine]
         self.inner(s)
         s.notes["distance"] = distance(s, brought, mine, self.shards)
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        yield from sends(self.inner, m)
+        if self.shards:
+            yield allreduce("group", FLOAT64, "distance")
+        yield allreduce("cross", FLOAT64, "distance")

@@ -8,6 +8,7 @@ all or none take the mean, whatever dies, is the business of `Peers`: see `hpcsg
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from hpcsgd.averagers.joined import average_joined
 from hpcsgd.core.norm import squared_norm
 from hpcsgd.core.step import Step
+from hpcsgd.core.traffic import Message, Sizes, allreduce
 
 
 @dataclass(frozen=True)
@@ -35,3 +37,9 @@ class Ensemble:
         for w, before in zip(model, brought, strict=True):
             squared += squared_norm(before.sub_(w)).cpu()
         s.notes["distance"] = squared.sqrt().item()
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """Each of the K ranks has a ring of its own for a K-th of the model."""
+        yield from (allreduce("group", nbytes) for nbytes in m.buffers)
+        model = sum(b.used * b.width for b in m.buckets) + sum(m.buffers)
+        yield allreduce("peers", model / m.K)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hpcsgd.core.method import Central
 from hpcsgd.core.step import Step
+from hpcsgd.core.traffic import Message, Sizes, allreduce
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,10 @@ class Mean:
         for b in s.buckets:
             s.job.cross.allreduce(b.own, "mean").wait()
 
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """T1 of eq. 7."""
+        return (allreduce("cross", b.nbytes / m.K) for b in m.buckets)
+
 
 @dataclass(frozen=True)
 class MeanOfAll:
@@ -36,6 +42,10 @@ class MeanOfAll:
     def __call__(self, s: Step) -> None:
         for b in s.buckets:
             s.job.cross.allreduce(b.w, "mean").wait()
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """The second term of eq. 5."""
+        return (allreduce("cross", b.nbytes) for b in m.buckets)
 
 
 def agree(s: Step, central: Central | None) -> None:

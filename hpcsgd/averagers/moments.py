@@ -10,11 +10,12 @@ with its moments: those of Adam divide by them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hpcsgd.averagers.joined import average_joined, require_same_layout
 from hpcsgd.core.step import Averager, Step
+from hpcsgd.core.traffic import Message, Sizes, allreduce, sends
 from hpcsgd.transport import phase
 
 AroundMoments = Callable[[Averager], Averager]
@@ -80,6 +81,18 @@ class Averaged:
             for tensors in named.values():
                 average_joined(tensors, s.job.cross)
 
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        yield from sends(self.inner, m)
+        owners = m.K if self.shards else 1
+        yield allreduce("cross", 16, "moments")
+        for _ in m.moments:
+            for width in dict.fromkeys(b.width for b in m.buckets):
+                used = sum(b.used * b.width for b in m.buckets if b.width == width)
+                yield allreduce("cross", used / owners, "moments")
+        for _ in m.numbers:
+            pieces = m.pieces() if self.shards else len(m.layers)
+            yield allreduce("cross", pieces * 4, "moments")
+
 
 @dataclass(frozen=True)
 class Reset:
@@ -116,6 +129,9 @@ class Reset:
     def __call__(self, s: Step) -> None:
         self.inner(s)
         s.moments.reset()
+
+    def sends(self, m: Sizes) -> list[Message]:
+        return sends(self.inner, m)
 
 
 MOMENTS: Mapping[str, AroundMoments] = {"averaged": Averaged, "kept": kept, "reset": Reset}

@@ -14,6 +14,7 @@ from torch import Tensor
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.core.method import State
 from hpcsgd.core.step import Step
+from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Service, Transport, phase, wide
 
@@ -101,6 +102,11 @@ class Server:
             read.unpack(part)
         s.notes["staleness"] = self.keeper.missed[s.job.g]
         s.notes["ahead"] = self.keeper.ahead(s.job.g)
+
+    def sends(self, m: Sizes) -> list[Message]:
+        """Questions to the keepers of the P − 1 other parts, and as many answers."""
+        push = Message("exchange", "cross", (m.P - 1) * m.parcel(m.P))
+        return [push, push]
 
     def model(self) -> list[Tensor] | None:
         """What the keepers have, with all that was pushed in the steps done."""

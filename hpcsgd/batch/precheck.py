@@ -94,6 +94,13 @@ def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
     return Checked(config, "2, 4, 8, … virtual groups in turn")
 
 
+def check_measure(path: Path, overrides: Sequence[str]) -> Checked:
+    """Build all that the job file names. Raises `UserError` where its model could not be measured."""
+    config = load(path, overrides)
+    _assemble_alone(_undivided(config), path)
+    return Checked(config, "groups of every size in turn")
+
+
 def _require_buildable(config: Config, path: Path) -> None:
     with located(str(path)):
         make_partition(config.data)

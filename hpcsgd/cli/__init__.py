@@ -12,7 +12,10 @@ from hpcsgd.cli.data import data
 from hpcsgd.cli.doctor import doctor
 from hpcsgd.cli.job import job
 from hpcsgd.cli.launch import launch
+from hpcsgd.cli.measure import measure
+from hpcsgd.cli.plan import plan
 from hpcsgd.cli.probe import probe
+from hpcsgd.cli.simulate import simulate
 from hpcsgd.cli.train import train
 
 app = App(
@@ -25,13 +28,28 @@ app = App(
 )
 app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--probe FILE] [--SECTION.KEY VALUE]...")
 app.command(
-    compare,
-    usage="Usage: hpcsgd compare JOB --methods METHODS [--steps N | --samples N] [--target VALUE] [--resume] "
+    probe,
+    usage="Usage: hpcsgd probe JOB [--groups 2,4,8] [--seeds N] [--ranks N] [--delta [--steps N]] "
     "[--SECTION.KEY VALUE]...",
 )
 app.command(
-    probe,
-    usage="Usage: hpcsgd probe JOB [--groups 2,4,8] [--seeds N] [--ranks N] [--delta [--steps N]] "
+    measure,
+    usage="Usage: hpcsgd measure [JOB] [--out FILE] [--quick] [--max-bytes N] [--seconds S] "
+    "[--SECTION.KEY VALUE]...",
+)
+app.command(
+    plan,
+    usage="Usage: hpcsgd plan JOB --machine FILE [--probe FILE] [--ranks 64..4096] [--budget NODE-HOURS] "
+    "[--deadline HOURS] [--methods bsp,sgp] [--write] [--SECTION.KEY VALUE]...",
+)
+app.command(
+    simulate,
+    usage="Usage: hpcsgd simulate SCENARIO [--picture FILE] [--json FILE] [--goal FILE] "
+    "[--SECTION.KEY VALUE]...",
+)
+app.command(
+    compare,
+    usage="Usage: hpcsgd compare JOB --methods METHODS [--steps N | --samples N] [--target VALUE] [--resume] "
     "[--SECTION.KEY VALUE]...",
 )
 app.command(

@@ -66,6 +66,7 @@ def train(
     *overrides: Overrides,
     resume: Flag = False,
     probe: Path | None = None,
+    plan: Path | None = None,
     wanted: Wanted | None = None,
 ) -> None:
     """Write a script that trains to the end, with restarts; nothing is asked for before it is checked.
@@ -74,11 +75,17 @@ def train(
     :param overrides: Keys of the file to change, as in --training.epochs 3.
     :param resume: Go on from the last checkpoint in the run folder.
     :param probe: A probe.json, for as many groups as it found; with --after, one that is yet to be written.
+    :param plan: A plan.json, for the nodes that it recommends to the job file that hpcsgd plan --write wrote.
     """
     with told_in_one_line():
         from hpcsgd.batch import check_training
 
         w = wanted or Wanted()
+        if plan is not None:
+            from hpcsgd.planning.job_file import nodes_of
+
+            nodes, ranks_per_node = nodes_of(plan, path, overrides)
+            w = replace(w, nodes=nodes, ranks_per_node=ranks_per_node)
         awaited = w.after is not None
         checked = check_training(
             path, overrides, w.allocation(), fresh=not resume, probe=probe, awaited=awaited
@@ -157,6 +164,21 @@ def bench(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) ->
 
         w = wanted or Wanted()
         _write("bench", [str(path), *overrides], check_training(path, overrides, w.allocation()), w)
+
+
+@job.command(usage=f"Usage: hpcsgd job measure {USAGE}")
+def measure(path: Path, /, *overrides: Overrides, quick: Flag = False, wanted: Wanted | None = None) -> None:
+    """Write a script that finds out what messages, and the job's model, take on these nodes.
+
+    :param path: The job file, as for hpcsgd measure.
+    :param overrides: Keys of the file to change, as in --data.batch_size 64.
+    :param quick: In under a minute, with smaller messages and fewer repeats.
+    """
+    with told_in_one_line():
+        from hpcsgd.batch import check_measure
+
+        words = [str(path), *overrides, *(["--quick"] if quick else [])]
+        _write("measure", words, check_measure(path, overrides), wanted or Wanted())
 
 
 def _write(kind: str, words: list[str], checked: Checked, wanted: Wanted, **own: str) -> None:

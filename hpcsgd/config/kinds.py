@@ -1,8 +1,8 @@
 """Field annotations as rules: does a value fit one, and how does the rule read in an error line?
 
-Understood are ``int``, ``float``, ``str``, ``Path``, ``Literal``, ``dict[str, Any]``, ``tuple[str, ...]``,
-any of these ``| None``, and ``Annotated`` with the bounds below. Nothing is rounded or coerced: 3.5 is no
-int, true is no number.
+Understood are ``int``, ``float``, ``str``, ``Path``, ``Literal``, ``dict[str, Any]``, ``dict`` and ``tuple``
+of one of the first three, any of these ``| None``, and ``Annotated`` with the bounds below. Nothing is
+rounded or coerced: 3.5 is no int, true is no number.
 """
 
 from __future__ import annotations
@@ -57,10 +57,16 @@ def expectation(kind: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(sorted(arguments))}"
     if origin is dict:
-        return "a table of keys"
+        return "a table of keys" if arguments[1] is Any else f"a table of {_several(arguments[1])}"
     if origin is tuple:
-        return "a list of strings"
-    return expectation(_without_none(kind))
+        return f"a list of {_several(arguments[0])}"
+    return expectation(without_none(kind))
+
+
+def _several(kind: Any) -> str:
+    """``numbers ≥ 0``."""
+    name, *bounds = ("string" if kind is str else expectation(kind)).split(" ", 1)
+    return " ".join([f"{name}s", *bounds])
 
 
 def convert(kind: Any, value: Any) -> Any:
@@ -87,12 +93,13 @@ def _fit(kind: Any, value: Any) -> Any:
     if origin is Literal:
         return _member(get_args(kind), _text(value))
     if origin is dict:
-        return _checked(plain(value), dict)
+        table, (_, inner) = _checked(plain(value), dict), get_args(kind)
+        return table if inner is Any else {key: _fit(inner, item) for key, item in table.items()}
     if origin is tuple:
-        return tuple(_checked(item, str) for item in _checked(plain(value), list))
+        return tuple(_fit(get_args(kind)[0], item) for item in _checked(plain(value), list))
     if isinstance(value, Typed) and value.text == "none":
         return None
-    return _fit(_without_none(kind), value)
+    return _fit(without_none(kind), value)
 
 
 def _checked(value: Any, *types: type) -> Any:
@@ -124,6 +131,7 @@ def _text(value: Any) -> Any:
     return value.text if isinstance(value, Typed) else value
 
 
-def _without_none(kind: Any) -> Any:
+def without_none(kind: Any) -> Any:
+    """``int`` of ``int | None``."""
     (inner,) = (member for member in get_args(kind) if member is not NoneType)
     return inner

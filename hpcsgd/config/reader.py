@@ -1,6 +1,7 @@
-"""From TOML tables, overrides laid over them, to checked dataclasses; no section or key is named here.
+"""From TOML tables, overrides laid over them, to checked dataclasses and back; no key is named here.
 
-A field whose type is a dataclass is a section. Every fault is one `UserError` line naming the file and key,
+A field whose type is a dataclass is a section, and one whose type is a tuple of them is a list of such: all
+that are written as ``[[name]]``. Every fault is one `UserError` line naming the file and key,
 or the flag on the command line, with what was given and what is allowed.
 """
 
@@ -12,9 +13,10 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hpcsgd.config.kinds import convert, expectation
+from hpcsgd.config.kinds import convert, expectation, without_none
 from hpcsgd.config.overrides import first_typed, plain
 from hpcsgd.errors import UserError, near_miss
 
@@ -55,6 +57,38 @@ def read_section(kind: type[T], table: Mapping[str, Any], file: Path, name: str 
         raise UserError(f"{section.origin()}: {error}") from error
 
 
+def as_table(section: Any) -> dict[str, Any]:
+    """What `read_section` reads back as an equal dataclass, of values that TOML has."""
+    table: dict[str, Any] = {}
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if BESIDE in field.metadata:
+            table |= value
+        elif value is not None:  # TOML has no null: None is the default of every field that allows it
+            table[field.name] = _toml(value)
+    return table
+
+
+def _toml(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return as_table(value)
+    if isinstance(value, tuple):
+        return [_toml(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _section_kind(kind: Any) -> Any:
+    """The dataclass that `kind` is, or is besides None."""
+    if get_origin(kind) in (Union, UnionType):
+        kind = without_none(kind)
+    return kind if dataclasses.is_dataclass(kind) else None
+
+
+def _listed_kind(kind: Any) -> Any:
+    """The dataclass that `kind` is a tuple of."""
+    return _section_kind(get_args(kind)[0]) if get_origin(kind) is tuple else None
+
+
 def _required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
@@ -68,8 +102,10 @@ class _Section:
     table: Mapping[str, Any]
 
     def read(self, kind: Any, key: str) -> Any:
-        if dataclasses.is_dataclass(kind):
-            return self._subsection(kind, key)
+        if (section := _section_kind(kind)) is not None:
+            return self._subsection(section, key)
+        if (section := _listed_kind(kind)) is not None:
+            return self._subsections(section, key)
         if key not in self.table:
             raise UserError(f"{self._spot(key)} is missing: expected {expectation(kind)}")
         try:
@@ -81,7 +117,13 @@ class _Section:
         inner = self.table.get(key, {})
         if not isinstance(inner, Mapping):
             raise UserError(f"{self._given(key)}: expected a section of keys")
-        return read_section(kind, inner, self.file, key)
+        return read_section(kind, inner, self.file, f"{self.name}.{key}" if self.name else key)
+
+    def _subsections(self, kind: Any, key: str) -> Any:
+        inner = self.table.get(key, [])
+        if not isinstance(inner, list) or not all(isinstance(each, Mapping) for each in inner):
+            raise UserError(f"{self._given(key)}: expected sections [[{key}]]")
+        return tuple(read_section(kind, each, self.file, f"{key} {i}") for i, each in enumerate(inner, 1))
 
     def refuse(self, strangers: Mapping[str, Any], known: Iterable[str]) -> None:
         """Raise for the first key nobody knows."""
@@ -91,7 +133,7 @@ class _Section:
 
     def origin(self) -> str:
         """Where the section as a whole comes from: its first flag, or the file."""
-        return str(first_typed(self.table) or f"{self.file}: [{self.name}]")
+        return str(first_typed(self.table) or (f"{self.file}: [{self.name}]" if self.name else self.file))
 
     def _spot(self, key: str) -> str:
         return f"{self.file}: [{self.name}] {key}" if self.name else f"{self.file}: {key}"

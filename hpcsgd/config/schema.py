@@ -13,7 +13,7 @@ import tomli_w
 
 from hpcsgd.config.kinds import Above, Minimum
 from hpcsgd.config.overrides import Typed, overlay
-from hpcsgd.config.reader import BESIDE, KEYS_BESIDE, read_section, read_toml
+from hpcsgd.config.reader import KEYS_BESIDE, as_table, read_section, read_toml
 from hpcsgd.errors import UserError
 
 Count = Annotated[int, Minimum(1)]
@@ -174,21 +174,4 @@ def checked(table: dict[str, Any], path: Path) -> Config:
 
 def dump(config: Config) -> str:
     """TOML text that `load` reads back as an equal `Config`."""
-    return tomli_w.dumps(_table(config))
-
-
-def _table(section: Any) -> dict[str, Any]:
-    table: dict[str, Any] = {}
-    for part in dataclasses.fields(section):
-        value = getattr(section, part.name)
-        if BESIDE in part.metadata:
-            table |= value
-        elif value is not None:  # TOML has no null: None is the default of every field that allows it
-            table[part.name] = _toml(value)
-    return table
-
-
-def _toml(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return _table(value)
-    return str(value) if isinstance(value, Path) else value
+    return tomli_w.dumps(as_table(config))

@@ -36,6 +36,16 @@ class Periodic(Protocol):
 
 
 @runtime_checkable
+class Foreseen(Protocol):
+    """A schedule that can tell how often groups are going to meet."""
+
+    @property
+    def share(self) -> float | None:
+        """Of all steps; None where that depends on one that cannot tell."""
+        ...
+
+
+@runtime_checkable
 class Threshold(Protocol):
     """A schedule with a meeting where something has changed by `delta` or more in any group."""
 

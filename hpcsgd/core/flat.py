@@ -150,9 +150,14 @@ class Bucket:
 def flatten(named: Iterable[tuple[str, nn.Parameter]], K: int, j: int, bucket_bytes: float) -> list[Bucket]:
     """Lay trainable parameters out for position `j` of K and make them views of buckets.
 
-    Parameters come in the order of the forward pass; buckets run backwards, each of one dtype and device,
-    and end once they reach `bucket_bytes`. Raises `UserError` for a parameter without a dense layout.
+    Raises `UserError` for a parameter without a dense layout.
     """
+    return [Bucket(slots, K, j) for slots in cut(named, bucket_bytes)]
+
+
+def cut(named: Iterable[tuple[str, nn.Parameter]], bucket_bytes: float) -> list[list[Slot]]:
+    """What each bucket is of. Parameters come in the order of the forward pass; buckets run backwards, each
+    of one dtype and device, and end once they reach `bucket_bytes`."""
     filling: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
     full: list[list[Slot]] = []
     for name, param in reversed(list(named)):
@@ -163,7 +168,7 @@ def flatten(named: Iterable[tuple[str, nn.Parameter]], K: int, j: int, bucket_by
         slots.append(Slot(name, param, slots[-1].stop if slots else 0))
         if slots[-1].stop * param.element_size() >= bucket_bytes:
             full.append(filling.pop((param.dtype, param.device)))
-    return [Bucket(slots, K, j) for slots in full + list(filling.values())]
+    return full + list(filling.values())
 
 
 def require_as_laid_out(buckets: Iterable[Bucket], frozen: Iterable[nn.Parameter]) -> None:

@@ -32,3 +32,13 @@ def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
             matrix[i, j] = 1 / (1 + max(len(mine), len(neighbours[j])))
         matrix[i, i] = 1 - matrix[i].sum()
     return matrix
+
+
+def mean_peers(graph: Graph, n: int) -> float:
+    """To how many a node sends in a step: the mean over all nodes and a period of the graph."""
+    if n == 1:
+        return 0.0
+    period = graph.period(n)
+    nodes = range(n if n <= 64 else 1)  # large graphs look alike from every node
+    counts = [len(graph.peers(i, t, n)) for i in nodes for t in range(period)]
+    return sum(counts) / len(counts)

@@ -23,6 +23,10 @@ class Codec(Protocol):
 
     def decode(self, code: Tensor, count: int) -> Tensor: ...
 
+    def bytes_per_index(self, density: float) -> float:
+        """On the mean, of indices that are spread evenly."""
+        ...
+
 
 @dataclass(frozen=True)
 class Gaps:
@@ -34,6 +38,10 @@ class Gaps:
 
     def decode(self, code: Tensor, count: int) -> Tensor:
         return kernels.decode(code.cpu(), count).to(code.device)
+
+    def bytes_per_index(self, density: float) -> float:
+        """A gap is geometric: it is 2⁷ or more, and so needs a second byte, with a chance of (1 − d)^128."""
+        return sum((1 - density) ** 2.0**bits for bits in range(7, 63, 7)) + 1
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,9 @@ class Plain:
 
     def decode(self, code: Tensor, count: int) -> Tensor:
         return code.view(torch.int32).long()
+
+    def bytes_per_index(self, density: float) -> float:
+        return 4.0
 
 
 CODECS: Mapping[str, Callable[..., Codec]] = {"gaps": Gaps, "plain": Plain}

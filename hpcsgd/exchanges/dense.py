@@ -6,6 +6,7 @@ paper's; `ReduceScatter` moves the same bytes in other messages; `AllReduce` is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.core.topology import Job
+from hpcsgd.core.traffic import Message, Sizes, sends
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,10 @@ class AllToAll:
         d.job.group.alltoall(b.received, b.g).wait()
         torch.mean(b.received.view(d.job.K, -1), 0, out=b.g_own)
 
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """T0 of eq. 6."""
+        return _of_buckets("alltoall", m)
+
 
 @dataclass(frozen=True)
 class ReduceScatter:
@@ -89,6 +95,10 @@ class ReduceScatter:
         d.job.group.reduce_scatter(b.received, b.g, "mean").wait()
         b.g_own.copy_(b.received)
 
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """As much as T0 of eq. 6."""
+        return _of_buckets("reduce_scatter", m)
+
 
 @dataclass(frozen=True)
 class AllReduce:
@@ -107,6 +117,10 @@ class AllReduce:
         if self.idle(d.job):
             return
         d.job.group.allreduce(b.g, "mean").wait()
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """The first term of eq. 5."""
+        return _of_buckets("allreduce", m)
 
 
 @dataclass(frozen=True)
@@ -131,6 +145,11 @@ class AcrossGroups:
         if d.job.P > 1:
             d.job.cross.allreduce(b.g_own if self.shards else b.g, "mean").wait()
 
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        yield from sends(self.inner, m)
+        for i, b in enumerate(m.buckets):
+            yield Message("allreduce", "cross", b.nbytes / (m.K if self.shards else 1), bucket=i)
+
 
 @dataclass(frozen=True)
 class Gathered:
@@ -153,3 +172,13 @@ class Gathered:
         self.inner(d, b)
         if d.job.K > 1:
             d.job.group.allgather(b.g, b.g_own).wait()
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        yield from sends(self.inner, m)
+        yield from _of_buckets("allgather", m)
+
+
+def _of_buckets(operation: str, m: Sizes) -> Iterator[Message]:
+    """Over the group, whole buckets as they become ready."""
+    for i, b in enumerate(m.buckets):
+        yield Message(operation, "group", b.nbytes, bucket=i)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,7 +31,9 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import State
 from hpcsgd.core.step import Departure
 from hpcsgd.core.topology import Job
+from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
+from hpcsgd.exchanges import foreseen
 from hpcsgd.exchanges.codecs import Codec, Gaps
 from hpcsgd.exchanges.combining import Combine, Selected, everyones
 from hpcsgd.exchanges.feedback import ErrorFeedback, Feedback, Residual
@@ -119,6 +121,15 @@ class Sparse:
         self._take_in(d, b, i)
         if i + 1 == len(d.buckets):
             self._send(d)
+
+    def sends(self, m: Sizes) -> Iterable[Message]:
+        """Lines 6 to 9. Raises `UserError` where the sparsifier cannot tell."""
+        over = "world" if self.across else "group"
+        return foreseen.messages(self.sparsifier, self.combine, self.indices, over, m)
+
+    def searched(self, m: Sizes) -> float:
+        n = m.N if self.across else m.K
+        return foreseen.expected(self.sparsifier, n, m).searched if n > 1 else 0.0
 
     @property
     def parts(self) -> Mapping[str, Any]:

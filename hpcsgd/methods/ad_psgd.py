@@ -22,6 +22,7 @@ from torch import Tensor
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
 from hpcsgd.transport import Asked, Service, phase, wide
@@ -64,6 +65,11 @@ class Pairwise:
             self._averaged = 0
         if s.job.g % 2 == 0:
             self._ask(s)
+
+    def sends(self, m: Sizes) -> list[Message]:
+        """x_i of the active half to the passive one, and the average back."""
+        active = (m.P + 1) // 2 / m.P
+        return [Message("exchange", "cross", 2 * active * m.parcel(), hidden=True)]
 
     def model(self) -> list[Tensor] | None:
         """The mean of all x. What groups train on is behind it by averages that only one of two has seen."""

@@ -23,6 +23,7 @@ import torch
 from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.transport import phase
@@ -57,6 +58,11 @@ class Adaptive:
         self.block = block
         self.block_state = BlockState(interval)
 
+    @property
+    def share(self) -> float:
+        """As it is now."""
+        return 1 / self.block_state.I
+
     def __call__(self, s: Step) -> bool:
         now = self.block_state
         self._count(s)
@@ -67,6 +73,11 @@ class Adaptive:
         if now.since_change >= self.block:
             self._change(s)
         return True
+
+    def sends(self, m: Sizes) -> list[Message]:
+        """F(w) and F(w_0), once a block."""
+        once = 1 / max(self.block, self.block_state.I)
+        return [allreduce("world", 2 * FLOAT64).within("loss", once)]
 
     def state_dict(self) -> State:
         same = asdict(self.block_state)

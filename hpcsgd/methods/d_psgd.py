@@ -13,8 +13,9 @@ from __future__ import annotations
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.core.graphs import Graph, Ring
 from hpcsgd.core.method import Method
-from hpcsgd.core.mixing import symmetric_matrix
+from hpcsgd.core.mixing import mean_peers, symmetric_matrix
 from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
@@ -49,6 +50,10 @@ class Neighbours:
             parcel.add_to(mixed, row[j])
         for own, x in zip(s.owned, mixed, strict=True):
             own.copy_(x)
+
+    def sends(self, m: Sizes) -> list[Message]:
+        """x_i to every neighbour; the mean over a period of the graph."""
+        return [Message("exchange", "cross", mean_peers(self.graph, m.P) * m.parcel())]
 
     def _row(self, s: Step) -> dict[int, float]:
         """w_ij of this group i and every neighbour j, itself included, in the order of j."""

@@ -30,6 +30,7 @@ from torch import Tensor, optim
 from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
+from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
@@ -74,6 +75,9 @@ class Outer:
         for theta, w in zip(self._theta, self._mine(s), strict=True):
             w.copy_(theta)
             theta.grad = None
+
+    def sends(self, m: Sizes) -> list[Message]:
+        return sends(self.inner, m)
 
     def state_dict(self) -> State:
         if self._optimizer is None:

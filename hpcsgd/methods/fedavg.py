@@ -27,6 +27,7 @@ from fractions import Fraction
 from hpcsgd.averagers import AroundMoments, Measured, kept
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.transport import wide
@@ -44,6 +45,10 @@ class PerEpoch:
             raise UserError(
                 f"per_epoch = {self.x}: expected 1 to {self.S} meetings in an epoch of {self.S} steps"
             )
+
+    @property
+    def share(self) -> float:
+        return self.x / self.S
 
     def __call__(self, s: Step) -> bool:
         return s.t * self.x // self.S > (s.t - 1) * self.x // self.S
@@ -77,6 +82,9 @@ class MeanOfSome:
                 x.zero_()
             s.job.cross.allreduce(x).wait()
             b.own.copy_(x.div_(len(drawn)))
+
+    def sends(self, m: Sizes) -> list[Message]:
+        return [allreduce("cross", m.chunk(b) * b.wide) for b in m.buckets]
 
 
 def fedavg(

@@ -28,6 +28,7 @@ from torch import Tensor, optim
 from hpcsgd.averagers import Measured
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
@@ -66,6 +67,9 @@ class Accumulated:
             w.sub_(total, alpha=rate)
             b.own.copy_(w)
             total.zero_()
+
+    def sends(self, m: Sizes) -> list[Message]:
+        return [allreduce("cross", m.chunk(b) * b.wide) for b in m.buckets]
 
     def state_dict(self) -> State:
         chunks = {"agreed": self.agreed, "sums": self.sums} if self.agreed else {}

@@ -33,6 +33,7 @@ from torch import Tensor
 from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
+from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.transport import Work, phase
@@ -117,6 +118,10 @@ class Significance:
             s.notes.update(mine, met=float(self._significant))
         return self._significant
 
+    def sends(self, m: Sizes) -> list[Message]:
+        """Line 11: in every step, one number of each rank."""
+        return [Message("allgather", "world", FLOAT64 * m.N, "vote")] if m.P > 1 else []
+
     def state_dict(self) -> State:
         return {"own": {"norms": self._saved if self._change is None else list(self._change.norms)}}
 
@@ -142,6 +147,9 @@ class Watching:
     def __call__(self, s: Step) -> None:
         self.inner(s)
 
+    def sends(self, m: Sizes) -> list[Message]:
+        return sends(self.inner, m)
+
 
 @dataclass(frozen=True)
 class MeanGradient:
@@ -159,6 +167,9 @@ class MeanGradient:
 
     def __call__(self, s: Step) -> None:
         """All is done."""
+
+    def sends(self, m: Sizes) -> list[Message]:
+        return [allreduce("cross", m.chunk(b) * b.width) for b in m.buckets]
 
 
 Aggregate = Callable[[Significance, AroundMoments], Averager]

@@ -26,7 +26,9 @@ from torch import Tensor
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.core.graphs import Exponential, Graph, senders
 from hpcsgd.core.method import Method, State
+from hpcsgd.core.mixing import mean_peers
 from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
@@ -81,6 +83,11 @@ class PushSum:
             self._take_in(x, self._under_way.popleft())
         for own, mine in zip(s.owned, x, strict=True):
             own.copy_(mine if self.weight == 1 else mine.div_(self.weight))
+
+    def sends(self, m: Sizes) -> list[Message]:
+        """Line 3: x_i and w_i to each out-neighbour; the mean over a period of the graph."""
+        nbytes = mean_peers(self.graph, m.P) * m.parcel()
+        return [Message("exchange", "cross", nbytes, hidden=self.staleness > 0)]
 
     def state_dict(self) -> State:
         """With the messages under way, which it waits for. Elsewhere groups start from z, of weight 1."""

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from hpcsgd.averagers import MeanOfAll, agree
+from hpcsgd.core.capabilities import Foreseen
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Departure, Step
 from hpcsgd.core.topology import Job
+from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,9 @@ class TheirExchange:
     def __call__(self, d: Departure, b: Bucket) -> None:
         self._turn.method.exchange(d, b)
 
+    def sends(self, m: Sizes) -> list[Message]:
+        return sends(self._turn.method.exchange, m)
+
 
 class TheirSchedule:
     """Groups meet when the one whose turn it is says so, and in the last step of `first`."""
@@ -64,6 +69,14 @@ class TheirSchedule:
 
     def __call__(self, s: Step) -> bool:
         return self._turn.last or self._turn.method.when(s)
+
+    def sends(self, m: Sizes) -> list[Message]:
+        return sends(self._turn.method.when, m)
+
+    @property
+    def share(self) -> float | None:
+        when = self._turn.method.when
+        return when.share if isinstance(when, Foreseen) else None
 
 
 class TheirAverager:
@@ -89,6 +102,10 @@ class TheirAverager:
             else:
                 MeanOfAll()(s)
             turn.over = True
+
+    def sends(self, m: Sizes) -> list[Message]:
+        """Of whoever's turn it is; the mean between the two is left out."""
+        return sends(self._turn.method.how, m)
 
     @property
     def inner(self) -> Averager:

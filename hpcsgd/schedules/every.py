@@ -22,6 +22,10 @@ class Every:
     def steps_between(self) -> int:
         return self.I
 
+    @property
+    def share(self) -> float:
+        return 1 / self.I
+
     def __call__(self, s: Step) -> bool:
         return s.t % self.I == 0
 
@@ -29,6 +33,8 @@ class Every:
 @dataclass(frozen=True)
 class Never:
     """Groups have nothing to meet for."""
+
+    share = 0.0
 
     def __call__(self, s: Step) -> bool:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -43,6 +44,42 @@ class Share:
     def largest_of(self, acc: Tensor) -> Tensor:
         """Indices of its elements of largest magnitude."""
         return kernels.largest(acc, self.starts, self.stops, self.k)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What n workers are about to select of M elements, on the mean."""
+
+    M: int
+    each: float
+    """Elements that a worker selects."""
+    joint: float
+    """That all of them do together."""
+    searched: float
+    """That the worker looks through who has most to do."""
+    allocation: float = 0.0
+    """Bytes of the broadcast that says who searches what."""
+    by_one: bool = False
+    """Whether one worker selects for all."""
+
+    @property
+    def density(self) -> float:
+        """Of what a worker selects, among the elements it has to do with."""
+        return min(self.joint / self.M, 1.0) if self.by_one or self.searched < self.M else self.each / self.M
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A sparsifier that knows beforehand how much it selects."""
+
+    def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
+        """Of parameters of so many elements each, `layers`."""
+        ...
+
+
+def everybodys(density: float, M: int, n: int) -> Expected:
+    """Each of n workers selects a share of all M by itself, independently of the others."""
+    return Expected(M, each=density * M, joint=M * (1 - (1 - density) ** n), searched=M)
 
 
 @runtime_checkable

@@ -7,11 +7,12 @@ broadcasts the indices. There is no build-up, but the others wait.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from hpcsgd.sparsifiers.base import Accumulated, Share, require_density, wanted
+from hpcsgd.sparsifiers.base import Accumulated, Expected, Share, require_density, wanted
 from hpcsgd.transport import Transport
 
 
@@ -54,6 +55,10 @@ class CLTk:
     def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
         M, leader = x.acc.numel(), t % workers.size
         return Share.whole(M, wanted(self.density, M) if workers.rank == leader else 0, leader)
+
+    def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
+        k = wanted(self.density, M)
+        return Expected(M, each=k / n, joint=k, searched=M, by_one=True)
 
     def select(self, x: Accumulated, share: Share) -> Tensor:
         return share.largest_of(x.acc)

@@ -33,6 +33,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +41,7 @@ from torch import Tensor
 
 from hpcsgd import kernels
 from hpcsgd.errors import UserError
-from hpcsgd.sparsifiers.base import Accumulated, Share, require_density, wanted
+from hpcsgd.sparsifiers.base import Accumulated, Expected, Share, require_density, wanted
 from hpcsgd.transport import Transport, phase
 
 
@@ -98,6 +99,12 @@ class Deft:
             bins, k = decision[0], decision[1].long() if self.exact else k
         mine = torch.nonzero(bins == bin_of(workers.rank, t, workers.size)).view(-1)
         return Share(x.bounds[mine], x.bounds[mine + 1], k[mine])
+
+    def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
+        pieces = partition(torch.tensor([0, *itertools.accumulate(layers)]), n).numel() - 1
+        k = wanted(self.density, M)
+        told = 4 * pieces * (2 if self.exact else 1)
+        return Expected(M, each=k / n, joint=k, searched=M / n, allocation=told)
 
     def select(self, x: Accumulated, share: Share) -> Tensor:
         return share.largest_of(x.acc)

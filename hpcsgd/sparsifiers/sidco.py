@@ -16,7 +16,7 @@ the other way round; later stages start from the threshold of the one before, no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hpcsgd import kernels
 from hpcsgd.errors import UserError
-from hpcsgd.sparsifiers.base import Accumulated, Share, require_density
+from hpcsgd.sparsifiers.base import Accumulated, Expected, Share, everybodys, require_density
 from hpcsgd.transport import Transport
 
 FIRST_RATIO = 0.25
@@ -77,6 +77,9 @@ class SIDCo:
 
     def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
         return Share.whole(x.acc.numel(), x.acc.numel())
+
+    def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
+        return everybodys(self.density, M, n)
 
     def select(self, x: Accumulated, share: Share) -> Tensor:
         indices = kernels.above(x.acc, self.threshold(x.acc))

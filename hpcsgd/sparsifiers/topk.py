@@ -7,11 +7,12 @@ up to n·k elements: gradient build-up.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from hpcsgd.sparsifiers.base import Accumulated, Share, require_density, wanted
+from hpcsgd.sparsifiers.base import Accumulated, Expected, Share, everybodys, require_density, wanted
 from hpcsgd.transport import Transport
 
 
@@ -55,6 +56,9 @@ class TopK:
 
     def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
         return Share.whole(x.acc.numel(), wanted(self.density, x.acc.numel()))
+
+    def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
+        return everybodys(self.density, M, n)
 
     def select(self, x: Accumulated, share: Share) -> Tensor:
         return share.largest_of(x.acc)

@@ -16,6 +16,7 @@ from hpcsgd.batch import (
     Site,
     check_comparison,
     check_ensemble,
+    check_measure,
     check_probe,
     check_training,
     prepare,
@@ -152,6 +153,16 @@ def test_the_script_of_a_probe(folder: Path) -> None:
     assert order.script == Path("runs/job-probe.sbatch")
     assert "may start" not in str(order)
     subprocess.run(["bash", "-n", str(order.script)], check=True)
+
+
+def test_the_script_of_a_measurement(folder: Path) -> None:
+    checked = check_measure(Path("job.toml"), ("--data.batch_size", "4"))
+    order = prepare("measure", ["job.toml"], checked, EIGHT, Site())
+    assert order.script == Path("runs/job-measure.sbatch")
+    assert "may start" not in str(order)
+    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    with pytest.raises(UserError, match="did you mean 'mlp'"):
+        check_measure(Path("job.toml"), ("--model.build", "mpl"))
 
 
 def test_the_script_of_a_comparison(folder: Path) -> None:

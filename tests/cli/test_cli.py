@@ -116,7 +116,7 @@ def test_convert_prints_what_was_made(
         (
             "trains job.toml",
             'hpcsgd: Unknown command "trains". Did you mean "train"? '
-            "Available commands: train, compare, probe, launch, data, job, doctor.\n",
+            "Available commands: train, probe, measure, plan, simulate, compare, launch, data, ...\n",
         ),
         ("train", 'hpcsgd: Command "train" parameter JOB requires an argument.\n'),
     ],
@@ -165,6 +165,43 @@ def test_doctor_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     app(["doctor", "--group-size", "2", "--store", "d.h5"])
     app(["doctor", "--groups", "4"])
     assert heard == [(None, None, None), (None, 2, Path("d.h5")), (4, None, None)]
+
+
+def test_measure_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[object, ...]] = []
+
+    def run(*given: object, **named: object) -> None:
+        heard.append((*given, *named.values()))
+
+    monkeypatch.setitem(sys.modules, "hpcsgd.measuring", module("hpcsgd.measuring", run))
+    app(["measure"])
+    words = "--quick job.toml --out m.toml --data.batch_size 4 --max-bytes 8192 --seconds 2"
+    app(["measure", *words.split()])
+    assert heard == [
+        (None, (), Path("machine.toml"), False, None, None),
+        (Path("job.toml"), ("--data.batch_size", "4"), Path("m.toml"), True, 8192, 2.0),
+    ]
+
+
+def test_simulate_prints_and_writes_what_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[2] / "examples/simulation.toml"
+    files = [tmp_path / name for name in ("job.png", "job.json", "job.goal")]
+    small = ["--job.groups", "2", "--job.steps", "3", "--job.ranks_per_host", "8"]
+    wanted = zip(("--picture", "--json", "--goal"), map(str, files), strict=True)
+    app(["simulate", str(example), *small, *(word for pair in wanted for word in pair)])
+    assert capsys.readouterr().out.startswith(
+        "job       2 groups of 8 ranks on 2 hosts, Hierarchical(every=8)\n"
+    )
+    assert all(file.stat().st_size for file in files)
+
+
+def test_a_mistake_in_a_scenario_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "nowhere.toml"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "hpcsgd: nowhere.toml: cannot be read: No such file or directory\n"
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from hpcsgd.batch.script import template
+from hpcsgd.cost.machine import load as load_machine
 from hpcsgd.data import convert
 from hpcsgd.training.probing import fitting
 from jobs import Runs
@@ -285,6 +286,17 @@ def test_the_bench(cluster: Cluster) -> None:
     assert state == "COMPLETED", log
     assert "node1" in log
     assert "samples/s" in log
+
+
+@pytest.mark.long
+def test_the_measurement(cluster: Cluster) -> None:
+    words = ["job", "measure", "job.toml", "--run.folder", "runs/here", *FOUR, "--quick", "--submit"]
+    state, log = cluster.ended("here", cluster.do(sys.executable, "-m", "hpcsgd", *words).split()[-1])
+    assert state == "COMPLETED", log
+    machine = load_machine(cluster.folder / "runs" / "here-machine.toml")
+    assert machine.hosts * machine.ranks_per_host == 4
+    assert machine.compute is not None
+    assert machine.compute.batch_sizes
 
 
 def test_there_is_no_slurm(cluster: Cluster) -> None:

@@ -1,0 +1,98 @@
+"""How long `hpcsgd simulate` takes: every rule, on 10,000 and 100,000 ranks, on one core.
+
+    python benchmarks/simulation_speed.py [--quick] [--json FILE]
+
+1,000 steps of computing times that vary by a fifth, eight ranks on a host and messages that queue there. With
+groups of one rank there are most events; with groups of eight most of the work is to draw their seconds. Each
+case is a process of its own, whose largest memory is noted, Python and numpy included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from harness import Goal, Run, print_table
+from hpcsgd.simulation import RULES, Durations, Failures, Layout, LogNormal, Message, Simulation, simulate
+
+ARGUMENTS: dict[str, dict[str, int]] = {
+    "ensemble": {"every": 8},
+    "hierarchical": {"every": 8},
+    "osgp": {"staleness": 1},
+    "ssp": {"staleness": 2},
+}
+SECONDS = {10_000: 60.0, 100_000: 600.0}
+"""Goals, by the number of ranks."""
+GIGABYTES = 2.0
+RANKS_PER_HOST = 8
+
+
+def measured(rule: str, N: int, K: int, T: int) -> dict[str, Any]:
+    simulation = Simulation(
+        layout=Layout(N // K, K, RANKS_PER_HOST),
+        compute=LogNormal(0.1, 0.2),
+        durations=Durations(
+            exchange=0.01, update=0.002, meeting=0.05, gather=0.01, message=Message(latency=1e-5, link=5e-3)
+        ),
+        rule=RULES[rule](**ARGUMENTS.get(rule, {})),
+        steps=T,
+        failures=Failures(mtbf_seconds=1e7, checkpoint_seconds=10, restart_seconds=60),
+    )
+    began = perf_counter()
+    simulated = simulate(simulation)
+    seconds = perf_counter() - began
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "rule": rule, "N": N, "K": K, "T": T, "seconds": seconds, "gigabytes": memory / 1e9,
+        "rank_steps_per_second": N * T / seconds, "simulated_seconds": simulated.seconds,
+    }  # fmt: skip
+
+
+def in_its_own_process(*case: Any) -> dict[str, Any]:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measured, *case).result()
+
+
+def goals(rows: Iterable[dict[str, Any]]) -> list[Goal]:
+    found = []
+    for row in rows:
+        case = f"{row['rule']}, {row['N']:,} ranks in groups of {row['K']}, {row['T']:,} steps"
+        found.append(Goal(f"{case}: seconds", row["seconds"], SECONDS[row["N"]]))
+        found.append(Goal(f"{case}: gigabytes", row["gigabytes"], GIGABYTES))
+    return found
+
+
+HEAD = ["rule", "ranks", "K", "steps", "seconds", "GB", "rank steps/s"]
+
+
+def cells(row: dict[str, Any]) -> list[object]:
+    return [
+        row["rule"], f"{row['N']:,}", row["K"], f"{row['T']:,}", f"{row['seconds']:.2f}",
+        f"{row['gigabytes']:.2f}", f"{row['rank_steps_per_second']:.3g}",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How long the simulation of large jobs takes.")
+    parser.add_argument("--quick", action="store_true", help="half a minute: 10,000 ranks, 100 steps")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    run = Run()
+    sizes, T = ((10_000,), 100) if arguments.quick else (tuple(SECONDS), 1000)
+    rows = []
+    for N, K, rule in product(sizes, (8, 1), RULES):
+        rows.append(in_its_own_process(rule, N, K, T))
+        print(*cells(rows[-1]), flush=True)
+    print_table(map(cells, rows), HEAD)
+    run.conclude(rows, goals(rows), arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""``hpcsgd simulate``: who would wait for whom, before a job is run."""
+
+from __future__ import annotations
+
+import json as as_json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from hpcsgd.cli.user_errors import told_in_one_line
+
+
+def simulate(
+    scenario: Path,
+    /,
+    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    picture: Path | None = None,
+    json: Path | None = None,
+    goal: Path | None = None,
+) -> None:
+    """Simulate a job event by event: its speed, who waits for what, what failures cost.
+
+    :param scenario: The TOML file; an example is examples/simulation.toml.
+    :param overrides: Keys of the file to change, as in --method.every 4 --job.groups 64.
+    :param picture: A PNG to draw: the seconds of a step over time, groups ahead, checkpoint intervals.
+    :param json: A file to write all figures to.
+    :param goal: A file to write the events to, as a GOAL schedule.
+    """
+    with told_in_one_line():
+        from hpcsgd.simulation import report
+        from hpcsgd.simulation import simulate as simulated_of
+        from hpcsgd.simulation.scenario import load
+
+        simulation = load(scenario, overrides)
+        simulated = simulated_of(simulation)
+        print("\n".join(report.lines(simulated)))
+        if json:
+            json.write_text(as_json.dumps(report.record(simulated), indent=1) + "\n", encoding="utf-8")
+        if picture:
+            from hpcsgd.simulation.picture import draw
+
+            draw(simulated, picture)
+        if goal:
+            from hpcsgd.simulation.goal import write
+
+            write(simulation, goal)

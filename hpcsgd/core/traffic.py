@@ -1,0 +1,173 @@
+"""What a method sends, told before it is sent: the operations of a step and their bytes.
+
+Parts of a method that send something have `sends`, beside the code that does it and in the terms of their
+paper. `hpcsgd.cost` puts the parts together as the engine does and asks a machine what it takes; a test holds
+all of it against what the ledger has counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.core.flat import cut
+
+Over = Literal["group", "cross", "world", "peers"]
+"""The communicators of a `Job`; peers are jobs of their own, and what goes to them is in no ledger."""
+FLOAT64 = 8
+"""Bytes of a norm, a loss or a count."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """An operation that every rank takes part in."""
+
+    operation: str
+    """As `Transport` calls it."""
+    over: Over
+    nbytes: float
+    """n: the whole vector of an alltoall, reduce_scatter, allreduce or bcast, what an allgather gathers, what
+    an exchange sends to all its peers; the mean over the ranks."""
+    phase: str = ""
+    """Under which the ledger counts it; "": that of whoever asks."""
+    times: float = 1.0
+    """A step, or a meeting, on the mean."""
+    bucket: int | None = None
+    """It leaves when the gradients of this bucket are there; None: when all has been computed."""
+    hidden: bool = False
+    """Whether it travels while the next step is computed."""
+
+    def within(self, phase: str, share: float = 1.0) -> Message:
+        """It, counted under `phase` where it has none of its own, in this `share` of all steps."""
+        return replace(self, phase=self.phase or phase, times=self.times * share)
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One bucket: its elements without and with padding."""
+
+    used: int
+    padded: int
+    width: int
+    """Bytes of an element."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.padded * self.width
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element where sums of 16-bit numbers are made."""
+        return max(self.width, 4)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the bytes of a step go by: P groups of K, and a model as the engine lays it out."""
+
+    P: int
+    K: int
+    buckets: tuple[Vector, ...]
+    layers: tuple[int, ...] = ()
+    """Elements of each parameter, bucket by bucket."""
+    moments: tuple[str, ...] = ()
+    """Names of the optimizer's state tensors that are like the parameters."""
+    numbers: tuple[str, ...] = ()
+    """Names of its tensors of one float32 for every piece of a parameter."""
+    buffers: tuple[int, ...] = ()
+    """Bytes of all float buffers of the model, one entry a dtype."""
+
+    @classmethod
+    def of(
+        cls,
+        named: Iterable[tuple[str, nn.Parameter]],
+        P: int,
+        K: int,
+        bucket_bytes: float,
+        moments: Sequence[str] = (),
+        numbers: Sequence[str] = (),
+        buffers: Iterable[Tensor] = (),
+    ) -> Sizes:
+        """Of trainable parameters, which may be on the meta device, as the engine would lay them out."""
+        found: list[Vector] = []
+        layers: list[int] = []
+        for slots in cut(named, bucket_bytes):
+            used = slots[-1].stop
+            found.append(Vector(used, -(-used // K) * K, slots[0].param.element_size()))
+            layers += [slot.stop - slot.start for slot in slots]
+        by_dtype = Counter[torch.dtype]()
+        for x in buffers:
+            by_dtype[x.dtype] += x.nbytes
+        return cls(
+            P, K, tuple(found), tuple(layers), tuple(moments), tuple(numbers), tuple(by_dtype.values())
+        )
+
+    @property
+    def N(self) -> int:
+        return self.P * self.K
+
+    @property
+    def M(self) -> int:
+        return sum(b.used for b in self.buckets)
+
+    def ranks(self, over: Over) -> int:
+        return {"group": self.K, "cross": self.P, "world": self.N, "peers": self.P}[over]
+
+    def chunk(self, b: Vector) -> int:
+        """Elements of a position's part of a bucket."""
+        return b.padded // self.K
+
+    def pieces(self) -> float:
+        """Parts of parameters that a position owns, on the mean over the K."""
+        layers, count = iter(self.layers), 0
+        for b in self.buckets:
+            start = 0
+            while start < b.used:
+                stop = start + next(layers)
+                count += (stop - 1) // self.chunk(b) - start // self.chunk(b) + 1
+                start = stop
+        return count / self.K
+
+    def parcel(self, parts: int = 1) -> float:
+        """Bytes of a `Parcel` with this position's chunks, or with one of so many `parts` of them, on the
+        mean over these."""
+        total = 0
+        for b in self.buckets:
+            size, longer = divmod(self.chunk(b), parts)
+            total += longer * _aligned((size + 1) * b.width) + (parts - longer) * _aligned(size * b.width)
+        return 8 + total / parts
+
+
+@runtime_checkable
+class Sends(Protocol):
+    """A part of a method that sends something: an exchange in a step, a schedule in a step, an averager at a
+    meeting."""
+
+    def sends(self, m: Sizes) -> Iterable[Message]: ...
+
+
+@runtime_checkable
+class Searches(Protocol):
+    """An exchange that looks for the largest elements in a step."""
+
+    def searched(self, m: Sizes) -> float:
+        """Elements that a rank looks through, on the mean."""
+        ...
+
+
+def sends(part: object, m: Sizes) -> list[Message]:
+    """Of a part that sends nothing: none."""
+    return list(part.sends(m)) if isinstance(part, Sends) else []
+
+
+def allreduce(over: Over, nbytes: float, phase: str = "") -> Message:
+    return Message("allreduce", over, nbytes, phase)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // 8) * 8

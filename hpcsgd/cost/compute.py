@@ -1,0 +1,100 @@
+"""What a rank takes for its own part of a step: forward, backward, update, selection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+from scipy.optimize import nnls
+
+from hpcsgd.config.kinds import Above, Minimum
+from hpcsgd.errors import UserError, near_miss
+
+Count = Annotated[int, Minimum(1)]
+Seconds = Annotated[float, Above(0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """All ranks of a host at it at once, and the slowest of them counts.
+
+    Times of a model are there where a job file was measured; each list has an entry a batch size.
+    """
+
+    numel: Count | None = None
+    """M, the parameters of that model."""
+    batch_sizes: tuple[Count, ...] = ()
+    """Samples of a rank."""
+    forward_seconds_by_batch: tuple[Seconds, ...] = ()
+    backward_seconds_by_batch: tuple[Seconds, ...] = ()
+    update_seconds_per_element: Seconds | None = None
+    """Of what a rank updates; by the optimizer of the job file, else by SGD with momentum."""
+    mean_seconds_per_element: Seconds | None = None
+    """Of all chunks that an all-to-all has brought a rank, so that a gradient of n bytes is n/4 elements."""
+    selection_seconds_per_element: dict[str, Seconds] = field(default_factory=dict)
+    """Of what a rank searches, by sparsifier."""
+    busy: Busy | None = None
+
+    def __post_init__(self) -> None:
+        _require_alike(self.batch_sizes, self.forward_seconds_by_batch, self.backward_seconds_by_batch)
+
+    def forward_seconds(self, batch: float) -> float:
+        """Of `batch` samples of a rank: c0 + c1·b. Raises `UserError` where no model was measured."""
+        return _of_batch(self.batch_sizes, self.forward_seconds_by_batch, batch)
+
+    def backward_seconds(self, batch: float) -> float:
+        """As `forward_seconds`."""
+        return _of_batch(self.batch_sizes, self.backward_seconds_by_batch, batch)
+
+    def update_seconds(self, elements: float) -> float:
+        """Of so many elements of w. Raises `UserError` where it was not measured."""
+        return _known("update_seconds_per_element", self.update_seconds_per_element) * elements
+
+    def mean_seconds(self, elements: float) -> float:
+        """Of so many elements that came from all ranks of a group. Raises `UserError` where it was not
+        measured."""
+        return _known("mean_seconds_per_element", self.mean_seconds_per_element) * elements
+
+    def selection_seconds(self, sparsifier: str, elements: float) -> float:
+        """Of a search among so many elements. Raises `UserError` for a sparsifier that was not measured."""
+        if sparsifier not in self.selection_seconds_per_element:
+            hint = near_miss(sparsifier, self.selection_seconds_per_element)
+            raise UserError(f"[compute.selection_seconds_per_element] {sparsifier}: was not measured: {hint}")
+        return self.selection_seconds_per_element[sparsifier] * elements
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """How many times as long it takes while the lane of every rank sends without a pause."""
+
+    forward: Seconds | None = None
+    backward: Seconds | None = None
+    update: Seconds | None = None
+    selection: Seconds | None = None
+
+
+def _known(key: str, value: float | None) -> float:
+    if value is None:
+        raise UserError(f"[compute] {key}: was not measured; hpcsgd measure tells it")
+    return value
+
+
+def _require_alike(batches: Sequence[int], *times: Sequence[float]) -> None:
+    if any(len(each) != len(batches) for each in times) or len(set(batches)) != len(batches):
+        raise UserError(
+            f"batch_sizes = {list(batches)}: each once, with its forward_seconds_by_batch "
+            f"and backward_seconds_by_batch; these are {' and '.join(str(len(each)) for each in times)}"
+        )
+
+
+def _of_batch(batches: Sequence[int], seconds: Sequence[float], batch: float) -> float:
+    if not batches:
+        raise UserError("[compute] batch_sizes: no model was measured: hpcsgd measure JOB does")
+    if len(batches) == 1:
+        return seconds[0] * batch / batches[0]
+    T = np.asarray(seconds)
+    columns = np.stack([np.ones(len(batches)), np.asarray(batches, float)], axis=1)
+    (c0, c1), _ = nnls(columns / T[:, None], np.ones(len(batches)))  # relative: small batches count as much
+    return float(c0 + c1 * batch)

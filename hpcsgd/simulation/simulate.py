@@ -1,0 +1,78 @@
+"""A job from its durations: how fast it is, and who waits for what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcsgd.errors import UserError
+from hpcsgd.simulation.compute import Compute, Distribution, Stragglers
+from hpcsgd.simulation.course import Course, Rule
+from hpcsgd.simulation.durations import Durations, Layout
+from hpcsgd.simulation.failures import Checkpointing, Failures, checkpointing
+from hpcsgd.simulation.ledger import Ledger
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What is simulated: `steps` of each of the groups."""
+
+    layout: Layout
+    compute: Distribution
+    durations: Durations
+    rule: Rule
+    steps: int
+    stragglers: Stragglers | None = None
+    failures: Failures | None = None
+    batch_size: int = 1
+    """Samples of one group per step."""
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} = {getattr(self, name)}: expected 1 or more")
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What became of it."""
+
+    of: Simulation
+    seconds: float
+    """Until the last group had ended."""
+    steps_per_second: float
+    """Of a group, while all are at work; the mean over groups."""
+    samples_per_second: float
+    """Of all groups while all are at work, without those that failures took."""
+    goodput: float
+    """The part of the groups' time that was not lost to failures, checkpoints included."""
+    shares: dict[str, float]
+    """Of the groups' time, by cause, until each ended."""
+    ledger: Ledger
+    checkpointing: Checkpointing | None
+    """Where the whole job dies with one of its nodes."""
+
+
+def simulate(simulation: Simulation) -> Simulated:
+    """Raises `UserError` for what cannot be."""
+    rule, failures = simulation.rule, simulation.failures
+    compute = Compute(simulation.layout, simulation.compute, simulation.stragglers, simulation.seed)
+    course = Course(compute, simulation.durations, simulation.steps, failures)
+    rule.run(course)
+    totals = course.ledger.totals()
+    spent = sum(totals.values())
+    saving = None
+    if failures and rule.dies_as_one:
+        saving = checkpointing(failures, simulation.layout.hosts, simulation.seed)
+    goodput = saving.goodput if saving else 1 - totals["failures"] / spent
+    rates = course.ledger.useful / simulation.layout.P / course.ended
+    return Simulated(
+        of=simulation,
+        seconds=float(course.ended.max()),
+        steps_per_second=float(rates.mean()),
+        samples_per_second=float(rates.sum()) * simulation.batch_size * (saving.goodput if saving else 1.0),
+        goodput=goodput,
+        shares={cause: seconds / spent for cause, seconds in totals.items()},
+        ledger=course.ledger,
+        checkpointing=saving,
+    )

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from hpcsgd.cost.collectives import messages
+from hpcsgd.cost.fit import fit, held_out_error
+from hpcsgd.cost.links import Link, Points
+from hpcsgd.cost.ways import Way, load
+
+ALPHA, BETA = 2e-6, 8e-11
+SIZES = tuple(8 * 4**i for i in range(12))
+WAYS = (Way(2, 1, 2), Way(4))
+Law = Callable[[float], tuple[float, float]]
+
+
+def one_line(nbytes: float) -> tuple[float, float]:
+    return ALPHA, BETA
+
+
+def two_lines(nbytes: float) -> tuple[float, float]:
+    return (ALPHA, BETA) if nbytes < 2**17 else (30e-6, BETA / 4)
+
+
+def measured(
+    law: Law,
+    noise: float = 0.0,
+    seed: int = 0,
+    operation: str = "allreduce",
+    ways: Sequence[Way] = WAYS,
+    sizes: Sequence[int] = SIZES,
+) -> list[Points]:
+    """Times by a law of α and β, each multiplied by e to the power of normal noise."""
+    generator = np.random.default_rng(seed)
+    points = []
+    for way in ways:
+        seconds = []
+        for n in sizes:
+            alpha, beta = law(n)
+            true = float(messages(operation, way.ranks)) * alpha + load(operation, n, way) * beta
+            seconds.append(true * float(np.exp(generator.normal(0, noise))))
+        points.append(
+            Points(
+                operation=operation, ranks=way.ranks, hosts=way.hosts, at_once=way.at_once,
+                bytes=tuple(sizes), seconds=tuple(seconds),
+            )
+        )  # fmt: skip
+    return points
+
+
+def with_outliers(points: list[Points], factor: float, *places: int) -> list[Points]:
+    seconds = list(points[0].seconds)
+    for place in places:
+        seconds[place] *= factor
+    first = points[0]
+    return [
+        Points(
+            operation=first.operation, ranks=first.ranks, hosts=first.hosts, at_once=first.at_once,
+            bytes=first.bytes, seconds=tuple(seconds),
+        ),
+        *points[1:],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", ["allreduce", "alltoall", "exchange", "bcast"])
+@pytest.mark.parametrize("ways", [WAYS, (Way(4, 4),), (Way(8, 4), Way(8, 4, 2))])
+def test_what_has_no_noise_is_found_exactly(operation: str, ways: Sequence[Way]) -> None:
+    link = fit(measured(one_line, operation=operation, ways=ways))
+    assert (link.operation, link.kind) == (operation, ways[0].kind)
+    assert link.ranks == tuple(sorted({way.ranks for way in ways}))
+    assert link.from_bytes == (0,)
+    assert link.alpha_seconds == pytest.approx([ALPHA], rel=1e-3)
+    assert link.beta_seconds_per_byte == pytest.approx([BETA], rel=1e-3)
+    assert link.relative_error < 1e-3
+
+
+def test_a_knee_is_found_where_it_is() -> None:
+    link = fit(measured(two_lines))
+    assert link.from_bytes == (0, 2**17)
+    assert link.alpha_seconds == pytest.approx([ALPHA, 30e-6], rel=1e-2)
+    assert link.beta_seconds_per_byte == pytest.approx([BETA, BETA / 4], rel=1e-2)
+
+
+def test_two_knees() -> None:
+    def law(n: float) -> tuple[float, float]:
+        return (1e-6, 2e-10) if n < 2**11 else (5e-6, 1e-10) if n < 2**19 else (5e-6, 1e-9)
+
+    link = fit(measured(law, noise=0.02))
+    assert link.from_bytes == (0, 2**11, 2**19)
+
+
+@pytest.mark.parametrize("law", [one_line, two_lines])
+def test_the_truth_is_within_three_standard_errors(law: Law) -> None:
+    """In 18 of 20 trials at least, each with a noise of a tenth."""
+    hits = 0
+    for seed in range(20):
+        link = fit(measured(law, noise=0.1, seed=seed))
+        alpha, beta = law(8)[0], law(SIZES[-1])[1]
+        hits += (
+            abs(link.alpha_seconds[0] - alpha) < 3 * link.alpha_standard_error_seconds[0]
+            and abs(link.beta_seconds_per_byte[-1] - beta) < 3 * link.beta_standard_error_seconds_per_byte[-1]
+        )
+    assert hits >= 18
+
+
+def test_noise_makes_no_knees() -> None:
+    knees = [len(fit(measured(one_line, noise=0.1, seed=seed)).from_bytes) - 1 for seed in range(20)]
+    assert sum(map(bool, knees)) <= 2
+
+
+def test_disturbed_points_move_the_lines_little() -> None:
+    calm = measured(one_line, noise=0.02)
+    link = fit(with_outliers(calm, 8.0, 2, 9))
+    assert link.alpha_seconds[0] == pytest.approx(ALPHA, rel=0.15)
+    assert link.beta_seconds_per_byte[-1] == pytest.approx(BETA, rel=0.15)
+
+
+@pytest.mark.parametrize(("law", "most"), [(one_line, 0.99), (two_lines, 1.0)])
+def test_the_error_told_is_that_of_points_never_seen(law: Law, most: float) -> None:
+    """At sizes in between, with noise of their own: nine of ten within it, or nearly so. A knee that may be
+    on either side of a size makes it wider."""
+    between = tuple(20 * 4**i for i in range(11))
+    within = total = 0
+    for seed in range(10):
+        link = fit(measured(law, noise=0.1, seed=seed))
+        for fresh in measured(law, noise=0.1, seed=1000 + seed, sizes=between):
+            for n, seconds in zip(fresh.bytes, fresh.seconds, strict=True):
+                off = abs(np.log(link.seconds("allreduce", n, fresh.way) / seconds))
+                within += off <= np.log(1 + link.relative_error)
+                total += 1
+    assert 0.8 * total <= within <= most * total
+
+
+def test_what_is_held_out_is_not_fitted() -> None:
+    """Were it fitted, too, one point off by a factor would not show as such."""
+    points = measured(one_line, ways=WAYS[:1])
+    held = with_outliers(points, 3.0, 1, 4, 7)
+    assert held_out_error(held) == pytest.approx(2.0, rel=0.05)
+
+
+def test_latencies_alone_have_no_bandwidth() -> None:
+    """Times that do not depend on the bytes give β = 0, and nothing negative."""
+    link = fit(measured(lambda n: (ALPHA, 0.0), noise=0.05))
+    assert link.alpha_seconds[0] == pytest.approx(ALPHA, rel=0.05)
+    assert 0 <= link.beta_seconds_per_byte[-1] < BETA / 50
+
+
+def test_too_few_sizes_are_a_mistake_of_ours() -> None:
+    with pytest.raises(AssertionError):
+        fit(measured(one_line, sizes=SIZES[:3]))
+
+
+def test_points_of_two_kinds_are_a_mistake_of_ours() -> None:
+    with pytest.raises(AssertionError):
+        fit(measured(one_line, ways=(Way(4), Way(4, 4))))
+
+
+def test_lines_tell_the_seconds_that_they_were_fitted_to() -> None:
+    link: Link = fit(points := measured(two_lines))
+    for each in points:
+        told = [link.seconds("allreduce", n, each.way) for n in each.bytes]
+        assert told == pytest.approx(each.seconds, rel=1e-2)

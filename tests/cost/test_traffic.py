@@ -1,0 +1,202 @@
+"""What `hpcsgd.cost` says a method sends, against what the ledger counted: every method, on every shape."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import hpcsgd
+from hpcsgd.core.topology import Job, form
+from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.cost.collectives import sent
+from hpcsgd.cost.traffic import averages_with_peers, of_step
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import Gathered, Plain, ReduceScatter, Sparse, own
+from hpcsgd.methods import METHODS, Method, bsp, hierarchical, selsync, switch
+from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, TopK
+from hpcsgd.transport import Transport
+from methods.table import EXCEPTIONS, REFERENCES
+from references import model, one_step
+
+STEPS = 12
+"""Whole periods of all graphs and intervals here."""
+BUCKET_BYTES = 200.0
+SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (4, 2)]
+ENTRIES = {**REFERENCES, **EXCEPTIONS}
+IN_TURN = {label for label, entry in ENTRIES.items() if entry.method in ("switch", "post_local")}
+"""Two methods, of which each has its own line."""
+
+Make = Callable[[Sequence[nn.Parameter]], optim.Optimizer]
+
+
+def at_rest(params: Sequence[nn.Parameter]) -> optim.Optimizer:
+    return optim.SGD(params, lr=0.0)
+
+
+def made(label: str) -> Method:
+    """With meetings and blocks that STEPS has a whole number of."""
+    entry = ENTRIES[label]
+    arguments = dict(entry.arguments())
+    if entry.method == "adacomm":
+        arguments = {"interval": 1, "block": 2}
+    if entry.method == "fedavg":
+        arguments |= {"per_epoch": 1, "steps_per_epoch": 4}
+    return METHODS[entry.method](**arguments)
+
+
+def counted(
+    world: Transport, P: int, new: Callable[[], Method], make: Make = at_rest, form: Callable[..., Job] = form
+) -> dict[str, float]:
+    """Bytes of a step by phase, and the share of steps in which groups `met`, where that is noted."""
+    job, net = form(world, P), model()
+    optimizer = hpcsgd.DistributedOptimizer(
+        make(list(net.parameters())), net, job, new(), bucket_mb=BUCKET_BYTES / 1e6
+    )
+    one_step(net, optimizer, job, 0)  # what is sent once
+    optimizer.state_dict()  # has been sent
+    before, met = world.ledger.totals(), 0.0
+    for t in range(1, STEPS + 1):
+        one_step(net, optimizer, job, t)
+        met += optimizer.notes.get("met", 0.0)
+    optimizer.method.state_dict()  # waits for what is under way
+    grown = world.ledger.since(before)
+    by_phase = {name: total.bytes / STEPS for name, total in grown.items() if name != "other"}
+    return {name: nbytes for name, nbytes in by_phase.items() if nbytes} | {"met": met / STEPS}
+
+
+def foretold(P: int, K: int, method: Method, meets: float, **about: Any) -> dict[str, float]:
+    net = model()
+    m = Sizes.of(net.named_parameters(), P, K, BUCKET_BYTES, **about)
+    total = defaultdict[str, float](float)
+    for x in of_step(method, m, meets=meets):
+        if x.over != "peers":
+            total[x.phase] += x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+    return {name: nbytes for name, nbytes in total.items() if nbytes}
+
+
+def on_the_mean(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = {name for rank in ranks for name in rank}
+    return {name: sum(rank.get(name, 0.0) for rank in ranks) / len(ranks) for name in names}
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2})
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+@pytest.mark.parametrize("label", sorted(ENTRIES.keys() - IN_TURN))
+def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str, P: int, K: int) -> None:
+    entry = ENTRIES[label]
+    found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form))
+    expected = foretold(P, K, made(label), found.pop("met"))
+    if averages_with_peers(made(label)):
+        found.pop("average", None)  # what goes between islands is counted by nobody
+    sparse = label == "hierarchical with DEFT"  # whose k, and gaps, go by the gradients
+    assert found == pytest.approx(expected, rel=0.35 if sparse else 1e-12)
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2})
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 3), (2, 2)])
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        lambda: Sparse(Deft(0.2, exact=True), indices=Plain()),
+        lambda: Sparse(CLTk(0.2), indices=Plain()),
+        lambda: Sparse(TopK(0.2), combine=own, indices=Plain()),
+    ],
+    ids=["DEFT", "CLT-k", "own Top-k"],
+)
+def test_bytes_of_sparse_exchanges(run, exchange: Callable[[], Sparse], P: int, K: int) -> None:
+    found = on_the_mean(run(P * K, counted, P, lambda: bsp(exchange())))
+    del found["met"]
+    expected = foretold(P, K, bsp(exchange()), 0.0)
+    k = round(0.2 * Sizes.of(model().named_parameters(), P, K, BUCKET_BYTES).M)
+    assert found.keys() == expected.keys()
+    for phase, nbytes in expected.items():
+        assert found[phase] == pytest.approx(nbytes, rel=0.5 / k)  # k is a whole number
+
+
+def test_bytes_per_index_of_gaps() -> None:
+    torch.manual_seed(0)
+    for density in (0.3, 0.01, 0.001):
+        indices = torch.nonzero(torch.rand(400_000) < density).view(-1)
+        from hpcsgd.exchanges import Gaps
+
+        found = Gaps().encode(indices, 400_000).numel() / indices.numel()
+        assert Gaps().bytes_per_index(density) == pytest.approx(found, rel=0.03)
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
+def test_bytes_of_averaged_moments(run, optimizer: str, P: int, K: int) -> None:
+    make, about = {
+        "momentum": (
+            lambda params: optim.SGD(params, lr=0.0, momentum=0.9),
+            {"moments": ["momentum_buffer"]},
+        ),
+        "AdamW": (
+            lambda params: optim.AdamW(params, lr=0.0),
+            {"moments": ["exp_avg", "exp_avg_sq"], "numbers": ["step"]},
+        ),
+    }[optimizer]
+    method = hierarchical(3, moments=hpcsgd.Averaged)
+    found = on_the_mean(run(P * K, counted, P, lambda: method, make))
+    del found["met"]
+    assert found == pytest.approx(foretold(P, K, method, 0.0, **about), rel=1e-12)
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2})
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2), (3, 2)])
+def test_whole_tensor_optimizers_cost_an_allgather(run, P: int, K: int) -> None:
+    def bytes_of(world: Transport) -> dict[str, float]:
+        return counted(world, P, lambda: hierarchical(3), lambda params: optim.Adafactor(params, lr=0.0))
+
+    found = on_the_mean(run(P * K, bytes_of))
+    del found["met"]
+    m = Sizes.of(model().named_parameters(), P, K, BUCKET_BYTES)
+    total = defaultdict[str, float](float)
+    for x in of_step(hierarchical(3), m, elementwise=False):
+        total[x.phase] += x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+    assert found == pytest.approx({k: v for k, v in total.items() if v}, rel=1e-12)
+
+
+def test_of_two_methods_in_turn_it_is_the_one_whose_turn_it_is() -> None:
+    m = Sizes.of(model().named_parameters(), 4, 2, BUCKET_BYTES)
+    assert of_step(switch(bsp(), hierarchical(3), at=5), m) == of_step(bsp(), m)
+    assert of_step(switch(bsp(), hierarchical(3), at=0), m) == of_step(hierarchical(3), m)
+
+
+def test_what_cannot_be_foretold_is_said() -> None:
+    m = Sizes.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
+    with pytest.raises(UserError, match="how often the groups meet depends on the gradients"):
+        of_step(selsync(0.3), m)
+    with pytest.raises(UserError, match="HardThreshold: how many elements it selects depends on"):
+        of_step(bsp(Sparse(HardThreshold(0.1))), m)
+
+
+def test_who_exchanges_whole_vectors_and_averages_chunks_gathers_once_more() -> None:
+    """As the engine's meetings do: of chunks where each position has all of w, an allgather follows."""
+    m = Sizes.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
+    found = of_step(hierarchical(3, Gathered(ReduceScatter())), m)
+    after = [x for x in found if x.phase == "parameters"]
+    assert after == [Message("allgather", "group", b.nbytes, "parameters", 1 / 3) for b in m.buckets]
+
+
+@pytest.mark.ranks(3)
+def test_sizes_are_those_of_the_engine(run) -> None:
+    def laid_out(world: Transport) -> list[tuple[int, int]]:
+        job, net = form(world, groups=1), model()
+        made = hpcsgd.DistributedOptimizer(
+            at_rest(list(net.parameters())), net, job, bsp(), bucket_mb=BUCKET_BYTES / 1e6
+        )
+        return [(b.slots[-1].stop, b.size) for b in made.buckets]
+
+    m = Sizes.of(model().named_parameters(), 1, 3, BUCKET_BYTES)
+    assert run(3, laid_out)[0] == [(b.used, b.padded) for b in m.buckets]
+    assert sum(m.layers) == m.M == sum(p.numel() for p in model().parameters())
+    assert math.isclose(m.parcel(2) - 8, (m.parcel() - 8) / 2, rel_tol=0.1)

@@ -1,0 +1,160 @@
+"""Islands that die and come back, against the same as simpy processes that are killed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import simpy
+
+from hpcsgd.simulation import Constant, Durations, Failures, Layout, LogNormal, Simulation, simulate
+from hpcsgd.simulation.compute import Compute
+from hpcsgd.simulation.course import Course
+from hpcsgd.simulation.rules import Ensemble, Hierarchical
+from simulation.processes import Process
+
+T = 48
+D = Durations(exchange=0.011, update=0.003, meeting=0.04, gather=0.007)
+
+
+class Islands:
+    """A process for each life of an island, and one that brings the living together."""
+
+    def __init__(self, course: Course, rule: Ensemble) -> None:
+        assert course.failures is not None
+        self.env, self.course, self.rule = simpy.Environment(), course, rule
+        self.P, self.restart = course.layout.P, course.failures.restart_seconds
+        self.life = course.failures.mtbf_seconds / math.ceil(course.layout.K / course.layout.ranks_per_host)
+        self.chance = course.generator("deaths")
+        self.F = np.full((T, self.P), np.nan)
+        self.alive: set[int] = set()
+        self.dies: dict[int, float] = {}
+        self.unheard = 0.0
+        self.arrived: set[int] = set()
+        self.deaths = self.again = 0
+
+    def run(self) -> np.ndarray:
+        self.begin(range(self.P), 0)
+        self.env.run()
+        return self.F
+
+    def begin(self, islands: range | list[int], t: int) -> None:
+        """Lives from step t on, all from now."""
+        self.met = self.env.event()
+        for g, life in zip(islands, self.chance.exponential(self.life, len(islands)), strict=True):
+            self.dies[g] = self.env.now + life
+            self.alive.add(g)
+            self.env.process(self.lives(g, t))
+
+    def lives(self, g: int, t: int) -> Process:
+        """Up to the death, or to the end."""
+        while t < T:
+            work = float(self.course.compute.seconds(t)[g].max()) + D.before_meeting
+            if self.env.now + work >= self.dies[g]:
+                yield self.env.timeout(max(self.dies[g] - self.env.now, 0.0))
+                return self.dead(g, t)
+            yield self.env.timeout(work)
+            t += 1
+            if t % self.rule.every == 0:
+                self.arrived.add(g)
+                met = self.met
+                self.look(t)
+                yield met
+            yield self.env.timeout(D.gather)
+            self.F[t - 1, g] = self.env.now
+
+    def dead(self, g: int, t: int) -> None:
+        self.deaths += 1
+        self.alive.remove(g)
+        self.unheard = max(self.unheard, self.dies[g] + self.rule.silence_seconds)
+        if not self.alive:
+            self.env.process(self.begins_again(t))
+        elif t < T:
+            self.look(t - t % self.rule.every + self.rule.every)
+
+    def begins_again(self, t: int) -> Process:
+        self.again += 1
+        self.unheard, self.arrived = 0.0, set()
+        first = min(range(self.P), key=lambda g: self.dies[g])
+        yield self.env.timeout(max(self.dies[first] + self.restart - self.env.now, 0.0))
+        self.begin([first], t - t % (self.rule.every * self.rule.meetings_per_epoch))
+
+    def look(self, t: int) -> None:
+        """Whether all the living are at the meeting before step t."""
+        if self.arrived == self.alive and t <= T:
+            self.env.process(self.meet(t))
+
+    def meet(self, t: int) -> Process:
+        yield self.env.timeout(max(self.unheard - self.env.now, 0.0))
+        self.unheard, begin = 0.0, self.env.now
+        if len(self.alive) > 1:
+            yield self.env.timeout(D.meeting)
+        met, self.met = self.met, self.env.event()
+        self.arrived = set()
+        if t % (self.rule.every * self.rule.meetings_per_epoch) == 0:
+            dead = sorted(set(range(self.P)) - self.alive)
+            self.back([g for g in dead if self.dies[g] + self.restart <= begin], t)
+        met.succeed()
+
+    def back(self, islands: list[int], t: int) -> None:
+        for g, life in zip(islands, self.chance.exponential(self.life, len(islands)), strict=True):
+            self.dies[g] = self.env.now + life
+            self.alive.add(g)
+            self.env.process(self.comes_back(g, t))
+
+    def comes_back(self, g: int, t: int) -> Process:
+        yield self.env.timeout(D.gather)
+        self.F[t - 1, g] = self.env.now
+        yield from self.lives(g, t)
+
+
+@pytest.mark.parametrize("mtbf", [2.0, 6.0, 30.0])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1), (3, 2), (6, 3)])
+def test_the_same_as_islands_that_are_killed(shape: tuple[int, int], mtbf: float) -> None:
+    rule = Ensemble(every=3, meetings_per_epoch=2, silence_seconds=0.3)
+    deaths = again = 0
+    for seed in range(1, 9):
+        failures = Failures(mtbf, checkpoint_seconds=1.0, restart_seconds=0.7)
+        compute = Compute(Layout(*shape, ranks_per_host=shape[1]), LogNormal(0.1, 0.4), seed=seed)
+        course = Course(compute, D, T, failures)
+        F, made = np.full((T, shape[0]), np.nan), course.made
+
+        def listen(steps: int, groups: np.ndarray, times: np.ndarray, F=F, made=made) -> None:
+            F[steps, groups] = times
+            made(steps, groups, times)
+
+        course.made = listen  # pyright: ignore[reportAttributeAccessIssue]
+        rule.run(course)
+        islands = Islands(Course(compute, D, T, failures), rule)
+        np.testing.assert_allclose(F, islands.run(), rtol=1e-9, err_msg=str(seed))
+        assert sum(course.ledger.totals().values()) == pytest.approx(course.ended.sum(), rel=1e-9)
+        deaths, again = deaths + islands.deaths, again + islands.again
+    assert deaths
+    assert again or shape[0] > 1
+
+
+def simulated(failures: Failures | None, **keys: float):
+    rule = Ensemble(every=4, **keys)  # pyright: ignore[reportArgumentType]
+    job = Simulation(
+        layout=Layout(8, 1), compute=Constant(0.1), durations=D, rule=rule, steps=T, failures=failures
+    )
+    return simulate(job)
+
+
+def test_without_failures_it_is_hierarchical() -> None:
+    job = Simulation(
+        layout=Layout(8, 1), compute=Constant(0.1), durations=D, rule=Hierarchical(4), steps=T
+    )  # fmt: skip
+    assert simulated(None).seconds == pytest.approx(simulate(job).seconds, rel=1e-12)
+    assert simulated(None).goodput == 1
+
+
+def test_silence_is_waited_for_and_the_living_go_on() -> None:
+    failures = Failures(10.0, checkpoint_seconds=1.0, restart_seconds=5.0)
+    soon, late = simulated(failures, silence_seconds=0.1), simulated(failures, silence_seconds=2.0)
+    assert simulated(None).seconds <= soon.seconds < late.seconds
+    assert 0 < soon.goodput < 1
+    assert soon.checkpointing is None
+    assert soon.samples_per_second < simulated(None).samples_per_second
+    assert soon.ledger.useful < 8 * T
