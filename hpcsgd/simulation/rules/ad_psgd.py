@@ -73,14 +73,13 @@ class _Active:
 
     def run(self) -> None:
         message, gather = self._course.durations.message, self._course.durations.gather
-        travel = message.link + message.latency
         while np.isfinite(self.ready).any():
             asks = np.maximum(self.ready, self.answered)  # infinite also for those that have ended
-            earliest = np.maximum(self.ready, self.there + travel)
-            unknown = np.where(np.isinf(self.answered) & (self.answered > 0), earliest, np.inf)
+            earliest = np.maximum(self.ready, self.there + message.link + message.latency)
+            unknown = np.where(self.answered == np.inf, earliest, np.inf)
             horizon = min((asks + gather + self.next_work).min(), unknown.min())
-            self._ask(np.flatnonzero((asks <= horizon) & np.isfinite(asks)), asks)
-            self._answer(horizon + travel)
+            self._ask(np.flatnonzero(asks < horizon), asks)
+            self._answer(horizon + message.link + message.latency)
 
     def _ask(self, now: Indices, asks: Seconds) -> None:
         """End their steps, and let the questions leave."""
@@ -102,9 +101,9 @@ class _Active:
         self.next_work[now] = self._work(groups, self.step[now] + 1)
 
     def _answer(self, until: float) -> None:
-        """All questions that come up to then are known: no other can turn up before one of them."""
+        """All questions that come before then are known: no other can turn up before one of them."""
         message = self._course.durations.message
-        now = np.flatnonzero(np.isinf(self.answered) & (self.there > 0) & (self.there <= until))
+        now = np.flatnonzero((self.answered == np.inf) & (self.there < until))
         begin = self._answers.begin(self._course.host(self._partner[now]), self.there[now])
         self.answered[now] = begin + message.link + message.latency
         self.queued[now] += begin - self.there[now]
