@@ -58,7 +58,8 @@ class Rows(optim.Optimizer):
         state["rows"] += g.norm().float()
         state["seen"] += 1
         state["norms"] = [p.norm().item(), *state["norms"]][:2]
-        p -= lr * state["sums"] * p.norm() / state["rows"][0] / state["seen"]
+        rows = state["rows"][0].clamp(min=1e-9)  # with nothing sent yet of a sparse gradient, all is 0
+        p -= lr * state["sums"] * p.norm() / rows / state["seen"]
 
 
 def two_groups(net: nn.Module) -> list[dict[str, Any]]:

@@ -28,13 +28,17 @@ def shaped_hosts(count: int, rate: str, burst: str = "256kb") -> Iterator[str]:
         subprocess.run([SCRIPTS / "net-down.sh", name, str(count)], check=True)
 
 
-def on_hosts(name: str, count: int, script: Path, arguments: Sequence[str], timeout: float) -> None:
-    """`python script arguments` as one rank on every host; raises where it fails or outlasts `timeout`."""
+def on_hosts(
+    name: str, count: int, script: Path, arguments: Sequence[str], timeout: float, ranks_per_host: int = 1
+) -> None:
+    """`python script arguments` on so many ranks of each of the first `count` hosts; raises where it fails or
+    outlasts `timeout`."""
     addresses = ",".join(f"10.77.0.{i + 1}" for i in range(count))
     launcher = [
         *("ip", "netns", "exec", f"{name}-0", mpiexec()),
         *("-launcher", "ssh", "-launcher-exec", str(SCRIPTS / "net-agent.sh")),
-        *("-iface", "switch", "-hosts", addresses, "-ppn", "1", "-n", str(count)),
+        *("-iface", "switch", "-hosts", addresses),
+        *("-ppn", str(ranks_per_host), "-n", str(count * ranks_per_host)),
     ]
     variables = {"HPCSGD_NET": name, "FI_PROVIDER": "tcp", "MPIR_CVAR_CH4_NETMOD": "ofi"}
     start(launcher, script, arguments, timeout, GLOO_SOCKET_IFNAME="eth0", **variables)

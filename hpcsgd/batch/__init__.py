@@ -2,7 +2,14 @@
 
 from hpcsgd.batch.allocation import Allocation
 from hpcsgd.batch.batch_job import BatchJob, estimate, prepare, submit
-from hpcsgd.batch.precheck import Checked, check_ensemble, check_probe, check_training
+from hpcsgd.batch.precheck import (
+    Checked,
+    check_comparison,
+    check_ensemble,
+    check_measure,
+    check_probe,
+    check_training,
+)
 from hpcsgd.batch.site import Site, load_site
 
 __all__ = [
@@ -10,7 +17,9 @@ __all__ = [
     "BatchJob",
     "Checked",
     "Site",
+    "check_comparison",
     "check_ensemble",
+    "check_measure",
     "check_probe",
     "check_training",
     "estimate",

@@ -20,6 +20,8 @@ from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import replacing
 
 TIMEOUT = 60  # seconds for an answer of sbatch
+TEMPLATES = {"compare": "train"}
+"""Of kinds of jobs that are started, stopped and resumed as another one is."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def prepare(
         "RUN": str(run),
         **own,
     }
-    text = fill(template(kind), options, values)
+    text = fill(template(TEMPLATES.get(kind, kind)), options, values)
     script = run.with_name(f"{run.name}-{kind}.sbatch")
     script.parent.mkdir(parents=True, exist_ok=True)
     with replacing(script) as part:

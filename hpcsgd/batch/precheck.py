@@ -11,11 +11,13 @@ from pathlib import Path
 
 from hpcsgd.batch.allocation import Allocation
 from hpcsgd.config.schema import Config, load
+from hpcsgd.config.variants import configs
 from hpcsgd.core.topology import NOBODY, Absent, Peers, form, groups_across_nodes, shape
 from hpcsgd.errors import located
 from hpcsgd.launch.run import group_sizes
 from hpcsgd.report.run_folder import require_unused
 from hpcsgd.training.assembly import assemble
+from hpcsgd.training.comparing import folder_of
 from hpcsgd.training.loading import make_injection, make_partition, require_divisible
 from hpcsgd.training.probing import plan_of, take_answer
 from hpcsgd.transport import Transport, threads
@@ -46,19 +48,28 @@ def check_training(
     config = load(path, overrides)
     if fresh:
         require_unused(config.run.folder)
-    with located(str(path)):
-        make_partition(config.data)
-        make_injection(config.data)
-    _assemble_alone(_undivided(config), path)
+    _require_buildable(config, path)
     if probe is not None:
         if awaited and not probe.exists():
             return Checked(config, f"as many groups as {probe} will tell")
         config, _ = take_answer(config, probe, allocation.ranks)
-    with located(f"{path}: [job]"):
-        P, K = shape(allocation.ranks, config.job.groups, config.job.group_size)
-    with located(str(path)):
-        require_divisible(config, P, K)
-    return Checked(config, _placement(allocation, P, K))
+    return Checked(config, _placed(config, path, allocation))
+
+
+def check_comparison(
+    path: Path, overrides: Sequence[str], methods: str, allocation: Allocation, *, fresh: bool = False
+) -> Checked:
+    """As `check_training`, of each variant; the configuration is that of the first."""
+    chosen = configs(path, overrides, methods)
+    first = next(iter(chosen.values()))
+    if fresh:
+        require_unused(folder_of(first))
+    placements = []
+    for label, config in chosen.items():
+        with located(f"variant {label!r}"):
+            _require_buildable(config, path)
+            placements.append(_placed(config, path, allocation))
+    return Checked(first, f"{len(chosen)} variants in turn, {'; '.join(dict.fromkeys(placements))}")
 
 
 def check_ensemble(
@@ -81,6 +92,28 @@ def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
     plan_of(config, path, None, 1)
     _assemble_alone(config, path)
     return Checked(config, "2, 4, 8, … virtual groups in turn")
+
+
+def check_measure(path: Path, overrides: Sequence[str]) -> Checked:
+    """Build all that the job file names. Raises `UserError` where its model could not be measured."""
+    config = load(path, overrides)
+    _assemble_alone(_undivided(config), path)
+    return Checked(config, "groups of every size in turn")
+
+
+def _require_buildable(config: Config, path: Path) -> None:
+    with located(str(path)):
+        make_partition(config.data)
+        make_injection(config.data)
+    _assemble_alone(_undivided(config), path)
+
+
+def _placed(config: Config, path: Path, allocation: Allocation) -> str:
+    with located(f"{path}: [job]"):
+        P, K = shape(allocation.ranks, config.job.groups, config.job.group_size)
+    with located(str(path)):
+        require_divisible(config, P, K)
+    return _placement(allocation, P, K)
 
 
 def _undivided(config: Config) -> Config:

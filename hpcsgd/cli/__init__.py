@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
+from hpcsgd.cli.compare import compare
 from hpcsgd.cli.data import data
 from hpcsgd.cli.doctor import doctor
 from hpcsgd.cli.job import job
 from hpcsgd.cli.launch import launch
+from hpcsgd.cli.measure import measure
+from hpcsgd.cli.plan import plan
 from hpcsgd.cli.probe import probe
 from hpcsgd.cli.simulate import simulate
 from hpcsgd.cli.train import train
@@ -30,12 +33,27 @@ app.command(
     "[--SECTION.KEY VALUE]...",
 )
 app.command(
-    launch, usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]..."
+    measure,
+    usage="Usage: hpcsgd measure [JOB] [--out FILE] [--quick] [--max-bytes N] [--seconds S] "
+    "[--SECTION.KEY VALUE]...",
+)
+app.command(
+    plan,
+    usage="Usage: hpcsgd plan JOB --machine FILE [--probe FILE] [--ranks 64..4096] [--budget NODE-HOURS] "
+    "[--deadline HOURS] [--methods bsp,sgp] [--write] [--SECTION.KEY VALUE]...",
 )
 app.command(
     simulate,
     usage="Usage: hpcsgd simulate SCENARIO [--picture FILE] [--json FILE] [--goal FILE] "
     "[--SECTION.KEY VALUE]...",
+)
+app.command(
+    compare,
+    usage="Usage: hpcsgd compare JOB --methods METHODS [--steps N | --samples N] [--target VALUE] [--resume] "
+    "[--SECTION.KEY VALUE]...",
+)
+app.command(
+    launch, usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]..."
 )
 app.command(data)
 app.command(job)

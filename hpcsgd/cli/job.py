@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from hpcsgd.cli.compare import Compared
 from hpcsgd.cli.user_errors import told_in_one_line
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def train(
     *overrides: Overrides,
     resume: Flag = False,
     probe: Path | None = None,
+    plan: Path | None = None,
     wanted: Wanted | None = None,
 ) -> None:
     """Write a script that trains to the end, with restarts; nothing is asked for before it is checked.
@@ -73,17 +75,49 @@ def train(
     :param overrides: Keys of the file to change, as in --training.epochs 3.
     :param resume: Go on from the last checkpoint in the run folder.
     :param probe: A probe.json, for as many groups as it found; with --after, one that is yet to be written.
+    :param plan: A plan.json, for the nodes that it recommends to the job file that hpcsgd plan --write wrote.
     """
     with told_in_one_line():
         from hpcsgd.batch import check_training
 
         w = wanted or Wanted()
+        if plan is not None:
+            from hpcsgd.planning.job_file import nodes_of
+
+            nodes, ranks_per_node = nodes_of(plan, path, overrides)
+            w = replace(w, nodes=nodes, ranks_per_node=ranks_per_node)
         awaited = w.after is not None
         checked = check_training(
             path, overrides, w.allocation(), fresh=not resume, probe=probe, awaited=awaited
         )
         words = [*(["--resume"] if resume else []), *(["--probe", str(probe)] if probe else [])]
         _write("train", [str(path), *overrides, *words], checked, w)
+
+
+@job.command(usage=f"Usage: hpcsgd job compare {USAGE} --methods METHODS")
+def compare(
+    path: Path,
+    /,
+    *overrides: Overrides,
+    compared: Compared,
+    resume: Flag = False,
+    wanted: Wanted | None = None,
+) -> None:
+    """Write a script that trains by several methods, with restarts; all is checked before it is asked for.
+
+    :param path: The job file, as for hpcsgd compare.
+    :param overrides: Keys of the file to change, as in --training.epochs 3.
+    :param resume: Go on where the comparison stopped.
+    """
+    with told_in_one_line():
+        from hpcsgd.batch import check_comparison
+
+        w = wanted or Wanted()
+        typed = (*overrides, *compared.overrides())
+        checked = check_comparison(path, typed, compared.methods, w.allocation(), fresh=not resume)
+        target = [] if compared.target is None else ["--target", str(compared.target)]
+        words = [str(path), *typed, "--methods", compared.methods, *target]
+        _write("compare", [*words, *(["--resume"] if resume else [])], checked, w, COMMAND="compare")
 
 
 @job.command(usage=f"Usage: hpcsgd job ensemble {USAGE}")
@@ -130,6 +164,21 @@ def bench(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) ->
 
         w = wanted or Wanted()
         _write("bench", [str(path), *overrides], check_training(path, overrides, w.allocation()), w)
+
+
+@job.command(usage=f"Usage: hpcsgd job measure {USAGE}")
+def measure(path: Path, /, *overrides: Overrides, quick: Flag = False, wanted: Wanted | None = None) -> None:
+    """Write a script that finds out what messages, and the job's model, take on these nodes.
+
+    :param path: The job file, as for hpcsgd measure.
+    :param overrides: Keys of the file to change, as in --data.batch_size 64.
+    :param quick: In under a minute, with smaller messages and fewer repeats.
+    """
+    with told_in_one_line():
+        from hpcsgd.batch import check_measure
+
+        words = [str(path), *overrides, *(["--quick"] if quick else [])]
+        _write("measure", words, check_measure(path, overrides), wanted or Wanted())
 
 
 def _write(kind: str, words: list[str], checked: Checked, wanted: Wanted, **own: str) -> None:

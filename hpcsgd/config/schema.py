@@ -95,12 +95,18 @@ class TrainingSection:
     """How long, how often, how much time."""
 
     epochs: Count
+    steps: Count | None = None  # in place of epochs; the last epoch may end early
+    samples: Count | None = None  # likewise, of all ranks together
     log_every: Count = 10  # steps
     evaluate_every: Count = 1  # epochs
     checkpoint_every: Count | None = None  # steps; none: at the end of every epoch
     time_limit: Seconds | None = None
     stop_ahead: Seconds = 60.0  # how long before the end of its Slurm job a run saves and stops
     threads: Count | None = None  # torch threads of each rank; none: OMP_NUM_THREADS, or 1
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.samples is not None:
+            raise UserError(f"steps = {self.steps} and samples = {self.samples}: give one of them, not both")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +152,18 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     A relative ``data.store`` is meant from the file's folder, or, as an override, from the working directory.
     Raises `UserError`, one line: what was given, what is allowed, the file and key or the flag.
     """
+    return checked(read_tables(path, overrides), path)
+
+
+def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a TOML file and the overrides say, unchecked."""
     table = read_toml(path)
     overlay(table, overrides)
+    return table
+
+
+def checked(table: dict[str, Any], path: Path) -> Config:
+    """What these tables, read from a file, mean; see `load`."""
     if isinstance(run := table.setdefault("run", {}), dict):
         run.setdefault("folder", f"runs/{path.stem}")
     config = read_section(Config, table, path)

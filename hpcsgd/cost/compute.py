@@ -31,6 +31,8 @@ class Compute:
     backward_seconds_by_batch: tuple[Seconds, ...] = ()
     update_seconds_per_element: Seconds | None = None
     """Of what a rank updates; by the optimizer of the job file, else by SGD with momentum."""
+    mean_seconds_per_element: Seconds | None = None
+    """Of all chunks that an all-to-all has brought a rank, so that a gradient of n bytes is n/4 elements."""
     selection_seconds_per_element: dict[str, Seconds] = field(default_factory=dict)
     """Of what a rank searches, by sparsifier."""
     busy: Busy | None = None
@@ -48,9 +50,12 @@ class Compute:
 
     def update_seconds(self, elements: float) -> float:
         """Of so many elements of w. Raises `UserError` where it was not measured."""
-        if self.update_seconds_per_element is None:
-            raise UserError("[compute] update_seconds_per_element: was not measured; hpcsgd measure tells it")
-        return self.update_seconds_per_element * elements
+        return _known("update_seconds_per_element", self.update_seconds_per_element) * elements
+
+    def mean_seconds(self, elements: float) -> float:
+        """Of so many elements that came from all ranks of a group. Raises `UserError` where it was not
+        measured."""
+        return _known("mean_seconds_per_element", self.mean_seconds_per_element) * elements
 
     def selection_seconds(self, sparsifier: str, elements: float) -> float:
         """Of a search among so many elements. Raises `UserError` for a sparsifier that was not measured."""
@@ -68,6 +73,12 @@ class Busy:
     backward: Seconds | None = None
     update: Seconds | None = None
     selection: Seconds | None = None
+
+
+def _known(key: str, value: float | None) -> float:
+    if value is None:
+        raise UserError(f"[compute] {key}: was not measured; hpcsgd measure tells it")
+    return value
 
 
 def _require_alike(batches: Sequence[int], *times: Sequence[float]) -> None:

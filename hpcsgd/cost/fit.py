@@ -2,8 +2,8 @@
 
 Libraries change their algorithms with the size of a message, so α and β do, too. Where, and how often, is
 found: of all cuts at measured sizes into at most three pieces the one of the least BIC is taken. Residuals
-are relative, so that eight bytes count as much as 64 MB, and of a soft L1 loss: what another process did to
-one point moves the line little.
+are logarithms, so that eight bytes count as much as 64 MB and half as much as twice, and of a soft L1 loss:
+what another process did to one point moves the line little.
 
 How far the lines are off is asked of points that they have not seen: every third size of each way.
 """
@@ -30,11 +30,13 @@ SIZES = 4
 """That a way has to be measured at, at least."""
 PIECES = 3
 SIZES_OF_A_PIECE = 3
+NOTHING = 1e-9
+"""Of an α or a β that may be none, as a part of what the other one adds: a logarithm needs something."""
 SCATTER = 0.1
-"""Relative residuals beyond about this are taken for disturbances and count less than their square."""
+"""Residuals beyond about this are taken for disturbances and count less than their square."""
 HELD = 0.9
 EXACT = 1e-3
-"""Relative residuals below this are nobody's concern: no knee is worth having for them."""
+"""Residuals below this are nobody's concern: no knee is worth having for them."""
 
 
 def fit(points: Sequence[Points]) -> Link:
@@ -57,12 +59,12 @@ def fit(points: Sequence[Points]) -> Link:
 
 
 def held_out_error(points: Sequence[Points]) -> float:
-    """Half the width around the lines through two of three sizes that holds `HELD` of the points at the third
-    ones, as a part of what was measured there."""
+    """e such that `HELD` of the points at every third size are within a factor 1 + e, either way, of the
+    lines through the other sizes."""
     lines = _lines(_samples([_only(each, lambda place: place % 3 != 1) for each in points]))
     unseen = _samples([_only(each, lambda place: place % 3 == 1) for each in points])
-    errors = np.abs(predicted(lines, unseen) / unseen.seconds - 1)
-    return float(np.quantile(errors, HELD, method="higher"))
+    errors = np.abs(np.log(predicted(lines, unseen) / unseen.seconds))
+    return float(np.expm1(np.quantile(errors, HELD, method="higher")))
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ def _only(points: Points, wanted: Callable[[int], bool]) -> Points:
     sizes = sorted(set(points.bytes))
     kept = {size for place, size in enumerate(sizes) if wanted(place)}
     pairs = [pair for pair in zip(points.bytes, points.seconds, strict=True) if pair[0] in kept]
-    return replace(points, bytes=tuple(n for n, _ in pairs), seconds=tuple(s for _, s in pairs))
+    kept_bytes, kept_seconds = zip(*pairs, strict=True)
+    return replace(points, bytes=kept_bytes, seconds=kept_seconds, bare_seconds=())
 
 
 def _lines(x: Samples) -> list[Line]:
@@ -150,11 +153,12 @@ def _cuts(sizes: int) -> Iterator[tuple[int, ...]]:
 def _line(start: int, x: Samples) -> Line:
     columns = np.stack([x.messages, x.load], axis=1) / x.seconds[:, None]
     scale = np.linalg.norm(columns, axis=0)  # so that both numbers are about one
+    columns /= scale
     found = least_squares(
-        lambda u: columns / scale @ u - 1,
+        lambda u: np.log(columns @ u),
         np.full(2, 0.5 * math.sqrt(len(columns))),
-        jac=lambda u: columns / scale,  # pyright: ignore[reportArgumentType]
-        bounds=(0, np.inf),
+        jac=lambda u: columns / (columns @ u)[:, None],  # pyright: ignore[reportArgumentType]
+        bounds=(NOTHING, np.inf),
         loss="soft_l1",
         f_scale=SCATTER,
     )

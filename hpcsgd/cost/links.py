@@ -38,7 +38,8 @@ class Link:
     alpha_standard_error_seconds: tuple[Seconds, ...] = ()
     beta_standard_error_seconds_per_byte: tuple[Seconds, ...] = ()
     relative_error: Seconds = 0.5
-    """Nine of ten points that the lines had not seen were within so much of them. By hand: a guess."""
+    """e: nine of ten points that the lines had not seen were within a factor 1 + e of them, either way. By
+    hand: a guess."""
 
     def __post_init__(self) -> None:
         require_operation(self.operation, (*SHAPES, ANY))
@@ -79,6 +80,8 @@ class Points:
     at_once: Count
     bytes: tuple[Count, ...]
     seconds: tuple[Annotated[float, Above(0)], ...]
+    bare_seconds: tuple[Annotated[float, Above(0)], ...] = ()
+    """Without the lane, called by the rank itself."""
 
     def __post_init__(self) -> None:
         require_operation(self.operation, SHAPES)
@@ -86,6 +89,8 @@ class Points:
             raise UserError(
                 f"{len(self.bytes)} bytes and {len(self.seconds)} seconds: as many are needed, at least one"
             )
+        if self.bare_seconds and len(self.bare_seconds) != len(self.bytes):
+            raise UserError(f"bare_seconds has {len(self.bare_seconds)} entries, bytes {len(self.bytes)}")
 
     @property
     def way(self) -> Way:

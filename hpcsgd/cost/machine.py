@@ -97,7 +97,7 @@ class Machine:
         return link.seconds(operation, nbytes, way)
 
     def relative_error(self, operation: str, way: Way) -> float:
-        """By which part of it the truth may be off: nine of ten times it was less. None over one rank."""
+        """e: nine of ten times the truth was within a factor 1 + e of it, either way. None over one rank."""
         if way.ranks == 1:
             return 0.0
         link, stands_in = self._link(operation, way)

@@ -25,6 +25,11 @@ class Batches(torch.utils.data.Sampler[list[int]]):
         self.sampler = sampler
         self._B, self._K, self._j = B, K, j
 
+    @property
+    def per_step(self) -> int:
+        """How many samples of the sampler a step takes, but for the last one of an epoch."""
+        return self._B
+
     def __len__(self) -> int:
         whole, rest = divmod(len(self.sampler), self._B)
         return whole + (rest >= self._K)

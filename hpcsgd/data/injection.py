@@ -136,10 +136,10 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
         self.portions = injection.portions(b, job.P)
         self._injection = injection
         self._P, self._g = job.P, job.g
-        self._windows = Batches(sampler, self._window)
+        self._windows = Batches(sampler, self.per_step)
 
     def __len__(self) -> int:
-        return len(self.sampler) // self._window
+        return len(self.sampler) // self.per_step
 
     def __iter__(self) -> Iterator[list[int]]:
         first = self.step
@@ -149,7 +149,7 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
     @property
     def step(self) -> int:
         """Of the epoch: the one that training has come to."""
-        return self.sampler.taken // self._window
+        return self.sampler.taken // self.per_step
 
     def sharers(self, step: int) -> list[int]:
         """The groups that share in this `step` of the epoch, counted from 0."""
@@ -165,10 +165,11 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
 
     def advance(self) -> None:
         """Training is past this batch, on all ranks of all groups."""
-        self.sampler.advance(self._window)
+        self.sampler.advance(self.per_step)
 
     @property
-    def _window(self) -> int:
+    def per_step(self) -> int:
+        """How many samples of the sampler a step takes, loaded or passed over."""
         return self.portions.own + self.portions.shared
 
 

@@ -14,6 +14,7 @@ from hpcsgd.models.mlp import mlp
 from hpcsgd.models.ncf import ncf
 from hpcsgd.models.resnet import cifar_resnet, resnet20, resnet32, resnet44, resnet56, resnet110
 from hpcsgd.models.resnet18 import resnet18
+from hpcsgd.models.resnet50 import resnet50
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cifar_resnet": cifar_resnet,
@@ -25,6 +26,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet20": resnet20,
     "resnet32": resnet32,
     "resnet44": resnet44,
+    "resnet50": resnet50,
     "resnet56": resnet56,
     "resnet110": resnet110,
 }

@@ -20,6 +20,7 @@ from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError, located
 from hpcsgd.natural_gradient import NaturalGradient
+from hpcsgd.training.length import Length, length
 from hpcsgd.training.loading import dealing, make_loader, opened
 from hpcsgd.training.parts import OPTIMIZERS, SCHEDULERS, make_method
 from hpcsgd.training.tasks import Task, task_of
@@ -50,6 +51,7 @@ class Assembly:
     train: Split
     test: Split
     steps_per_epoch: int
+    length: Length
     natural_gradient: NaturalGradient | None
     """Around `optimizer`; its hooks do everything, so that nobody has to step it."""
 
@@ -75,6 +77,9 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         require_model_fits(model, train, task, config.model.build)
         inner = make_optimizer(config, model, job.groups)
         steps_per_epoch = len(batches)
+        how_long = length(config.training, batches, job.size)
+        if job.has_peers and (config.training.steps or config.training.samples):
+            raise UserError("[training]: groups that `hpcsgd launch` starts go by epochs, not by steps")
         method = make_method(config, steps_per_epoch)
     own = config.seed + 1 + number_of(job)
     seed_generators(own)  # from here on chance (dropout) differs between ranks
@@ -100,6 +105,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         train=train,
         test=test,
         steps_per_epoch=steps_per_epoch,
+        length=how_long,
         natural_gradient=natural_gradient,
     )
 

@@ -78,10 +78,9 @@ class Loop(ABC):
 
     def train(self) -> str | None:
         """Train to the end; why it stopped early, or None. Collective."""
-        total = self._config.epochs * self._parts.steps_per_epoch
-        done = self._parts.optimizer.t
+        length, done = self._parts.length, self._parts.optimizer.t
         self._meter.pause()
-        with Progress(total, self._config.epochs, first_step=done) as self._progress:
+        with Progress(length.expected, length.epochs, first_step=done) as self._progress:
             reason = self._train_epochs()
             if reason is not None:
                 self._save()
@@ -110,7 +109,7 @@ class Loop(ABC):
         if optimizer.t % self._config.log_every == 0:
             self._begin_reading()
         self._tell_readings()
-        if self._checkpoint_due() and len(parts.batches):  # at the end of an epoch its results belong in it
+        if self._checkpoint_due() and self._left():  # at the end of an epoch its results belong in it
             self._save()
 
     def _backward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -175,11 +174,20 @@ class Loop(ABC):
             )
         self._epoch_sums = torch.zeros(3, dtype=torch.float64)
         parts.sampler.set_epoch(self._epoch)
-        if self._epoch % self._config.evaluate_every == 0 or self._epoch == self._config.epochs:
+        last = self._over()
+        if self._epoch % self._config.evaluate_every == 0 or last:
             self._evaluate()
-        last = self._epoch == self._config.epochs
         if self._config.checkpoint_every is None or self._checkpoint_due() or last:
             self._save()
+
+    def _over(self) -> bool:
+        parts = self._parts
+        return parts.length.over(self._epoch, parts.optimizer.t, parts.batches)
+
+    def _left(self) -> int:
+        """Batches to come in this epoch."""
+        parts = self._parts
+        return parts.length.left(self._epoch, parts.optimizer.t, parts.batches)
 
     def _checkpoint_due(self) -> bool:
         every = self._config.checkpoint_every
@@ -201,7 +209,7 @@ class Loop(ABC):
                 **score.figures,
             )
         self._progress.note(
-            f"epoch {self._epoch}/{self._config.epochs}  test {written(score.figures)}  "
+            f"epoch {self._epoch}/{self._parts.length.epochs}  test {written(score.figures)}  "
             f"loss {score.loss:.4f}  in {score.seconds:.1f} s"
         )
         self._meter.pause()

@@ -1,9 +1,11 @@
-"""What a process that trains sets for itself: threads, and what becomes of freed memory."""
+"""What a process that trains sets for itself: threads, what becomes of freed memory, and what it tells."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import sys
 
 import torch
 
@@ -31,3 +33,13 @@ def use_threads(threads: int | None) -> None:
     """As many as asked for, here or by OMP_NUM_THREADS, which torch has read; else one, and not all cores."""
     if threads is not None or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads or 1)
+
+
+def log_to_stdout(rank: int) -> None:
+    """Rank 0 tells; what the others have to say they raise."""
+    package = logging.getLogger("hpcsgd")
+    package.setLevel(logging.DEBUG if rank == 0 else logging.ERROR)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setLevel(logging.INFO)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    package.addHandler(handler)

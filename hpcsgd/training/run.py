@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.ensemble import Island, Moved
 from hpcsgd.training.loop import Loop
 from hpcsgd.training.probing import take_answer
-from hpcsgd.training.process import keep_freed_memory, use_threads
-from hpcsgd.training.stopping import Stopping
+from hpcsgd.training.process import keep_freed_memory, log_to_stdout, use_threads
+from hpcsgd.training.stopping import Reasons, Stopping
 from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, leave_together
 from hpcsgd.tuning.monitor import DistanceMonitor
@@ -36,8 +35,13 @@ def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: 
 
     Ends with exit code `STOPPED` after a signal or the time limit, with a checkpoint to go on from.
     """
+    end_as(lambda: _run(path, overrides, resume, probe))
+
+
+def end_as(training: Callable[[], str | None]) -> None:
+    """Carry it out and leave with all other ranks, where it says why it stopped early, with `STOPPED`."""
     try:
-        reason = _run(path, overrides, resume, probe)
+        reason = training()
     except Moved:
         leave_together(MOVED)
     except SystemExit as left:  # of the user's model, say: the other ranks would wait for this one
@@ -52,7 +56,7 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     world = mpi.world()
     with together(world, "reading the job file"):
         config = load(path, overrides)
-    _log_to_stdout(world.rank)
+    log_to_stdout(world.rank)
     monitor = None
     if probe is not None:
         with together(world, "reading the probe"):
@@ -62,13 +66,27 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     keep_freed_memory()
     with located(f"{path}: [job]"):
         job = form_as_launched(world, config.job.groups, config.job.group_size)
+    section = config.training
+    reasons = Reasons(section.time_limit, section.stop_ahead, asks_slurm=job.rank == 0)
+    return train(config, job, str(path), reasons, resume, monitor)
+
+
+def train(
+    config: Config,
+    job: Job,
+    source: str,
+    reasons: Reasons,
+    resume: bool,
+    monitor: DistanceMonitor | None = None,
+) -> str | None:
+    """The run of `config`, read from the file `source`, in its folder; why it stopped early, or None.
+    Collective."""
     aside = job.world.apart()
-    stopping = Stopping(job, aside, config.training.time_limit, config.training.stop_ahead)
-    parts = assemble(config, job, str(path))
+    parts = assemble(config, job, source)
     setting = setting_of(config, job)
     with ExitStack() as open_files:
         setting.open_folder(resume, open_files)
-        return _train(setting, parts, stopping, aside, resume, open_files, monitor)
+        return _train(setting, parts, Stopping(reasons, aside), aside, resume, open_files, monitor)
 
 
 def _train(
@@ -128,13 +146,3 @@ def _save_model(folder: Path, parts: Assembly) -> None:
         if job.rank == 0:
             with replacing(folder / "model.pt") as part:
                 torch.save(state, part)
-
-
-def _log_to_stdout(rank: int) -> None:
-    """Rank 0 tells; what the others have to say they raise."""
-    package = logging.getLogger("hpcsgd")
-    package.setLevel(logging.DEBUG if rank == 0 else logging.ERROR)
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setLevel(logging.INFO)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    package.addHandler(handler)

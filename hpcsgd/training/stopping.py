@@ -11,7 +11,6 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from hpcsgd.core.topology import Job
 from hpcsgd.training.slurm import seconds_left
 from hpcsgd.transport import Transport, Work, phase
 
@@ -24,6 +23,32 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _TIME_LIMIT, _JOB_END = 1, 2  # reasons beside the signals, of smaller numbers than theirs
 
 
+class Reasons:
+    """What this process alone knows of why to stop, from the moment it is made: a signal, its time limit, and
+    the end of its Slurm job, where it is the one that asks for that."""
+
+    def __init__(self, time_limit: float | None, stop_ahead: float, *, asks_slurm: bool) -> None:
+        started = time.monotonic()
+        self._signal = 0
+        self._deadlines: list[tuple[float, int]] = []
+        if time_limit is not None:
+            self._deadlines.append((started + time_limit, _TIME_LIMIT))
+        if asks_slurm and (left := seconds_left(os.environ)) is not None:
+            ahead = min(stop_ahead, left / 10)
+            self._deadlines.append((started + left - ahead, _JOB_END))
+            log.info("this Slurm job ends in %.0f s; if need be, the run stops %.0f s before", left, ahead)
+        for number in _SIGNALS:
+            signal.signal(number, self._caught)
+
+    def now(self) -> int:
+        """The largest number of those there are, or 0."""
+        over = [reason for deadline, reason in self._deadlines if time.monotonic() > deadline]
+        return max([self._signal, *over])
+
+    def _caught(self, number: int, _: FrameType | None) -> None:
+        self._signal = number
+
+
 class Stopping:
     """Whether the ranks should stop now; all get the same answer at the same step.
 
@@ -32,23 +57,13 @@ class Stopping:
     when the next question is asked, so that nobody waits for it; `aside` has a lane of its own.
     """
 
-    def __init__(self, job: Job, aside: Transport, time_limit: float | None, stop_ahead: float) -> None:
+    def __init__(self, reasons: Reasons, aside: Transport) -> None:
+        self._reasons = reasons
         self._aside = aside
         self._asked: tuple[Tensor, Work] | None = None
-        self._started = time.monotonic()
-        self._deadlines: list[tuple[float, int]] = []
-        if time_limit is not None:
-            self._deadlines.append((self._started + time_limit, _TIME_LIMIT))
-        if job.rank == 0 and (left := seconds_left(os.environ)) is not None:
-            ahead = min(stop_ahead, left / 10)
-            self._deadlines.append((self._started + left - ahead, _JOB_END))
-            log.info("this Slurm job ends in %.0f s; if need be, the run stops %.0f s before", left, ahead)
-        self._reason = 0
         self._steps = 0
         self._next = 1
-        self._last_check = self._started
-        for number in _SIGNALS:
-            signal.signal(number, self._caught)
+        self._last_check = time.monotonic()
 
     def now(self) -> str | None:
         """Called by all ranks after each step: why to stop, or None."""
@@ -63,9 +78,8 @@ class Stopping:
     def _ask(self) -> None:
         now = time.monotonic()
         per_step = max((now - self._last_check) / self._steps, 1e-6)
-        over = [reason for deadline, reason in self._deadlines if now > deadline]
         pause = min(int(CHECK_EVERY / per_step), 10_000)
-        mine = torch.tensor([max([self._reason, *over]), -max(pause, 1)])  # any reason, shortest pause
+        mine = torch.tensor([self._reasons.now(), -max(pause, 1)])  # any reason, shortest pause
         self._asked = mine, self._aside.allreduce(mine, "max")
         self._steps, self._last_check = 0, now
 
@@ -77,9 +91,6 @@ class Stopping:
         asked.wait()
         self._next = -int(told[1])
         return _told(int(told[0]))
-
-    def _caught(self, number: int, _: FrameType | None) -> None:
-        self._reason = number
 
 
 def _told(reason: int) -> str | None:

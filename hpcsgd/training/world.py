@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class WorldLoop(Loop):
     """One epoch after the other."""
 
     def _train_epochs(self) -> str | None:
-        while self._epoch < self._config.epochs:
+        while not self._over():
             if (reason := self._finish_epoch()) is not None:
                 return reason
         return None
@@ -35,7 +36,7 @@ class WorldLoop(Loop):
         return True
 
     def _finish_epoch(self) -> str | None:
-        for x, y, data_seconds in self._batches():
+        for x, y, data_seconds in islice(self._batches(), self._left()):
             self._step(x, y, data_seconds)
             if (reason := self._stopping.now()) is not None:
                 self._read_meter()

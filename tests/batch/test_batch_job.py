@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from hpcsgd.batch import Allocation, BatchJob, Site, check_ensemble, check_probe, check_training, prepare
+from hpcsgd.batch import (
+    Allocation,
+    BatchJob,
+    Site,
+    check_comparison,
+    check_ensemble,
+    check_measure,
+    check_probe,
+    check_training,
+    prepare,
+)
 from hpcsgd.batch.batch_job import estimate, submit
 from hpcsgd.config.schema import load
 from hpcsgd.errors import UserError
@@ -143,6 +153,55 @@ def test_the_script_of_a_probe(folder: Path) -> None:
     assert order.script == Path("runs/job-probe.sbatch")
     assert "may start" not in str(order)
     subprocess.run(["bash", "-n", str(order.script)], check=True)
+
+
+def test_the_script_of_a_measurement(folder: Path) -> None:
+    checked = check_measure(Path("job.toml"), ("--data.batch_size", "4"))
+    order = prepare("measure", ["job.toml"], checked, EIGHT, Site())
+    assert order.script == Path("runs/job-measure.sbatch")
+    assert "may start" not in str(order)
+    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    with pytest.raises(UserError, match="did you mean 'mlp'"):
+        check_measure(Path("job.toml"), ("--model.build", "mpl"))
+
+
+def test_the_script_of_a_comparison(folder: Path) -> None:
+    methods = "bsp, hierarchical every=8 job.groups=4, sgp job.groups=4"
+    checked = check_comparison(Path("job.toml"), (), methods, EIGHT, fresh=True)
+    order = prepare(
+        "compare", ["job.toml", "--methods", methods], checked, EIGHT, Site(), own={"COMMAND": "compare"}
+    )
+    assert order.script == Path("runs/job-compare.sbatch")
+    assert order.placement == (
+        "3 variants in turn, 1 groups of 8, 1 of them on more than one node: their gradients cross the "
+        "network at every step; let group_size divide --ranks-per-node; 4 groups of 2, each on one node"
+    )
+    assert order.starts > 1
+    text = order.script.read_text()
+    assert f"\nJOB=(job.toml --methods '{methods}') " in text
+    assert "\nCOMMAND=compare " in text
+    assert "\nRUN=runs/job " in text
+    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    (folder / "runs" / "job-compare" / "bsp").mkdir(parents=True)
+    with pytest.raises(UserError, match="runs/job-compare: holds a run: pass --resume"):
+        check_comparison(Path("job.toml"), (), methods, EIGHT, fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ("bsp, hierachical", "variant 'hierachical': job.toml: .*did you mean 'hierarchical'"),
+        ("bsp, ensemble every=8", "variant 'ensemble every=8': method ensemble is for groups that are jobs"),
+        (
+            "bsp, bsp job.groups=3",
+            r"variant 'bsp job.groups=3': job.toml: \[job\]: groups = 3 does not divide",
+        ),
+    ],
+)
+def test_mistakes_of_a_comparison(folder: Path, methods: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_comparison(Path("job.toml"), (), methods, EIGHT)
+    assert not (folder / "runs").exists()
 
 
 def test_groups_that_may_die(folder: Path) -> None:

@@ -15,7 +15,7 @@ from hpcsgd.batch.script import fill, template
 SRUN = """#!/bin/sh
 echo "$@" > srun-words
 echo "threads $OMP_NUM_THREADS"
-[ -z "$CHECKPOINT" ] || mkdir -p "runs/job/checkpoints/$CHECKPOINT"
+[ -z "$CHECKPOINT" ] || mkdir -p "${FOLDER:-runs/job}/checkpoints/$CHECKPOINT"
 [ -z "$FAILURE" ] || echo "$FAILURE" >> "$HPCSGD_FAILURE"
 [ -z "$TERM_TO_SHELL" ] || kill -TERM $PPID
 exit $CODE
@@ -104,6 +104,15 @@ def test_the_first_start_does_not_resume(tmp_path: Path) -> None:
 
 def test_restarts_resume(tmp_path: Path) -> None:
     assert run(tmp_path, "", "job.toml", SLURM_RESTART_COUNT="1").words.endswith("runs/job --resume\n")
+
+
+def test_a_comparison_goes_on_by_the_same_rules(tmp_path: Path) -> None:
+    """Where one of its variants has come to a new checkpoint."""
+    values = {"COMMAND": "compare", "JOB": ["job.toml", "--methods", "bsp, sgp"]}
+    text = fill(template("train"), {}, values)
+    ended = run(tmp_path, text, CODE="137", FOLDER="runs/job-compare/bsp", **PROGRESS)
+    assert "a rank was killed (exit code 137); back" in ended.said
+    assert "hpcsgd compare job.toml --methods bsp, sgp --run.folder runs/job\n" in ended.words
 
 
 def test_a_job_file_is_needed(tmp_path: Path) -> None:

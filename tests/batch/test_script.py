@@ -45,7 +45,7 @@ def test_backslashes_and_quotes_stay() -> None:
     assert r"RUN='C:\1'  # where" in text
 
 
-@pytest.mark.parametrize("kind", ["train", "bench", "probe"])
+@pytest.mark.parametrize("kind", ["train", "bench", "measure", "probe"])
 def test_templates_are_scripts_as_they_stand(kind: str, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text(template(kind))

@@ -53,6 +53,7 @@ def assert_same(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert mine.keys() == expected.keys()
     for name, value in mine.items():
         assert value.dtype == expected[name].dtype, name
+        assert value.isfinite().all(), name  # NaN is equal to nothing
         assert torch.equal(value, expected[name]), name
 
 

@@ -63,6 +63,35 @@ def test_train_leaves_user_errors_to_the_hook_of_the_job(calls: list[object]) ->
         main(["train", "bad.toml"])
 
 
+def test_compare_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[object, ...]] = []
+
+    def run(*given: object) -> None:
+        heard.append(given)
+
+    monkeypatch.setitem(sys.modules, "hpcsgd.training.comparing", module("hpcsgd.training.comparing", run))
+    app(["compare", "job.toml", "--methods", "bsp, hierarchical every=8"])
+    app(
+        [
+            "compare",
+            "job.toml",
+            "--seed",
+            "3",
+            "--steps",
+            "7",
+            "--methods",
+            "m.toml",
+            "--target",
+            "0.9",
+            "--resume",
+            "--job.groups=2",
+        ]
+    )
+    short = (Path("job.toml"), (), "bsp, hierarchical every=8", None, False)
+    handed_on = ("--seed", "3", "--job.groups=2", "--training.steps", "7")
+    assert heard == [short, (Path("job.toml"), handed_on, "m.toml", 0.9, True)]
+
+
 @pytest.mark.parametrize(
     ("words", "call"),
     [
@@ -87,7 +116,7 @@ def test_convert_prints_what_was_made(
         (
             "trains job.toml",
             'hpcsgd: Unknown command "trains". Did you mean "train"? '
-            "Available commands: train, probe, launch, simulate, data, job, doctor.\n",
+            "Available commands: train, probe, measure, plan, simulate, compare, launch, data, ...\n",
         ),
         ("train", 'hpcsgd: Command "train" parameter JOB requires an argument.\n'),
     ],
@@ -136,6 +165,22 @@ def test_doctor_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     app(["doctor", "--group-size", "2", "--store", "d.h5"])
     app(["doctor", "--groups", "4"])
     assert heard == [(None, None, None), (None, 2, Path("d.h5")), (4, None, None)]
+
+
+def test_measure_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[object, ...]] = []
+
+    def run(*given: object, **named: object) -> None:
+        heard.append((*given, *named.values()))
+
+    monkeypatch.setitem(sys.modules, "hpcsgd.measuring", module("hpcsgd.measuring", run))
+    app(["measure"])
+    words = "--quick job.toml --out m.toml --data.batch_size 4 --max-bytes 8192 --seconds 2"
+    app(["measure", *words.split()])
+    assert heard == [
+        (None, (), Path("machine.toml"), False, None, None),
+        (Path("job.toml"), ("--data.batch_size", "4"), Path("m.toml"), True, 8192, 2.0),
+    ]
 
 
 def test_simulate_prints_and_writes_what_is_asked_for(

@@ -101,6 +101,28 @@ def test_by_hand_two_numbers_a_link_do(folder: Path) -> None:
     assert model.relative_error("allreduce", INSIDE) == 0.5
 
 
+def test_the_examples_are_machines() -> None:
+    files = sorted((Path(__file__).parents[2] / "examples" / "machines").glob("*.toml"))
+    assert files
+    for file in files:
+        model = load(file)
+        over_all = Way(model.hosts * model.ranks_per_host, model.hosts)
+        assert 0 < model.seconds("allreduce", 1e8, over_all) < 1
+        assert model.compute is not None
+        assert model.compute.forward_seconds(16) < model.compute.backward_seconds(16)
+
+
+def test_the_example_of_the_page_is_a_machine(folder: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "machine.md").read_text()
+    whole, by_hand = (block.partition("```")[0] for block in page.split("```toml\n")[1:])
+    assert loaded(whole).seconds("alltoall", 1e6, Way(4, 4)) > 0
+    head = BY_HAND.partition("[[link]]")[0]
+    assert loaded(head + by_hand).relative_error("bcast", Way(16, 16)) == 0.5
+    with pytest.raises(UserError) as told:
+        loaded(BY_HAND.replace("[2e-6]", "[1.5]"))
+    assert f"hpcsgd: {told.value}\n" in page
+
+
 def test_alone_or_with_nothing_to_say_takes_no_time() -> None:
     model = machine(link())
     assert model.seconds("alltoall", 1e9, Way(1)) == 0.0 == model.seconds("allreduce", 0, ACROSS)

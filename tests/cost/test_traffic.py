@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -74,7 +74,7 @@ def counted(
 def foretold(P: int, K: int, method: Method, meets: float, **about: Any) -> dict[str, float]:
     net = model()
     m = Sizes.of(net.named_parameters(), P, K, BUCKET_BYTES, **about)
-    total = Counter[str]()
+    total = defaultdict[str, float](float)
     for x in of_step(method, m, meets=meets):
         if x.over != "peers":
             total[x.phase] += x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
@@ -159,7 +159,7 @@ def test_whole_tensor_optimizers_cost_an_allgather(run, P: int, K: int) -> None:
     found = on_the_mean(run(P * K, bytes_of))
     del found["met"]
     m = Sizes.of(model().named_parameters(), P, K, BUCKET_BYTES)
-    total = Counter[str]()
+    total = defaultdict[str, float](float)
     for x in of_step(hierarchical(3), m, elementwise=False):
         total[x.phase] += x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
     assert found == pytest.approx({k: v for k, v in total.items() if v}, rel=1e-12)

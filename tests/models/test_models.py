@@ -11,6 +11,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.models import MODELS, build, cifar_resnet, cnn, lstm, mlp, ncf, resnet18
 from hpcsgd.models.resnet import Block
 from hpcsgd.models.resnet18 import ProjectionBlock
+from hpcsgd.models.resnet50 import Bottleneck
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "cifar_resnet": {"depth": 8, "classes": 7},
@@ -18,7 +19,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "lstm": {"types": 7, "embedding": 6, "hidden": 5, "layers": 2},
     "mlp": {"inputs": 3 * 32 * 32, "hidden": [8, 4], "classes": 7},
     "ncf": {"users": 7, "items": 7},
-    **{f"resnet{depth}": {"classes": 7} for depth in (18, 20, 32, 44, 56, 110)},
+    **{f"resnet{depth}": {"classes": 7} for depth in (18, 20, 32, 44, 50, 56, 110)},
 }
 
 
@@ -206,3 +207,17 @@ def test_neumf_is_that_of_its_equations() -> None:
 def test_sizes_that_cannot_be(make: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make(**arguments)
+
+
+def test_resnet50_is_that_of_imagenet() -> None:
+    """As many parameters as everybody's, and the sizes of table 1 of the paper."""
+    model = build("resnet50", {})
+    assert parameters(model) == 25_557_032
+    sizes: list[tuple[int, ...]] = []
+    for layer in model.children():
+        if isinstance(layer, Bottleneck):
+            layer.register_forward_hook(lambda _, __, y: sizes.append(tuple(y.shape[1:])))
+    model.eval()
+    with torch.no_grad():
+        assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
+    assert sizes == [(256, 16, 16)] * 3 + [(512, 8, 8)] * 4 + [(1024, 4, 4)] * 6 + [(2048, 2, 2)] * 3

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from hpcsgd.batch.script import template
+from hpcsgd.cost.machine import load as load_machine
 from hpcsgd.data import convert
 from hpcsgd.training.probing import fitting
 from jobs import Runs
@@ -50,9 +51,9 @@ class Cluster:
         assert code is None or done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def job_train(self, run: str, *options: str, **environment: str) -> str:
-        """`hpcsgd job train --submit`; the job's number."""
-        words = ["job", "train", "job.toml", "--run.folder", f"runs/{run}", "--submit", *options]
+    def job_train(self, run: str, *options: str, command: str = "train", **environment: str) -> str:
+        """`hpcsgd job train --submit`, or another `command`; the job's number."""
+        words = ["job", command, "job.toml", "--run.folder", f"runs/{run}", "--submit", *options]
         said = self.do(sys.executable, "-m", "hpcsgd", *words, environment=environment)
         return said.split()[-1]
 
@@ -132,6 +133,25 @@ def test_eight_ranks(groups: int, nodes: int, said: str, cluster: Cluster) -> No
     assert said in log
     assert "span more than one node" not in log
     assert (cluster.folder / "runs" / run / "model.pt").exists()
+
+
+@pytest.mark.long
+def test_a_comparison_comes_back(cluster: Cluster, whole: dict[str, torch.Tensor]) -> None:
+    """Stopped in its second variant, it goes on there and comes to the bits of a plain job."""
+    methods = ("--methods", "bsp, hierarchical every=4", "--training.epochs", "3", "--job.groups", "2")
+    job = cluster.job_train("two", *FOUR, *methods, command="compare", **SLOWLY)
+    log = lambda: cluster.log("two", job)  # noqa: E731
+    second = "two-compare/hierarchical-every=4"
+    cluster.wait(lambda: cluster.runs.step(f"runs/{second}") >= 3, log)
+    cluster.do("scancel", "--signal=USR1", job)
+    cluster.comes_back("two", job, 1)
+    assert "SIGUSR1 received: saved step" in log()
+    assert "train.sbatch: stopped with a checkpoint; back to the queue" in log()
+    state, said = cluster.ended("two", job)
+    assert (state, said.count("\nbsp (1 of 2)\n")) == ("COMPLETED", 1)
+    assert "bsp (1 of 2): complete already" in said
+    assert "train.sbatch: complete" in said
+    assert_same(cluster.runs.model(f"runs/{second}"), whole)
 
 
 @pytest.mark.long
@@ -266,6 +286,17 @@ def test_the_bench(cluster: Cluster) -> None:
     assert state == "COMPLETED", log
     assert "node1" in log
     assert "samples/s" in log
+
+
+@pytest.mark.long
+def test_the_measurement(cluster: Cluster) -> None:
+    words = ["job", "measure", "job.toml", "--run.folder", "runs/here", *FOUR, "--quick", "--submit"]
+    state, log = cluster.ended("here", cluster.do(sys.executable, "-m", "hpcsgd", *words).split()[-1])
+    assert state == "COMPLETED", log
+    machine = load_machine(cluster.folder / "runs" / "here-machine.toml")
+    assert machine.hosts * machine.ranks_per_host == 4
+    assert machine.compute is not None
+    assert machine.compute.batch_sizes
 
 
 def test_there_is_no_slurm(cluster: Cluster) -> None:

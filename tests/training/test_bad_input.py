@@ -289,6 +289,6 @@ def test_a_learning_rate_that_breaks_the_model(folder: Path) -> None:
 
 def test_an_unknown_command(folder: Path) -> None:
     done = launch(folder, "trian", "job.toml")
-    known = "train, probe, launch, data, job, doctor"
+    known = "train, compare, probe, launch, data, job, doctor"
     line = f'Unknown command "trian". Did you mean "train"? Available commands: {known}.'
     assert_one_line(done, line)

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.core.topology import form
 from hpcsgd.training.slurm import end_time, seconds_left
-from hpcsgd.training.stopping import Stopping
+from hpcsgd.training.stopping import Reasons, Stopping
 from hpcsgd.transport import threads
 
 # As printed by Slurm 22.05, cut.
@@ -71,7 +70,7 @@ def test_a_run_stops_ahead_of_the_end(
     began = time.monotonic()
 
     def rank(world):
-        stopping = Stopping(form(world), world.apart(), None, stop_ahead=60)
+        stopping = Stopping(Reasons(None, stop_ahead=60, asks_slurm=True), world.apart())
         monkeypatch.setattr("time.monotonic", lambda: began + elapsed)
         assert stopping.now() is None  # it has only asked
         return stopping.now()

@@ -1,0 +1,1 @@
+"""The parts of `alpha_beta.py`."""

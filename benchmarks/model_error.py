@@ -1,0 +1,132 @@
+"""Predicted against measured seconds a step, across hosts with slow links; needs root and iproute2.
+
+    python benchmarks/model_error.py [--quick] [--json FILE] [--plot FILE]
+
+For each link rate ``hpcsgd measure`` times messages on two of four hosts, which makes four ranks. From that
+machine file steps of all methods are predicted for eight ranks on four hosts, and then made there: other
+numbers of ranks, and messages of other sizes. What a rank computes is timed with all eight at it, by
+themselves: they share two cores. Selsync is told to meet in every step.
+
+The goals are for the median and the worst error, for how many measured values lie in the interval that plan
+states, and for how many pairs of methods on the same ranks, apart by more than both errors, are ranked wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness import Goal, Run, Spread, print_table
+from harness.hosts import on_hosts, shaped_hosts
+from hpcsgd.core.traffic import Sizes
+from hpcsgd.cost import machine as machines
+from hpcsgd.cost.machine import Machine
+from hpcsgd.cost.price import Computed, price
+from model_error import picture
+from model_error.cells import METHODS, RANKS_PER_HOST, SHAPES, WIDTHS, B, network
+
+HOSTS, MEASURED_HOSTS = 4, 2
+MEDIAN, WORST, OUTSIDE, WRONG = 0.08, 0.25, 0.1, 0.0
+"""Goals: errors, and shares of all cells or pairs."""
+SCRIPTS = Path(__file__).with_suffix("")
+
+
+def measured(rate: str, given: argparse.Namespace) -> tuple[Machine, dict[str, Any]]:
+    """The machine file of two hosts, and what eight ranks on four took."""
+    with tempfile.TemporaryDirectory() as folder, shaped_hosts(HOSTS, rate, "32kb") as name:
+        file, out = Path(folder) / "machine.toml", Path(folder) / "cells.json"
+        words = ["--out", str(file), "--seconds", str(given.seconds), "--max-bytes", str(given.max_bytes)]
+        on_hosts(name, MEASURED_HOSTS, SCRIPTS / "measure.py", words, 900, RANKS_PER_HOST)
+        shapes = [f"{P}x{K}" for P, K in given.shapes]
+        words = ["--out", str(out), "--models", *given.models, "--shapes", *shapes]
+        words += ["--blocks", str(given.blocks), "--rounds", str(given.rounds)]
+        on_hosts(name, HOSTS, SCRIPTS / "rank.py", words, 3600, RANKS_PER_HOST)
+        return machines.load(file), json.loads(out.read_text())
+
+
+def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str, Any]]:
+    alone = {(row["model"], row["batch"]): row for row in found["computing"]}
+    rows: list[dict[str, Any]] = []
+    for cell in found["cells"]:
+        P, K, model = cell["P"], cell["K"], cell["model"]
+        m = Sizes.of(network(model).named_parameters(), P, K, 25e6)
+        own = alone[model, B // K]
+        method = METHODS[cell["method"]]()
+        updated = own["update"] / (K if method.exchange.shards else 1)
+        computed = Computed(own["forward"], own["backward"], update=updated)
+        cost = price(method, m, machine, computed, ranks_per_host=RANKS_PER_HOST, meets=1.0)
+        spread = Spread.of(cell["seconds"])
+        rows.append(
+            {
+                "rate": rate, "model": model, "method": cell["method"], "P": P, "K": K,
+                "predicted": cost.seconds, "low": cost.low, "high": cost.high,
+                "measured": spread.median, "quartiles": [spread.low, spread.high],
+                "error": cost.seconds / spread.median - 1, "phases": dict(cost.phases),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def wrongly_ranked(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Pairs of methods on the same ranks that differ by more than their errors, and how many of these are
+    predicted the other way round."""
+    wrong = pairs = 0
+    by_place = itertools.groupby(rows, key=lambda row: (row["rate"], row["model"], row["P"]))
+    for _, place in by_place:
+        for a, b in itertools.combinations(list(place), 2):
+            apart = abs(a["measured"] - b["measured"])
+            if apart > abs(a["predicted"] - a["measured"]) + abs(b["predicted"] - b["measured"]):
+                pairs += 1
+                wrong += (a["measured"] < b["measured"]) != (a["predicted"] < b["predicted"])
+    return wrong, pairs
+
+
+def goals(rows: Sequence[dict[str, Any]]) -> list[Goal]:
+    errors = [abs(row["error"]) for row in rows]
+    outside = sum(not row["low"] <= row["measured"] <= row["high"] for row in rows) / len(rows)
+    wrong, pairs = wrongly_ranked(rows)
+    return [
+        Goal("median error", median(errors), MEDIAN),
+        Goal("worst error", max(errors), WORST),
+        Goal("share of steps outside the stated interval", outside, OUTSIDE),
+        Goal(f"share of {pairs} pairs of methods ranked wrong", wrong / max(pairs, 1), WRONG),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How far predicted steps are from those that were made.")
+    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not how good it is")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="measured against predicted")
+    given = parser.parse_args()
+    extent: dict[str, Any] = {
+        "rates": ["200mbit", "1gbit"], "models": list(WIDTHS), "shapes": SHAPES, "blocks": 2, "rounds": 2,
+        "seconds": 60.0, "max_bytes": 8_000_000,
+    }  # fmt: skip
+    if given.quick:
+        extent |= {"rates": ["1gbit"], "models": ["1.2 M"], "shapes": [(4, 2)], "blocks": 1, "rounds": 1}
+        extent |= {"seconds": 10.0, "max_bytes": 2_000_000}
+    vars(given).update(extent)
+    run = Run()
+    rows = [row for rate in given.rates for row in rows_of(rate, *measured(rate, given))]
+    head = ["rate", "model", "P × K", "method", "measured s", "predicted s", "(from – to)", "error"]
+    print_table((cells_of(row) for row in rows), head)
+    if given.plot:
+        picture.draw(rows, given.plot)
+    run.conclude(rows, goals(rows), given.json)
+
+
+def cells_of(row: dict[str, Any]) -> list[object]:
+    interval = f"({row['low']:.3f} – {row['high']:.3f})"
+    numbers = [f"{row['measured']:.3f}", f"{row['predicted']:.3f}", interval, f"{row['error']:+.0%}"]
+    return [row["rate"], row["model"], f"{row['P']} × {row['K']}", row["method"], *numbers]
+
+
+if __name__ == "__main__":
+    main()

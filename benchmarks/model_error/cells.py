@@ -1,0 +1,64 @@
+"""What is predicted and measured: models × methods × shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hpcsgd.methods import (
+    Method,
+    ad_psgd,
+    allreduce_local_sgd,
+    bsp,
+    d_psgd,
+    hierarchical,
+    osgp,
+    selsync,
+    sgp,
+)  # fmt: skip
+
+INPUTS, CLASSES = 256, 10
+WIDTHS = {"1.2 M": 700, "3.7 M": 1300}
+B = 64
+"""Samples of a group and step."""
+EVERY = 4
+RANKS_PER_HOST = 2
+SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1)]
+"""P × K."""
+METHODS: dict[str, Callable[[], Method]] = {
+    "bsp": bsp,
+    "hierarchical": lambda: hierarchical(EVERY),
+    "allreduce_local_sgd": lambda: allreduce_local_sgd(EVERY),
+    "selsync": lambda: selsync(0.0),
+    "sgp": sgp,
+    "d_psgd": d_psgd,
+    "osgp": lambda: osgp(1),
+    "ad_psgd": ad_psgd,
+}
+"""Those that plan offers, and one that meets in every step because its gradients say so."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    model: str
+    method: str
+    P: int
+    K: int
+
+
+def cells(models: list[str], shapes: list[tuple[int, int]]) -> Iterator[Cell]:
+    """In one group all methods are bsp, but for the one that reduces whole vectors."""
+    for model in models:
+        for P, K in shapes:
+            for method in METHODS if P > 1 else ("bsp", "allreduce_local_sgd"):
+                yield Cell(model, method, P, K)
+
+
+def network(model: str) -> nn.Module:
+    torch.manual_seed(1)
+    h = WIDTHS[model]
+    layers = [nn.Linear(INPUTS, h), nn.ReLU(), nn.Linear(h, h), nn.ReLU(), nn.Linear(h, h), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(h, CLASSES))

@@ -1,0 +1,103 @@
+"""On every rank of shaped hosts: what a rank computes, and seconds a step of every cell, to --out."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+import hpcsgd
+from harness.mpi import Together
+from hpcsgd.core.topology import form
+from hpcsgd.transport import Transport, mpi
+from model_error.cells import CLASSES, EVERY, INPUTS, METHODS, RANKS_PER_HOST, B, Cell, cells, network
+
+TIMES = 7
+"""That computing alone is timed."""
+
+
+def sgd(net: nn.Module) -> optim.Optimizer:
+    return optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+
+
+def computing(model: str, batch: int, ranks: Together) -> dict[str, float]:
+    """Seconds of forward, backward and update of the slowest rank, all of them at it."""
+    net = network(model)
+    optimizer = sgd(net)
+    x, y = torch.randn(batch, INPUTS), torch.randint(CLASSES, (batch,))
+    rows: list[list[float]] = []
+    for _ in range(TIMES + 2):
+        ranks.meet()
+        optimizer.zero_grad()
+        times = [perf_counter()]
+        loss = nn.functional.cross_entropy(net(x), y)
+        times.append(perf_counter())
+        loss.backward()
+        times.append(perf_counter())
+        optimizer.step()
+        times.append(perf_counter())
+        rows.append([ranks.slowest(b - a) for a, b in itertools.pairwise(times)])
+    forward, backward, update = (median(column) for column in zip(*rows[2:], strict=True))
+    return {"model": model, "batch": batch, "forward": forward, "backward": backward, "update": update}  # type: ignore[dict-item]
+
+
+def seconds(world: Transport, cell: Cell, blocks: int, ranks: Together) -> list[float]:
+    """A step, of the slowest rank, the mean over as many as lie between two meetings; once a block."""
+    job, net = form(world, groups=cell.P), network(cell.model)
+    optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, job, METHODS[cell.method]())
+    x, y = torch.randn(B // cell.K, INPUTS), torch.randint(CLASSES, (B // cell.K,))
+
+    def block() -> None:
+        for _ in range(EVERY):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+
+    block()
+    found: list[float] = []
+    for _ in range(blocks):
+        ranks.meet()
+        start = perf_counter()
+        block()
+        found.append(ranks.slowest(perf_counter() - start) / EVERY)
+    optimizer.state_dict()  # what is under way arrives
+    job.world.end_apart(60.0)
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", required=True)
+    parser.add_argument("--shapes", nargs="+", required=True)
+    parser.add_argument("--blocks", type=int, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
+    given = parser.parse_args(words)
+    torch.set_num_threads(1)
+    world, ranks = mpi.world(), Together()
+    shapes = [(int(P), int(K)) for P, K in (shape.split("x") for shape in given.shapes)]
+    batches = sorted({B // K for _, K in shapes})
+    alone = [computing(model, batch, ranks) for model in given.models for batch in batches]
+    found: dict[Cell, list[float]] = {}
+    for _ in range(given.rounds):
+        for cell in cells(given.models, shapes):
+            found.setdefault(cell, []).extend(seconds(world, cell, given.blocks, ranks))
+            gc.collect()
+    if world.rank == 0:
+        rows: list[dict[str, Any]] = [{**asdict(cell), "seconds": times} for cell, times in found.items()]
+        result = {"computing": alone, "cells": rows, "ranks_per_host": RANKS_PER_HOST}
+        given.out.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

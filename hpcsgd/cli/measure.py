@@ -1,0 +1,34 @@
+"""``hpcsgd measure``: what messages and computing take on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def measure(
+    job: Path | None = None,
+    /,
+    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    out: Path = Path("machine.toml"),
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    max_bytes: int | None = None,
+    seconds: float | None = None,
+) -> None:
+    """Time all operations on all ways that a job on these ranks could have, in under five minutes.
+
+    Start it as the training: with mpiexec or srun, on as many hosts and ranks. Writes a machine file, from
+    which the time of other jobs can be told, and a picture beside it.
+
+    :param job: A job file, whose model, optimizer and batches are to be timed, too.
+    :param overrides: Keys of the file to change, as in --data.batch_size 64.
+    :param out: The machine file.
+    :param quick: In under a minute, with smaller messages and fewer repeats.
+    :param max_bytes: The largest messages; 64 MB, and 16 MB with --quick.
+    :param seconds: About how long to measure; 220, and 33 with --quick.
+    """
+    from hpcsgd.measuring import run
+
+    run(job, overrides, out=out, quick=quick, max_bytes=max_bytes, seconds=seconds)

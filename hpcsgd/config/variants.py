@@ -1,0 +1,144 @@
+"""Variants of one training, to be compared: each a job file in which something else is said of the method.
+
+As typed, a method and its arguments; what has a dot is a key of the job file:
+
+    bsp, hierarchical every=8, hierarchical every=8 job.groups=2, selsync delta=0.3
+
+Or a TOML file with a table for each, by its label, of sections as in a job file:
+
+    [gossip]
+    method = { name = "sgp", graph = { name = "powers_of_two" } }
+    job.groups = 4
+    optimizer.lr = 0.1
+
+[method] takes the place of the job file's; of other sections each key does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.config.overrides import overlay
+from hpcsgd.config.reader import read_toml
+from hpcsgd.config.schema import Config, checked, read_tables
+from hpcsgd.errors import UserError, located, near_miss
+
+SECTIONS = ("data", "job", "method", "optimizer", "schedule")
+"""What a variant may change. Seed, model and length are those of all."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is to be told apart from others."""
+
+    label: str
+    changes: Mapping[str, Any]
+    """Sections."""
+
+    def laid_over(self, tables: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a job file, changed."""
+        laid = dict(tables)
+        for name, section in self.changes.items():
+            before = tables.get(name, {})
+            keeps = name != "method" and isinstance(before, Mapping)
+            laid[name] = {**before, **section} if keeps else section
+        return laid
+
+
+def folder_name(label: str) -> str:
+    """A label as the name of a folder."""
+    return re.sub(r"[^\w.=+-]+", "-", label).strip("-.")
+
+
+def variants(text: str) -> list[Variant]:
+    """Those of the TOML file of that name, or those that are typed. Raises `UserError`."""
+    with located("--methods"):
+        found = _of_file(Path(text)) if text.endswith(".toml") else _typed(text)
+        if not found:
+            raise UserError("nothing to compare: expected methods, as 'bsp, hierarchical every=8', or a file")
+        for variant in found:
+            _require_sections(variant)
+        _require_apart(found)
+    return found
+
+
+def configs(path: Path, overrides: Sequence[str], methods: str) -> dict[str, Config]:
+    """Of each of the `variants` by its label; the run folder is that of the job file. Raises `UserError`."""
+    chosen = variants(methods)
+    flag = next((word for word in overrides if re.match(r"--method\b", word)), None)
+    if flag is not None and all("method" in variant.changes for variant in chosen):
+        raise UserError(f"{flag}: the methods that are compared are those of --methods")
+    found: dict[str, Config] = {}
+    for variant in chosen:
+        with located(f"variant {variant.label!r}"):
+            found[variant.label] = checked(variant.laid_over(read_tables(path, overrides)), path)
+    return found
+
+
+def _of_file(file: Path) -> list[Variant]:
+    tables = read_toml(file)
+    for label, changes in tables.items():
+        if not isinstance(changes, dict):
+            raise UserError(f"{file}: {label} = {changes!r}: expected a table of sections")
+    return [Variant(label, changes) for label, changes in tables.items()]
+
+
+def _typed(text: str) -> list[Variant]:
+    return [_variant(_cut(entry, " \t\n")) for entry in _cut(text, ",")]
+
+
+def _variant(words: Sequence[str]) -> Variant:
+    name, *arguments = words
+    changes: dict[str, Any] = {"method": {"name": name}}
+    for word in arguments:
+        key, equals, _ = word.partition("=")
+        if not (key and equals):
+            raise UserError(f"{' '.join(words)!r}: {word!r}: expected an argument, as every=8")
+        overlay(changes, [f"--{word}" if "." in key else f"--method.{word}"])
+    return Variant(" ".join(words), changes)
+
+
+def _cut(text: str, at: str) -> list[str]:
+    """In pieces, at any of these characters that is not inside brackets or quotes."""
+    pieces, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        else:
+            depth += (letter in "{[") - (letter in "}]")
+        if letter in at and not (depth or quote):
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    if depth or quote:
+        raise UserError(f"{text!r}: a bracket or a quote has no other end")
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
+def _require_sections(variant: Variant) -> None:
+    for name, section in variant.changes.items():
+        if name not in SECTIONS:
+            raise UserError(f"{variant.label!r}: cannot change [{name}]; {near_miss(name, SECTIONS)}")
+        if not isinstance(section, Mapping):
+            raise UserError(f"{variant.label!r}: {name} = {section!r}: expected a section of keys")
+
+
+def _require_apart(found: Sequence[Variant]) -> None:
+    """Each has a folder of its own."""
+    taken: dict[str, str] = {}
+    for variant in found:
+        folder = folder_name(variant.label)
+        if not folder:
+            raise UserError(f"{variant.label!r} is no label: letters or digits are needed")
+        if folder in taken:
+            raise UserError(
+                f"{variant.label!r}: {taken[folder]!r} is there already, and labels have to "
+                "differ in letters or digits: choose others, in a TOML file"
+            )
+        taken[folder] = variant.label

@@ -1,0 +1,175 @@
+"""Seconds of a step: what a method sends, priced by a machine, beside what a rank computes.
+
+    forward → backward, while buckets leave → selection → [vote] → update → [meeting] → allgather
+
+Gradients travel while the backward pass goes on, bucket after bucket on one lane: of their time only what is
+left when the pass has ended counts. What travels during the next step counts where that is shorter. All else
+is a sum. Groups are taken to compute alike: how long they wait for the slowest one says `hpcsgd simulate`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcsgd.core.method import Method
+from hpcsgd.core.traffic import Message, Searches, Sizes
+from hpcsgd.cost.collectives import sent
+from hpcsgd.cost.compute import Compute
+from hpcsgd.cost.machine import Machine
+from hpcsgd.cost.traffic import exchange_of, of_step
+from hpcsgd.cost.ways import Way, ways
+from hpcsgd.errors import UserError
+from hpcsgd.sparsifiers import SPARSIFIERS, Sparsifier
+
+COMPUTE_ERROR = 0.1
+"""The seconds that a rank computes may be off by a factor 1 + this, either way."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Seconds of a rank's own part of a step."""
+
+    forward: float
+    backward: float
+    selection: float = 0.0
+    update: float = 0.0
+    slowed: float = 1.0
+    """How many times as long the backward pass takes while the lane is busy."""
+
+    def times(self, factor: float) -> Computed:
+        parts = (self.forward, self.backward, self.selection, self.update)
+        return Computed(*(factor * part for part in parts), slowed=self.slowed)
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """On the mean over many steps."""
+
+    phases: Mapping[str, float]
+    """Seconds that a rank stands still, by what for; `compute` among them."""
+    low: float
+    high: float
+    """Seconds of a step if everything is as much faster, or slower, as measurements were off: nine of ten."""
+    nbytes: float
+    """That a rank sends."""
+    hidden: float = 0.0
+    """Seconds of communication behind computing."""
+    behind: float = 0.0
+    """Seconds of the messages that travel during the next step, hidden or not."""
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.phases.values())
+
+    @property
+    def communication(self) -> float:
+        """The share of a step in which a rank stands still."""
+        return 1 - self.phases["compute"] / self.seconds
+
+
+def price(
+    method: Method,
+    m: Sizes,
+    machine: Machine,
+    computed: Computed,
+    *,
+    ranks_per_host: int | None = None,
+    elementwise: bool = True,
+    meets: float | None = None,
+) -> StepCost:
+    """A step of `method` on `machine`. `meets`: see `hpcsgd.cost.traffic.of_step`.
+
+    Raises `UserError` for what cannot be told of the method, and where the machine has no such links.
+    """
+    sent_in_step = of_step(method, m, elementwise=elementwise, meets=meets)
+    over = ways(m.P, m.K, ranks_per_host or machine.ranks_per_host)
+    over["peers"] = over["cross"]
+
+    def total(sign: int) -> tuple[dict[str, float], float]:
+        timed = [(x, _seconds(x, machine, over[x.over], sign)) for x in sent_in_step]
+        return _standing_still(timed, m, computed.times((1 + COMPUTE_ERROR) ** sign))
+
+    phases, hidden = total(0)
+    behind = sum(_seconds(x, machine, over[x.over], 0) for x in sent_in_step if x.hidden)
+    low, high = (sum(total(sign)[0].values()) for sign in (-1, 1))
+    nbytes = sum(x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in sent_in_step)
+    return StepCost(phases, low, high, nbytes, hidden, behind)
+
+
+def computed(
+    method: Method, m: Sizes, compute: Compute, batch: float, *, elementwise: bool = True
+) -> Computed:
+    """Of a rank with `batch` samples. Raises `UserError` for what was not measured."""
+    exchange = exchange_of(method, elementwise)
+    selection = 0.0
+    if isinstance(exchange, Searches) and (elements := exchange.searched(m)):
+        selection = compute.selection_seconds(_sparsifier(method), elements)
+    updated = m.M / m.K if exchange.shards else m.M
+    busy = compute.busy
+    return Computed(
+        forward=compute.forward_seconds(batch),
+        backward=compute.backward_seconds(batch),
+        selection=selection,
+        update=compute.update_seconds(updated) if compute.update_seconds_per_element else 0.0,
+        slowed=(busy.backward if busy and busy.backward else 1.0),
+    )
+
+
+def pipelined(ready: Sequence[float], seconds: Sequence[float]) -> float:
+    """When the last of several is done that leave one after another, none before it is `ready`."""
+    done = 0.0
+    for start, takes in zip(ready, seconds, strict=True):
+        done = max(done, start) + takes
+    return done
+
+
+def _seconds(x: Message, machine: Machine, way: Way, sign: int) -> float:
+    factor = (1 + machine.relative_error(x.operation, way)) ** sign
+    return x.times * machine.seconds(x.operation, x.nbytes, way) * factor
+
+
+def _standing_still(
+    timed: Iterable[tuple[Message, float]], m: Sizes, c: Computed
+) -> tuple[dict[str, float], float]:
+    """By phase, and what is hidden."""
+    phases: dict[str, float] = defaultdict(float)
+    by_bucket, behind, behind_phase = [0.0] * len(m.buckets), 0.0, ""
+    for x, seconds in timed:
+        if x.bucket is not None:
+            by_bucket[x.bucket] += seconds
+        elif x.hidden:
+            behind, behind_phase = behind + seconds, x.phase
+        else:
+            phases[x.phase] += seconds
+    exchange = sum(by_bucket)
+    backward = c.backward + (c.slowed - 1) * min(c.backward, exchange)
+    left = max(pipelined(_ready(m, backward), by_bucket) - backward, 0.0)
+    hidden = max(exchange - left, 0.0)
+    if left:
+        phases["gradients"] += left
+    phases["compute"] = c.forward + backward + c.selection + c.update
+    if behind:
+        over = max(behind - sum(phases.values()), 0.0)
+        phases[behind_phase] += over
+        hidden += behind - over
+    return {name: seconds for name, seconds in phases.items() if seconds or name == "compute"}, hidden
+
+
+def _ready(m: Sizes, backward: float) -> list[float]:
+    """When the gradients of each bucket are there: the pass is taken to go through elements evenly."""
+    done, found = 0, []
+    for b in m.buckets:
+        done += b.used
+        found.append(backward * done / m.M)
+    return found
+
+
+def _sparsifier(method: Method) -> str:
+    """Its name in a job file."""
+    for _, part in method.by_role():
+        for name, kind in SPARSIFIERS.items():
+            if isinstance(kind, type) and isinstance(part, Sparsifier) and type(part) is kind:
+                return name
+    raise UserError("the sparsifier is none of ours: what its search takes was not measured")

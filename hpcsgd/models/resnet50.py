@@ -1,0 +1,54 @@
+"""The residual network of 50 layers (He et al., 2015) as it is trained on ImageNet.
+
+https://arxiv.org/abs/1512.03385, table 1 and figure 5: a 7 × 7 stem with max pooling, then four stages of 3,
+4, 6 and 3 bottlenecks. Difference from the paper: where a stage halves the size, its 3 × 3 convolution does,
+and not the 1 × 1 before it, as in most code since.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))
+"""Channels of the 3 × 3 convolutions, and blocks."""
+EXPANSION = 4
+
+
+class Bottleneck(nn.Module):
+    """relu(s(x) + f(x)), f of 1 × 1, 3 × 3 and 1 × 1 convolutions.
+
+    [b, inputs, H, W] → [b, 4·width, H/s, W/s].
+    The shortcut s is x itself, or a 1 × 1 convolution with batch norm where f changes the size.
+    """
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = EXPANSION * width
+        self.conv1, self.norm1 = _conv(inputs, width, 1, 1), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = _conv(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.norm3 = _conv(width, outputs, 1, 1), nn.BatchNorm2d(outputs)
+        same = stride == 1 and inputs == outputs
+        projection = nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+        self.shortcut = nn.Identity() if same else projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = relu(self.norm2(self.conv2(relu(self.norm1(self.conv1(x))))))
+        return relu(self.norm3(self.conv3(inner)) + self.shortcut(x))
+
+
+def resnet50(classes: int = 1000, channels: int = 3) -> nn.Sequential:
+    """25.6 M parameters: [b, channels, H, W] → [b, classes]. Convolutions start as torch makes them."""
+    stem, inputs = STAGES[0][0], STAGES[0][0]
+    layers: list[nn.Module] = [
+        _conv(channels, stem, 7, 2), nn.BatchNorm2d(stem), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1),
+    ]  # fmt: skip
+    for stage, (width, blocks) in enumerate(STAGES):
+        for block in range(blocks):
+            layers.append(Bottleneck(inputs, width, stride=2 if stage > 0 and block == 0 else 1))
+            inputs = EXPANSION * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+
+
+def _conv(inputs: int, outputs: int, size: int, stride: int) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel_size=size, stride=stride, padding=size // 2, bias=False)

@@ -1,0 +1,111 @@
+"""Time, node hours and memory of one way to run a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcsgd.core.traffic import Sizes
+from hpcsgd.cost.compute import Compute
+from hpcsgd.cost.machine import Machine
+from hpcsgd.cost.price import StepCost, computed, price
+from hpcsgd.cost.traffic import exchange_of
+from hpcsgd.errors import UserError
+from hpcsgd.planning.candidates import Option
+from hpcsgd.planning.subject import Subject
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of `option` on N = P·K ranks."""
+
+    option: Option
+    P: int
+    K: int
+    nodes: int
+    step: StepCost
+    steps_per_epoch: int
+    epochs: int
+    B: int
+    memory: float
+    """Bytes a rank: parameters, gradients, optimizer state and room for the exchange; no activations."""
+    ranks_per_host: int
+    alone: float
+    """Samples/s of a rank in a job of one node."""
+
+    @property
+    def N(self) -> int:
+        return self.P * self.K
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.P * self.B / self.step.seconds
+
+    @property
+    def epoch_seconds(self) -> float:
+        return self.steps_per_epoch * self.step.seconds
+
+    @property
+    def epoch_interval(self) -> tuple[float, float]:
+        return self.steps_per_epoch * self.step.low, self.steps_per_epoch * self.step.high
+
+    @property
+    def hours(self) -> float:
+        """Of all epochs."""
+        return self.epochs * self.epoch_seconds / 3600
+
+    @property
+    def node_hours(self) -> float:
+        return self.nodes * self.hours
+
+    @property
+    def efficiency(self) -> float:
+        """Samples/s of a rank, as a part of those in a job of one node."""
+        return self.samples_per_s / self.N / self.alone
+
+
+def estimate(
+    subject: Subject, machine: Machine, option: Option, P: int, K: int, *, meets: float | None, alone: float
+) -> Estimate:
+    """Raises `UserError` for what cannot be told of the method or was not measured of the machine."""
+    m, method = subject.sizes(P, K), subject.method(option.table, P)
+    steps = subject.steps_per_epoch(P)
+    if steps < 1:
+        raise UserError(f"{subject.samples} samples are not one batch of {subject.B} for each of {P} groups")
+    compute = measured(machine)
+    own = computed(method, m, compute, subject.B / K, elementwise=subject.elementwise)
+    step = price(method, m, machine, own, elementwise=subject.elementwise, meets=meets)
+    shards = exchange_of(method, subject.elementwise).shards
+    return Estimate(
+        option=option,
+        P=P,
+        K=K,
+        nodes=-(-P * K // machine.ranks_per_host),
+        step=step,
+        steps_per_epoch=steps,
+        epochs=subject.config.training.epochs,
+        B=subject.B,
+        memory=_memory(m, len(subject.moments), shards=shards),
+        ranks_per_host=min(machine.ranks_per_host, P * K),
+        alone=alone,
+    )
+
+
+def alone(subject: Subject, machine: Machine) -> float:
+    """Samples/s of a rank where one node trains by itself, in one group."""
+    K = max(k for k in range(1, machine.ranks_per_host + 1) if subject.B % k == 0)
+    option = Option({"name": "bsp"})
+    found = estimate(subject, machine, option, 1, K, meets=None, alone=1.0)
+    return found.samples_per_s / K
+
+
+def measured(machine: Machine) -> Compute:
+    if machine.compute is None:
+        raise UserError("the machine file has no [compute]: hpcsgd measure JOB says what the model takes")
+    return machine.compute
+
+
+def _memory(m: Sizes, moments: int, *, shards: bool) -> float:
+    vectors = sum(b.nbytes for b in m.buckets)
+    state = moments * vectors / (m.K if shards else 1)
+    room = vectors if m.K > 1 and shards else 0
+    return 2 * vectors + state + room

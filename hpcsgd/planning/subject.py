@@ -1,0 +1,92 @@
+"""What of a job file its cost goes by: samples, the model's parameters, what the optimizer keeps of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from hpcsgd import models
+from hpcsgd.config.schema import Config, MethodSection
+from hpcsgd.core.method import Method
+from hpcsgd.core.traffic import Sizes
+from hpcsgd.engine.averaged import float_buffers
+from hpcsgd.engine.sharding import is_elementwise
+from hpcsgd.errors import UserError
+from hpcsgd.training.assembly import make_optimizer
+from hpcsgd.training.loading import opened
+from hpcsgd.training.parts import make_method
+
+BUCKET_BYTES = 25e6
+"""As `DistributedOptimizer` has it, which a job file does not change."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One training, on any number of ranks."""
+
+    config: Config
+    samples: int
+    """Of an epoch."""
+    model: nn.Module
+    elementwise: bool
+    moments: tuple[str, ...]
+    """The optimizer's state tensors that are like a parameter."""
+    numbers: tuple[str, ...]
+    """Those of one number."""
+
+    @property
+    def B(self) -> int:
+        return self.config.data.batch_size
+
+    @property
+    def M(self) -> int:
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    def steps_per_epoch(self, P: int) -> int:
+        return self.samples // (P * self.B)
+
+    def sizes(self, P: int, K: int) -> Sizes:
+        trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        buffers = float_buffers(self.model)
+        return Sizes.of(trained, P, K, BUCKET_BYTES, self.moments, self.numbers, buffers)
+
+    def method(self, table: Mapping[str, Any], P: int) -> Method:
+        """Raises `UserError` for arguments that the method does not take."""
+        arguments = {key: value for key, value in table.items() if key != "name"}
+        section = MethodSection(name=table["name"], arguments=arguments)
+        return make_method(dataclasses.replace(self.config, method=section), self.steps_per_epoch(P))
+
+
+def subject_of(config: Config, samples: int | None = None) -> Subject:
+    """`samples`: of an epoch, for a job whose data are not here. Raises `UserError`, naming the key."""
+    if samples is not None and samples < 1:
+        raise UserError(f"--samples {samples}: at least 1 is needed")
+    model = models.build(config.model.build, config.model.arguments)
+    inner = make_optimizer(config, model, 1)
+    moments, numbers = _state(type(inner), inner)
+    return Subject(
+        config=config,
+        samples=samples or len(opened(config.data, "train")),
+        model=model,
+        elementwise=is_elementwise(inner),
+        moments=moments,
+        numbers=numbers,
+    )
+
+
+def _state(kind: type[optim.Optimizer], like: optim.Optimizer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of what such an optimizer keeps of a parameter, found out by a step of it."""
+    param = nn.Parameter(torch.zeros(2, 3))
+    param.grad = torch.zeros_like(param)
+    arguments = inspect.signature(kind).parameters
+    made = kind([param], **{key: value for key, value in like.defaults.items() if key in arguments})
+    made.step()
+    tensors = {name: x for name, x in made.state[param].items() if isinstance(x, torch.Tensor)}
+    moments = tuple(name for name, x in tensors.items() if x.shape == param.shape)
+    return moments, tuple(name for name, x in tensors.items() if x.numel() == 1)

@@ -1,0 +1,190 @@
+"""``hpcsgd compare``: variants of one training one after the other, on the same ranks."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.config.reader import read_toml
+from hpcsgd.config.schema import Config, dump
+from hpcsgd.config.variants import configs, folder_name
+from hpcsgd.core.topology import Job, together
+from hpcsgd.errors import UserError, located
+from hpcsgd.files.atomic import replacing
+from hpcsgd.report import run_folder
+from hpcsgd.report.comparison import Comparison, Entry, comparison_text, write_comparison
+from hpcsgd.report.metrics import read
+from hpcsgd.start import form_as_launched
+from hpcsgd.training.assembly import assemble
+from hpcsgd.training.process import keep_freed_memory, log_to_stdout, use_threads
+from hpcsgd.training.run import end_as, train
+from hpcsgd.training.stopping import Reasons
+from hpcsgd.transport import PeerLost, Transport
+
+log = logging.getLogger(__name__)
+
+OWN_TO_A_START = (
+    *(("job", "timeout"), ("run", "folder")),
+    *(("training", "time_limit"), ("training", "stop_ahead")),
+)
+"""Keys that may be others where a comparison goes on."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A variant on this rank, to be trained in the folder of its `config`."""
+
+    label: str
+    config: Config
+    job: Job
+
+    @property
+    def folder(self) -> Path:
+        return self.config.run.folder
+
+
+def run(path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool) -> None:
+    """Train each variant of the job file, and write what became of them beside each other; every rank of the
+    launch calls this. `methods`: as typed, or the file that has them.
+
+    Ends with exit code `STOPPED` after a signal or the time limit, with a checkpoint to go on from.
+    """
+    end_as(lambda: _run(path, overrides, methods, target, resume))
+
+
+def _run(
+    path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool
+) -> str | None:
+    from hpcsgd.transport import mpi  # MPI starts when it is imported
+
+    world = mpi.world()
+    with together(world, "reading the job file"):
+        chosen = configs(path, overrides, methods)
+    log_to_stdout(world.rank)
+    section = next(iter(chosen.values())).training  # that of all
+    reasons = Reasons(section.time_limit, section.stop_ahead, asks_slurm=world.rank == 0)
+    use_threads(section.threads)
+    keep_freed_memory()
+    return compare(world, path, chosen, reasons, target=target, resume=resume)
+
+
+def folder_of(config: Config) -> Path:
+    """Of a comparison, beside that of a plain run of `config`."""
+    return config.run.folder.with_name(f"{config.run.folder.name}-compare")
+
+
+def compare(
+    world: Transport,
+    path: Path,
+    chosen: dict[str, Config],
+    reasons: Reasons,
+    *,
+    target: float | None = None,
+    resume: bool = False,
+) -> str | None:
+    """Train the variants `chosen` of the job file at `path`; why it stopped early, or None. Collective.
+
+    Each is built before any is trained, so that mistakes come at once.
+    """
+    trials = [_prepared(world, path, label, config) for label, config in chosen.items()]
+    folder = trials[0].folder.parent
+    with together(world, "opening the folder of the comparison"):
+        if world.rank == 0:
+            _open(folder, trials, world.size, resume=resume)
+    complete: set[str] = world.gather_objects(_completed(folder) if world.rank == 0 else None)[0]
+    reason = None
+    for number, trial in enumerate(trials, start=1):
+        done = trial.label in complete
+        log.info("\n%s (%d of %d)%s", trial.label, number, len(trials), ": complete already" if done else "")
+        if not done:
+            reason = _train(trial, path, reasons, resume=resume)
+            complete |= {trial.label} if reason is None else set()
+        with together(world, "comparing"):
+            if world.rank == 0:
+                write_comparison(folder, _comparison(trials, complete, target), ranks=world.size)
+        if reason is not None:
+            break
+    with together(world, "comparing"):
+        if world.rank == 0:
+            _show(folder, _comparison(trials, complete, target))
+    return reason
+
+
+def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial:
+    """Raises `JobError` where the variant could only fail; collective."""
+    with located(f"variant {label!r}"):
+        world.timeout = config.job.timeout
+        with located(f"{path}: [job]"):
+            job = form_as_launched(world, config.job.groups, config.job.group_size)
+        assemble(config, job, str(path))
+    gc.collect()  # models are in cycles with their optimizers
+    folder = folder_of(config) / folder_name(label)
+    return Trial(label, replace(config, run=replace(config.run, folder=folder)), job)
+
+
+def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str | None:
+    """As `hpcsgd train`; why it stopped early, or None. Of what it had, nothing is left for the next."""
+    world, timeout = trial.job.world, trial.config.job.timeout
+    world.timeout = timeout
+    with located(f"variant {trial.label!r}"):
+        reason = train(trial.config, trial.job, str(path), reasons, resume)
+    if not world.end_apart(timeout):  # threads that answered other ranks
+        raise PeerLost(f"variant {trial.label!r}: communication in flight {timeout:g} s after its end")
+    gc.collect()
+    return reason
+
+
+def _open(folder: Path, trials: Sequence[Trial], ranks: int, *, resume: bool) -> None:
+    """Raises `UserError` where what is there was begun in another way."""
+    run_folder.open_run_folder(folder, resume=resume)
+    if not _told(folder):
+        with replacing(folder / "compare.json") as part:
+            part.write_text(json.dumps({"ranks": ranks, "variants": []}))
+    before = _told(folder)["ranks"]
+    if before != ranks:
+        raise UserError(f"{folder}: was begun on {before} ranks, and here are {ranks}: go on with as many")
+    for trial in trials:
+        job = trial.folder / "job.toml"
+        if job.exists() and (found := run_folder.changes(_lasting(read_toml(job)), _lasting(trial.config))):
+            raise UserError(f"{trial.folder}: was begun otherwise: {found}: choose another [run] folder")
+
+
+def _lasting(config: Config | dict[str, Any]) -> dict[str, Any]:
+    """What is not to change where a comparison goes on."""
+    table = tomllib.loads(dump(config)) if isinstance(config, Config) else config
+    for section, key in OWN_TO_A_START:
+        table.get(section, {}).pop(key, None)
+    return table
+
+
+def _told(folder: Path) -> dict[str, Any]:
+    """What was written of it before."""
+    file = folder / "compare.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def _completed(folder: Path) -> set[str]:
+    return {row["label"] for row in _told(folder)["variants"] if row["complete"]}
+
+
+def _comparison(trials: Sequence[Trial], complete: set[str], target: float | None) -> Comparison:
+    """Of those that have begun."""
+    begun = [(trial, file) for trial in trials if (file := trial.folder / "metrics.jsonl").exists()]
+    entries = [
+        Entry(trial.label, trial.job.P, trial.job.K, trial.label in complete, read(file))
+        for trial, file in begun
+    ]
+    return Comparison(entries, target)
+
+
+def _show(folder: Path, comparison: Comparison) -> None:
+    from hpcsgd.report.comparison_picture import plot_comparison  # matplotlib is slow to import
+
+    plot_comparison(comparison, folder / "compare.png")
+    log.info("\n%s\nwritten   %s", comparison_text(comparison), folder)

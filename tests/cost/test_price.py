@@ -1,0 +1,147 @@
+"""Priced steps, against the papers' closed forms and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from torch import nn
+
+from hpcsgd.core.traffic import Sizes
+from hpcsgd.cost.compute import Busy, Compute
+from hpcsgd.cost.links import Link
+from hpcsgd.cost.machine import About, Machine
+from hpcsgd.cost.papers import Setting, allreduce_epoch, hierarchical_epoch
+from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, pipelined, price
+from hpcsgd.cost.ways import ways
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import Sparse
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical, osgp, selsync, sgp
+from hpcsgd.sparsifiers import Deft
+
+ALPHA, BETA = 3e-6, 1e-9
+NOTHING = Computed(forward=0.0, backward=0.0)
+LINEAR = nn.Linear(64, 32, bias=False)
+
+
+def machine(K: int, error: float = 0.0) -> Machine:
+    """On which a group of K fills a host, and whose shared β come to the paper's β a rank."""
+    links = [
+        Link(
+            operation="any",
+            kind=kind,
+            alpha_seconds=(ALPHA,),
+            beta_seconds_per_byte=(BETA / K,),
+            relative_error=error,
+        )
+        for kind in ("inside", "across")
+    ]
+    return Machine(machine=About(hosts=64, ranks_per_host=K), link=tuple(links))
+
+
+def sizes(P: int, K: int, bucket_bytes: float = 1e9, model: nn.Module = LINEAR) -> Sizes:
+    return Sizes.of(model.named_parameters(), P, K, bucket_bytes)
+
+
+def communication(method: Method, m: Sizes) -> float:
+    """Seconds a step without those of the distance, 8 bytes at a meeting, which is ours."""
+    phases = price(method, m, machine(m.K), NOTHING).phases
+    return sum(phases.values()) - phases.get("distance", 0.0)
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 4), (4, 1), (4, 2), (8, 4), (3, 2)])
+def test_equals_the_closed_form_of_the_paper(P: int, K: int) -> None:
+    """Eqs. 6 to 8, and eq. 5 where no others share a link."""
+    m = sizes(P, K)
+    setting = Setting(samples=1000, B=10, I=5, nbytes=m.M * 4, alpha=ALPHA, beta=BETA)
+    closed = float(hierarchical_epoch(setting, P, K)) / float(setting.steps(P))
+    assert communication(hierarchical(5), m) == pytest.approx(closed, rel=1e-12)
+    if 1 in (P, K):
+        closed = float(allreduce_epoch(setting, P, K)) / float(setting.steps(P))
+        assert communication(allreduce_local_sgd(5), m) == pytest.approx(closed, rel=1e-12)
+
+
+def test_the_baseline_is_k_times_as_dear_at_a_meeting() -> None:
+    P, K = 8, 4
+    m = sizes(P, K)
+    ours, theirs = (
+        price(method, m, machine(K), NOTHING).phases["average"]
+        for method in (hierarchical(1), allreduce_local_sgd(1))
+    )
+    latency = 2 * np.log2(P) * ALPHA
+    assert theirs - latency == pytest.approx(K * (ours - latency))
+
+
+def test_gradients_hide_behind_the_backward_pass() -> None:
+    m = sizes(1, 2, bucket_bytes=1.0, model=nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(4))))
+    alone = price(bsp(), m, machine(2), NOTHING)
+    assert len(m.buckets) == 4
+    E = alone.phases["gradients"]
+    long = price(bsp(), m, machine(2), Computed(forward=1.0, backward=100 * E))
+    assert long.phases["gradients"] == pytest.approx(E / 4)  # the last bucket has nothing to hide behind
+    assert long.hidden == pytest.approx(3 * E / 4)
+    short = price(bsp(), m, machine(2), Computed(forward=1.0, backward=E / 10))
+    assert short.phases["gradients"] == pytest.approx(E - 3 / 4 * E / 10)
+    slowed = price(bsp(), m, machine(2), Computed(forward=0.0, backward=100 * E, slowed=1.5))
+    assert slowed.phases["compute"] == pytest.approx(100 * E + 0.5 * E)
+
+
+def test_pipelined() -> None:
+    assert pipelined([1.0, 2.0, 3.0], [0.5, 0.5, 0.5]) == 3.5
+    assert pipelined([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]) == 7.0
+    assert pipelined([], []) == 0.0
+
+
+def test_overlapped_gossip_counts_where_it_is_longer_than_the_step() -> None:
+    m = sizes(8, 2)
+    messages = price(sgp(), m, machine(2), NOTHING).phases["average"]
+    rest = price(sgp(), m, machine(2), NOTHING).seconds - messages
+    hidden = price(osgp(1), m, machine(2), Computed(forward=0.0, backward=10 * messages))
+    assert "average" not in hidden.phases
+    assert hidden.hidden == pytest.approx(messages, rel=1e-9)
+    too_long = price(osgp(1), m, machine(2), NOTHING)
+    assert too_long.seconds == pytest.approx(max(messages, rest))
+
+
+def test_the_interval_is_that_of_the_errors() -> None:
+    cost = price(bsp(), sizes(1, 2), machine(2, error=0.25), NOTHING)
+    assert (cost.low, cost.high) == pytest.approx((0.8 * cost.seconds, 1.25 * cost.seconds))
+    cost = price(bsp(), sizes(2, 1), machine(1), Computed(forward=1e6, backward=0.0))
+    assert cost.high == pytest.approx((1 + COMPUTE_ERROR) * 1e6)
+
+
+def test_what_a_rank_computes() -> None:
+    compute = Compute(
+        batch_sizes=(8, 16), forward_seconds_by_batch=(1.0, 2.0), backward_seconds_by_batch=(2.0, 4.0),
+        update_seconds_per_element=1e-3, selection_seconds_per_element={"deft": 1e-2},
+        busy=Busy(backward=1.2),
+    )  # fmt: skip
+    m = sizes(2, 2)
+    own = computed(hierarchical(4), m, compute, 12.0)
+    assert (own.forward, own.backward, own.slowed) == pytest.approx((1.5, 3.0, 1.2))
+    assert own.update == pytest.approx(m.M / 2 * 1e-3)
+    assert computed(hierarchical(4), m, compute, 12.0, elementwise=False).update == pytest.approx(m.M * 1e-3)
+    sparse = computed(hierarchical(4, Sparse(Deft(0.1))), m, compute, 12.0)
+    assert sparse.selection == pytest.approx(m.M / 2 * 1e-2)  # DEFT: each searches its half
+    assert sparse.update == pytest.approx(m.M * 1e-3)
+
+
+def test_what_nobody_knows_is_said() -> None:
+    with pytest.raises(UserError, match="how often the groups meet"):
+        price(selsync(0.3), sizes(2, 2), machine(2), NOTHING)
+    known = price(selsync(0.3), sizes(2, 2), machine(2), NOTHING, meets=0.5)
+    assert known.phases["vote"] > 0
+
+
+@pytest.mark.parametrize(
+    ("P", "K", "R", "expected"),
+    [
+        (4, 2, 2, {"group": (2, 1, 1), "cross": (4, 4, 2), "world": (8, 4, 1)}),
+        (8, 1, 2, {"group": (1, 1, 2), "cross": (8, 4, 1), "world": (8, 4, 1)}),
+        (2, 4, 2, {"group": (4, 2, 1), "cross": (2, 2, 2), "world": (8, 4, 1)}),
+        (1, 8, 2, {"group": (8, 4, 1), "cross": (1, 1, 2), "world": (8, 4, 1)}),
+        (2, 2, 8, {"group": (2, 1, 2), "cross": (2, 1, 2), "world": (4, 1, 1)}),
+    ],
+)
+def test_ways(P: int, K: int, R: int, expected: dict[str, tuple[int, int, int]]) -> None:
+    found = ways(P, K, R)
+    assert {name: (w.ranks, w.hosts, w.at_once) for name, w in found.items()} == expected

@@ -1,0 +1,67 @@
+"""Who is timed, how often, and what ends the list of sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hpcsgd.measuring.timing import (
+    LARGEST_BLOCK,
+    LEAST_ROUNDS,
+    Contest,
+    Timed,
+    Together,
+    feasible,
+    take_turns,
+)
+from hpcsgd.transport import Transport
+
+Run = Callable[..., list[Any]]
+LATE = 0.02
+
+
+def slowest(world: Transport) -> list[float]:
+    """Rank 1 comes late to the meeting and then takes its time."""
+    together = Together(world)
+    contest = Contest(8, [lambda: time.sleep(LATE * world.rank)])
+    time.sleep(LATE * 2 * world.rank)
+    contest.round(together)
+    return contest.timed[0].seconds
+
+
+@pytest.mark.ranks(2)
+def test_the_slowest_rank_counts_and_late_ones_are_waited_for(run: Run) -> None:
+    one, other = run(2, slowest)
+    assert one == other
+    assert one[0] >= LATE
+
+
+def taken(world: Transport) -> tuple[list[int], list[int], list[int]]:
+    """Sizes that were kept, calls a block, rounds; each size takes thrice as long as the one before."""
+    together = Together(world)
+    contests = [
+        Contest(3**i, [lambda i=i: time.sleep(3**i * 1e-4)])  # pyright: ignore[reportArgumentType]
+        for i in range(8)
+    ]
+    kept = feasible(together, contests, seconds=0.1)
+    take_turns(together, kept, seconds=0.1)
+    return [c.nbytes for c in kept], [c.block for c in kept], [len(c.timed[0].seconds) for c in kept]
+
+
+@pytest.mark.ranks(2)
+def test_what_is_slow_is_timed_seldom_and_ends_the_list(run: Run) -> None:
+    (sizes, blocks, rounds), other = run(2, taken)
+    assert (sizes, blocks, rounds) == other
+    assert 4 <= len(sizes) < 8
+    assert blocks[0] > 1 == blocks[-1]
+    assert max(blocks) <= LARGEST_BLOCK
+    assert rounds[0] >= rounds[-1] >= LEAST_ROUNDS
+
+
+def test_scatter() -> None:
+    assert Timed([1.0]).scatter == 0.0
+    assert Timed([2.0, 2.0, 2.0, 2.0, 50.0]).scatter == 0.0
+    assert Timed([1.0, 2.0, 3.0, 4.0, 5.0]).scatter == pytest.approx(2 / 3)
