@@ -51,6 +51,7 @@ bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/ensemble.py --round --quick
 	"$(BIN)/python" benchmarks/selection.py --quick
 	"$(BIN)/python" benchmarks/alpha_beta.py --quick
+	"$(BIN)/python" benchmarks/simulation_speed.py --quick
 
 doctor: $(ENV)
 	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor

@@ -16,10 +16,9 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from harness import Goal, Run, print_table
+from harness import Goal, Run, WallClock, print_table
 from hpcsgd.simulation import RULES, Durations, Failures, Layout, LogNormal, Message, Simulation, simulate
 
 ARGUMENTS: dict[str, dict[str, int]] = {
@@ -45,9 +44,9 @@ def measured(rule: str, N: int, K: int, T: int) -> dict[str, Any]:
         steps=T,
         failures=Failures(mtbf_seconds=1e7, checkpoint_seconds=10, restart_seconds=60),
     )
-    began = perf_counter()
+    clock = WallClock()
     simulated = simulate(simulation)
-    seconds = perf_counter() - began
+    seconds = clock.stop()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "rule": rule, "N": N, "K": K, "T": T, "seconds": seconds, "gigabytes": memory / 1e9,

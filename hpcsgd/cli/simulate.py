@@ -9,6 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.errors import UserError
 
 
 def simulate(
@@ -35,13 +36,16 @@ def simulate(
         simulation = load(scenario, overrides)
         simulated = simulated_of(simulation)
         print("\n".join(report.lines(simulated)))
-        if json:
-            json.write_text(as_json.dumps(report.record(simulated), indent=1) + "\n", encoding="utf-8")
-        if picture:
-            from hpcsgd.simulation.picture import draw
+        try:
+            if json:
+                json.write_text(as_json.dumps(report.record(simulated), indent=1) + "\n", encoding="utf-8")
+            if picture:
+                from hpcsgd.simulation.picture import draw
 
-            draw(simulated, picture)
-        if goal:
-            from hpcsgd.simulation.goal import write
+                draw(simulated, picture)
+            if goal:
+                from hpcsgd.simulation.goal import write
 
-            write(simulation, goal)
+                write(simulation, goal)
+        except OSError as error:
+            raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error

@@ -75,11 +75,11 @@ class Measured:
     seconds: Sequence[float]
 
     def __post_init__(self) -> None:
-        numbers = isinstance(self.seconds, list | tuple) and all(
-            type(value) in (int, float) and 0 < value < math.inf for value in self.seconds
-        )
-        if not numbers or not self.seconds:
-            raise UserError(f"seconds = {self.seconds!r}: expected a list of seconds, each above 0")
+        if not isinstance(self.seconds, list | tuple) or not self.seconds:
+            raise UserError(f"seconds = {self.seconds!r}: expected a list of seconds")
+        for place, value in enumerate(self.seconds):
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise UserError(f"seconds[{place}] = {value!r}: expected a number above 0")
 
     def sample(self, rng: Generator, n: int) -> Seconds:
         return np.asarray(self.seconds, float)[rng.integers(len(self.seconds), size=n)]

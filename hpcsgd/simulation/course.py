@@ -68,22 +68,37 @@ class Course:
 
 
 class Table:
-    """`Course.work` of any group and step, drawn when the first one comes to it."""
+    """`Course.work` of any group and step, drawn when the first one comes to it and kept until the last one has
+    been there. A ring of rows, which grows with the steps that are between them."""
 
     def __init__(self, course: Course) -> None:
         self._course = course
-        self._rows = np.empty((course.T, course.layout.P))
-        self._drawn = 0
+        self._rows = np.empty((4, course.layout.P))
+        self._oldest = self._drawn = 0
+        self._told = np.zeros(course.T, int)
 
     def __call__(self, groups: Indices, steps: Indices) -> Seconds:
-        """Infinite after the last step."""
-        T = self._course.T
-        while self._drawn < min(int(steps.max(initial=-1)) + 1, T):
-            self._rows[self._drawn] = self._course.work(self._drawn)
-            self._drawn += 1
-        found = self._rows[np.minimum(steps, T - 1), groups]
-        found[steps >= T] = np.inf
-        return found
+        """Infinite after the last step. Everybody asks for each step once."""
+        T, P = self._course.T, self._course.layout.P
+        for t in range(self._drawn, min(int(steps.max(initial=-1)) + 1, T)):
+            self._draw(t)
+        there = steps < T
+        told = np.full(len(groups), np.inf)
+        told[there] = self._rows[steps[there] % len(self._rows), groups[there]]
+        self._told += np.bincount(steps[there], minlength=T)
+        while self._oldest < self._drawn and self._told[self._oldest] == P:
+            self._oldest += 1
+        return told
+
+    def _draw(self, t: int) -> None:
+        size = len(self._rows)
+        if t - self._oldest == size:
+            kept = np.arange(self._oldest, t)
+            rows = np.empty((2 * size, self._course.layout.P))
+            rows[kept % (2 * size)] = self._rows[kept % size]
+            self._rows = rows
+        self._rows[t % len(self._rows)] = self._course.work(t)
+        self._drawn = t + 1
 
 
 @runtime_checkable

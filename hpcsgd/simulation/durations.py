@@ -45,6 +45,12 @@ class Layout:
         return max(self.ranks_per_host // self.K, 1)
 
 
+def _require_seconds(**parts: float) -> None:
+    for name, seconds in parts.items():
+        if not 0 <= seconds < math.inf:
+            raise UserError(f"{name} = {seconds}: expected seconds, 0 or more")
+
+
 @dataclass(frozen=True)
 class Message:
     """What a group sends in a step where groups send to each other one by one.
@@ -56,6 +62,9 @@ class Message:
 
     latency: float = 0.0
     link: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_seconds(latency=self.latency, link=self.link)
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,9 @@ class Durations:
     gather: float = 0.0
     """Of chunks in a group."""
     message: Message = Message()
+
+    def __post_init__(self) -> None:
+        _require_seconds(exchange=self.exchange, update=self.update, meeting=self.meeting, gather=self.gather)
 
     @property
     def before_meeting(self) -> float:

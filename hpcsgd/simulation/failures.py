@@ -44,6 +44,8 @@ class Failures:
         for name in ("mtbf_seconds", "checkpoint_seconds", "work_seconds", "interval_seconds"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise UserError(f"{name} = {value}: expected a number above 0")
+        if self.restart_seconds < 0:
+            raise UserError(f"restart_seconds = {self.restart_seconds}: expected 0 or more")
 
 
 @dataclass(frozen=True)

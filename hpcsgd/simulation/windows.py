@@ -3,7 +3,7 @@
 Events have to be served in the order of time, since messages queue. One by one that is slow; but whoever ends
 a step now will not send again before it has made another one. So there is a horizon before which no message
 can turn up that is not known yet: the earliest one known, and the shortest step of all after it. What is
-ready up to there is served at once, as a vector.
+ready before it is served at once, as a vector.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def in_windows(course: Course, inbox: Inbox) -> None:
     soonest = d.gather + (0.0 if tau else d.message.link + d.message.latency)
     while (earliest := ready.min()) < np.inf:
         horizon = earliest + soonest + next_work.min()
-        now = np.flatnonzero((ready <= horizon) & (ready < np.inf))
+        now = np.flatnonzero(ready < horizon)
         came[now] = ready[now]
         begin = links.begin(course.host(now), came[now])
         arrived = begin + d.message.link + d.message.latency

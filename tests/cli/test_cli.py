@@ -197,6 +197,17 @@ def test_simulate_prints_and_writes_what_is_asked_for(
     assert all(file.stat().st_size for file in files)
 
 
+def test_a_file_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = Path(__file__).parents[2] / "examples/simulation.toml"
+    nowhere = str(tmp_path / "nowhere/job.json")
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", str(example), "--job.groups", "2", "--job.steps", "3", "--json", nowhere])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"hpcsgd: {nowhere}: cannot be written: No such file or directory\n"
+
+
 def test_a_mistake_in_a_scenario_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["simulate", "nowhere.toml"])

@@ -43,7 +43,7 @@ class Link:
         while self.queue:
             moment = self.env.event()
             moment._ok, moment._value = True, None
-            self.env.schedule(moment, LAST)
+            self.env.schedule(moment, LAST)  # pyright: ignore[reportArgumentType] - it sorts numbers
             yield moment
             _, _, done = heapq.heappop(self.queue)
             yield self.env.timeout(self.busy)

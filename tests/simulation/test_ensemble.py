@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import simpy
 
+from hpcsgd.errors import UserError
 from hpcsgd.simulation import Constant, Durations, Failures, Layout, LogNormal, Simulation, simulate
 from hpcsgd.simulation.compute import Compute
 from hpcsgd.simulation.course import Course
@@ -158,3 +159,8 @@ def test_silence_is_waited_for_and_the_living_go_on() -> None:
     assert soon.checkpointing is None
     assert soon.samples_per_second < simulated(None).samples_per_second
     assert soon.ledger.useful < 8 * T
+
+
+def test_an_epoch_that_nobody_lives_through_is_told() -> None:
+    with pytest.raises(UserError, match=r"^no group lived through the epoch from step 0 on in 1,000"):
+        simulated(Failures(0.3, checkpoint_seconds=1.0), meetings_per_epoch=10)

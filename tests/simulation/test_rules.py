@@ -87,6 +87,17 @@ def test_the_same_as_one_event_at_a_time(rule: Rule, process: Any, message: str,
         assert all(seconds.min() > -1e-9 for seconds in course.ledger.seconds.values())
 
 
+@pytest.mark.parametrize("link", [0.01, 0.03, 0.1])
+def test_answers_that_are_late_hold_up_those_who_asked_alone(link: float) -> None:
+    """Many on a host, of whom some know their answers long before others."""
+    d = durations(Message(latency=0.02, link=link))
+    for seed in range(20):
+        compute = Compute(Layout(16, 1, 8), LogNormal(0.1, 0.7), seed=seed)
+        F, _ = simulated(AdPsgd(seed), compute, d)
+        expected = processes.ad_psgd(processes.Job(compute, d, T), AdPsgd(seed))
+        np.testing.assert_allclose(F, expected, rtol=1e-9, err_msg=str(seed))
+
+
 def closed(d: Durations, every: float) -> float:
     """Seconds of T steps of constant compute, with a meeting in every I-th."""
     return T * (0.1 + d.exchange + d.update + d.gather) + T // every * d.meeting

@@ -33,9 +33,10 @@ class AdPsgd:
     def run(self, course: Course) -> None:
         P = course.layout.P
         work = Table(course)
-        _answer_only(course, work, np.arange(1 if P > 1 else 0, P, 2))
+        odd = _Passive(course, work, np.arange(1 if P > 1 else 0, P, 2))
         if P > 1:
-            _Active(course, work, self).run()
+            _Active(course, work, self).run(odd)
+        odd.go_on(course.T)
 
     def partners(self, t: int, P: int) -> Indices:
         """Whom the even groups 0, 2, … ask at the end of step `t`."""
@@ -43,11 +44,21 @@ class AdPsgd:
         return 2 * drawn.integers(P // 2, size=(P + 1) // 2) + 1
 
 
-def _answer_only(course: Course, work: Table, groups: Indices) -> None:
-    F = np.zeros(len(groups))
-    for t in range(course.T):
-        F = F + work(groups, np.full(len(groups), t)) + course.durations.gather
-        course.made(t, groups, F)
+class _Passive:
+    """The odd groups, or the only one."""
+
+    def __init__(self, course: Course, work: Table, groups: Indices) -> None:
+        self._course, self._work, self._groups = course, work, groups
+        self._F = np.zeros(len(groups))
+        self._made = 0
+
+    def go_on(self, steps: int) -> None:
+        """Until they have made so many."""
+        for t in range(self._made, steps):
+            seconds = self._work(self._groups, np.full(len(self._groups), t))
+            self._F = self._F + seconds + self._course.durations.gather
+            self._course.made(t, self._groups, self._F)
+            self._made = t + 1
 
 
 class _Active:
@@ -71,16 +82,17 @@ class _Active:
         self._drawn: dict[int, Indices] = {}
         self._drawn_by = np.zeros(course.T, int)
 
-    def run(self) -> None:
+    def run(self, others: _Passive) -> None:
+        """With the others beside them, so that no seconds have to be kept for those."""
         message, gather = self._course.durations.message, self._course.durations.gather
-        travel = message.link + message.latency
         while np.isfinite(self.ready).any():
             asks = np.maximum(self.ready, self.answered)  # infinite also for those that have ended
-            earliest = np.maximum(self.ready, self.there + travel)
-            unknown = np.where(np.isinf(self.answered) & (self.answered > 0), earliest, np.inf)
+            earliest = np.maximum(self.ready, self.there + message.link + message.latency)
+            unknown = np.where(self.answered == np.inf, earliest, np.inf)
             horizon = min((asks + gather + self.next_work).min(), unknown.min())
-            self._ask(np.flatnonzero((asks <= horizon) & np.isfinite(asks)), asks)
-            self._answer(horizon + travel)
+            self._ask(np.flatnonzero(asks < horizon), asks)
+            self._answer(horizon + message.link + message.latency)
+            others.go_on(int(self.step.min()))
 
     def _ask(self, now: Indices, asks: Seconds) -> None:
         """End their steps, and let the questions leave."""
@@ -102,9 +114,9 @@ class _Active:
         self.next_work[now] = self._work(groups, self.step[now] + 1)
 
     def _answer(self, until: float) -> None:
-        """All questions that come up to then are known: no other can turn up before one of them."""
+        """All questions that come before then are known: no other can turn up before one of them."""
         message = self._course.durations.message
-        now = np.flatnonzero(np.isinf(self.answered) & (self.there > 0) & (self.there <= until))
+        now = np.flatnonzero((self.answered == np.inf) & (self.there < until))
         begin = self._answers.begin(self._course.host(self._partner[now]), self.there[now])
         self.answered[now] = begin + message.link + message.latency
         self.queued[now] += begin - self.there[now]

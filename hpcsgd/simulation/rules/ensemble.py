@@ -19,6 +19,9 @@ from hpcsgd.errors import UserError
 from hpcsgd.simulation.compute import Seconds
 from hpcsgd.simulation.course import Course
 
+PATIENCE = 1000
+"""Attempts at an epoch in which nobody is left, before it is called hopeless."""
+
 
 @dataclass(frozen=True)
 class Ensemble:
@@ -70,6 +73,8 @@ class _Islands:
         """Until then the living wait for those who died since the last meeting."""
         self._dies = np.full(P, np.inf)
         self._begin_life(self.alive, self.F)
+        self._in_vain = np.zeros(course.T, int)
+        """How often all have begun again, by the step."""
 
     def step(self, t: int, round_began: int) -> None:
         """Compute, up to the meeting."""
@@ -102,6 +107,9 @@ class _Islands:
 
     def begin_again(self, t: int) -> None:
         """At step t, with the first one that is back."""
+        self._in_vain[t] += 1
+        if self._in_vain[t] == PATIENCE:
+            raise UserError(f"no group lived through the epoch from step {t} on in {PATIENCE:,} attempts")
         self._course.ledger.forget(t)
         first = (self._dies + self._restart).argmin()
         all_dead = np.maximum(self._dies, self.F).max()  # who dies while it waits is missed after that
