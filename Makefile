@@ -50,6 +50,7 @@ bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/probe_vs_accuracy.py --quick
 	"$(BIN)/python" benchmarks/ensemble.py --round --quick
 	"$(BIN)/python" benchmarks/selection.py --quick
+	"$(BIN)/python" benchmarks/alpha_beta.py --quick
 	"$(BIN)/python" benchmarks/simulation_speed.py --quick
 
 doctor: $(ENV)

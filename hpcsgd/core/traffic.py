@@ -41,6 +41,8 @@ class Message:
     """It leaves when the gradients of this bucket are there; None: when all has been computed."""
     hidden: bool = False
     """Whether it travels while the next step is computed."""
+    reduced: float = 0.0
+    """Elements that came with it, of which the rank then makes means."""
 
     def within(self, phase: str, share: float = 1.0) -> Message:
         """It, counted under `phase` where it has none of its own, in this `share` of all steps."""

@@ -1,9 +1,10 @@
 """Lines through measured points: T = messages·α + load·β, piece by piece in the bytes.
 
 Libraries change their algorithms with the size of a message, so α and β do, too. Where, and how often, is
-found: of all cuts at measured sizes into at most three pieces the one of the least BIC is taken. Residuals
-are logarithms, so that eight bytes count as much as 64 MB and half as much as twice, and of a soft L1 loss:
-what another process did to one point moves the line little.
+found: of all cuts at measured sizes into at most three pieces the one of the least BIC is taken, but for
+those after which more bytes would take less time, as noise makes them. Residuals are logarithms, so that
+eight bytes count as much as 64 MB and half as much as twice, and of a soft L1 loss: what another process did
+to one point moves the line little.
 
 How far the lines are off is asked of points that they have not seen: every third size of each way.
 """
@@ -125,8 +126,8 @@ def _only(points: Points, wanted: Callable[[int], bool]) -> Points:
 
 def _lines(x: Samples) -> list[Line]:
     """Those of the cut of least BIC. A piece is two numbers, a knee one."""
-    sizes = np.unique(x.nbytes)
-    ends = [0.0, *sizes[1:], np.inf]
+    sizes = _apart(x.nbytes)
+    ends = [0, *sizes[1:], np.inf]
 
     @functools.cache
     def line(first: int, last: int) -> Line:
@@ -137,8 +138,28 @@ def _lines(x: Samples) -> list[Line]:
         cost = max(sum(line(*piece).cost for piece in pieces) / N, EXACT**2)
         return N * math.log(cost) + (3 * len(pieces) - 1) * math.log(N)
 
-    best = min(_cuts(len(sizes)), key=criterion)
+    def grows(cut: tuple[int, ...]) -> bool:
+        lines = [line(*piece) for piece in itertools.pairwise(cut)]
+        return all(_grows(x, before, after) for before, after in itertools.pairwise(lines))
+
+    best = next(cut for cut in sorted(_cuts(len(sizes)), key=criterion) if grows(cut))
     return [line(*piece) for piece in itertools.pairwise(best)]
+
+
+def _grows(x: Samples, before: Line, after: Line) -> bool:
+    """Whether on every way `after.start` bytes take as long as a byte less, or nearly."""
+    there = replace(x, nbytes=np.full_like(x.nbytes, after.start), load=after.start * x.load / x.nbytes)
+    times = [there.messages * line.alpha + there.load * line.beta for line in (before, after)]
+    return bool(np.all(times[1] >= (1 - SCATTER) * times[0]))
+
+
+def _apart(nbytes: Numbers) -> list[int]:
+    """Sizes of which each is twice the one before or more: ways of other p are measured at nearly these."""
+    kept: list[int] = []
+    for size in np.unique(nbytes):
+        if not kept or size >= 2 * kept[-1]:
+            kept.append(int(size))
+    return kept
 
 
 def _cuts(sizes: int) -> Iterator[tuple[int, ...]]:

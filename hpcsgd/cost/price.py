@@ -127,7 +127,10 @@ def pipelined(ready: Sequence[float], seconds: Sequence[float]) -> float:
 
 def _seconds(x: Message, machine: Machine, way: Way, sign: int) -> float:
     factor = (1 + machine.relative_error(x.operation, way)) ** sign
-    return x.times * machine.seconds(x.operation, x.nbytes, way) * factor
+    seconds = machine.seconds(x.operation, x.nbytes, way)
+    if x.reduced and seconds and machine.compute and machine.compute.mean_seconds_per_element:
+        seconds += machine.compute.mean_seconds(x.reduced)
+    return x.times * seconds * factor
 
 
 def _standing_still(

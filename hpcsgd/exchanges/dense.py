@@ -7,7 +7,7 @@ paper's; `ReduceScatter` moves the same bytes in other messages; `AllReduce` is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -56,7 +56,8 @@ class AllToAll:
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """T0 of eq. 6."""
-        return _of_buckets("alltoall", m)
+        for x, b in zip(_of_buckets("alltoall", m), m.buckets, strict=True):
+            yield replace(x, reduced=b.padded)
 
 
 @dataclass(frozen=True)

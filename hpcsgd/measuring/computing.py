@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
@@ -43,7 +42,7 @@ def measure(world: Transport, workload: Workload | None, seconds: float) -> Comp
     if workload is None:
         parts["update"] = _update()
     idle = _times(world, workload, parts, seconds / 2)
-    with busy(world) if world.size > 1 else contextlib.nullcontext():
+    with busy(world):
         loaded = _times(world, workload, parts, seconds / 2)
     M = workload.numel if workload else None
     searched = _searched(workload)
@@ -55,7 +54,7 @@ def measure(world: Transport, workload: Workload | None, seconds: float) -> Comp
         update_seconds_per_element=_rounded(idle["update"][0] / (M or ELEMENTS)),
         mean_seconds_per_element=_rounded(idle["mean"][0] / ELEMENTS),
         selection_seconds_per_element={name: _rounded(idle[name][0] / searched) for name in SELECTORS},
-        busy=_slower(idle, loaded) if world.size > 1 else None,
+        busy=_slower(idle, loaded),
     )
 
 

@@ -28,7 +28,7 @@ def draw(machine: Machine, target: Path) -> None:
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=4, frameon=False)
     about = machine.machine
     figure.suptitle(
-        f"{about.hosts} hosts of {about.ranks_per_host} ranks, {about.backend}: "
+        f"{about.hosts} × {about.ranks_per_host} ranks, {about.backend}: "
         "measured (●), without the lane (·), and α-β lines",
         x=0.01, ha="left",
     )  # fmt: skip
@@ -51,5 +51,7 @@ def _draw_operation(machine: Machine, operation: str, ways: list[Any], axes: Any
     above.set(title=operation, xscale="log", yscale="log")
     below.axhline(1, color="0.5", lw=0.8)
     below.set(xlabel="bytes", yscale="log")
+    below.set_yticks([0.25, 0.5, 1, 2, 4], ["¼", "½", "1", "2", "4"])
+    below.minorticks_off()
     for each in axes:
         each.grid(alpha=0.25)

@@ -57,6 +57,7 @@ def run(
     with together(world, "reading what to measure"):
         config = load(path, overrides) if path is not None else None
         extent = _extent(quick, max_bytes, seconds)
+        _require_company(world.size)
         _require_writable(out)
     use_threads(None if config is None else config.training.threads)
     keep_freed_memory()
@@ -105,6 +106,11 @@ def _extent(quick: bool, max_bytes: int | None, seconds: float | None) -> Extent
     if not extent.seconds > 0:
         raise UserError(f"--seconds {extent.seconds:g}: more than 0 are needed")
     return extent
+
+
+def _require_company(ranks: int) -> None:
+    if ranks == 1:
+        raise UserError("one rank has nobody to talk to: mpiexec -n 4 hpcsgd measure, or srun -n 4 ...")
 
 
 def _require_writable(out: Path) -> None:

@@ -77,9 +77,9 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         require_model_fits(model, train, task, config.model.build)
         inner = make_optimizer(config, model, job.groups)
         steps_per_epoch = len(batches)
-        how_long = length(config.training, batches, job.size)
         if job.has_peers and (config.training.steps or config.training.samples):
             raise UserError("[training]: groups that `hpcsgd launch` starts go by epochs, not by steps")
+        how_long = length(config.training, batches, job.size)
         method = make_method(config, steps_per_epoch)
     own = config.seed + 1 + number_of(job)
     seed_generators(own)  # from here on chance (dropout) differs between ranks

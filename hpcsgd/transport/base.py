@@ -141,11 +141,12 @@ class Transport:
 
     def _start(self, what: str, sent: float, operation: Callable[[], Any]) -> Work:
         def timed() -> Any:
+            self.ledger.add(calls=1, sent=sent)  # before anybody can have it
             start = time.perf_counter()
             try:
                 return operation()
             finally:
-                self.ledger.add(calls=1, sent=sent, seconds=time.perf_counter() - start)
+                self.ledger.add(seconds=time.perf_counter() - start)
 
         what = f"{what} over {self.size} ranks"
         if self.size == 1:  # nobody to wait for

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -103,6 +104,25 @@ def test_the_truth_is_within_three_standard_errors(law: Law) -> None:
             and abs(link.beta_seconds_per_byte[-1] - beta) < 3 * link.beta_standard_error_seconds_per_byte[-1]
         )
     assert hits >= 18
+
+
+def test_sizes_that_ways_nearly_share_are_one_size() -> None:
+    """As they are rounded to what p ranks can share."""
+    points = [
+        each
+        for p in (2, 3, 4, 6, 12)
+        for each in measured(two_lines, 0.02, ways=(Way(p),), sizes=[-(-n // (4 * p)) * 4 * p for n in SIZES])
+    ]
+    link = fit(points)
+    assert len(link.from_bytes) == 2
+    assert 2**16 < link.from_bytes[1] <= 2**17
+
+
+def test_more_bytes_never_take_less() -> None:
+    """Though these did: four sizes in the middle were disturbed alike."""
+    link = fit(with_outliers(measured(one_line, ways=WAYS[:1]), 6.0, 4, 5, 6, 7))
+    told = [link.seconds("allreduce", n, WAYS[0]) for n in range(8, 2**20, 97)]
+    assert all(b >= 0.9 * a for a, b in itertools.pairwise(told))
 
 
 def test_noise_makes_no_knees() -> None:

@@ -86,6 +86,9 @@ def test_the_command_on_two_ranks(tmp_path: Path) -> None:
     assert machine.compute.busy.forward is not None
     assert machine.machine.backend.startswith("MPI") or "Open MPI" in machine.machine.backend
     assert (tmp_path / "here.png").read_bytes().startswith(b"\x89PNG")
+    alone = launch(tmp_path, "measure")
+    assert (alone.code, len(alone.messages)) == (1, 1)
+    assert alone.messages[0].startswith("hpcsgd: one rank has nobody to talk to: mpiexec -n 4 hpcsgd measure")
     refused = launch(tmp_path, "measure", "--out", "gone/here.toml", n=2)
     assert (refused.code, refused.messages) == (1, ["hpcsgd: --out gone/here.toml: there is no folder gone"])
 

@@ -64,7 +64,9 @@ def assert_one_line(done: Ended, line: str) -> None:
 
 
 NAMES = 'Allowed: {}, or "package.module:function"'
-MODELS = "cifar_resnet, cnn, lstm, mlp, ncf, resnet110, resnet18, resnet20, resnet32, resnet44, resnet56"
+MODELS = (
+    "cifar_resnet, cnn, lstm, mlp, ncf, resnet110, resnet18, resnet20, resnet32, resnet44, resnet50, resnet56"
+)
 
 CASES = {
     # the file
@@ -77,7 +79,7 @@ CASES = {
     ),
     "unknown key": Case(
         "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: checkpoint_every, "
-        "epochs, evaluate_every, log_every, stop_ahead, threads, time_limit",
+        "epochs, evaluate_every, log_every, samples, steps, stop_ahead, threads, time_limit",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(
@@ -289,6 +291,6 @@ def test_a_learning_rate_that_breaks_the_model(folder: Path) -> None:
 
 def test_an_unknown_command(folder: Path) -> None:
     done = launch(folder, "trian", "job.toml")
-    known = "train, compare, probe, launch, data, job, doctor"
-    line = f'Unknown command "trian". Did you mean "train"? Available commands: {known}.'
+    known = "train, probe, measure, plan, simulate, compare, launch, data, ..."
+    line = f'Unknown command "trian". Did you mean "train"? Available commands: {known}'
     assert_one_line(done, line)
