@@ -106,11 +106,11 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="measured against predicted")
     given = parser.parse_args()
     extent: dict[str, Any] = {
-        "rates": ["200mbit", "1gbit"], "models": list(WIDTHS), "shapes": SHAPES, "blocks": 2, "rounds": 2,
+        "rates": ["100mbit", "300mbit"], "models": list(WIDTHS), "shapes": SHAPES, "blocks": 2, "rounds": 1,
         "seconds": 60.0, "max_bytes": 8_000_000,
     }  # fmt: skip
     if given.quick:
-        extent |= {"rates": ["1gbit"], "models": ["1.2 M"], "shapes": [(4, 2)], "blocks": 1, "rounds": 1}
+        extent |= {"rates": ["300mbit"], "models": ["0.3 M"], "shapes": [(4, 2)], "blocks": 1, "rounds": 1}
         extent |= {"seconds": 10.0, "max_bytes": 2_000_000}
     vars(given).update(extent)
     run = Run()

@@ -1,0 +1,100 @@
+"""Simulated against real runs with ranks that are late, on four hosts; needs root and iproute2.
+
+    python benchmarks/simulation_error.py [--quick] [--json FILE]
+
+Each method runs three times on four hosts of one rank with links of 300 Mbit/s: with nobody late, with one
+rank that takes twice as long all the time, and with one in five ranks, others in each step, that take three
+times as long. The simulation is told what a rank computes and, from the first run, how long messages take; it
+has to tell the speed of the two others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from harness import Goal, Run, print_table
+from harness.hosts import on_hosts, shaped_hosts
+from hpcsgd.simulation import simulate
+from hpcsgd.simulation.compute import Constant
+from hpcsgd.simulation.durations import Durations, Layout, Message
+from hpcsgd.simulation.simulate import Simulation
+from simulation_error.cases import CASES, LATE, P
+
+HOSTS, RATE = 4, "300mbit"
+WORST = 0.1
+SEEDS = 20
+"""Simulations of ranks that are late by chance, whose mean counts."""
+
+
+def measured(methods: list[str], steps: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder, shaped_hosts(HOSTS, RATE, "32kb") as name:
+        out = Path(folder) / "rates.json"
+        words = ["--out", str(out), "--steps", str(steps), "--methods", *methods]
+        on_hosts(name, HOSTS, Path(__file__).with_suffix("") / "rank.py", words, 1800)
+        return json.loads(out.read_text())
+
+
+def simulated(method: str, late: str, computing: float, alone: float, steps: int) -> float:
+    """Steps per second; `alone`: seconds of a real step with nobody late."""
+    rule = CASES[method].rule()
+    every = getattr(rule, "every", 1)
+    between = max(alone - computing, 0.0)
+    meets = method in ("bsp", "hierarchical")
+    durations = Durations(meeting=between * every) if meets else Durations(message=Message(link=between))
+    if method == "osgp":  # its message is behind the next step: what is left is the group's own
+        durations = Durations(update=between)
+    rates = [
+        simulate(
+            Simulation(
+                layout=Layout(P, 1, 1),
+                compute=Constant(computing),
+                durations=durations,
+                rule=rule,
+                steps=steps,
+                stragglers=LATE[late],
+                seed=seed,
+            )
+        ).steps_per_second
+        for seed in range(SEEDS)
+    ]
+    return sum(rates) / len(rates)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Simulated against real runs with ranks that are late.")
+    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not how good it is")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    methods, steps = (["bsp", "sgp"], 8) if given.quick else (list(CASES), 60)
+    run = Run()
+    found = measured(methods, steps)
+    rows: list[dict[str, Any]] = []
+    for method, rates in found["rates"].items():
+        for late, rate in rates.items():
+            told = simulated(method, late, found["computing"], 1 / rates["nobody"], steps)
+            rows.append(
+                {
+                    "method": method,
+                    "late": late,
+                    "measured": rate,
+                    "simulated": told,
+                    "error": told / rate - 1,
+                }
+            )
+    head = ["method", "late", "measured steps/s", "simulated", "error"]
+    cells = (
+        [r["method"], r["late"], f"{r['measured']:.2f}", f"{r['simulated']:.2f}", f"{r['error']:+.1%}"]
+        for r in rows
+    )
+    print_table(cells, head)
+    print(f"computing alone {1e3 * found['computing']:.0f} ms a step")
+    judged = [abs(row["error"]) for row in rows if row["late"] != "nobody"]
+    run.conclude(rows, [Goal("worst error with ranks that are late", max(judged), WORST)], given.json)
+
+
+if __name__ == "__main__":
+    main()

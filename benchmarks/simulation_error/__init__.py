@@ -1,0 +1,1 @@
+"""The parts of `simulation_error.py`."""

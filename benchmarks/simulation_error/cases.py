@@ -1,0 +1,59 @@
+"""What is run and simulated: methods × who is late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hpcsgd.methods import Method, async_sgd, bsp, hierarchical, osgp, sgp, ssp
+from hpcsgd.simulation.compute import Lasting, Stragglers, Wandering
+from hpcsgd.simulation.course import Rule
+from hpcsgd.simulation.rules import AsyncSgd, Hierarchical, Ssp
+from hpcsgd.simulation.rules import bsp as all_meet
+from hpcsgd.simulation.rules import osgp as late_gossip
+from hpcsgd.simulation.rules import sgp as gossip
+
+P = 4
+"""Groups of one rank, a host each."""
+SECONDS = 0.15
+"""Of a step's computing: a pause, since four hosts share two cores here, and a pass through a small model."""
+INPUTS, WIDTH = 64, 400
+
+
+@dataclass(frozen=True)
+class Case:
+    method: Callable[[], Method]
+    rule: Callable[[], Rule]
+
+
+CASES = {
+    "bsp": Case(bsp, all_meet),
+    "hierarchical": Case(lambda: hierarchical(4), lambda: Hierarchical(every=4)),
+    "sgp": Case(sgp, gossip),
+    "osgp": Case(lambda: osgp(1), lambda: late_gossip(1)),
+    "ssp": Case(lambda: ssp(2), lambda: Ssp(staleness=2)),
+    "async_sgd": Case(async_sgd, AsyncSgd),
+}
+LATE: dict[str, Stragglers | None] = {
+    "nobody": None,
+    "rank 2, twice as long": Lasting(factor=2.0, ranks=(2,)),
+    "one in five, thrice as long": Wandering(factor=3.0, fraction=0.2),
+}
+
+
+def pause(late: str, rank: int, t: int) -> float:
+    """Seconds that this rank takes in step t."""
+    if late == "nobody":
+        return SECONDS
+    if late.startswith("rank 2"):
+        return SECONDS * (2.0 if rank == 2 else 1.0)
+    drawn = torch.rand(1, generator=torch.Generator().manual_seed(1000 * t + rank)).item()
+    return SECONDS * (3.0 if drawn < 0.2 else 1.0)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 10))

@@ -1,0 +1,81 @@
+"""On each of four shaped hosts: seconds of computing, and steps per second of every case, to --out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from time import perf_counter, sleep
+
+import torch
+from torch import nn, optim
+
+import hpcsgd
+from harness.mpi import Together
+from hpcsgd.core.topology import form
+from hpcsgd.transport import Transport, mpi
+from simulation_error.cases import CASES, INPUTS, LATE, P, network, pause
+
+
+def computed(net: nn.Module, seconds: float) -> None:
+    x, y = torch.randn(8, INPUTS), torch.randint(10, (8,))
+    sleep(seconds)
+    nn.functional.cross_entropy(net(x), y).backward()
+
+
+def alone(ranks: Together, steps: int) -> float:
+    """Seconds that a rank computes, all of them at it."""
+    net, found = network(), []
+    for t in range(steps):
+        ranks.meet()
+        start = perf_counter()
+        computed(net, pause("nobody", 0, t))
+        found.append(perf_counter() - start)
+    return ranks.slowest(median(found))
+
+
+def rate(world: Transport, method: str, late: str, steps: int, ranks: Together) -> float:
+    """Steps per second of a group, the mean over the groups, each until its last step."""
+    job, net = form(world, groups=P), network()
+    optimizer = hpcsgd.DistributedOptimizer(
+        optim.SGD(net.parameters(), lr=1e-4), net, job, CASES[method].method()
+    )
+    start = 0.0
+    for t in range(steps + 1):
+        if t == 1:  # the first one sets up
+            optimizer.state_dict()
+            ranks.meet()
+            start = perf_counter()
+        optimizer.zero_grad()
+        computed(net, pause(late, world.rank, t))
+        optimizer.step()
+    mine = steps / (perf_counter() - start)
+    optimizer.state_dict()
+    job.world.end_apart(60.0)
+    total = torch.tensor([mine], dtype=torch.float64)
+    world.allreduce(total, "mean").wait()
+    return total.item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--methods", nargs="+", required=True)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    world, ranks = mpi.world(), Together()
+    result = {
+        "computing": alone(ranks, 9),
+        "rates": {
+            method: {late: rate(world, method, late, given.steps, ranks) for late in LATE}
+            for method in given.methods
+        },
+    }
+    if world.rank == 0:
+        given.out.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
