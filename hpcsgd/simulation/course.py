@@ -68,8 +68,8 @@ class Course:
 
 
 class Table:
-    """`Course.work` of any group and step, drawn when the first one comes to it and kept until the last one
-    has been there. A ring of rows, which grows with the steps that are between them."""
+    """`Course.work` of any group and step, drawn when the first comes to it and kept until the last one has
+    been: a ring of rows, which grows with the steps that are between them."""
 
     def __init__(self, course: Course) -> None:
         self._course = course
