@@ -6,12 +6,13 @@ import argparse
 import json
 from pathlib import Path
 from statistics import median
-from time import perf_counter, sleep
+from time import sleep
 
 import torch
 from torch import nn, optim
 
 import hpcsgd
+from harness import WallClock
 from harness.mpi import Together
 from hpcsgd.core.topology import form
 from hpcsgd.transport import Transport, mpi
@@ -26,12 +27,12 @@ def computed(net: nn.Module, seconds: float) -> None:
 
 def alone(ranks: Together, steps: int) -> float:
     """Seconds that a rank computes, all of them at it."""
-    net, found = network(), []
+    net, clock, found = network(), WallClock(), []
     for t in range(steps):
         ranks.meet()
-        start = perf_counter()
+        clock.start()
         computed(net, pause("nobody", 0, t))
-        found.append(perf_counter() - start)
+        found.append(clock.stop())
     return ranks.slowest(median(found))
 
 
@@ -41,16 +42,16 @@ def rate(world: Transport, method: str, late: str, steps: int, ranks: Together) 
     optimizer = hpcsgd.DistributedOptimizer(
         optim.SGD(net.parameters(), lr=1e-4), net, job, CASES[method].method()
     )
-    start = 0.0
+    clock = WallClock()
     for t in range(steps + 1):
         if t == 1:  # the first one sets up
             optimizer.state_dict()
             ranks.meet()
-            start = perf_counter()
+            clock.start()
         optimizer.zero_grad()
         computed(net, pause(late, world.rank, t))
         optimizer.step()
-    mine = steps / (perf_counter() - start)
+    mine = steps / clock.stop()
     optimizer.state_dict()
     job.world.end_apart(60.0)
     total = torch.tensor([mine], dtype=torch.float64)

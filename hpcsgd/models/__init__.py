@@ -53,6 +53,7 @@ __all__ = [
     "resnet20",
     "resnet32",
     "resnet44",
+    "resnet50",
     "resnet56",
     "resnet110",
 ]
