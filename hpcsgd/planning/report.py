@@ -1,10 +1,9 @@
-"""A plan as a table, as JSON and as a picture."""
+"""A plan as a table and as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hpcsgd.planning.estimate import Estimate
@@ -43,38 +42,6 @@ def to_json(estimates: Sequence[Estimate], why: str, about: Mapping[str, Any]) -
     """All numbers, the recommended ones first."""
     rows = [_numbers(e) for e in estimates]
     return json.dumps({**about, "why": why, "choice": rows[0], "rows": rows}, indent=1) + "\n"
-
-
-def plot(estimates: Sequence[Estimate], runs: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Time per epoch against ranks: of each method its best groups, and what runs were measured to take."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    best = estimates[0]
-    for label in dict.fromkeys(str(e.option) for e in estimates):
-        fastest: dict[int, Estimate] = {}
-        for e in estimates:
-            if str(e.option) == label and (e.N not in fastest or e.hours < fastest[e.N].hours):
-                fastest[e.N] = e
-        line = [fastest[N] for N in sorted(fastest)]
-        ranks = [e.N for e in line]
-        (drawn,) = axes.plot(ranks, [e.epoch_seconds for e in line], "o-", markersize=4, label=label)
-        low, high = zip(*(e.epoch_interval for e in line), strict=True)
-        axes.fill_between(ranks, low, high, color=drawn.get_color(), alpha=0.12, linewidth=0)
-    axes.plot(best.N, best.epoch_seconds, "k*", markersize=14, label="recommended", zorder=5)
-    if runs:
-        points = [(run["ranks"], run["epoch_seconds"]) for run in runs]
-        axes.plot(*zip(*points, strict=True), "kx", markersize=9, label="measured runs", zorder=6)
-    axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel="seconds per epoch")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted({e.N for e in estimates}), [str(N) for N in sorted({e.N for e in estimates})])
-    axes.grid(alpha=0.25, which="both")
-    axes.legend(fontsize="small")
-    axes.set_title("Each method with the number of groups that makes it fastest; shaded: what errors allow")
-    figure.savefig(file, format="png", dpi=110)
 
 
 def _numbers(e: Estimate) -> dict[str, Any]:

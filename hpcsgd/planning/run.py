@@ -18,6 +18,7 @@ from hpcsgd.planning.candidates import Option, options, ranks_from, shapes
 from hpcsgd.planning.choice import Wishes, ranked
 from hpcsgd.planning.estimate import Estimate, alone, estimate, measured
 from hpcsgd.planning.job_file import write_choice
+from hpcsgd.planning.picture import draw
 from hpcsgd.planning.scenario import scenario_of
 from hpcsgd.planning.subject import Subject, subject_of
 
@@ -178,5 +179,5 @@ def _write(
     with replacing(folder / "plan.json") as part:
         part.write_text(report.to_json(ordered, why, about))
     with replacing(folder / "plan.png") as part:
-        report.plot(ordered, runs, part)
+        draw(ordered, runs, part)
     print(f"written {folder}/plan.json and plan.png")
