@@ -2,10 +2,10 @@
 
     python benchmarks/model_error.py [--quick] [--json FILE] [--plot FILE]
 
-For each link rate ``hpcsgd measure`` times messages on two of four hosts, which makes four ranks. From that
-machine file steps of all methods are predicted for eight ranks on four hosts, and then made there: other
-numbers of ranks, and messages of other sizes. What a rank computes is timed with all eight at it, by
-themselves: they share two cores. Selsync is told to meet in every step.
+For each link rate ``hpcsgd measure`` times messages twice on four ranks: on two of four hosts, and on one
+rank of each of four. From both files steps of all methods are predicted for eight ranks on four hosts, and
+then made there: other numbers of ranks, and messages of other sizes. What a rank computes is timed with all
+eight at it, by themselves: they share two cores. Selsync is told to meet in every step.
 
 The goals are for the median and the worst error, for how many measured values lie in the interval that plan
 states, and for how many pairs of methods on the same ranks, apart by more than both errors, are ranked wrong.
@@ -18,6 +18,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,11 +44,20 @@ def measured(rate: str, given: argparse.Namespace) -> tuple[Machine, dict[str, A
         file, out = Path(folder) / "machine.toml", Path(folder) / "cells.json"
         words = ["--out", str(file), "--seconds", str(given.seconds), "--max-bytes", str(given.max_bytes)]
         on_hosts(name, MEASURED_HOSTS, SCRIPTS / "measure.py", words, 900, RANKS_PER_HOST)
+        wide = Path(folder) / "wide.toml"
+        on_hosts(name, HOSTS, SCRIPTS / "measure.py", ["--out", str(wide), *words[2:]], 900)
         shapes = [f"{P}x{K}" for P, K in given.shapes]
         words = ["--out", str(out), "--models", *given.models, "--shapes", *shapes]
         words += ["--blocks", str(given.blocks), "--rounds", str(given.rounds)]
         on_hosts(name, HOSTS, SCRIPTS / "rank.py", words, 3600, RANKS_PER_HOST)
-        return machines.load(file), json.loads(out.read_text())
+        return together(machines.load(file), machines.load(wide)), json.loads(out.read_text())
+
+
+def together(few: Machine, wide: Machine) -> Machine:
+    """What both have measured: few hosts with all their ranks, and all hosts with one rank each."""
+    points = [*few.points, *wide.points]
+    links = {(link.operation, link.kind, link.ranks): link for link in (*few.link, *wide.link)}
+    return replace(few, link=tuple(links.values()), points=tuple(points))
 
 
 def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -55,7 +65,8 @@ def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str
     rows: list[dict[str, Any]] = []
     for cell in found["cells"]:
         P, K, model = cell["P"], cell["K"], cell["model"]
-        m = Sizes.of(network(model).named_parameters(), P, K, 25e6)
+        per_host = max(RANKS_PER_HOST // K, 1)
+        m = Sizes.of(network(model).named_parameters(), P, K, 25e6, groups_per_host=per_host)
         own = alone[model, B // K]
         method = METHODS[cell["method"]]()
         updated = own["update"] / (K if method.exchange.shards else 1)
@@ -106,8 +117,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="measured against predicted")
     given = parser.parse_args()
     extent: dict[str, Any] = {
-        "rates": ["100mbit", "300mbit"], "models": list(WIDTHS), "shapes": SHAPES, "blocks": 2, "rounds": 1,
-        "seconds": 60.0, "max_bytes": 8_000_000,
+        "rates": ["150mbit", "300mbit"], "models": list(WIDTHS), "shapes": SHAPES, "blocks": 1, "rounds": 1,
+        "seconds": 30.0, "max_bytes": 8_000_000,
     }  # fmt: skip
     if given.quick:
         extent |= {"rates": ["300mbit"], "models": ["0.3 M"], "shapes": [(4, 2)], "blocks": 1, "rounds": 1}

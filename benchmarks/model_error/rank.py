@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch import nn, optim
 
 import hpcsgd
+from harness import WallClock
 from harness.mpi import Together
 from hpcsgd.core.topology import form
 from hpcsgd.transport import Transport, mpi
@@ -35,17 +35,18 @@ def computing(model: str, batch: int, ranks: Together) -> dict[str, float]:
     net = network(model)
     optimizer = sgd(net)
     x, y = torch.randn(batch, INPUTS), torch.randint(CLASSES, (batch,))
-    rows: list[list[float]] = []
+    clock, rows = WallClock(), []
     for _ in range(TIMES + 2):
         ranks.meet()
         optimizer.zero_grad()
-        times = [perf_counter()]
+        times = [0.0]
+        clock.start()
         loss = nn.functional.cross_entropy(net(x), y)
-        times.append(perf_counter())
+        times.append(clock.stop())
         loss.backward()
-        times.append(perf_counter())
+        times.append(clock.stop())
         optimizer.step()
-        times.append(perf_counter())
+        times.append(clock.stop())
         rows.append([ranks.slowest(b - a) for a, b in itertools.pairwise(times)])
     forward, backward, update = (median(column) for column in zip(*rows[2:], strict=True))
     return {"model": model, "batch": batch, "forward": forward, "backward": backward, "update": update}  # type: ignore[dict-item]
@@ -64,12 +65,12 @@ def seconds(world: Transport, cell: Cell, blocks: int, ranks: Together) -> list[
             optimizer.step()
 
     block()
-    found: list[float] = []
+    clock, found = WallClock(), []
     for _ in range(blocks):
         ranks.meet()
-        start = perf_counter()
+        clock.start()
         block()
-        found.append(ranks.slowest(perf_counter() - start) / EVERY)
+        found.append(ranks.slowest(clock.stop()) / EVERY)
     optimizer.state_dict()  # what is under way arrives
     job.world.end_apart(60.0)
     return found

@@ -105,7 +105,9 @@ class Server:
 
     def sends(self, m: Sizes) -> list[Message]:
         """Questions to the keepers of the P − 1 other parts, and as many answers."""
-        push = Message("exchange", "cross", (m.P - 1) * m.parcel(m.P))
+        others = m.P - 1
+        leaving = (m.P - m.groups_per_host) / others if m.groups_per_host < m.P else 0.0
+        push = Message("exchange", "cross", others * m.parcel(m.P), leaving=leaving)
         return [push, push]
 
     def model(self) -> list[Tensor] | None:

@@ -34,6 +34,15 @@ def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
     return matrix
 
 
+def mean_leaving(graph: Graph, n: int, per_host: int) -> float:
+    """The part of a period's messages that goes to another host, where so many nodes share one."""
+    if n <= per_host:
+        return 0.0
+    nodes = range(n if n <= 64 else per_host)
+    sent = [(i, j) for i in nodes for t in range(graph.period(n)) for j in graph.peers(i, t, n)]
+    return sum(i // per_host != j // per_host for i, j in sent) / len(sent)
+
+
 def mean_peers(graph: Graph, n: int) -> float:
     """To how many a node sends in a step: the mean over all nodes and a period of the graph."""
     if n == 1:

@@ -43,6 +43,12 @@ class Message:
     """Whether it travels while the next step is computed."""
     reduced: float = 0.0
     """Elements that came with it, of which the rank then makes means."""
+    leaving: float = 1.0
+    """Of an exchange, the part that goes to other hosts, if it goes to any."""
+    senders: float = 1.0
+    """The part of the ranks that send it; the others wait."""
+    crowded: float = 1.0
+    """How many times as long it takes on the mean, since several may come to one rank."""
 
     def within(self, phase: str, share: float = 1.0) -> Message:
         """It, counted under `phase` where it has none of its own, in this `share` of all steps."""
@@ -83,6 +89,8 @@ class Sizes:
     """Names of its tensors of one float32 for every piece of a parameter."""
     buffers: tuple[int, ...] = ()
     """Bytes of all float buffers of the model, one entry a dtype."""
+    groups_per_host: int = 1
+    """1 also where a group needs several."""
 
     @classmethod
     def of(
@@ -94,6 +102,7 @@ class Sizes:
         moments: Sequence[str] = (),
         numbers: Sequence[str] = (),
         buffers: Iterable[Tensor] = (),
+        groups_per_host: int = 1,
     ) -> Sizes:
         """Of trainable parameters, which may be on the meta device, as the engine would lay them out."""
         found: list[Vector] = []
@@ -106,7 +115,14 @@ class Sizes:
         for x in buffers:
             by_dtype[x.dtype] += x.nbytes
         return cls(
-            P, K, tuple(found), tuple(layers), tuple(moments), tuple(numbers), tuple(by_dtype.values())
+            P=P,
+            K=K,
+            buckets=tuple(found),
+            layers=tuple(layers),
+            moments=tuple(moments),
+            numbers=tuple(numbers),
+            buffers=tuple(by_dtype.values()),
+            groups_per_host=groups_per_host,
         )
 
     @property

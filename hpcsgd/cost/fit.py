@@ -59,6 +59,16 @@ def fit(points: Sequence[Points]) -> Link:
     )
 
 
+def fits(points: Sequence[Points]) -> Iterator[Link]:
+    """A link for each operation, kind of way and number of ranks."""
+
+    def name(each: Points) -> tuple[str, str, int]:
+        return each.operation, each.kind, each.ranks
+
+    for _, alike in itertools.groupby(sorted(points, key=name), key=name):
+        yield fit(list(alike))
+
+
 def held_out_error(points: Sequence[Points]) -> float:
     """e such that `HELD` of the points at every third size are within a factor 1 + e, either way, of the
     lines through the other sizes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
@@ -53,6 +54,10 @@ class Link:
                 raise UserError(f"{name} has {len(given)} segments, from_bytes {count}")
         if self.from_bytes[0] != 0 or any(a >= b for a, b in pairwise(self.from_bytes)):
             raise UserError(f"from_bytes = {list(self.from_bytes)}: segments begin with 0 and ascend")
+
+    def apart(self, ranks: int) -> float:
+        """How far what was measured is from so many ranks, in doublings; by hand it holds for all."""
+        return min((abs(math.log2(ranks / p)) for p in self.ranks), default=0.0)
 
     def seconds(self, operation: str, nbytes: float, way: Way) -> float:
         """Of `operation`, for which this link may stand in."""

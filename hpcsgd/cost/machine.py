@@ -67,13 +67,14 @@ class Machine:
                 "no [[link]]: messages need at least one, with alpha_seconds and beta_seconds_per_byte"
             )
         measured = {(points.operation, points.kind) for points in self.points}
-        seen: set[tuple[str, str]] = set()
+        seen: set[tuple[str, str, tuple[int, ...]]] = set()
         for number, link in enumerate(self.link, 1):
-            name = (link.operation, link.kind)
+            name = (link.operation, link.kind, link.ranks)
             if name in seen:
-                raise UserError(f"two [[link]] of {link.operation}, {link.kind}: one is allowed")
+                told = f"{link.operation}, {link.kind}, ranks = {list(link.ranks)}"
+                raise UserError(f"two [[link]] of {told}: one is allowed")
             seen.add(name)
-            if name not in measured:  # what was measured is believed
+            if name[:2] not in measured:  # what was measured is believed
                 with located(f"[link {number}]"):
                     require_plausible(link)
 
@@ -106,11 +107,11 @@ class Machine:
     def _link(self, operation: str, way: Way) -> tuple[Link, bool]:
         """And whether it only stands in."""
         require_operation(operation, SHAPES)
-        links = {(link.operation, link.kind): link for link in self.link}
         for place, name in enumerate(_candidates(operation, way.kind)):
-            if name in links:
-                return links[name], place > 1
-        told = ", ".join(f"{operation} {kind}" for operation, kind in links)
+            alike = [link for link in self.link if (link.operation, link.kind) == name]
+            if alike:
+                return min(alike, key=lambda link: link.apart(way.ranks)), place > 1
+        told = ", ".join(dict.fromkeys(f"{link.operation} {link.kind}" for link in self.link))
         where = "inside a host" if way.kind == "inside" else "between hosts"
         raise UserError(
             f"{operation} over {way.ranks} ranks on {way.hosts} hosts: the machine file has nothing that "

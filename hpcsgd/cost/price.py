@@ -3,12 +3,14 @@
     forward → backward, while buckets leave → selection → [vote] → update → [meeting] → allgather
 
 Gradients travel while the backward pass goes on, bucket after bucket on one lane: of their time only what is
-left when the pass has ended counts. What travels during the next step counts where that is shorter. All else
-is a sum. Groups are taken to compute alike: how long they wait for the slowest one says `hpcsgd simulate`.
+left when the pass has ended counts. What travels during the next step counts where its computing is shorter.
+All else is a sum. Groups are taken to compute alike: how long they wait for the slowest one says `hpcsgd
+simulate`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,9 @@ from hpcsgd.cost.ways import Way, ways
 from hpcsgd.errors import UserError
 from hpcsgd.sparsifiers import SPARSIFIERS, Sparsifier
 
+LARGER = 0.2
+"""Added to the error of messages for each doubling of ranks beyond those that were measured: about what
+`benchmarks/model_error.py` finds."""
 COMPUTE_ERROR = 0.1
 """The seconds that a rank computes may be off by a factor 1 + this, either way."""
 
@@ -86,15 +91,21 @@ def price(
     sent_in_step = of_step(method, m, elementwise=elementwise, meets=meets)
     over = ways(m.P, m.K, ranks_per_host or machine.ranks_per_host)
     over["peers"] = over["cross"]
+    beyond = LARGER * max(math.log2(m.N / (machine.hosts * machine.ranks_per_host)), 0.0)
 
     def total(sign: int) -> tuple[dict[str, float], float]:
-        timed = [(x, _seconds(x, machine, over[x.over], sign)) for x in sent_in_step]
-        return _standing_still(timed, m, computed.times((1 + COMPUTE_ERROR) ** sign))
+        timed = [(x, _seconds(x, machine, over[x.over], beyond, sign)) for x in sent_in_step]
+        inside = sum(
+            s for x, s in timed if over[x.over].kind == "inside" and not x.hidden and x.bucket is None
+        )
+        return _standing_still(timed, m, computed.times((1 + COMPUTE_ERROR) ** sign), inside)
 
     phases, hidden = total(0)
-    behind = sum(_seconds(x, machine, over[x.over], 0) for x in sent_in_step if x.hidden)
+    behind = sum(_seconds(x, machine, over[x.over], beyond, 0) for x in sent_in_step if x.hidden)
     low, high = (sum(total(sign)[0].values()) for sign in (-1, 1))
-    nbytes = sum(x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in sent_in_step)
+    nbytes = sum(
+        x.times * x.senders * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in sent_in_step
+    )
     return StepCost(phases, low, high, nbytes, hidden, behind)
 
 
@@ -125,18 +136,22 @@ def pipelined(ready: Sequence[float], seconds: Sequence[float]) -> float:
     return done
 
 
-def _seconds(x: Message, machine: Machine, way: Way, sign: int) -> float:
-    factor = (1 + machine.relative_error(x.operation, way)) ** sign
-    seconds = machine.seconds(x.operation, x.nbytes, way)
+def _seconds(x: Message, machine: Machine, way: Way, beyond: float, sign: int) -> float:
+    factor = (1 + machine.relative_error(x.operation, way) + beyond) ** sign
+    nbytes = x.nbytes
+    if way.kind != "inside":  # a host of several senders has some that do not send, or not to other hosts
+        nbytes *= x.leaving * (x.senders if way.kind == "mixed" else 1.0)
+    seconds = machine.seconds(x.operation, nbytes, way) * x.crowded
     if x.reduced and seconds and machine.compute and machine.compute.mean_seconds_per_element:
         seconds += machine.compute.mean_seconds(x.reduced)
     return x.times * seconds * factor
 
 
 def _standing_still(
-    timed: Iterable[tuple[Message, float]], m: Sizes, c: Computed
+    timed: Iterable[tuple[Message, float]], m: Sizes, c: Computed, inside: float
 ) -> tuple[dict[str, float], float]:
-    """By phase, and what is hidden."""
+    """By phase, and what is hidden. What travels behind the next step shares the network with its messages,
+    and so hides behind computing and what is `inside` hosts alone."""
     phases: dict[str, float] = defaultdict(float)
     by_bucket, behind, behind_phase = [0.0] * len(m.buckets), 0.0, ""
     for x, seconds in timed:
@@ -154,7 +169,7 @@ def _standing_still(
         phases["gradients"] += left
     phases["compute"] = c.forward + backward + c.selection + c.update
     if behind:
-        over = max(behind - sum(phases.values()), 0.0)
+        over = max(behind - phases["compute"] - inside, 0.0)
         phases[behind_phase] += over
         hidden += behind - over
     return {name: seconds for name, seconds in phases.items() if seconds or name == "compute"}, hidden

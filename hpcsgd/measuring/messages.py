@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
-from hpcsgd.cost.fit import fit
+from hpcsgd.cost.fit import fits
 from hpcsgd.cost.links import Link, Points
 from hpcsgd.measuring.layout import Course
 from hpcsgd.measuring.operations import BYTES, Room, bare, elements_of, on_lane
@@ -104,16 +103,16 @@ def _series(operation: str, course: Course, timed: list[Contest]) -> Series:
 
 
 def links(measured: list[Series]) -> Iterator[Link]:
-    """The lines through all points of an operation on a kind of way. In a job all ranks are busy; a pair
-    alone counts where nothing else was measured."""
+    """The lines through all points of an operation on a kind of way over so many ranks: more ranks are not
+    only more of the same messages. In a job all ranks are busy; a pair alone counts where nothing else was
+    measured."""
 
-    def name(series: Series) -> tuple[str, str]:
+    def kind(series: Series) -> tuple[str, str]:
         return series.points.operation, series.points.kind
 
-    for _, alike in groupby(sorted(measured, key=name), key=name):
-        series = list(alike)
-        in_company = [each.points for each in series if not each.alone]
-        yield fit(in_company or [each.points for each in series])
+    in_company = {kind(each) for each in measured if not each.alone}
+    counted = [each.points for each in measured if not each.alone or kind(each) not in in_company]
+    yield from fits(counted)
 
 
 def _rounded(seconds: float) -> float:

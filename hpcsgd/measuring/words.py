@@ -48,7 +48,11 @@ def told(way: Way) -> str:
 
 
 def _of(machine: Machine, link: Link) -> list[Points]:
-    return [p for p in machine.points if (p.operation, p.kind) == (link.operation, link.kind)]
+    return [
+        p
+        for p in machine.points
+        if (p.operation, p.kind) == (link.operation, link.kind) and p.ranks in link.ranks
+    ]
 
 
 def _row(link: Link, points: Sequence[Points]) -> tuple[str, ...]:

@@ -67,9 +67,17 @@ class Pairwise:
             self._ask(s)
 
     def sends(self, m: Sizes) -> list[Message]:
-        """x_i of the active half to the passive one, and the average back."""
-        active = (m.P + 1) // 2 / m.P
-        return [Message("exchange", "cross", 2 * active * m.parcel(), hidden=True)]
+        """x_i of the active half to the passive one, and the average back. Half of the other active groups
+        that ask the same one have done so before."""
+        passive, active = m.P // 2, (m.P + 1) // 2
+        if not passive:
+            return []
+        here = m.groups_per_host // 2
+        once = Message(
+            "exchange", "cross", m.parcel(), hidden=True,
+            leaving=1 - here / passive, senders=active / m.P, crowded=1 + (active - 1) / (2 * passive),
+        )  # fmt: skip
+        return [once, once]
 
     def model(self) -> list[Tensor] | None:
         """The mean of all x. What groups train on is behind it by averages that only one of two has seen."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.core.graphs import Graph, Ring
 from hpcsgd.core.method import Method
-from hpcsgd.core.mixing import mean_peers, symmetric_matrix
+from hpcsgd.core.mixing import mean_leaving, mean_peers, symmetric_matrix
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
@@ -53,7 +53,10 @@ class Neighbours:
 
     def sends(self, m: Sizes) -> list[Message]:
         """x_i to every neighbour; the mean over a period of the graph."""
-        return [Message("exchange", "cross", mean_peers(self.graph, m.P) * m.parcel())]
+        nbytes = mean_peers(self.graph, m.P) * m.parcel()
+        return [
+            Message("exchange", "cross", nbytes, leaving=mean_leaving(self.graph, m.P, m.groups_per_host))
+        ]
 
     def _row(self, s: Step) -> dict[int, float]:
         """w_ij of this group i and every neighbour j, itself included, in the order of j."""

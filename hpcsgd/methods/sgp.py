@@ -26,7 +26,7 @@ from torch import Tensor
 from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.core.graphs import Exponential, Graph, senders
 from hpcsgd.core.method import Method, State
-from hpcsgd.core.mixing import mean_peers
+from hpcsgd.core.mixing import mean_leaving, mean_peers
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
@@ -87,7 +87,8 @@ class PushSum:
     def sends(self, m: Sizes) -> list[Message]:
         """Line 3: x_i and w_i to each out-neighbour; the mean over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.parcel()
-        return [Message("exchange", "cross", nbytes, hidden=self.staleness > 0)]
+        leaving = mean_leaving(self.graph, m.P, m.groups_per_host)
+        return [Message("exchange", "cross", nbytes, hidden=self.staleness > 0, leaving=leaving)]
 
     def state_dict(self) -> State:
         """With the messages under way, which it waits for. Elsewhere groups start from z, of weight 1."""

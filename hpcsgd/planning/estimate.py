@@ -67,7 +67,7 @@ def estimate(
     subject: Subject, machine: Machine, option: Option, P: int, K: int, *, meets: float | None, alone: float
 ) -> Estimate:
     """Raises `UserError` for what cannot be told of the method or was not measured of the machine."""
-    m, method = subject.sizes(P, K), subject.method(option.table, P)
+    m, method = subject.sizes(P, K, machine.ranks_per_host), subject.method(option.table, P)
     steps = subject.steps_per_epoch(P)
     if steps < 1:
         raise UserError(f"{subject.samples} samples are not one batch of {subject.B} for each of {P} groups")

@@ -51,10 +51,12 @@ class Subject:
     def steps_per_epoch(self, P: int) -> int:
         return self.samples // (P * self.B)
 
-    def sizes(self, P: int, K: int) -> Sizes:
+    def sizes(self, P: int, K: int, ranks_per_host: int) -> Sizes:
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         buffers = float_buffers(self.model)
-        return Sizes.of(trained, P, K, BUCKET_BYTES, self.moments, self.numbers, buffers)
+        return Sizes.of(
+            trained, P, K, BUCKET_BYTES, self.moments, self.numbers, buffers, max(ranks_per_host // K, 1)
+        )
 
     def method(self, table: Mapping[str, Any], P: int) -> Method:
         """Raises `UserError` for arguments that the method does not take."""

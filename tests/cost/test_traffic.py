@@ -78,7 +78,7 @@ def foretold(P: int, K: int, method: Method, meets: float, **about: Any) -> dict
     total = defaultdict[str, float](float)
     for x in of_step(method, m, meets=meets):
         if x.over != "peers":
-            total[x.phase] += x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+            total[x.phase] += x.times * x.senders * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
     return {name: nbytes for name, nbytes in total.items() if nbytes}
 
 

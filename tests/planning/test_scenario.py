@@ -45,10 +45,9 @@ def test_simulated_steps_take_what_was_estimated(
     file = tmp_path / "scenario.toml"
     file.write_text(scenario_of(e))
     seconds = simulate(load(file, ["--job.steps", "64"])).seconds / 64
-    if table["name"] == "sgp" and e.ranks_per_host > e.K:
-        assert seconds <= e.step.seconds * (
-            1 + 1e-9
-        )  # the plan takes all messages to leave the host; some stay there
+    several = {"sgp": e.ranks_per_host > e.K, "osgp": e.ranks_per_host < e.K}
+    if several.get(table["name"]):  # on a link: the plan has the mean of a period, and what else is there
+        assert seconds <= e.step.seconds * (1 + 1e-9)
     else:  # the last message of osgp has no next step to hide behind
         assert seconds == pytest.approx(e.step.seconds, rel=1e-9, abs=2 * e.step.behind / 64)
 
