@@ -52,6 +52,7 @@ bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/selection.py --quick
 	"$(BIN)/python" benchmarks/alpha_beta.py --quick
 	"$(BIN)/python" benchmarks/simulation_speed.py --quick
+	"$(BIN)/python" benchmarks/paper_scaling.py --quick
 
 doctor: $(ENV)
 	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor

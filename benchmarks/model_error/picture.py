@@ -30,7 +30,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     for rate, marker in markers.items():
         axes.plot([], [], marker, color="0.3", label=rate)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    axes.set(xlabel="measured seconds a step", ylabel="predicted, from two hosts for four")
+    axes.set(xlabel="measured seconds a step", ylabel="predicted, from measurements of four ranks")
     axes.legend(fontsize="small", loc="upper left")
     axes.grid(alpha=0.25, which="both")
     figure.savefig(file, format=file.suffix[1:], dpi=110)
