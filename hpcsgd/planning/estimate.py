@@ -10,7 +10,7 @@ from hpcsgd.cost.machine import Machine
 from hpcsgd.cost.price import StepCost, computed, price
 from hpcsgd.cost.traffic import exchange_of
 from hpcsgd.errors import UserError
-from hpcsgd.planning.candidates import Option
+from hpcsgd.planning.candidates import Option, shapes
 from hpcsgd.planning.subject import Subject
 
 
@@ -90,12 +90,19 @@ def estimate(
     )
 
 
-def alone(subject: Subject, machine: Machine) -> float:
-    """Samples/s of a rank where one node trains by itself, in one group."""
-    K = max(k for k in range(1, machine.ranks_per_host + 1) if subject.B % k == 0)
-    option = Option({"name": "bsp"})
-    found = estimate(subject, machine, option, 1, K, meets=None, alone=1.0)
-    return found.samples_per_s / K
+def alone(subject: Subject, machine: Machine, most_groups: int | None = None) -> float:
+    """Samples/s of a rank where one node trains by itself, synchronously, in the groups that make it fastest.
+
+    Raises `UserError` where no such groups can share a batch.
+    """
+    R, option = machine.ranks_per_host, Option({"name": "bsp"})
+    found = [
+        estimate(subject, machine, option, P, K, meets=None, alone=1.0).samples_per_s / R
+        for P, K in shapes(R, subject.B, most_groups)
+    ]
+    if not found:
+        raise UserError(f"no groups of a node's {R} ranks can share batches of {subject.B}")
+    return max(found)
 
 
 def measured(machine: Machine) -> Compute:

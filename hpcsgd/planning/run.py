@@ -88,7 +88,7 @@ def estimates(
 
     Raises `UserError` where nothing is left.
     """
-    per_rank = alone(subject, machine)
+    per_rank = alone(subject, machine, limit)
     found: list[Estimate] = []
     left_out: dict[str, str] = {}
     for option in tried:
