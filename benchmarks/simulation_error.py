@@ -20,7 +20,7 @@ from harness import Goal, Run, print_table
 from harness.hosts import on_hosts, shaped_hosts
 from hpcsgd.simulation import simulate
 from hpcsgd.simulation.compute import Constant
-from hpcsgd.simulation.durations import Durations, Layout, Message
+from hpcsgd.simulation.durations import Layout
 from hpcsgd.simulation.simulate import Simulation
 from simulation_error.cases import CASES, LATE, P
 
@@ -40,13 +40,7 @@ def measured(methods: list[str], steps: int) -> dict[str, Any]:
 
 def simulated(method: str, late: str, computing: float, alone: float, steps: int) -> float:
     """Steps per second; `alone`: seconds of a real step with nobody late."""
-    rule = CASES[method].rule()
-    every = getattr(rule, "every", 1)
-    between = max(alone - computing, 0.0)
-    meets = method in ("bsp", "hierarchical")
-    durations = Durations(meeting=between * every) if meets else Durations(message=Message(link=between))
-    if method == "osgp":  # its message is behind the next step: what is left is the group's own
-        durations = Durations(update=between)
+    rule, durations = CASES[method].rule(), CASES[method].durations(max(alone - computing, 0.0))
     rates = [
         simulate(
             Simulation(

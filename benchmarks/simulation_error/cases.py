@@ -11,6 +11,7 @@ from torch import nn
 from hpcsgd.methods import Method, async_sgd, bsp, hierarchical, osgp, sgp, ssp
 from hpcsgd.simulation.compute import Lasting, Stragglers, Wandering
 from hpcsgd.simulation.course import Rule
+from hpcsgd.simulation.durations import Durations, Message
 from hpcsgd.simulation.rules import AsyncSgd, Hierarchical, Ssp
 from hpcsgd.simulation.rules import bsp as all_meet
 from hpcsgd.simulation.rules import osgp as late_gossip
@@ -27,15 +28,28 @@ INPUTS, WIDTH = 64, 400
 class Case:
     method: Callable[[], Method]
     rule: Callable[[], Rule]
+    durations: Callable[[float], Durations]
+    """Of the seconds of a step that are not computing."""
+
+
+def one_by_one(between: float) -> Durations:
+    return Durations(message=Message(link=between))
+
+
+def own(between: float) -> Durations:
+    """The message is behind the next step: what is left is the group's own."""
+    return Durations(update=between)
 
 
 CASES = {
-    "bsp": Case(bsp, all_meet),
-    "hierarchical": Case(lambda: hierarchical(4), lambda: Hierarchical(every=4)),
-    "sgp": Case(sgp, gossip),
-    "osgp": Case(lambda: osgp(1), lambda: late_gossip(1)),
-    "ssp": Case(lambda: ssp(2), lambda: Ssp(staleness=2)),
-    "async_sgd": Case(async_sgd, AsyncSgd),
+    "bsp": Case(bsp, all_meet, lambda s: Durations(meeting=s)),
+    "hierarchical": Case(
+        lambda: hierarchical(4), lambda: Hierarchical(every=4), lambda s: Durations(meeting=4 * s)
+    ),
+    "sgp": Case(sgp, gossip, one_by_one),
+    "osgp": Case(lambda: osgp(1), lambda: late_gossip(1), own),
+    "ssp": Case(lambda: ssp(2), lambda: Ssp(staleness=2), one_by_one),
+    "async_sgd": Case(async_sgd, AsyncSgd, one_by_one),
 }
 LATE: dict[str, Stragglers | None] = {
     "nobody": None,
