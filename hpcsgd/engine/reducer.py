@@ -104,7 +104,8 @@ class GradientReducer:
             self._departure = self._departing()
         for bucket in self._buckets[len(self._sent) : stop]:
             call = functools.partial(self._exchange, self._departure, bucket)
-            self._sent.append(self._departure.job.world.run(call, "exchange of gradients"))
+            work = self._departure.job.world.run(call, "exchange of gradients", bucket.gradients)
+            self._sent.append(work)
 
     def _settle_missing(self) -> None:
         """Zero what got no gradient, take over what the user put in place of one."""

@@ -48,7 +48,7 @@ class Transport:
         self._check(out, x)
         _require(x.numel() % self.size == 0, f"alltoall of {x.numel()} elements over {self.size} ranks")
         _require(out.numel() == x.numel(), f"alltoall of {x.numel()} elements into {out.numel()}")
-        return self._start("alltoall", self._share(x), lambda: self.backend.alltoall(out, x))
+        return self._start("alltoall", self._share(x), lambda: self.backend.alltoall(out, x), out, x)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction = "sum") -> Work:
         """`out` = Σ_i of the `x[own rank]` of rank i, or their mean; `x` has `size` times the elements of
@@ -57,14 +57,14 @@ class Transport:
         self._check(out, x, allowed=_REDUCED[reduction])
         _require(x.numel() == out.numel() * self.size, f"reduce_scatter of {x.numel()} into {out.numel()}")
         operation = lambda: self.backend.reduce_scatter(out, x, reduction)  # noqa: E731
-        return self._start("reduce_scatter", self._share(x), operation)
+        return self._start("reduce_scatter", self._share(x), operation, out, x)
 
     def allgather(self, out: Tensor, x: Tensor) -> Work:
         """`out[i] = x` of rank i; `out` has `size` times the elements of `x`, which may be a view of it."""
         in_place = x.data_ptr() == out.data_ptr() + self.rank * _nbytes(x)
         self._check(out) if in_place else self._check(out, x)
         _require(out.numel() == x.numel() * self.size, f"allgather of {x.numel()} into {out.numel()}")
-        return self._start("allgather", self._share(out), lambda: self.backend.allgather(out, x))
+        return self._start("allgather", self._share(out), lambda: self.backend.allgather(out, x), out, x)
 
     def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> Work:
         """`out` = the `x` of all ranks in rank order, `counts[i]` elements from rank i."""
@@ -74,33 +74,35 @@ class Transport:
             f"allgatherv of {x.numel()} into {out.numel()} with counts {list(counts)}",
         )
         sent = (self.size - 1) * _nbytes(x)
-        return self._start("allgatherv", sent, lambda: self.backend.allgatherv(out, x, counts))
+        return self._start("allgatherv", sent, lambda: self.backend.allgatherv(out, x, counts), out, x)
 
     def allreduce(self, x: Tensor, reduction: Reduction = "sum") -> Work:
         """Σ, mean or max over the ranks, in place, the same bits on every rank."""
         self._check(x, allowed=_REDUCED[reduction])
-        return self._start("allreduce", 2 * self._share(x), lambda: self.backend.allreduce(x, reduction))
+        operation = lambda: self.backend.allreduce(x, reduction)  # noqa: E731
+        return self._start("allreduce", 2 * self._share(x), operation, x)
 
     def bcast(self, x: Tensor, root: int = 0) -> Work:
         """`x` of rank `root`, in place."""
         self._check(x)
-        return self._start("bcast", self._share(x), lambda: self.backend.bcast(x, root))
+        return self._start("bcast", self._share(x), lambda: self.backend.bcast(x, root), x)
 
     def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> Work:
         """Messages to and from the ranks that are the keys, all at once."""
         self._check(*send.values(), *recv.values(), alike=False)
         sent = self._posted(send)
-        return self._start("exchange", sent, lambda: self.backend.exchange(send, recv))
+        operation = lambda: self.backend.exchange(send, recv)  # noqa: E731
+        return self._start("exchange", sent, operation, *send.values(), *recv.values())
 
     def send(self, x: Tensor, to: int) -> Work:
         """One message to rank `to`."""
         self._check(x)
-        return self._start("send", self._posted({to: x}), lambda: self.backend.send(x, to))
+        return self._start("send", self._posted({to: x}), lambda: self.backend.send(x, to), x)
 
     def recv(self, out: Tensor, source: int = ANY) -> Work:
         """One message from `source`, or from whoever sends first; `wait()` returns the sender."""
         self._check(out)
-        return self._start("recv", 0, lambda: self.backend.recv(out, source))
+        return self._start("recv", 0, lambda: self.backend.recv(out, source), out)
 
     def gather_objects(self, item: Any) -> list[Any]:
         """The picklable `item` of every rank, in rank order, on every rank. Blocks; for set-up and metadata.
@@ -135,11 +137,12 @@ class Transport:
         """End what was made apart; False if some of it was still busy `timeout` seconds later. Collective."""
         return close_lanes(timeout, self.lanes_apart)
 
-    def run(self, call: Callable[[], Any], what: str) -> Work:
-        """Execute `call`, blocking code using this lane's transports, on the lane."""
-        return self.lane.submit(call, what, self.timeout, self.ledger)
+    def run(self, call: Callable[[], Any], what: str, *tensors: Tensor) -> Work:
+        """Execute `call`, blocking code using this lane's transports, on the lane; where it works on
+        `tensors` on a device, on the lane's stream."""
+        return self.lane.submit(call, what, self.timeout, self.ledger, device_of(tensors), tensors)
 
-    def _start(self, what: str, sent: float, operation: Callable[[], Any]) -> Work:
+    def _start(self, what: str, sent: float, operation: Callable[[], Any], *tensors: Tensor) -> Work:
         def timed() -> Any:
             self.ledger.add(calls=1, sent=sent)  # before anybody can have it
             start = time.perf_counter()
@@ -151,7 +154,7 @@ class Transport:
         what = f"{what} over {self.size} ranks"
         if self.size == 1:  # nobody to wait for
             return finished(timed, what, self.ledger)
-        return self.lane.submit(timed, what, self.timeout, self.ledger)
+        return self.lane.submit(timed, what, self.timeout, self.ledger, device_of(tensors), tensors)
 
     def _relative(self, backend: Backend, lane: Lane) -> Transport:
         made = Transport(backend, timeout=self.timeout, lane=lane, ledger=self.ledger)
@@ -188,6 +191,11 @@ class Transport:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def device_of(tensors: Sequence[Tensor]) -> torch.device | None:
+    """The one that some of them are on; `None` where all are the host's."""
+    return next((x.device for x in tensors if not x.is_cpu), None)
 
 
 def _nbytes(x: Tensor) -> int:

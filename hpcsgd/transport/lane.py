@@ -2,6 +2,9 @@
 
 The paper's framework does the same ("a communication-dedicated thread that performs blocking MPI
 communications"): nonblocking MPI collectives make next to no progress while the owner computes.
+
+On devices a lane has a stream of its own. What it is asked begins there after all that the asker's stream
+had to do, and the waiter's stream goes on after it: the host waits for neither.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
+import torch
+
 from hpcsgd.transport.backend import PeerLost
 from hpcsgd.transport.recording import Ledger
+from hpcsgd.transport.streams import Moment, Streams
 
 _lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
 _here = threading.local()  # .on_a_lane: the thread is a lane's
@@ -26,27 +32,35 @@ _numbers = itertools.count()
 
 
 class Work:
-    """Something under way on a lane."""
+    """Something under way on a lane.
 
-    def __init__(self, future: Future[Any], what: str, timeout: float, ledger: Ledger) -> None:
+    `keep` is kept alive until `wait()`: memory of a device is given away again in the order of the stream
+    that asked for it, which knows nothing of the lane's.
+    """
+
+    def __init__(
+        self, future: Future[Any], what: str, timeout: float, ledger: Ledger, keep: object = None
+    ) -> None:
         self._future = future
         self._what = what
         self._timeout = timeout
         self._ledger = ledger
+        self._keep = keep
 
     def done(self) -> bool:
         """Whether `wait()` would return at once."""
         return self._future.done()
 
     def wait(self) -> Any:
-        """Block until it is done and return its result.
+        """Block until it is done and return its result; on a device, until it has been put on the lane's
+        stream, behind which the caller's current one comes from now on.
 
         Raises `PeerLost` after the transport's timeout, and whatever the operation itself raised. Time
         that a lane waits for another one is not noted: its owner computes meanwhile.
         """
         start = time.perf_counter()
         try:
-            return self._future.result(self._timeout)
+            result, done = self._future.result(self._timeout)
         except FutureTimeout:
             if self._future.done():  # the operation's own TimeoutError, not ours
                 raise
@@ -54,12 +68,16 @@ class Work:
         finally:
             if not getattr(_here, "on_a_lane", False):
                 self._ledger.add(waited=time.perf_counter() - start)
+        if done is not None:
+            done.precede()
+        self._keep = None
+        return result
 
 
 def finished(call: Callable[[], Any], what: str, ledger: Ledger) -> Work:
     """`call` carried out here and now, as a `Work`."""
     future: Future[Any] = Future()
-    _carry_out(future, call)
+    _carry_out(future, lambda: (call(), None))
     return Work(future, what, 0.0, ledger)
 
 
@@ -74,14 +92,26 @@ class Lane:
         made; collective. Raises `PeerLost` where others do not come."""
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._streams = Streams()
         _lanes.add(self)
 
     def here(self) -> bool:
         """Whether the caller is the lane's own thread."""
         return threading.current_thread() is self._thread
 
-    def submit(self, call: Callable[[], Any], what: str, timeout: float, ledger: Ledger) -> Work:
-        """Queue `call`, which keeps the submitter's phase; from the lane's own thread it runs at once."""
+    def submit(
+        self,
+        call: Callable[[], Any],
+        what: str,
+        timeout: float,
+        ledger: Ledger,
+        device: torch.device | None = None,
+        keep: object = None,
+    ) -> Work:
+        """Queue `call`, which keeps the submitter's phase; from the lane's own thread it runs at once.
+
+        With a `device` it runs on the lane's stream there. `keep`: see `Work`.
+        """
         if self.here():
             return finished(call, what, ledger)
         if self._thread is None:
@@ -89,8 +119,9 @@ class Lane:
             self._thread.start()
         future: Future[Any] = Future()
         context = contextvars.copy_context()
-        self._calls.put((future, lambda: context.run(call)))
-        return Work(future, what, timeout, ledger)
+        asked = None if device is None else Moment(device)
+        self._calls.put((future, lambda: self._carried_out(lambda: context.run(call), asked)))
+        return Work(future, what, timeout, ledger, keep)
 
     def close(self, timeout: float) -> bool:
         """End the thread after what is queued; False if that took longer than `timeout` seconds."""
@@ -99,6 +130,14 @@ class Lane:
         self._calls.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def _carried_out(self, call: Callable[[], Any], asked: Moment | None) -> tuple[Any, Moment | None]:
+        """What `call` returns, and when its work on a device is done."""
+        if asked is None:
+            return call(), None
+        with self._streams.on(asked.device):
+            asked.precede()
+            return call(), Moment(asked.device)
 
     def _run(self) -> None:
         _here.on_a_lane = True

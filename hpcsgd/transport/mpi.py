@@ -1,4 +1,4 @@
-"""Ranks as MPI processes, through mpi4py. CPU tensors; any MPI library with full thread support."""
+"""Ranks as MPI processes, through mpi4py. Host memory; any MPI library with full thread support."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from hpcsgd.errors import JobError
 from hpcsgd.transport.backend import ANY, Backend, Reduction, wide
 from hpcsgd.transport.base import Transport
+from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.ending import guard
 from hpcsgd.transport.launcher import check_world, intended_rank
 
@@ -161,7 +162,7 @@ def world(timeout: float = 600.0) -> Transport:
     shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
     node = shared.bcast(comm.Get_rank())
     shared.Free()
-    transport = Transport(MpiBackend(comm.Dup(), node), timeout=timeout)
+    transport = Transport(ByDevice(MpiBackend(comm.Dup(), node)), timeout=timeout)
     guard(transport)
     _check_launch(transport)
     return transport

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction, wide
 from hpcsgd.transport.base import Transport
+from hpcsgd.transport.by_device import ByDevice
 
 Result = TypeVar("Result")
 
@@ -172,7 +173,7 @@ def run(
     errors: list[BaseException] = []
 
     def rank_main(rank: int) -> None:
-        backend = wrap(ThreadBackend(rank, meeting, nodes[rank] if nodes else 0))
+        backend = wrap(ByDevice(ThreadBackend(rank, meeting, nodes[rank] if nodes else 0)))
         world = Transport(backend, timeout=timeout)
         try:
             results[rank] = function(world, *args)

@@ -33,8 +33,8 @@ def test_reductions_in_pieces_give_the_whole(run, n: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(mpi, "_PIECE", 3)
 
     def reduce(world: Transport) -> tuple[list[float], list[float], list[int], list[str]]:
-        spy = Spy(world.backend._comm)  # pyright: ignore[reportAttributeAccessIssue]
-        world.backend._comm = spy  # pyright: ignore[reportAttributeAccessIssue]
+        spy = Spy(world.backend.host._comm)  # pyright: ignore[reportAttributeAccessIssue]
+        world.backend.host._comm = spy  # pyright: ignore[reportAttributeAccessIssue]
         try:
             x = torch.arange(7 * n) + 100.0 * world.rank
             out = torch.zeros(7)
@@ -43,7 +43,7 @@ def test_reductions_in_pieces_give_the_whole(run, n: int, monkeypatch: pytest.Mo
             largest = torch.arange(7) * (1 if world.rank else -1)
             world.allreduce(largest, "max").wait()
         finally:
-            world.backend._comm = spy.comm  # pyright: ignore[reportAttributeAccessIssue]
+            world.backend.host._comm = spy.comm  # pyright: ignore[reportAttributeAccessIssue]
         return out.tolist(), x.tolist(), largest.tolist(), spy.calls
 
     ranks = 100.0 * n * (n - 1) / 2
