@@ -33,6 +33,7 @@ from model_error import picture
 from model_error.cells import METHODS, RANKS_PER_HOST, SHAPES, WIDTHS, B, network
 
 HOSTS, MEASURED_HOSTS = 4, 2
+RATES = ["150mbit", "300mbit"]
 MEDIAN, WORST, OUTSIDE, WRONG = 0.08, 0.25, 0.1, 0.0
 """Goals: errors, and shares of all cells or pairs."""
 SCRIPTS = Path(__file__).with_suffix("")
@@ -40,17 +41,23 @@ SCRIPTS = Path(__file__).with_suffix("")
 
 def measured(rate: str, given: argparse.Namespace) -> tuple[Machine, dict[str, Any]]:
     """The machine file of two hosts, and what eight ranks on four took."""
-    with tempfile.TemporaryDirectory() as folder, shaped_hosts(HOSTS, rate, "32kb") as name:
-        file, out = Path(folder) / "machine.toml", Path(folder) / "cells.json"
+    folder = given.folder / rate
+    file, wide, out = folder / "machine.toml", folder / "wide.toml", folder / "cells.json"
+    if not out.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        measure(rate, given, file, wide, out)
+    return together(machines.load(file), machines.load(wide)), json.loads(out.read_text())
+
+
+def measure(rate: str, given: argparse.Namespace, file: Path, wide: Path, out: Path) -> None:
+    with shaped_hosts(HOSTS, rate, "32kb") as name:
         words = ["--out", str(file), "--seconds", str(given.seconds), "--max-bytes", str(given.max_bytes)]
         on_hosts(name, MEASURED_HOSTS, SCRIPTS / "measure.py", words, 900, RANKS_PER_HOST)
-        wide = Path(folder) / "wide.toml"
         on_hosts(name, HOSTS, SCRIPTS / "measure.py", ["--out", str(wide), *words[2:]], 900)
         shapes = [f"{P}x{K}" for P, K in given.shapes]
         words = ["--out", str(out), "--models", *given.models, "--shapes", *shapes]
         words += ["--blocks", str(given.blocks), "--rounds", str(given.rounds)]
         on_hosts(name, HOSTS, SCRIPTS / "rank.py", words, 3600, RANKS_PER_HOST)
-        return together(machines.load(file), machines.load(wide)), json.loads(out.read_text())
 
 
 def together(few: Machine, wide: Machine) -> Machine:
@@ -79,6 +86,7 @@ def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str
                 "predicted": cost.seconds, "low": cost.low, "high": cost.high,
                 "measured": spread.median, "quartiles": [spread.low, spread.high],
                 "error": cost.seconds / spread.median - 1, "phases": dict(cost.phases),
+                "stood": cell["stood"],
             }
         )  # fmt: skip
     return rows
@@ -115,15 +123,28 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not how good it is")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="measured against predicted")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="FOLDER",
+        help="where what is measured is kept, and taken from instead of measuring it again",
+    )
+    parser.add_argument("--rates", nargs="+", default=RATES)
     given = parser.parse_args()
     extent: dict[str, Any] = {
-        "rates": ["150mbit", "300mbit"], "models": list(WIDTHS), "shapes": SHAPES, "blocks": 1, "rounds": 1,
-        "seconds": 30.0, "max_bytes": 8_000_000,
+        "models": list(WIDTHS), "shapes": SHAPES, "blocks": 2, "rounds": 1,
+        "seconds": 60.0, "max_bytes": 8_000_000,
     }  # fmt: skip
     if given.quick:
-        extent |= {"rates": ["300mbit"], "models": ["0.3 M"], "shapes": [(4, 2)], "blocks": 1, "rounds": 1}
+        extent |= {"models": ["0.3 M"], "shapes": [(4, 2)], "blocks": 1, "rounds": 1}
         extent |= {"seconds": 10.0, "max_bytes": 2_000_000}
     vars(given).update(extent)
+    with tempfile.TemporaryDirectory() as folder:
+        given.folder = given.folder or Path(folder)
+        conclude(given)
+
+
+def conclude(given: argparse.Namespace) -> None:
     run = Run()
     rows = [row for rate in given.rates for row in rows_of(rate, *measured(rate, given))]
     head = ["rate", "model", "P × K", "method", "measured s", "predicted s", "(from – to)", "error"]

@@ -25,6 +25,8 @@ WIDTHS = {"0.3 M": 350, "1.2 M": 700}
 B = 64
 """Samples of a group and step."""
 EVERY = 4
+BY_CHANCE = 16
+"""Steps, where chance draws partners: so many that every group has had some."""
 RANKS_PER_HOST = 2
 SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1)]
 """P × K."""

@@ -20,7 +20,18 @@ from harness import WallClock
 from harness.mpi import Together
 from hpcsgd.core.topology import form
 from hpcsgd.transport import Transport, mpi
-from model_error.cells import CLASSES, EVERY, INPUTS, METHODS, RANKS_PER_HOST, B, Cell, cells, network
+from model_error.cells import (
+    BY_CHANCE,
+    CLASSES,
+    EVERY,
+    INPUTS,
+    METHODS,
+    RANKS_PER_HOST,
+    B,
+    Cell,
+    cells,
+    network,
+)
 
 TIMES = 7
 """That computing alone is timed."""
@@ -52,28 +63,34 @@ def computing(model: str, batch: int, ranks: Together) -> dict[str, float]:
     return {"model": model, "batch": batch, "forward": forward, "backward": backward, "update": update}  # type: ignore[dict-item]
 
 
-def seconds(world: Transport, cell: Cell, blocks: int, ranks: Together) -> list[float]:
-    """A step, of the slowest rank, the mean over as many as lie between two meetings; once a block."""
+def seconds(
+    world: Transport, cell: Cell, blocks: int, ranks: Together
+) -> tuple[list[float], dict[str, float]]:
+    """A step, of the slowest rank, the mean over as many as lie between two meetings; once a block. And how
+    long of a step ranks stood still in each phase, on the mean over them."""
     job, net = form(world, groups=cell.P), network(cell.model)
     optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, job, METHODS[cell.method]())
     x, y = torch.randn(B // cell.K, INPUTS), torch.randint(CLASSES, (B // cell.K,))
 
+    steps = BY_CHANCE if cell.method == "ad_psgd" else EVERY
+
     def block() -> None:
-        for _ in range(EVERY):
+        for _ in range(steps):
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(x), y).backward()
             optimizer.step()
 
     block()
-    clock, found = WallClock(), []
+    clock, found, before = WallClock(), [], world.ledger.totals()
     for _ in range(blocks):
         ranks.meet()
         clock.start()
         block()
-        found.append(ranks.slowest(clock.stop()) / EVERY)
+        found.append(ranks.slowest(clock.stop()) / steps)
+    stood = {name: total.waited / (blocks * steps) for name, total in world.ledger.since(before).items()}
     optimizer.state_dict()  # what is under way arrives
     job.world.end_apart(60.0)
-    return found
+    return found, ranks.mean(stood)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -90,12 +107,16 @@ def main(words: Sequence[str] | None = None) -> None:
     batches = sorted({B // K for _, K in shapes})
     alone = [computing(model, batch, ranks) for model in given.models for batch in batches]
     found: dict[Cell, list[float]] = {}
+    stood: dict[Cell, dict[str, float]] = {}
     for _ in range(given.rounds):
         for cell in cells(given.models, shapes):
-            found.setdefault(cell, []).extend(seconds(world, cell, given.blocks, ranks))
+            times, stood[cell] = seconds(world, cell, given.blocks, ranks)
+            found.setdefault(cell, []).extend(times)
             gc.collect()
     if world.rank == 0:
-        rows: list[dict[str, Any]] = [{**asdict(cell), "seconds": times} for cell, times in found.items()]
+        rows: list[dict[str, Any]] = [
+            {**asdict(cell), "seconds": times, "stood": stood[cell]} for cell, times in found.items()
+        ]
         result = {"computing": alone, "cells": rows, "ranks_per_host": RANKS_PER_HOST}
         given.out.write_text(json.dumps(result))
 

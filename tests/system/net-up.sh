@@ -2,6 +2,7 @@
 # HOSTS virtual hosts with slow links on this machine: net-up.sh NAME HOSTS RATE [BURST], e.g. net-up.sh trial 4 100mbit
 # Host i is the network namespace NAME-i with the address 10.77.0.i; each link is shaped to RATE both ways. The switch
 # is a namespace too, NAME-0 with 10.77.0.254, so that this machine's own network stays as it is: launch from there.
+# TCP is reno's, which fills such a link; bbr, the default of some machines, leaves a fifth of it idle when flows share it.
 # Needs root and iproute2; net-down.sh NAME HOSTS takes everything away again.
 set -euo pipefail
 name=${1:?name} hosts=${2:?number of hosts} rate=${3:?rate, e.g. 100mbit} burst=${4:-256kb}
@@ -20,6 +21,7 @@ for i in $(seq "$hosts"); do
   ip -n "$name-$i" addr add "10.77.0.$i/24" dev eth0
   ip -n "$name-$i" link set eth0 up
   ip -n "$name-$i" link set lo up
+  ip netns exec "$name-$i" sysctl -qw net.ipv4.tcp_congestion_control=reno net.ipv4.tcp_slow_start_after_idle=0
   shape "$name-$i" eth0
   shape "$name-0" "port$i"
 done
