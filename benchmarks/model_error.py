@@ -33,7 +33,7 @@ from model_error import picture
 from model_error.cells import METHODS, RANKS_PER_HOST, SHAPES, WIDTHS, B, network
 
 HOSTS, MEASURED_HOSTS = 4, 2
-RATES = ["150mbit", "300mbit"]
+RATES = ["100mbit", "200mbit"]
 MEDIAN, WORST, OUTSIDE, WRONG = 0.08, 0.25, 0.1, 0.0
 """Goals: errors, and shares of all cells or pairs."""
 SCRIPTS = Path(__file__).with_suffix("")
@@ -129,14 +129,13 @@ def main() -> None:
         metavar="FOLDER",
         help="where what is measured is kept, and taken from instead of measuring it again",
     )
-    parser.add_argument("--rates", nargs="+", default=RATES)
     given = parser.parse_args()
     extent: dict[str, Any] = {
-        "models": list(WIDTHS), "shapes": SHAPES, "blocks": 2, "rounds": 1,
+        "rates": RATES, "models": list(WIDTHS), "shapes": SHAPES, "blocks": 1, "rounds": 1,
         "seconds": 60.0, "max_bytes": 8_000_000,
     }  # fmt: skip
     if given.quick:
-        extent |= {"models": ["0.3 M"], "shapes": [(4, 2)], "blocks": 1, "rounds": 1}
+        extent |= {"rates": RATES[-1:], "models": ["0.6 M"], "shapes": [(4, 2)], "blocks": 1, "rounds": 1}
         extent |= {"seconds": 10.0, "max_bytes": 2_000_000}
     vars(given).update(extent)
     with tempfile.TemporaryDirectory() as folder:

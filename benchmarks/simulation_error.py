@@ -1,4 +1,4 @@
-"""Simulated against real runs with ranks that are late, on four hosts; needs root and iproute2.
+"""Simulated against real runs with ranks that are late and hosts that go down; needs root and iproute2.
 
     python benchmarks/simulation_error.py [--quick] [--json FILE]
 
@@ -6,6 +6,9 @@ Each method runs three times on four hosts of one rank with links of 300 Mbit/s:
 rank that takes twice as long all the time, and with one in five ranks, others in each step, that take three
 times as long. The simulation is told what a rank computes and, from the first run, how long messages take; it
 has to tell the speed of the two others.
+
+Four islands, which meet every 0.5 s, run once with nobody dying, which tells how long a meeting takes, and
+once with hosts that go down every 20 s each, on average, and come back 2.5 s later.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from hpcsgd.simulation import simulate
 from hpcsgd.simulation.compute import Constant
 from hpcsgd.simulation.durations import Layout
 from hpcsgd.simulation.simulate import Simulation
+from simulation_error import kills
 from simulation_error.cases import CASES, LATE, P
 
 HOSTS, RATE = 4, "300mbit"
@@ -58,8 +62,20 @@ def simulated(method: str, late: str, computing: float, alone: float, steps: int
     return sum(rates) / len(rates)
 
 
+def with_kills(rounds: int, mtbf: float) -> dict[str, Any]:
+    _, undisturbed, _ = kills.real(RATE, 10, 1e6)
+    rate, _, downs = kills.real(RATE, rounds, mtbf)
+    told = kills.simulated(rounds, mtbf, undisturbed - kills.EVERY * kills.SECONDS)
+    late = f"{downs} hosts go down"
+    return {
+        "method": "ensemble", "late": late, "measured": rate, "simulated": told, "error": told / rate - 1,
+    }  # fmt: skip
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Simulated against real runs with ranks that are late.")
+    parser = argparse.ArgumentParser(
+        description="Simulated against real runs with ranks that are late or die."
+    )
     parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not how good it is")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
@@ -79,6 +95,7 @@ def main() -> None:
                     "error": told / rate - 1,
                 }
             )
+    rows.append(with_kills(*((20, 5.0) if given.quick else (400, 20.0))))
     head = ["method", "late", "measured steps/s", "simulated", "error"]
     cells = (
         [r["method"], r["late"], f"{r['measured']:.2f}", f"{r['simulated']:.2f}", f"{r['error']:+.1%}"]
@@ -87,7 +104,7 @@ def main() -> None:
     print_table(cells, head)
     print(f"computing alone {1e3 * found['computing']:.0f} ms a step")
     judged = [abs(row["error"]) for row in rows if row["late"] != "nobody"]
-    run.conclude(rows, [Goal("worst error with ranks that are late", max(judged), WORST)], given.json)
+    run.conclude(rows, [Goal("worst error with ranks that are late or die", max(judged), WORST)], given.json)
 
 
 if __name__ == "__main__":

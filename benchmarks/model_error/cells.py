@@ -21,7 +21,7 @@ from hpcsgd.methods import (
 )  # fmt: skip
 
 INPUTS, CLASSES = 256, 10
-WIDTHS = {"0.3 M": 350, "1.2 M": 700}
+WIDTHS = {"0.6 M": 490, "1.2 M": 700}
 B = 64
 """Samples of a group and step."""
 EVERY = 4

@@ -1,0 +1,169 @@
+"""Islands whose hosts go down and come back: what real ones get done, and what the simulation says.
+
+Each island is a process in a network namespace of its own. Its host goes down as a machine does: the link is
+cut and the process killed, so that the others hear nothing. It is started again a while later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ensemble.faults import enter
+from harness.hosts import shaped_hosts
+from hpcsgd.islands import event_log
+from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.meetings import Meetings, Over
+from hpcsgd.simulation import simulate
+from hpcsgd.simulation.compute import Constant
+from hpcsgd.simulation.durations import Durations, Layout
+from hpcsgd.simulation.failures import Failures
+from hpcsgd.simulation.rules import Ensemble
+from hpcsgd.simulation.simulate import Simulation
+from hpcsgd.transport import Transport, threads
+
+ISLANDS = 4
+EVERY = 5
+SECONDS = 0.1
+"""Of a step: a pause."""
+ELEMENTS = 250_000
+SILENCE, TIMEOUT = 1.0, 10.0
+RESTART = 2.5
+PORT = 7000
+SEEDS = 40
+
+
+def real(rate: str, rounds: int, mtbf: float, seed: int = 1) -> tuple[float, float, int]:
+    """Steps per second and island over so many rounds, seconds of a round while all lived, and how many
+    times a host went down."""
+    with tempfile.TemporaryDirectory() as folder, shaped_hosts(ISLANDS, rate, "32kb") as hosts:
+        islands = _Islands(hosts, Path(folder), random.Random(seed), mtbf)
+        try:
+            islands.live(rounds)
+        finally:
+            islands.end()
+        commits = [e for e in event_log.read(Path(folder) / "events.jsonl") if e["event"] == "commit"]
+    gaps = sorted(b["unix"] - a["unix"] for a, b in itertools.pairwise(commits))
+    seconds = commits[rounds]["unix"] - commits[0]["unix"]
+    made = EVERY * sum(len(commit["counted"]) for commit in commits[1 : rounds + 1])
+    return made / ISLANDS / seconds, gaps[len(gaps) // 2], islands.downs
+
+
+def simulated(rounds: int, mtbf: float, meeting: float) -> float:
+    """Steps per second and island, the mean over seeds."""
+    rates = [
+        simulate(
+            Simulation(
+                layout=Layout(ISLANDS, 1, 1),
+                compute=Constant(SECONDS),
+                durations=Durations(meeting=meeting),
+                rule=Ensemble(EVERY, silence_seconds=SILENCE),
+                steps=rounds * EVERY,
+                failures=Failures(mtbf, checkpoint_seconds=1.0, restart_seconds=RESTART),
+                seed=seed,
+            )
+        ).steps_per_second
+        for seed in range(SEEDS)
+    ]
+    return sum(rates) / len(rates)
+
+
+class _Islands:
+    """The processes, and what befalls their hosts."""
+
+    def __init__(self, hosts: str, folder: Path, chance: random.Random, mtbf: float) -> None:
+        self.downs = 0
+        self._hosts, self._folder, self._chance, self._mtbf = hosts, folder, chance, mtbf
+        self._token = secrets.token_hex(16)
+        self._pids: dict[int, int] = {}
+        self._plan: list[tuple[float, Callable[[int], None], int]] = []
+        self._coordinator = self._fork(0, self._coordinate)
+
+    def live(self, rounds: int) -> None:
+        """Until so many rounds have been committed after the first."""
+        for island in range(ISLANDS):
+            self._up(island)
+        register = self._folder / "register.json"
+        while not register.exists() or json.loads(register.read_text())["rounds"] <= rounds:
+            now = time.monotonic()
+            for entry in [entry for entry in self._plan if entry[0] <= now]:
+                self._plan.remove(entry)
+                entry[1](entry[2])
+            time.sleep(0.005)
+
+    def end(self) -> None:
+        for pid in (*self._pids.values(), self._coordinator):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def _up(self, island: int) -> None:
+        self._link(island, "up")
+        self._pids[island] = self._fork(island + 1, lambda: self._live(island))
+        self._plan.append((time.monotonic() + self._chance.expovariate(1 / self._mtbf), self._down, island))
+
+    def _down(self, island: int) -> None:
+        if len(self._pids) == 1:  # somebody has to be left, or all begin anew
+            self._plan.append((time.monotonic() + RESTART, self._down, island))
+            return
+        self.downs += 1
+        self._link(island, "down")
+        pid = self._pids.pop(island)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        self._plan.append((time.monotonic() + RESTART, self._up, island))
+
+    def _link(self, island: int, state: str) -> None:
+        subprocess.run(
+            ["ip", "-n", f"{self._hosts}-0", "link", "set", f"port{island + 1}", state], check=True
+        )
+
+    def _fork(self, host: int, body: Callable[[], None]) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            enter(f"{self._hosts}-{host}")
+            body()
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - this process must not go on as its parent would
+            traceback.print_exc()
+            os._exit(1)
+
+    def _coordinate(self) -> None:
+        with event_log.EventLog(self._folder / "events.jsonl") as told:
+            at = Coordinator(
+                ISLANDS, self._token, silence=SILENCE, timeout=TIMEOUT,
+                journal=self._folder / "register.json", events=told,
+            )  # fmt: skip
+            asyncio.run(at.serve("10.77.0.254", PORT))
+
+    def _live(self, island: int) -> None:
+        threads.run(1, lambda group: self._train(island, group), timeout=1e6)
+
+    def _train(self, island: int, group: Transport) -> None:
+        meetings = Meetings(
+            island, group, f"10.77.0.254:{PORT}", self._token, f"10.77.0.{island + 1}",
+            islands=ISLANDS, silence=SILENCE, timeout=TIMEOUT,
+        )  # fmt: skip
+        w = [torch.zeros(ELEMENTS)]
+        try:
+            while True:
+                meetings.mean(w)  # who comes back takes the others' first
+                time.sleep(EVERY * SECONDS)
+        except Over:
+            pass
+        finally:
+            meetings.close()
