@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcsgd.cost.collectives import SHAPES
 from hpcsgd.cost.machine import Machine
+from hpcsgd.files.pictures import save
 from hpcsgd.measuring.words import told
 
 
@@ -15,7 +16,7 @@ def draw(machine: Machine, target: Path) -> None:
     from matplotlib.figure import Figure
 
     operations = [name for name in SHAPES if any(p.operation == name for p in machine.points)]
-    figure = Figure(figsize=(3.1 * len(operations) + 0.5, 6.6), layout="constrained")
+    figure = Figure(figsize=(3.1 * len(operations) + 0.5, 6.6), dpi=110, layout="constrained")
     axes: Any = figure.subplots(
         2, len(operations), sharex=True, sharey="row", squeeze=False, height_ratios=[2, 1]
     )
@@ -32,7 +33,7 @@ def draw(machine: Machine, target: Path) -> None:
         "measured (●), without the lane (·), and α-β lines",
         x=0.01, ha="left",
     )  # fmt: skip
-    figure.savefig(target, dpi=110, format="png")
+    save(figure, target)
 
 
 def _draw_operation(machine: Machine, operation: str, ways: list[Any], axes: Any) -> None:

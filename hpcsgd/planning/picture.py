@@ -10,13 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from hpcsgd.files.pictures import save
 from hpcsgd.planning.estimate import Estimate
 
 
 def draw(estimates: Sequence[Estimate], runs: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Of each method the groups that make it fastest; the first estimate is the recommended one. `runs` are
     what some were measured to take."""
-    figure = Figure(figsize=(12, 4.8), layout="constrained")
+    figure = Figure(figsize=(12, 4.8), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     times, worth = figure.subplots(1, 2)
     _lines(times, estimates, lambda e, seconds: e.steps_per_epoch * seconds)
@@ -35,7 +36,7 @@ def draw(estimates: Sequence[Estimate], runs: Sequence[Mapping[str, Any]], file:
         axes.grid(alpha=0.25, which="both")
     times.legend(fontsize="small")
     figure.suptitle("Each method with the groups that make it fastest; shaded: what errors allow")
-    figure.savefig(file, format="png", dpi=110)
+    save(figure, file)
 
 
 def _lines(axes: Axes, estimates: Sequence[Estimate], value: Callable[[Estimate, float], float]) -> None:

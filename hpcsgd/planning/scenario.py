@@ -10,14 +10,14 @@ import tomli_w
 
 from hpcsgd.errors import UserError
 from hpcsgd.planning.estimate import Estimate
+from hpcsgd.simulation.course import Rule
 from hpcsgd.simulation.rules import RULES
+from hpcsgd.simulation.scenario import PARTS
 
 STEPS = 1000
 IN_THE_GROUP = ("gradients", "allocation", "indices", "values")
 AT_THE_END = "parameters"
 """Phases; what is left is between groups."""
-MEETING = ("bsp", "hierarchical", "ensemble")
-"""Rules whose groups meet all at once, and do not send messages one by one."""
 
 
 def scenario_of(e: Estimate) -> str:
@@ -31,11 +31,12 @@ def scenario_of(e: Estimate) -> str:
     exchange = sum(phases.pop(name, 0.0) for name in IN_THE_GROUP)
     messages = {"exchange_seconds": exchange, "gather_seconds": phases.pop(AT_THE_END, 0.0)}
     between = sum(phases.values())
-    if table["name"] in MEETING:
-        messages["meeting_seconds"] = between * table.get("every", 1)
-    else:
+    sent = PARTS.make(Rule, table, "[method]").messages(e.P)
+    if sent:
         senders = max(e.ranks_per_host // e.K, 1)
-        messages["link_seconds"] = (e.step.behind or between) / senders / _sends(e)
+        messages["link_seconds"] = (e.step.behind or between) / senders / sent
+    else:
+        messages["meeting_seconds"] = between * table.get("every", 1)
     scenario = {
         "job": {
             "groups": e.P,
@@ -54,14 +55,8 @@ def scenario_of(e: Estimate) -> str:
 def _rule(e: Estimate) -> dict[str, Any]:
     """As `hpcsgd simulate` calls it."""
     table = e.option.table
-    name = "hierarchical" if table["name"] == "allreduce_local_sgd" else table["name"]
+    name = table["name"]
     if name not in RULES:
         raise UserError(f"--scenario: hpcsgd simulate knows {', '.join(RULES)}, and not {name}")
     known = inspect.signature(RULES[name]).parameters
     return {"name": name, **{key: value for key, value in table.items() if key in known}}
-
-
-def _sends(e: Estimate) -> float:
-    """Messages that a group sends in a step, on the mean: AD-PSGD's are a question or an answer, of every
-    other one; elsewhere a message is all that a group sends."""
-    return 2 * ((e.P + 1) // 2) / e.P if e.option.name == "ad_psgd" else 1.0

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from hpcsgd.files.atomic import replacing
+from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.report.comparison import Comparison, Point
-from hpcsgd.report.curves import GREY, LOGARITHMIC_FROM, PHASE_COLOURS, STYLE
+from hpcsgd.report.curves import GREY, LOGARITHMIC_FROM, PHASE_COLOURS
 
 COLOURS = tuple(colour for colour in PHASE_COLOURS if colour != GREY)
 LINES = ("-", "--", ":")
@@ -44,8 +44,7 @@ def plot_comparison(comparison: Comparison, target: Path) -> None:
             panels[0].set_yscale("log")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
-        with replacing(target) as part:
-            figure.savefig(part, format="png")
+        save(figure, target)
 
 
 def _panel(axes: Axes, name: str, courses: Mapping[str, Sequence[Point]], comparison: Comparison) -> None:

@@ -15,24 +15,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from hpcsgd.files.atomic import replacing
+from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.report.figures import FIGURES, found_in
 from hpcsgd.report.metrics import Record
 from hpcsgd.report.summary import byte_text, count_totals, noted, of_kind, phase_totals, second_text
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 PHASE_COLOURS = (BLUE, ORANGE, GREEN, "#E69F00", "#56B4E9", "#CC79A7", "#8C6D31", "#332288", "#44AA99", GREY)
-STYLE: dict[Any, Any] = {
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-}
 Draw = Callable[[Axes, Sequence[Record]], None]
 SMOOTHED_FROM = 20  # points; fewer can be read as they are
 LOGARITHMIC_FROM = 20  # the ratio of largest to smallest beyond which a linear axis hides the small ones
@@ -68,8 +57,7 @@ def plot_curves(records: Sequence[Record], target: Path) -> None:
             cells = grid[number].subgridspec(row.lines, row.columns)
             for i, (draw, *what) in enumerate(row.panels):
                 draw(figure.add_subplot(cells[divmod(i, row.columns)]), *what)
-        with replacing(target) as part:
-            figure.savefig(part, format="png")
+        save(figure, target)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from matplotlib.transforms import ScaledTranslation, Transform
 
-from hpcsgd.files.atomic import replacing
+from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.islands.event_log import Event, Loss
-from hpcsgd.report.curves import GREY, PHASE_COLOURS, STYLE
+from hpcsgd.report.curves import GREY, PHASE_COLOURS
 from hpcsgd.report.summary import second_text
 
 LIGHT = tuple(colour for colour in PHASE_COLOURS if colour != GREY)
@@ -93,8 +93,7 @@ def plot_events(events: Sequence[Event], target: Path) -> None:
         panels[-1].set_xlabel("execution time, s")
         panels[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         figure.legend(handles=_legend(story), loc="outside right upper", fontsize="small")
-        with replacing(target) as part:
-            figure.savefig(part, format="png")
+        save(figure, target)
 
 
 def tell(events: Sequence[Event]) -> Story:

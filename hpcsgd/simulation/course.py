@@ -110,6 +110,10 @@ class Rule(Protocol):
         """Whether a rank that fails takes the whole job with it."""
         ...
 
+    def messages(self, P: int) -> float:
+        """That a group sends to others in a step, on the mean over P; 0 where all of them meet at once."""
+        ...
+
     def run(self, course: Course) -> None:
         """All steps of all groups."""
         ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -12,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
 
-from hpcsgd.files.atomic import replacing
+from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.simulation.compute import Seconds
 from hpcsgd.simulation.failures import Checkpointing
 from hpcsgd.simulation.ledger import CAUSES, WAITING, Ledger
@@ -23,17 +22,6 @@ WAITS = ("#E69F00", "#D55E00", "#CC79A7", "#8C1C13")
 COLOURS = dict(zip([c for c in CAUSES if c not in WAITING], WORK, strict=True)) | dict(
     zip(WAITING, WAITS, strict=True)
 )
-STYLE: dict[Any, Any] = {
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-}
 POINTS = 40
 """Along the time, about."""
 PIECE = 48
@@ -51,8 +39,7 @@ def draw(simulated: Simulated, target: Path) -> None:
         _apart(axes[1], simulated.ledger)
         if saving:
             _saving(axes[2], saving)
-        with replacing(target) as part:
-            figure.savefig(part, format="png")
+        save(figure, target)
 
 
 def _seconds(axes: Axes, ledger: Ledger, P: int) -> None:

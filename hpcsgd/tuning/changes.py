@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.files.pictures import save
+
 LSSRS = (0.5, 0.75, 0.9, 0.95, 0.99)
 """Of the table's rows."""
 HEAD = f"{'LSSR':>5}  {'δ':>9}  {'meetings':>8}  {'sends 1/':>8}"
@@ -64,7 +66,7 @@ def plot(changes: Changes, path: Path) -> None:
     """Δ step by step, and LSSR against δ."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2)
     steps = np.arange(2, len(changes.deltas) + 2)
     seen = changes.deltas > 0
@@ -82,7 +84,7 @@ def plot(changes: Changes, path: Path) -> None:
     _mark(right, changes)
     right.set_xscale("log")
     right.set(xlabel="δ", ylabel="LSSR", ylim=(0, 1.02), title="Steps that stay local with this δ")
-    figure.savefig(path, dpi=120, format="png")
+    save(figure, path)
 
 
 def _mark(axes: Any, changes: Changes) -> None:

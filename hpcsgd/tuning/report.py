@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.files.pictures import save
 from hpcsgd.tuning.growth import WINDOW, Growth, Verdict, ideal
 from hpcsgd.tuning.probe import Probe, Row
 
@@ -106,7 +107,7 @@ def plot(probe: Probe, path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2)
     for row in probe.rows:
         for i, series in enumerate(row.distances):
@@ -131,4 +132,4 @@ def plot(probe: Probe, path: Path) -> None:
     right.set_xticks(Ps, [str(P) for P in Ps])
     right.set(xlabel="groups P", ylabel="distance D", title="Does D keep up with P?")
     right.legend()
-    figure.savefig(path, dpi=120, format="png")
+    save(figure, path)

@@ -13,6 +13,7 @@ from hpcsgd.simulation.rules.synchronous import Hierarchical, bsp
 
 RULES: Mapping[str, Callable[..., Rule]] = {
     "ad_psgd": AdPsgd,
+    "allreduce_local_sgd": Hierarchical,
     "async_sgd": AsyncSgd,
     "bsp": bsp,
     "d_psgd": d_psgd,

@@ -30,6 +30,10 @@ class AdPsgd:
     seed: int = 0
     dies_as_one = True
 
+    def messages(self, P: int) -> float:
+        """A question and an answer of every other group."""
+        return 2 * ((P + 1) // 2) / P
+
     def run(self, course: Course) -> None:
         P = course.layout.P
         work = Table(course)

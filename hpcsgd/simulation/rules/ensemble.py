@@ -39,6 +39,9 @@ class Ensemble:
         if self.silence_seconds < 0:
             raise UserError(f"silence_seconds = {self.silence_seconds}: expected 0 or more")
 
+    def messages(self, P: int) -> float:
+        return 0.0
+
     def run(self, course: Course) -> None:
         islands = _Islands(course, self.silence_seconds)
         epoch = self.every * self.meetings_per_epoch

@@ -34,6 +34,9 @@ class Push:
                 f"staleness = {self.staleness}: messages are used 0 or more steps after they were sent"
             )
 
+    def messages(self, P: int) -> float:
+        return 1.0
+
     def traffic(self) -> Traffic:
         return Traffic(graph=self.graph, lag=self.staleness, own_lag=self.staleness)
 

@@ -35,6 +35,9 @@ class Ssp:
                 f"staleness = {self.staleness}: a group may be 0 or more steps ahead of the slowest"
             )
 
+    def messages(self, P: int) -> float:
+        return 1.0
+
     def traffic(self) -> Traffic:
         return Traffic(graph=Complete(), lag=self.staleness)
 
@@ -47,6 +50,9 @@ class AsyncSgd:
     """Nobody waits for others."""
 
     dies_as_one = True
+
+    def messages(self, P: int) -> float:
+        return 1.0
 
     def traffic(self) -> Traffic:
         return Traffic(graph=Complete())

@@ -26,6 +26,9 @@ class Hierarchical:
         if self.every < 1:
             raise UserError(f"every = {self.every}: groups meet after at least 1 step")
 
+    def messages(self, P: int) -> float:
+        return 0.0
+
     def traffic(self) -> Traffic:
         return Traffic(every=self.every)
 

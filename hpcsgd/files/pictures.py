@@ -1,0 +1,29 @@
+"""How pictures look, and how they are written: whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from hpcsgd.files.atomic import replacing
+
+STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+}
+"""For matplotlib's `rc_context`."""
+
+
+def save(figure: Figure, target: Path) -> None:
+    """As a PNG."""
+    with replacing(target) as part:
+        figure.savefig(part, format="png")
