@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd.core.topology import Job, form
@@ -23,6 +23,7 @@ from hpcsgd.methods import METHODS, Method, bsp, hierarchical, selsync, switch
 from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, TopK
 from hpcsgd.transport import Transport
 from methods.table import EXCEPTIONS, REFERENCES
+from methods.test_unused_parts import Branches
 from references import model, one_step
 
 STEPS = 12
@@ -51,8 +52,27 @@ def made(label: str) -> Method:
     return METHODS[entry.method](**arguments)
 
 
+class Narrow(nn.Module):
+    """Parameters of 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model().bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.bfloat16()).float()
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"16 bit": Narrow, "unused parameters": Branches}
+
+
 def counted(
-    world: Transport, P: int, new: Callable[[], Method], make: Make = at_rest, form: Callable[..., Job] = form
+    world: Transport,
+    P: int,
+    new: Callable[[], Method],
+    make: Make = at_rest,
+    form: Callable[..., Job] = form,
+    model: Callable[[], nn.Module] = model,
 ) -> dict[str, float]:
     """Bytes of a step by phase, and the share of steps in which groups `met`, where that is noted."""
     job, net = form(world, P), model()
@@ -72,7 +92,9 @@ def counted(
     return {name: nbytes for name, nbytes in by_phase.items() if nbytes} | {"met": met / STEPS}
 
 
-def foretold(P: int, K: int, method: Method, meets: float, **about: Any) -> dict[str, float]:
+def foretold(
+    P: int, K: int, method: Method, meets: float, model: Callable[[], nn.Module] = model, **about: Any
+) -> dict[str, float]:
     net = model()
     m = Sizes.of(net.named_parameters(), P, K, BUCKET_BYTES, **about)
     total = defaultdict[str, float](float)
@@ -98,6 +120,19 @@ def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str,
         found.pop("average", None)  # what goes between islands is counted by nobody
     sparse = label == "hierarchical with DEFT"  # whose k, and gaps, go by the gradients
     assert found == pytest.approx(expected, rel=0.35 if sparse else 1e-12)
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2, "label": {"hierarchical"}})
+@pytest.mark.parametrize(("P", "K"), [(2, 2), (3, 2)])
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("label", sorted(ENTRIES.keys() - IN_TURN - {"hierarchical with DEFT"}))
+def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -> None:
+    entry = ENTRIES[label]
+    found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form, MODELS[kind]))
+    expected = foretold(P, K, made(label), found.pop("met"), MODELS[kind])
+    if averages_with_peers(made(label)):
+        found.pop("average", None)
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
