@@ -58,6 +58,16 @@ def switched_on() -> Iterator[None]:
         torch.ops.far.set_device(0)
 
 
+@contextlib.contextmanager
+def switched_off() -> Iterator[None]:
+    """As other tests find this machine."""
+    _State.on = False
+    try:
+        yield
+    finally:
+        _State.on = True
+
+
 def _module() -> types.ModuleType:
     """`torch.far`."""
     ops: Any = torch.ops.far

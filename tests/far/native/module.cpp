@@ -37,11 +37,7 @@ TORCH_LIBRARY(far, m) {
     m.def("set_rng_state(int device, Tensor state) -> ()", [](int64_t device, const at::Tensor& state) {
         at::Generator(default_generator(index(device))).set_state(state);
     });
-    m.def("streams(int device) -> int[]", [](int64_t device) {
-        std::vector<int64_t> ids;
-        for (const c10::Stream& each : streams_in_use(index(device))) ids.push_back(each.id());
-        return ids;
-    });
+    m.def("streams(int device) -> int", [](int64_t device) { return streams_made(index(device)); });
     m.def("hold(int device, int stream, bool held) -> ()", [](int64_t device, int64_t id, bool held) {
         queue_of(stream(index(device), id)).hold(held);
     });

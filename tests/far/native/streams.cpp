@@ -68,6 +68,8 @@ c10::Stream new_stream(c10::DeviceIndex device) {
     return stream(device, 1 + registry().next[size_t(device)]++ % POOL);
 }
 
+int64_t streams_made(c10::DeviceIndex device) { return registry().next[size_t(device)]; }
+
 void restart_pool() {
     for (auto& next : registry().next) next = 0;
 }
