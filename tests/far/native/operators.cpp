@@ -233,6 +233,12 @@ void any(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&any>()); }
 
+// For these torch has another way for devices than for the CPU, which does not come to the same bits.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+    for (const char* name : {"addr", "mish_backward", "native_group_norm", "native_layer_norm", "silu_backward"})
+        m.impl(name, torch::CppFunction::makeFromBoxedFunction<&any>());
+}
+
 }  // namespace
 
 Stack operate(const char* name, Stack arguments) {
