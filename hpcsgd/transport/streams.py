@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
+from torch import Tensor
 
 
 def accelerator() -> torch.device | None:
@@ -29,6 +32,14 @@ class Moment:
     def precede(self) -> None:
         """What the current stream is given from now on comes after it."""
         torch.accelerator.current_stream(self.device).wait_event(self._event)
+
+
+def take_over(result: object) -> None:
+    """Tensors that another stream asked memory for, alone or in a sequence: what is on the current one keeps
+    that memory from being given away again."""
+    for x in cast("Sequence[object]", result) if isinstance(result, (list, tuple)) else [result]:
+        if isinstance(x, Tensor) and on_accelerator(x.device):
+            x.record_stream(torch.accelerator.current_stream(x.device))
 
 
 class Streams:

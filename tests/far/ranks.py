@@ -32,6 +32,7 @@ def place(world: Transport) -> torch.device:
     """This rank's own device, which is the current one from now on."""
     device = torch.device("far", world.rank % DEVICES)
     torch.accelerator.set_device_index(device.index)
+    torch.ops.far.restart_streams(device.index)
     return device
 
 

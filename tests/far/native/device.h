@@ -25,7 +25,7 @@ Queue& queue_of(const c10::Stream& stream);
 std::vector<c10::Stream> streams_in_use(c10::DeviceIndex device);
 c10::Stream new_stream(c10::DeviceIndex device);  // of a pool, in turn
 int64_t streams_made(c10::DeviceIndex device);
-void restart_pool();  // from its first stream
+void restart_pool(c10::DeviceIndex device);  // from its first stream
 void wait_for_device(c10::DeviceIndex device);
 
 // waits.cpp: when the host waited for a device, and why

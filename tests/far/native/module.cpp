@@ -20,9 +20,11 @@ void reset() {  // as if it had just been made, but for what is in its memory
             queue_of(each).hold(false);
             queue_of(each).delay(std::chrono::microseconds(0));
         }
-    for (c10::DeviceIndex device = 0; device < DEVICES; ++device) wait_for_device(device);
+    for (c10::DeviceIndex device = 0; device < DEVICES; ++device) {
+        wait_for_device(device);
+        restart_pool(device);
+    }
     set_costs(0, 0);
-    restart_pool();
     forget_waits();
     raise_failure();
 }
@@ -38,6 +40,7 @@ TORCH_LIBRARY(far, m) {
         at::Generator(default_generator(index(device))).set_state(state);
     });
     m.def("streams(int device) -> int", [](int64_t device) { return streams_made(index(device)); });
+    m.def("restart_streams(int device) -> ()", [](int64_t device) { restart_pool(index(device)); });
     m.def("hold(int device, int stream, bool held) -> ()", [](int64_t device, int64_t id, bool held) {
         queue_of(stream(index(device), id)).hold(held);
     });

@@ -70,9 +70,7 @@ c10::Stream new_stream(c10::DeviceIndex device) {
 
 int64_t streams_made(c10::DeviceIndex device) { return registry().next[size_t(device)]; }
 
-void restart_pool() {
-    for (auto& next : registry().next) next = 0;
-}
+void restart_pool(c10::DeviceIndex device) { registry().next[size_t(device)] = 0; }
 
 void wait_for_device(c10::DeviceIndex device) {
     for (const c10::Stream& each : streams_in_use(device)) queue_of(each).wait();
