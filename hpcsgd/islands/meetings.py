@@ -201,7 +201,7 @@ class Meetings:
             state, self._why = State.OUTSIDE, str(error)
             if isinstance(error, Broken):
                 self._blamed = self._neighbour(error.side)
-        worst = torch.tensor([state], dtype=torch.int32)
+        worst = torch.tensor([state], dtype=torch.int32, device="cpu")
         self._group.allreduce(worst, "max").wait()
         if worst.item() == State.OVER:
             raise Over

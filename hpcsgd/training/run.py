@@ -25,6 +25,7 @@ from hpcsgd.training.process import keep_freed_memory, log_to_stdout, use_thread
 from hpcsgd.training.stopping import Reasons, Stopping
 from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, leave_together
+from hpcsgd.transport.streams import HOST
 from hpcsgd.tuning.monitor import DistanceMonitor
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ def _save_model(folder: Path, parts: Assembly) -> None:
     """The averaged model, as a plain state_dict for whoever uses it."""
     job = parts.optimizer.job
     with parts.optimizer.averaged():
-        state = {name: value.detach().clone() for name, value in parts.model.state_dict().items()}
+        state = {name: value.detach().to(HOST, copy=True) for name, value in parts.model.state_dict().items()}
     with job.together("saving the model"):
         if job.rank == 0:
             with replacing(folder / "model.pt") as part:

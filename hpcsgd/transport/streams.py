@@ -1,10 +1,15 @@
-"""The one door to accelerators: streams and events of CUDA, ROCm, XPU and whatever else torch knows."""
+"""The one door to accelerators: devices, streams, events of CUDA, ROCm, XPU and whatever else torch knows."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
+
+from hpcsgd.errors import UserError
+
+HOST = torch.device("cpu")
 
 
 def accelerator() -> torch.device | None:
@@ -16,6 +21,39 @@ def on_accelerator(device: torch.device) -> bool:
     """Whether its tensors have streams, and memory that the host cannot touch."""
     kind = accelerator()
     return kind is not None and device.type == kind.type
+
+
+def device_for(wanted: str, number: int) -> torch.device:
+    """Where the rank of that `number` on its node trains, this thread's current device from now on: of the
+    devices that it sees the one of its number, from the first again where they are fewer.
+
+    `wanted` is a kind, "cpu", or "auto": what there is. Raises `UserError` for a kind that there is not.
+    """
+    kind = accelerator()
+    there = "cpu" if kind is None else kind.type
+    if wanted == "cpu" or (wanted == "auto" and kind is None):
+        return HOST
+    if wanted not in ("auto", there):
+        kinds = ", ".join(dict.fromkeys(("auto", "cpu", there)))
+        raise UserError(f"device = {wanted!r}: torch sees none here; allowed on this machine: {kinds}")
+    index = number % torch.accelerator.device_count()
+    torch.accelerator.set_device_index(index)
+    return torch.device(there, index)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the memory of an accelerator."""
+    return torch.accelerator.get_memory_info(device)[0]
+
+
+def generator_state(device: torch.device) -> Tensor:
+    """Where its own random numbers have come to; on the host."""
+    return torch.get_device_module(device).get_rng_state(device)
+
+
+def set_generator_state(device: torch.device, state: Tensor) -> None:
+    """They go on from there."""
+    torch.get_device_module(device).set_rng_state(state, device)
 
 
 class Moment:
