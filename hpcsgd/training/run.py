@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,9 +85,14 @@ def train(
     Collective."""
     aside = job.world.apart()
     parts = assemble(config, job, source)
+    devices = Counter(job.world.gather_objects(str(parts.device)))
     setting = setting_of(config, job)
     with ExitStack() as open_files:
-        setting.open_folder(resume, open_files)
+        setting.open_folder(resume, open_files, devices)
+        where = "" if devices.keys() == {"cpu"} else f", on {', '.join(sorted(devices))}"
+        log.info(
+            "%d groups of %d ranks, %d steps an epoch%s", job.groups, job.K, parts.steps_per_epoch, where
+        )
         return _train(setting, parts, Stopping(reasons, aside), aside, resume, open_files, monitor)
 
 
@@ -100,7 +106,6 @@ def _train(
     monitor: DistanceMonitor | None = None,
 ) -> str | None:
     job, folder = setting.job, setting.config.run.folder
-    log.info("%d groups of %d ranks, %d steps an epoch", job.groups, job.K, parts.steps_per_epoch)
     checkpoints = Checkpoints(folder / "checkpoints", job)
     loop = setting.loop(parts, checkpoints, stopping, aside)
     if setting.goes_on(resume):

@@ -69,6 +69,28 @@ class Moment:
         torch.accelerator.current_stream(self.device).wait_event(self._event)
 
 
+class Confluence:
+    """The streams of `device` that something was given on; of the host there are none."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams: set[torch.Stream] | None = set() if on_accelerator(device) else None
+
+    def join(self) -> None:
+        """The current stream is one of them."""
+        if self._streams is not None:
+            self._streams.add(torch.accelerator.current_stream(self._device))
+
+    def precede(self) -> None:
+        """What the current stream is given from now on comes after all that they have been given; they are
+        forgotten."""
+        if self._streams:
+            here = torch.accelerator.current_stream(self._device)
+            for stream in self._streams - {here}:
+                here.wait_stream(stream)
+            self._streams.clear()
+
+
 class Streams:
     """One of its owner's own for each device, made when it is first used."""
 
