@@ -77,7 +77,7 @@ def _module() -> types.ModuleType:
     module._lazy_init = lambda: None
     module._is_in_bad_fork = lambda: False
     module.device_count = lambda: DEVICES if _State.on else 0
-    module.current_device = lambda: ops.get_device()
+    module.current_device = ops.get_device
     module.set_device = lambda device: ops.set_device(_index(device))
     module.manual_seed = lambda seed: ops.seed(ops.get_device(), seed)
     module.manual_seed_all = _seed_all

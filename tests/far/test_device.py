@@ -232,6 +232,11 @@ def test_layers_come_to_the_same_bits(layer: nn.Module) -> None:
 
 
 @pytest.mark.long
+def test_it_compiles_without_a_warning(tmp_path: Path) -> None:
+    building.build(tmp_path / "libfar.so", "-Werror")
+
+
+@pytest.mark.long
 def test_streams_and_events_have_no_races(tmp_path: Path) -> None:
     """By the thread sanitizer, on the part of the device that does not know torch."""
     checked = building.program("sanitized.cpp", ["queue.cpp"], tmp_path, "-O1", "-fsanitize=thread")

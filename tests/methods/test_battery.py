@@ -181,7 +181,7 @@ def on_devices(labels: Iterable[str], shapes: Sequence[tuple[int, int]], quick: 
     for i, label in enumerate(labels):
         for P, K in shapes:
             for placing in placings:
-                marks = [] if (P, K) == quick and placing == placings[i % 2] else [pytest.mark.long]
+                marks = [] if quick == (P, K) and placing == placings[i % 2] else [pytest.mark.long]
                 if label in NOT_ON_DEVICES:
                     marks.append(pytest.mark.xfail(reason=NOT_ON_DEVICES[label]))
                 made.append(pytest.param(label, P, K, placing, marks=marks))
@@ -208,7 +208,9 @@ def test_on_devices_the_bits_are_those_on_the_host(run, method: str, P: int, K: 
 
 @pytest.mark.threads(unless={"method": "ad_psgd", "K": 2})
 @pytest.mark.usefixtures("far_device")
-@pytest.mark.parametrize(("method", "P", "K", "placing"), on_devices(EXCEPTIONS, [(1, 1), (1, 2), (1, 4)], (1, 2)))
+@pytest.mark.parametrize(
+    ("method", "P", "K", "placing"), on_devices(EXCEPTIONS, [(1, 1), (1, 2), (1, 4)], (1, 2))
+)
 def test_on_devices_one_group_has_nobody_to_wait_for(run, method: str, P: int, K: int, placing: str) -> None:
     make = OPTIMIZERS["AdamW"]
     expected = big_batch(K, following(RATES, make), STEPS)

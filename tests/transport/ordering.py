@@ -164,7 +164,7 @@ def stream_on(device: torch.device | None) -> AbstractContextManager[Any]:
 
 
 class Later(Backend):
-    """Two ranks that send each other the same, by copies on the current stream: nobody waits, as with NCCL."""
+    """Two ranks that send each other the same, by copies on the current stream. As with NCCL nobody waits."""
 
     name, rank, size, node = "later", 0, 2, 0
 

@@ -1,4 +1,4 @@
-"""On devices everything comes in its order, whichever stream is slow; and each rule, broken, is seen to be."""
+"""On devices everything comes in its order, whichever stream is slow; each rule, broken, is seen to be."""
 
 from __future__ import annotations
 
