@@ -5,8 +5,9 @@ torch computes on a CPU.
     device.py    the device as torch's accelerator
     ranks.py     ranks of a test, each on a device of its own, under delays
     building.py  native/ compiled, once for all processes
-    native/      queue: streams and events, without torch; memory and pinned: who is given what when;
-                 streams, generator, tensors, operators, renamed: what torch asks for; waits: those of the host
+    native/      queue: streams and events, without torch; memory, pinned: who is given what when;
+                 streams, generator, tensors, operators, renamed: what torch asks for;
+                 waits: those of the host
 """
 
 from far.device import DEVICES, missing, prepare, switched_on
