@@ -78,10 +78,13 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def write_versions(folder: Path, *, mpi: str | None, groups: int, group_size: int) -> None:
+def write_versions(
+    folder: Path, *, mpi: str | None, groups: int, group_size: int, devices: Mapping[str, int] | None = None
+) -> None:
     """Add this start of the run to ``versions.json``, a list with one entry a start.
 
-    ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``.
+    ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``;
+    ``devices`` tells how many ranks train on which.
     """
     path = folder / "versions.json"
     starts = json.loads(path.read_text()) if path.exists() else []
@@ -94,6 +97,7 @@ def write_versions(folder: Path, *, mpi: str | None, groups: int, group_size: in
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "mpi": mpi,
+        "devices": dict(devices or {}),
         "host": platform.node(),
         "platform": platform.platform(),
         "git": _git_state(),

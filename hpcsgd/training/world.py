@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -57,14 +58,16 @@ class World:
         """Of its log and metrics."""
         return self.config.run.folder
 
-    def open_folder(self, resume: bool, open_files: ExitStack) -> None:
+    def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
+        """`devices`: how many ranks train on which."""
         job, folder = self.job, self.folder
         with job.together("opening the run folder"):
             if job.rank == 0:
                 run_folder.open_run_folder(folder, resume=resume)
                 open_files.enter_context(run_folder.log_into(folder))
                 run_folder.write_config(folder, self.config)
-                run_folder.write_versions(folder, mpi=job.world.backend.name, groups=job.P, group_size=job.K)
+                mpi = job.world.backend.name
+                run_folder.write_versions(folder, mpi=mpi, groups=job.P, group_size=job.K, devices=devices)
 
     def goes_on(self, resume: bool) -> bool:
         """Whether to begin at the newest checkpoint, if there is one."""
