@@ -7,7 +7,9 @@ device. Nothing waits for it but `above`, where the host has to know how many in
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -152,13 +154,24 @@ class Cuda:
 
     def _call(self, name: str, device: torch.device, *arguments: float) -> None:
         function = getattr(self.functions, f"hpcsgd_cuda_{name}")
-        with torch.cuda.device(device):
-            error = function(device.index, torch.cuda.current_stream(device).cuda_stream, *arguments)
+        with _current(device) as (number, stream):
+            error = function(number, stream, *arguments)
         if error:
             raise RuntimeError(f"hpcsgd_cuda_{name} on {device}: {self._message(error)}")
 
     def _message(self, error: int) -> str:
         return self.functions.hpcsgd_cuda_error(error).decode()
+
+
+@contextlib.contextmanager
+def _current(device: torch.device) -> Iterator[tuple[int, int]]:
+    """The number of `device`, which is the current one meanwhile, and torch's current stream there.
+
+    The library changes to the device and back by itself, but torch does it without making a context on a
+    device that has none.
+    """
+    with torch.cuda.device(device):
+        yield device.index, torch.cuda.current_stream(device).cuda_stream
 
 
 def _copied(rows: np.ndarray, device: torch.device) -> Tensor:
