@@ -72,8 +72,7 @@ struct Fiber {
     void* top;
     const Place* waits_at;
     bool over;
-    int turn;           // of two places for what is given: a lane may be one exchange ahead of another
-    uint64_t given[2];
+    bool turn;  // which half of Block::given is next: a lane may be one exchange ahead of another
 };
 
 struct Region {
@@ -85,6 +84,7 @@ struct Block {
     int threads = 0;
     std::vector<Fiber> fibers = std::vector<Fiber>(MOST_THREADS);
     char* stacks = nullptr;
+    uint64_t given[2][MOST_THREADS];
     alignas(16) char shared[SHARED];
 };
 
@@ -137,7 +137,7 @@ void begin(Block& in, unsigned number, int threads) {
         *--top = nullptr;  // as if it had been called: an address to return to, below 16 aligned bytes
         *--top = reinterpret_cast<void*>(&fiber);
         for (int saved = 0; saved < 6; ++saved) *--top = nullptr;
-        in.fibers[t] = {top, nullptr, false, 0, {}};
+        in.fibers[t] = {top, nullptr, false, false};
     }
 }
 
@@ -220,16 +220,13 @@ void wait_at(const Place& place) {
     hand_over();
 }
 
-void give(uint64_t value, const Place& place) {
+const uint64_t* exchange(uint64_t value, const Place& place) {
     Fiber& own = block->fibers[running];
-    own.turn ^= 1;
-    own.given[own.turn] = value;
+    own.turn = !own.turn;
+    uint64_t* const given = block->given[own.turn];
+    given[running] = value;
     wait_at(place);
-}
-
-uint64_t value_of(int lane) {
-    const int turn = block->fibers[running].turn;
-    return block->fibers[first + lane].given[turn];
+    return given + first;
 }
 
 int lane() { return running - first; }

@@ -31,9 +31,8 @@ struct Place {
 // Returns when all lanes of the warp, or all threads of the block, have come to `place`.
 void wait_at(const Place& place);
 
-// Likewise; then `value_of` tells what each lane has given.
-void give(uint64_t value, const Place& place);
-uint64_t value_of(int lane);
+// Likewise; what all lanes of the warp have given, until the next time.
+const uint64_t* exchange(uint64_t value, const Place& place);
 
 int lane();
 
@@ -74,15 +73,14 @@ To copied_bits(From from) {
 template <class T, class From>
 T from_lane(T value, const Place& place, From from) {
     static_assert(sizeof(T) <= sizeof(uint64_t));
-    give(copied_bits<uint64_t>(value), place);
-    return copied_bits<T>(value_of(from(lane())));
+    return copied_bits<T>(exchange(copied_bits<uint64_t>(value), place)[from(lane())]);
 }
 
 // Bit l is what lane l has given.
 inline uint32_t ballot(bool condition, const Place& place) {
-    give(condition, place);
+    const uint64_t* const given = exchange(condition, place);
     uint32_t bits = 0;
-    for (int lane = 0; lane < LANES; ++lane) bits |= uint32_t(value_of(lane)) << lane;
+    for (int lane = 0; lane < LANES; ++lane) bits |= uint32_t(given[lane]) << lane;
     return bits;
 }
 
