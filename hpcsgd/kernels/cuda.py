@@ -104,7 +104,11 @@ class Cuda:
 
     def require(self, device: torch.device) -> None:
         """Raises `OSError` where the library has no code for `device`, or needs a newer driver."""
-        if error := self.functions.hpcsgd_cuda_usable(device.index):
+        if not torch.cuda.is_available():
+            raise OSError(f"{self.path.name} cannot be used on {device}: torch finds no GPU")
+        with _current(device) as (number, _):
+            error = self.functions.hpcsgd_cuda_usable(number)
+        if error:
             raise OSError(f"{self.path.name} cannot be used on {device}: {self._message(error)}")
 
     def accumulate(self, acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
@@ -176,4 +180,4 @@ def _current(device: torch.device) -> Iterator[tuple[int, int]]:
 
 def _copied(rows: np.ndarray, device: torch.device) -> Tensor:
     # From pinned memory the copy is not waited for; torch lets nobody have that memory until it is done.
-    return torch.as_tensor(rows).pin_memory().to(device, non_blocking=True)
+    return torch.from_numpy(rows).pin_memory().to(device, non_blocking=True)

@@ -43,7 +43,7 @@ def encode(indices: Tensor) -> Tensor:
     shifts: NDArray[np.int64] = 7 * (np.arange(int(groups.sum())) - np.repeat(ends - groups, groups))
     code = (np.repeat(gaps, groups) >> shifts & 0x7F).astype(np.uint8) | np.uint8(0x80)
     code[ends - 1] &= 0x7F
-    return torch.as_tensor(code).to(indices.device)
+    return torch.from_numpy(code).to(indices.device)
 
 
 def decode(code: Tensor, count: int) -> Tensor:
@@ -58,7 +58,7 @@ def decode(code: Tensor, count: int) -> Tensor:
     indices = np.cumsum(gaps + np.uint64(1), dtype=np.uint64) - np.uint64(1)
     if (indices >= 2**63).any():
         raise UserError("bytes that are not the code of so many indices")
-    return torch.as_tensor(indices.astype(np.int64)).to(code.device)
+    return torch.from_numpy(indices.astype(np.int64)).to(code.device)
 
 
 def _integers(x: Tensor) -> list[int]:

@@ -39,7 +39,7 @@ class Share:
     @classmethod
     def whole(cls, M: int, k: int, leader: int | None = None) -> Share:
         """k of all M."""
-        return cls(torch.tensor([0]), torch.tensor([M]), torch.tensor([k]), leader)
+        return cls(*(torch.tensor([each], device="cpu") for each in (0, M, k)), leader)
 
     def largest_of(self, acc: Tensor) -> Tensor:
         """Indices of its elements of largest magnitude."""

@@ -140,4 +140,3 @@ def sample(library: Cuda, n: int) -> np.ndarray:
     positions = np.zeros(SAMPLE, np.int64)
     library.functions.hpcsgd_cuda_sample(ctypes.c_int64(n), positions.ctypes.data_as(ctypes.c_void_p))
     return positions
-

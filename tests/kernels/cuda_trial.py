@@ -1,5 +1,5 @@
-"""`python -m kernels.cuda_trial LIBRARY SEEDS`: a few cases that reach every line of csrc/cuda/, in a process that
-may die of it: for kernels under sanitizers, and for kernels with a fault.
+"""`python -m kernels.cuda_trial LIBRARY SEEDS`: a few cases that reach every line of csrc/cuda/, in a process
+that may die of it: for kernels under sanitizers, and for kernels with a fault.
 
 What is put lies at the end of its memory, where a sanitizer sees the next element being touched.
 """
@@ -53,7 +53,11 @@ def above_and_accumulate(place: Place, rng: np.random.Generator) -> None:
     for n, shift in [(1, 0), (TILE - 3, 3), (TILE + 1, 1), (50_001, 2)]:
         check_above(place, made(normal, rng, n), 1.0, shift)
         starts = torch.tensor([0, n // 3, n // 3, n])
-        for dtype, shifts in [(torch.float32, (shift, 0)), (torch.float16, (0, shift)), (torch.bfloat16, (2, 2))]:
+        for dtype, shifts in [
+            (torch.float32, (shift, 0)),
+            (torch.float16, (0, shift)),
+            (torch.bfloat16, (2, 2)),
+        ]:
             check_accumulate(place, made(normal, rng, n), made(normal, rng, n).to(dtype), starts, shifts)
 
 

@@ -212,7 +212,9 @@ def test_a_tensor_goes_to_the_library_of_its_device(monkeypatch):
 def test_small_arrays(place, maker):
     """Around the length of a vector, of a row and of a tile."""
     rng = np.random.default_rng(1)
-    for n in place.some([*range(1, 70), 127, 128, 129, 1023, 1024, 1025, *(TILE + i for i in (-3, -1, 0, 1, 5))]):
+    for n in place.some(
+        [*range(1, 70), 127, 128, 129, 1023, 1024, 1025, *(TILE + i for i in (-3, -1, 0, 1, 5))]
+    ):
         k = int(rng.integers(0, n + 1))
         check_largest(place, made(maker, rng, n), *lists([0], [n], [k]), shift=n % 5)
 
@@ -221,7 +223,9 @@ def test_small_arrays(place, maker):
 def test_arrays_with_a_sample(place, maker):
     rng = np.random.default_rng(2)
     group = GROUP * TILE
-    for n, k in place.some([(20_011, 1), (70_001, 700), (group - 3, 30), (group, 3000), (3 * group + 77, 4000)]):
+    for n, k in place.some(
+        [(20_011, 1), (70_001, 700), (group - 3, 30), (group, 3000), (3 * group + 77, 4000)]
+    ):
         check_largest(place, made(maker, rng, n), *lists([0], [n], [k]), shift=k % 4)
 
 

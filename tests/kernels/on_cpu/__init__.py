@@ -59,7 +59,9 @@ def in_plain_words(text: str) -> str:
 def built(files: Mapping[str, str], *flags: str) -> Path:
     """The shared object made of `files`; of the same ones only once, for all who ask on this machine."""
     files = {name: in_plain_words(text) for name, text in files.items()}
-    files |= {path.name: path.read_text() for path in sorted(HERE.glob("*.*")) if path.suffix in (".h", ".cpp")}
+    files |= {
+        path.name: path.read_text() for path in sorted(HERE.glob("*.*")) if path.suffix in (".h", ".cpp")
+    }
     content = repr((_compiler(), FLAGS, flags, sorted(files.items()))).encode()
     cache = Path(tempfile.gettempdir()) / f"hpcsgd-kernels-on-cpu-{os.getuid()}"
     library = cache / f"{hashlib.sha256(content).hexdigest()[:16]}.so"

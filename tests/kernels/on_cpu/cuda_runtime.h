@@ -1,5 +1,4 @@
-// What csrc/cuda/ takes of CUDA, for a CPU. Streams are done with their work at once; which device is current,
-// and where kernels were launched, is kept for tests.
+// What csrc/cuda/ takes of CUDA, for a CPU. Streams are done with their work at once.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +19,6 @@ enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9, cudaError
 
 struct Stream {
     int device;
-    int launches;
 };
 using cudaStream_t = Stream*;
 
@@ -60,7 +58,6 @@ void launch(unsigned blocks, unsigned threads, cudaStream_t stream, const Kernel
     if (stream->device != current_device) last_error = cudaErrorInvalidDevice;
     else if (blocks == 0 || blocks > INT32_MAX || threads > 1024) last_error = cudaErrorInvalidConfiguration;
     if (last_error) return;
-    ++stream->launches;
     grid::launch(blocks, threads, kernel);
 }
 
