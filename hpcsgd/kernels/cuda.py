@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -168,7 +168,7 @@ class Cuda:
 
 
 @contextlib.contextmanager
-def _current(device: torch.device) -> Iterator[tuple[int, int]]:
+def _current(device: torch.device) -> Generator[tuple[int, int], None, None]:
     """The number of `device`, which is the current one meanwhile, and torch's current stream there.
 
     The library changes to the device and back by itself, but torch does it without making a context on a
@@ -180,4 +180,4 @@ def _current(device: torch.device) -> Iterator[tuple[int, int]]:
 
 def _copied(rows: np.ndarray, device: torch.device) -> Tensor:
     # From pinned memory the copy is not waited for; torch lets nobody have that memory until it is done.
-    return torch.from_numpy(rows).pin_memory().to(device, non_blocking=True)
+    return torch.as_tensor(rows, device="cpu").pin_memory().to(device, non_blocking=True)

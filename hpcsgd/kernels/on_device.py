@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hpcsgd.kernels.reference import integers
+
 _BITS = 7  # of an index in a byte of its code
 _INDEX_BITS = 32
 
@@ -18,9 +20,11 @@ def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
 
     `x` of at most 32 bits an element, segments of less than 2³² elements.
     """
-    segments = zip(starts.tolist(), stops.tolist(), k.tolist(), strict=True)
-    parts = [start + _of_segment(x[start:stop], count) for start, stop, count in segments if count]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=x.device)
+    parts = [torch.empty(0, dtype=torch.int64, device=x.device)]
+    for start, stop, count in zip(*map(integers, (starts, stops, k)), strict=True):
+        if count > 0:
+            parts.append(start + _of_segment(x[start:stop], count))
+    return torch.cat(parts)
 
 
 def _of_segment(x: Tensor, k: int) -> Tensor:

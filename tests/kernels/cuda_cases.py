@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.kernels import reference
-from hpcsgd.kernels.cuda import SAMPLE, Cuda
+from hpcsgd.kernels.cuda import SAMPLE, Cuda, threshold_of
 
 GPU = torch.device("cuda", 0)
 T = TypeVar("T")
@@ -110,6 +110,19 @@ def check_largest(place: Place, x: Tensor, *segments: Tensor, shift: int = 0) ->
         with place.without_waiting():
             found = place.library.largest(there, *segments)
         torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0)
+
+
+def check_threshold(place: Place, x: Tensor, k: int) -> None:
+    """That of the candidates of all x is the sample's: a wrong one costs nothing but time."""
+    n = x.numel()
+    memory = torch.empty(8 * n + 2**20, dtype=torch.uint8, device=place.device)
+    [rank], _ = threshold_of(np.array([n]), np.array([k]))
+    assert rank > 0
+    with mock.patch.object(Cuda, "_memory", return_value=memory):
+        place.library.largest(place.put(x, 0), *(torch.tensor([each]) for each in (0, n, k)))
+    magnitudes = x[torch.from_numpy(sample(place.library, n))].abs().sort(descending=True).values
+    key = memory[:4].view(torch.int32).item()  # the begin of the first State
+    assert key == magnitudes[rank - 1].view(torch.int32).item() + 1
 
 
 def check_above(place: Place, x: Tensor, threshold: float, shift: int = 0) -> None:

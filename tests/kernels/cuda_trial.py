@@ -14,13 +14,22 @@ import torch
 
 from arrays import at_the_end, cuts, few_values, lists, made, normal, one_huge, periodic
 from hpcsgd.kernels.cuda import GROUP, TILE
-from kernels.cuda_cases import Place, check_above, check_accumulate, check_largest, on_cpu, sample
+from kernels.cuda_cases import (
+    Place,
+    check_above,
+    check_accumulate,
+    check_largest,
+    check_threshold,
+    on_cpu,
+    sample,
+)
 
 
 def run_all(place: Place, rng: np.random.Generator) -> None:
     largest_of_one(place, rng)
     largest_of_several(place, rng)
     misjudged(place, rng)
+    check_threshold(place, made(normal, rng, 30_000), 500)
     above_and_accumulate(place, rng)
 
 

@@ -24,6 +24,7 @@ from kernels.cuda_cases import (
     check_above,
     check_accumulate,
     check_largest,
+    check_threshold,
     on_cpu,
     on_gpu,
     sample,
@@ -202,7 +203,6 @@ def test_a_tensor_goes_to_the_library_of_its_device(monkeypatch):
     monkeypatch.setattr(kernels, "cuda", lambda device: f"cuda on {device}")
     assert kernels._serving(Tensor(True)) == "cuda on cuda:0"  # pyright: ignore[reportArgumentType]
     assert kernels._serving(Tensor(False)) is None  # pyright: ignore[reportArgumentType]
-    assert kernels._serving(torch.empty(3, device="meta")) is None
 
 
 # Largest
@@ -255,6 +255,11 @@ def test_a_sample_that_deceives(place, factor):
     check_largest(place, x, *lists([0], [n], [k]))
     x = torch.cat([made(normal, np.random.default_rng(6), n), x])  # and one beside it that is as it should be
     check_largest(place, x, *lists([0, n], [n, 2 * n], [k, k]))
+
+
+def test_candidates_are_what_reaches_the_samples_threshold(place):
+    for n, k in [(20_011, 1), (70_001, 700), (GROUP * TILE, 3000)]:
+        check_threshold(place, made(normal, np.random.default_rng(n), n), k)
 
 
 @gpu

@@ -20,18 +20,12 @@ TESTS = Path(__file__).parents[1]
 needs_compiler = pytest.mark.skipif(on_cpu.missing() is not None, reason=str(on_cpu.missing()))
 SEEDS = 4
 
-UNSEEN = {
-    (
-        "candidates.cuh",
-        0,
-    ): "the bins were cleared by who adds to them next, or by block_prefix's barriers before",
-}
+UNSEEN: dict[tuple[str, int], str] = {}
 """Of the `__syncthreads` of a file, by number: those without which all goes on as before, and why."""
 
 BOUNDS = [
     ("tiles.cuh", "first = tile == 0 ? lead : 0;", "first = 0;"),
     ("tiles.cuh", "stop - begin < TILE ? int(stop - begin) : TILE", "TILE"),
-    ("tiles.cuh", "stop < begin ? 0 : ", ""),
     ("tiles.cuh", "return first == 0 && last == TILE;", "return true;"),
     ("tiles.cuh", "first <= position && position < last", "position < last"),
     ("tiles.cuh", "first <= position && position < last", "first <= position"),
