@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -18,13 +20,25 @@ FLAGS = ["-O3", "-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthre
 CUDA_FLAGS = [
     "-O3", "-std=c++17", "-shared", "-cudart=static", "--threads=0",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-Wall",
-    "-gencode=arch=compute_80,code=sm_80",  # Ampere, Ada
-    "-gencode=arch=compute_90,code=[sm_90,compute_90]",  # Hopper; what comes later compiles it when it starts
 ]  # fmt: skip
+STRICT_CUDA_FLAGS = [
+    "-Werror=all-warnings", "-Xcompiler=-Wextra,-Werror", "-Xptxas=-Werror,--warn-on-spills",
+]  # fmt: skip
+ARCHITECTURES = (80, 90, 100)  # Ampere and Ada, Hopper, Blackwell
 
 
 class SharedObjects(build_ext):
     """Builds libraries that are no Python modules: no Python's version in the name, no init function."""
+
+    user_options: ClassVar = [
+        *build_ext.user_options,
+        ("strict-cuda", None, "take nvcc's warnings for errors"),
+    ]
+    boolean_options: ClassVar = [*build_ext.boolean_options, "strict-cuda"]
+
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.strict_cuda = False
 
     def get_ext_filename(self, fullname: str) -> str:
         return str(Path(*fullname.split("."))) + ".so"
@@ -37,7 +51,8 @@ class SharedObjects(build_ext):
             return super().build_extension(ext)
         library = Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
-        self.spawn([nvcc(), *CUDA_FLAGS, *ext.sources, "-o", str(library)])
+        strict = STRICT_CUDA_FLAGS if self.strict_cuda else []
+        self.spawn([nvcc(), *CUDA_FLAGS, *strict, *generated_code(), *ext.sources, "-o", str(library)])
 
 
 class AnyPython(bdist_wheel):
@@ -55,6 +70,16 @@ def nvcc() -> str | None:
     """That of $CUDA_HOME where it is set, even if there is none; else the first one on the path."""
     home = os.environ.get("CUDA_HOME")
     return shutil.which("nvcc", path=f"{home}/bin") if home else shutil.which("nvcc")
+
+
+def generated_code() -> list[str]:
+    """For the architectures that this nvcc knows; what comes later compiles the last one's when it starts."""
+    listed = subprocess.run(
+        [nvcc(), "--list-gpu-code"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    known = [number for number in ARCHITECTURES if f"sm_{number}" in listed]
+    binaries = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in known]
+    return [*binaries, f"-gencode=arch=compute_{known[-1]},code=compute_{known[-1]}"]
 
 
 cpu = Extension(

@@ -2,6 +2,7 @@
 // the bits alone. In between the host has to be told how many there are.
 #include <cstring>
 
+#include "device.cuh"
 #include "kernels.cuh"
 #include "sums.cuh"
 
@@ -48,16 +49,10 @@ __global__ void __launch_bounds__(THREADS) mark(const float* x, int64_t n, uint3
 }
 
 // Counts become sums of those before, by one block: there is one number for 8192 elements.
-__global__ void __launch_bounds__(ADDERS) add_up(Marks marks, int64_t tiles) {
+__global__ void __launch_bounds__(ADDERS) add_up_tiles(Marks marks, int64_t tiles) {
     __shared__ int64_t warps[ADDERS / WARP];
-    int64_t sum = 0;
-    for (int64_t begin = 0; begin < tiles; begin += ADDERS) {
-        const int64_t tile = begin + threadIdx.x;
-        const Prefix<int64_t> prefix = block_prefix<ADDERS>(tile < tiles ? marks.before[tile] : 0, warps);
-        if (tile < tiles) marks.before[tile] = sum + prefix.before;
-        sum += prefix.total;
-    }
-    if (threadIdx.x == 0) *marks.total = sum;
+    const int64_t total = add_up<ADDERS>(marks.before, tiles, warps);
+    if (threadIdx.x == 0) *marks.total = total;
 }
 
 __global__ void __launch_bounds__(THREADS)
@@ -89,17 +84,19 @@ HPCSGD_API int64_t hpcsgd_cuda_above_bytes(int64_t n) {
 
 HPCSGD_API int32_t hpcsgd_cuda_count_above(int32_t device, cudaStream_t stream, const float* x, int64_t n,
                                            float threshold, void* memory) {
-    if (const cudaError_t error = cudaSetDevice(device)) return error;
+    const OnDevice here(device);
+    if (here.error) return here.error;
     const int64_t tiles = tiles_of(n);
     const Marks marks = marks_in(memory, tiles);
     mark<<<unsigned(tiles), THREADS, 0, stream>>>(x, n, threshold_key(threshold), marks);
-    add_up<<<1, ADDERS, 0, stream>>>(marks, tiles);
+    add_up_tiles<<<1, ADDERS, 0, stream>>>(marks, tiles);
     return cudaGetLastError();
 }
 
 HPCSGD_API int32_t hpcsgd_cuda_write_above(int32_t device, cudaStream_t stream, const float* x, int64_t n,
                                            void* memory, int64_t* out) {
-    if (const cudaError_t error = cudaSetDevice(device)) return error;
+    const OnDevice here(device);
+    if (here.error) return here.error;
     const int64_t tiles = tiles_of(n);
     write_marked<<<unsigned(tiles), THREADS, 0, stream>>>(x, n, marks_in(memory, tiles), out);
     return cudaGetLastError();

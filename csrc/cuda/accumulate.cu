@@ -1,6 +1,7 @@
 // acc += g and g = 0 in one pass that also takes the squared norms of acc's segments.
 #include <cuda_fp16.h>
 
+#include "device.cuh"
 #include "kernels.cuh"
 #include "sums.cuh"
 
@@ -114,7 +115,8 @@ HPCSGD_API int64_t hpcsgd_cuda_accumulate_bytes(int64_t tiles) { return tiles * 
 HPCSGD_API int32_t hpcsgd_cuda_accumulate(int32_t device, cudaStream_t stream, float* acc, void* g,
                                           int32_t type, const void* rows, int64_t segments, int64_t tiles,
                                           void* memory, double* norms) {
-    if (const cudaError_t error = cudaSetDevice(device)) return error;
+    const OnDevice here(device);
+    if (here.error) return here.error;
     const Segment* const table = static_cast<const Segment*>(rows);
     double* const sums = static_cast<double*>(memory);
     const int count = int(segments);

@@ -119,25 +119,30 @@ __global__ void __launch_bounds__(CHOOSERS)
     if (first) work.of_warps[int64_t(blockIdx.x) * GROUP + threadIdx.x / WARP] = sum;
     const uint32_t above = block_sum<CHOOSERS>(first ? sum.above : 0, warps);
     const uint32_t equal = block_sum<CHOOSERS>(first ? sum.equal : 0, warps);
-    if (threadIdx.x == 0) work.of_groups[blockIdx.x] = {above, equal};
+    if (threadIdx.x == 0) {
+        work.above[blockIdx.x] = above;
+        work.equal[blockIdx.x] = equal;
+    }
+}
+
+// A block for each segment: its groups' counts become those of the groups before, so that no group has to look
+// at all others.
+__global__ void __launch_bounds__(CHOOSERS) add_up_groups(const Segment* table, Workspace work) {
+    __shared__ unsigned long long warps[GROUP];
+    const Segment segment = table[blockIdx.x];
+    const int64_t groups = groups_of(segment.size);
+    add_up<CHOOSERS>(work.above + segment.first_group, groups, warps);
+    add_up<CHOOSERS>(work.equal + segment.first_group, groups, warps);
 }
 
 struct Position {  // how many of a segment are above the k-th largest and equal to it, before some element
     unsigned long long above, equal;
 };
 
-__device__ inline Position position_of_warp(const Choice& choice, const Workspace& work) {
-    __shared__ unsigned long long warps[GROUP];
-    Position mine = {0, 0};
-    for (int64_t i = choice.segment.first_group + threadIdx.x; i < blockIdx.x; i += CHOOSERS) {
-        const Sides sides = work.of_groups[i];
-        mine.above += sides.above;
-        mine.equal += sides.equal;
-    }
-    const Position groups = {block_sum<CHOOSERS>(mine.above, warps), block_sum<CHOOSERS>(mine.equal, warps)};
+__device__ inline Position position_of_warp(const Workspace& work) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Sides lower = lane < warp ? work.of_warps[int64_t(blockIdx.x) * GROUP + lane] : Sides{0, 0};
-    return {groups.above + warp_sum(lower.above), groups.equal + warp_sum(lower.equal)};
+    return {work.above[blockIdx.x] + warp_sum(lower.above), work.equal[blockIdx.x] + warp_sum(lower.equal)};
 }
 
 // Writes the indices, ascending. Of the elements equal to the k-th largest the first ones are taken.
@@ -147,7 +152,7 @@ __global__ void __launch_bounds__(CHOOSERS)
     const Sought sought = work.states[choice.row].sought;
     const unsigned lower = (1u << threadIdx.x % WARP) - 1;
     out += choice.segment.first_index;
-    Position next = position_of_warp(choice, work);
+    Position next = position_of_warp(work);
     for (int from = 0; from < choice.elements.count; from += BATCH * WARP) {
         uint32_t keys[BATCH];
         choice.elements.read(from, keys);

@@ -2,8 +2,8 @@
 // is needed.
 //
 // Pointers are to the device's memory, sizes and positions int64. Work is put on `stream` and not waited for.
-// Functions return a cudaError_t, 0 where all was put there; `memory` has as many bytes as the function
-// ending in _bytes tells.
+// Functions return a cudaError_t, 0 where all was put there, and leave the caller's device current; `memory`
+// has as many bytes as the function ending in _bytes tells.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -2,6 +2,7 @@
 // for.
 #include "candidates.cuh"
 #include "choice.cuh"
+#include "device.cuh"
 #include "kernels.cuh"
 
 HPCSGD_API void hpcsgd_cuda_layout(int64_t* four) {
@@ -25,7 +26,8 @@ HPCSGD_API int64_t hpcsgd_cuda_largest_bytes(int64_t segments, int64_t tiles, in
 HPCSGD_API int32_t hpcsgd_cuda_largest(int32_t device, cudaStream_t stream, const float* x, const void* rows,
                                        int64_t segments, int64_t tiles, int64_t groups, int64_t candidates,
                                        void* memory, int64_t* out) {
-    if (const cudaError_t error = cudaSetDevice(device)) return error;
+    const OnDevice here(device);
+    if (here.error) return here.error;
     const Segment* const table = static_cast<const Segment*>(rows);
     const int count = int(segments);
     const unsigned by_tile = unsigned(tiles), by_group = unsigned(groups);
@@ -36,12 +38,14 @@ HPCSGD_API int32_t hpcsgd_cuda_largest(int32_t device, cudaStream_t stream, cons
     for (int i = 0; i < DIGITS; ++i)
         count_digit<<<by_group, CHOOSERS, 0, stream>>>(x, table, count, work, digit_number(i));
     count_sides<<<by_group, CHOOSERS, 0, stream>>>(x, table, count, work);
+    add_up_groups<<<unsigned(count), CHOOSERS, 0, stream>>>(table, work);
     write_chosen<<<by_group, CHOOSERS, 0, stream>>>(x, table, count, work, out);
     return cudaGetLastError();
 }
 
 HPCSGD_API int32_t hpcsgd_cuda_usable(int32_t device) {
-    if (const cudaError_t error = cudaSetDevice(device)) return error;
+    const OnDevice here(device);
+    if (here.error) return here.error;
     cudaFuncAttributes attributes;
     return cudaFuncGetAttributes(&attributes, sample);
 }

@@ -44,6 +44,19 @@ __device__ inline Prefix<Number> block_prefix(Number value, Number* warps) {
     return {lower + upto - value, total};
 }
 
+// Each of `count` numbers becomes the sum of those before it; returns that of all. One block calls, of N threads.
+template <int N, class Number>
+__device__ inline Number add_up(Number* numbers, int64_t count, Number* warps) {
+    Number sum = 0;
+    for (int64_t begin = 0; begin < count; begin += N) {
+        const int64_t i = begin + threadIdx.x;
+        const Prefix<Number> prefix = block_prefix<N>(i < count ? numbers[i] : Number(0), warps);
+        if (i < count) numbers[i] = sum + prefix.before;
+        sum += prefix.total;
+    }
+    return sum;
+}
+
 template <int N, class Number>
 __device__ inline Number block_sum(Number value, Number* warps) {
     return block_prefix<N>(value, warps).total;

@@ -50,7 +50,7 @@ struct Tile {
         const int64_t stop = start + size;
         begin = start - lead + tile * TILE;
         first = tile == 0 ? lead : 0;
-        last = stop < begin ? 0 : stop - begin < TILE ? int(stop - begin) : TILE;
+        last = stop - begin < TILE ? int(stop - begin) : TILE;  // negative: begins behind the last element
     }
     __device__ bool full() const { return first == 0 && last == TILE; }
     __device__ bool has(int position) const { return first <= position && position < last; }

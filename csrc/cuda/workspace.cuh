@@ -24,7 +24,7 @@ struct Workspace {
     unsigned long long* bins;  // BINS of every segment
     List* lists;               // of every tile
     Sides* of_warps;           // GROUP of every group
-    Sides* of_groups;
+    unsigned long long *above, *equal;  // of every group; then of all of its segment's groups before it
     float* magnitudes;    // of the candidates
     uint16_t* positions;  // of the candidates in their tile
 };
@@ -52,7 +52,8 @@ inline Workspace place(Layout& layout, const Sizes& sizes) {
     work.bins = layout.array<unsigned long long>(sizes.segments * BINS);
     work.lists = layout.array<List>(sizes.tiles);
     work.of_warps = layout.array<Sides>(sizes.groups * GROUP);
-    work.of_groups = layout.array<Sides>(sizes.groups);
+    work.above = layout.array<unsigned long long>(sizes.groups);
+    work.equal = layout.array<unsigned long long>(sizes.groups);
     work.magnitudes = layout.array<float>(sizes.candidates);
     work.positions = layout.array<uint16_t>(sizes.candidates);
     return work;

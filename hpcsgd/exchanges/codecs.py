@@ -34,10 +34,10 @@ class Gaps:
     1 % that is about 1.3 bytes an index."""
 
     def encode(self, indices: Tensor, M: int) -> Tensor:
-        return kernels.encode(indices.cpu()).to(indices.device)
+        return kernels.encode(indices, M)
 
     def decode(self, code: Tensor, count: int) -> Tensor:
-        return kernels.decode(code.cpu(), count).to(code.device)
+        return kernels.decode(code, count)
 
     def bytes_per_index(self, density: float) -> float:
         """A gap is geometric: it is 2⁷ or more, and so needs a second byte, with a chance of (1 − d)^128."""

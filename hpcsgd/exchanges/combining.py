@@ -25,8 +25,10 @@ class Selected:
     """They as they travel, uint8."""
     leader: int | None
     """Whose selection counts for all; None: everybody's."""
-    squared_norm: float
-    """Of acc."""
+    squared_norm: Tensor
+    """Of acc, float64, one element."""
+    disjoint: bool = False
+    """Whether no two workers ever select the same element."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Combined:
     """Indices, int64, ascending: the union."""
     mean: Tensor
     """Over the workers, at the joint indices."""
-    error: float
-    """‖e‖₂, the mean over the workers of what they have left (eq. 2)."""
+    errors: Tensor
+    """Of which the mean is that over the workers of ‖e‖₂, of what they have left (eq. 2)."""
     sent: Tensor
     """Indices of what this worker gave, which is no longer part of its acc."""
     growth: float
@@ -54,10 +56,10 @@ def everyones(x: Selected, codec: Codec, workers: Transport) -> Combined:
     Sends the own indices to n−1 others and 2·(n−1)/n values for each joint index.
     """
     runs = _of_leader(x, codec, workers) if x.leader is not None else _of_all(x, codec, workers)
-    joint = union(runs)
+    joint = union(runs, x.disjoint)
     values = x.acc[joint]
     mean = mean_over(torch.cat([values, _left(x, values)]), workers)
-    return Combined(joint, mean[:-1], mean[-1].item(), joint, _growth(joint, runs))
+    return Combined(joint, mean[:-1], mean[-1:], joint, _growth(joint, runs))
 
 
 def own(x: Selected, codec: Codec, workers: Transport) -> Combined:
@@ -77,17 +79,20 @@ def own(x: Selected, codec: Codec, workers: Transport) -> Combined:
     total, errors = values.new_zeros(joint.numel()), []
     for run, theirs in zip(runs, gathered.split(counts), strict=True):
         total[torch.searchsorted(joint, run)] += theirs[:-1]
-        errors.append(theirs[-1].item())
-    return Combined(joint, total.div_(n), sum(errors) / n, x.mine, _growth(joint, runs))
+        errors.append(theirs[-1])
+    return Combined(joint, total.div_(n), torch.stack(errors), x.mine, _growth(joint, runs))
 
 
 COMBINING: Mapping[str, Combine] = {"everyones": everyones, "own": own}
 """As job files call them."""
 
 
-def union(runs: Sequence[Tensor]) -> Tensor:
-    """Ascending, each once, of ascending ones."""
-    return runs[0] if len(runs) == 1 else torch.unique(torch.cat(list(runs)))
+def union(runs: Sequence[Tensor], disjoint: bool = False) -> Tensor:
+    """Ascending, each once, of ascending ones. How many there are of disjoint ones need not be counted."""
+    if len(runs) == 1:
+        return runs[0]
+    joined = torch.cat(list(runs))
+    return joined.sort().values if disjoint else joined.unique()
 
 
 def _growth(joint: Tensor, runs: Sequence[Tensor]) -> float:
@@ -119,8 +124,8 @@ def _left(x: Selected, given: Tensor) -> Tensor:
 
 
 def _of_all(x: Selected, codec: Codec, workers: Transport) -> list[Tensor]:
-    sizes = torch.empty(2 * workers.size, dtype=torch.int64, device=x.code.device)
-    mine = torch.tensor([x.code.numel(), x.mine.numel()], device=x.code.device)
+    sizes = torch.empty(2 * workers.size, dtype=torch.int64, device="cpu")
+    mine = torch.tensor([x.code.numel(), x.mine.numel()], device="cpu")  # for the host, from end to end
     with phase("indices"):
         workers.allgather(sizes, mine).wait()
         lengths, counts = sizes.view(-1, 2).T.tolist()
@@ -132,7 +137,7 @@ def _of_all(x: Selected, codec: Codec, workers: Transport) -> list[Tensor]:
 def _of_leader(x: Selected, codec: Codec, workers: Transport) -> list[Tensor]:
     assert x.leader is not None
     code = x.code
-    sizes = torch.tensor([code.numel(), x.mine.numel()], device=code.device)
+    sizes = torch.tensor([code.numel(), x.mine.numel()], device="cpu")
     with phase("indices"):
         workers.bcast(sizes, x.leader).wait()
         length, count = sizes.tolist()

@@ -170,7 +170,7 @@ class Residual:
             names = ", ".join(sorted(map(str, devices)))
             raise UserError(f"sparse exchange of parameters on {names}: they have to be on one device")
         sizes = [slot.stop - slot.start for b in buckets for slot in b.slots]
-        self.layers = torch.tensor([0, *sizes]).cumsum(0)
+        self.layers = torch.tensor([0, *sizes], device="cpu").cumsum(0)
         """Bounds (int64) of the parameters' own vectors in acc."""
         self._names = [slot.name for b in buckets for slot in b.slots]
         starts = [0, *itertools.accumulate(b.slots[-1].stop for b in buckets)]
@@ -179,6 +179,7 @@ class Residual:
         dtype = torch.float64 if any(b.w.dtype == torch.float64 for b in buckets) else torch.float32
         self.acc = torch.zeros(starts[-1], dtype=dtype, device=buckets[0].w.device)
         self.velocity = torch.zeros_like(self.acc) if velocity else None
+        self._stops = torch.tensor(starts[1:], device=self.acc.device)
 
     def take_in(self, g: Tensor, i: int, bounds: Tensor) -> Tensor:
         """Move the gradient of bucket i into acc, leaving zeros; the squared norms (float64) of the layers
@@ -192,18 +193,18 @@ class Residual:
         return kernels.accumulate(self.acc[span], g, inside)
 
     def put_into(self, buckets: Sequence[Bucket], indices: Tensor, values: Tensor) -> None:
-        """Into the gradients, which are zero, at `indices` (ascending) of acc."""
-        ends = torch.tensor([span.stop for span in self.spans], device=indices.device)
-        counts = torch.searchsorted(indices, ends).diff(prepend=ends.new_zeros(1)).tolist()
+        """Into the gradients, which are zero, at `indices` (ascending) of acc. Waits for their device."""
+        before = torch.searchsorted(indices, self._stops).tolist()
+        counts = [stop - start for start, stop in itertools.pairwise([0, *before])]
         parts = zip(indices.split(counts), values.split(counts), strict=True)
         for b, span, (where, what) in zip(buckets, self.spans, parts, strict=True):
             b.g[where - span.start] = what.to(b.g.dtype)
 
     def release(self, indices: Tensor) -> None:
         """These have been sent."""
-        self.acc[indices] = 0
+        self.acc.index_fill_(0, indices, 0)
         if self.velocity is not None:
-            self.velocity[indices] = 0
+            self.velocity.index_fill_(0, indices, 0)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
         """By parameter."""

@@ -178,7 +178,8 @@ class Sparse:
         with seconds.of("encode"):
             code = self.indices.encode(mine, residual.acc.numel())
         with seconds.of("exchange"):
-            selected = Selected(residual.acc, mine, code, share.leader, squared_norms.sum().item())
+            disjoint = self.sparsifier.disjoint
+            selected = Selected(residual.acc, mine, code, share.leader, squared_norms.sum(), disjoint)
             combined = self.combine(selected, self.indices, workers)
         with seconds.of("apply"):
             residual.release(combined.sent)
@@ -186,7 +187,8 @@ class Sparse:
             residual.put_into(d.buckets, combined.joint, combined.mean)
         self.t += 1
         d.notes["density"] = combined.joint.numel() / residual.acc.numel()
-        d.notes["error"] = combined.error
+        errors = combined.errors.tolist()
+        d.notes["error"] = sum(errors) / len(errors)
         if not self.sparsifier.disjoint:
             d.notes["growth"] = combined.growth
 

@@ -1,8 +1,8 @@
 """What sparse gradient exchange does to whole gradients: accumulate them, choose the largest, name these.
 
-float32 on the CPU and on a GPU is served by the native libraries where these were built (csrc/, csrc/cuda/),
-everything else by `hpcsgd.kernels.reference`, which also says what the results are; they agree bit for bit
-but for the order in which `accumulate` adds up a norm.
+float32 on the CPU and on NVIDIA's GPUs is served by the native libraries where these were built (csrc/,
+csrc/cuda/), other devices by `hpcsgd.kernels.on_device`, everything else by `hpcsgd.kernels.reference`, which
+also says what the results are; they agree bit for bit but for the order in which `accumulate` adds up a norm.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from types import ModuleType
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hpcsgd.errors import UserError
-from hpcsgd.kernels import reference
+from hpcsgd.kernels import on_device, reference
 from hpcsgd.kernels.cuda import Cuda
 from hpcsgd.kernels.native import GRADIENT_TYPES, Native
 
@@ -42,6 +43,9 @@ def native() -> Native | None:
 @functools.cache
 def cuda(device: torch.device) -> Cuda | None:
     """The native library for a CUDA device; `None`, and a warning once, where there is none it can use."""
+    if device.type != "cuda" or torch.version.hip:  # AMD's warps have 64 lanes, and torch calls them cuda too
+        logger.warning("torch.topk selects gradients on %s: native kernels are for NVIDIA's GPUs", device)
+        return None
     try:
         library = Cuda.load()
         library.require(device)
@@ -99,7 +103,7 @@ def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
     library = _serving(x)
     if not isinstance(library, Native):  # which does it in less time
         _require_segments(x.numel(), starts.numpy(), stops.numpy(), k.numpy())
-    return (library or reference).largest(x, starts, stops, k)
+    return (library or _in_torch(x)).largest(x, starts, stops, k)
 
 
 def above(x: Tensor, threshold: float) -> Tensor:
@@ -114,24 +118,31 @@ def above(x: Tensor, threshold: float) -> Tensor:
     return reference.above(x, threshold) if library is None else library.above(x, threshold)
 
 
-def encode(indices: Tensor) -> Tensor:
-    """`indices` (int64, strictly ascending, >= 0) as uint8, on the same device, for `decode`.
+def encode(indices: Tensor, bound: int = 2**63) -> Tensor:
+    """`indices` (int64, strictly ascending, >= 0, < `bound`) as uint8, on the same device, for `decode`.
 
     Each is told by its distance from the one before, less one, in groups of 7 bits from the low end on; the
     top bit of a byte tells that another follows. 1 to 9 bytes an index; where one of 100 is chosen, 1.3.
-    Raises `UserError` where `indices` do not ascend.
+    Raises `UserError` where `indices` on the CPU do not ascend; other devices are not asked.
     """
     assert indices.dtype == torch.int64
     assert indices.dim() == 1
+    if not indices.is_cpu:
+        return on_device.encode(indices, bound)
     library = native() if _in_memory(indices) else None
     return reference.encode(indices) if library is None else library.encode(indices)
 
 
 def decode(code: Tensor, count: int) -> Tensor:
-    """The `count` indices (int64) of which `encode` made `code`; raises `UserError` where it did not."""
+    """The `count` indices (int64) of which `encode` made `code`.
+
+    Raises `UserError` where it did not, on the CPU; other devices are not asked.
+    """
     assert code.dtype == torch.uint8
     assert code.dim() == 1
     assert count >= 0
+    if not code.is_cpu:
+        return on_device.decode(code, count)
     library = native() if _in_memory(code) else None
     return reference.decode(code, count) if library is None else library.decode(code, count)
 
@@ -141,7 +152,12 @@ def _serving(x: Tensor) -> Native | Cuda | None:
         return None
     if x.is_cpu:
         return native()
-    return cuda(x.device) if x.is_cuda else None
+    return cuda(x.device)
+
+
+def _in_torch(x: Tensor) -> ModuleType:
+    """What serves without a library."""
+    return reference if x.is_cpu or x.dtype == torch.float64 else on_device
 
 
 def _in_memory(x: Tensor) -> bool:

@@ -7,7 +7,9 @@ device. Nothing waits for it but `above`, where the host has to know how many in
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -102,7 +104,11 @@ class Cuda:
 
     def require(self, device: torch.device) -> None:
         """Raises `OSError` where the library has no code for `device`, or needs a newer driver."""
-        if error := self.functions.hpcsgd_cuda_usable(device.index):
+        if not torch.cuda.is_available():
+            raise OSError(f"{self.path.name} cannot be used on {device}: torch finds no GPU")
+        with _current(device) as (number, _):
+            error = self.functions.hpcsgd_cuda_usable(number)
+        if error:
             raise OSError(f"{self.path.name} cannot be used on {device}: {self._message(error)}")
 
     def accumulate(self, acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
@@ -152,8 +158,8 @@ class Cuda:
 
     def _call(self, name: str, device: torch.device, *arguments: float) -> None:
         function = getattr(self.functions, f"hpcsgd_cuda_{name}")
-        with torch.cuda.device(device):
-            error = function(device.index, torch.cuda.current_stream(device).cuda_stream, *arguments)
+        with _current(device) as (number, stream):
+            error = function(number, stream, *arguments)
         if error:
             raise RuntimeError(f"hpcsgd_cuda_{name} on {device}: {self._message(error)}")
 
@@ -161,6 +167,17 @@ class Cuda:
         return self.functions.hpcsgd_cuda_error(error).decode()
 
 
+@contextlib.contextmanager
+def _current(device: torch.device) -> Generator[tuple[int, int], None, None]:
+    """The number of `device`, which is the current one meanwhile, and torch's current stream there.
+
+    The library changes to the device and back by itself, but torch does it without making a context on a
+    device that has none.
+    """
+    with torch.cuda.device(device):
+        yield device.index, torch.cuda.current_stream(device).cuda_stream
+
+
 def _copied(rows: np.ndarray, device: torch.device) -> Tensor:
     # From pinned memory the copy is not waited for; torch lets nobody have that memory until it is done.
-    return torch.as_tensor(rows).pin_memory().to(device, non_blocking=True)
+    return torch.as_tensor(rows, device="cpu").pin_memory().to(device, non_blocking=True)

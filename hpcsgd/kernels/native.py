@@ -68,7 +68,7 @@ class Native:
         return f"native, {self.instructions}, {self.path.name}"
 
     def accumulate(self, acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
-        norms = torch.empty(len(starts) - 1, dtype=torch.float64)
+        norms = torch.empty(len(starts) - 1, dtype=torch.float64, device="cpu")
         kind = GRADIENT_TYPES[g.dtype]
         arguments = (acc.data_ptr(), g.data_ptr(), kind, starts.data_ptr(), len(norms), norms.data_ptr())
         self._call("accumulate", *arguments, *self._how())
@@ -77,7 +77,7 @@ class Native:
     def largest(self, x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
         """Looks at the segments itself."""
         segments = (starts.data_ptr(), stops.data_ptr(), k.data_ptr(), k.numel())
-        out = torch.empty(self._call("wanted", *segments, x.numel()), dtype=torch.int64)
+        out = torch.empty(self._call("wanted", *segments, x.numel()), dtype=torch.int64, device="cpu")
         self._call("largest", x.data_ptr(), *segments, out.data_ptr(), *self._how())
         return out
 
@@ -85,7 +85,7 @@ class Native:
         least = float32_at_least(threshold)
         room = max(1024, x.numel() // 16)  # memory that is not written to costs nothing
         while True:
-            out = torch.empty(room, dtype=torch.int64)
+            out = torch.empty(room, dtype=torch.int64, device="cpu")
             arguments = (x.data_ptr(), x.numel(), least, out.data_ptr(), room)
             count = self._call("above", *arguments, *self._how())
             if count <= room:
@@ -97,19 +97,24 @@ class Native:
     ) -> tuple[Tensor, Tensor]:
         """DEFT's algorithms 3 and 4: k (int64) and bin (int32) of each layer; see `sparsifiers.deft`."""
         layers = squared_norms.numel()
-        ks, bins = torch.empty(layers, dtype=torch.int64), torch.empty(layers, dtype=torch.int32)
+        ks, bins = (
+            torch.empty(layers, dtype=torch.int64, device="cpu"),
+            torch.empty(layers, dtype=torch.int32, device="cpu"),
+        )
         arguments = (squared_norms.data_ptr(), bounds.data_ptr(), layers, k, floor, workers)
         self._call("share_out", *arguments, ks.data_ptr(), bins.data_ptr())
         return ks, bins
 
     def encode(self, indices: Tensor) -> Tensor:
         count = indices.numel()
-        code = torch.empty(self._call("encoded_bytes", indices.data_ptr(), count), dtype=torch.uint8)
+        code = torch.empty(
+            self._call("encoded_bytes", indices.data_ptr(), count), dtype=torch.uint8, device="cpu"
+        )
         self._call("encode", indices.data_ptr(), count, code.data_ptr())
         return code
 
     def decode(self, code: Tensor, count: int) -> Tensor:
-        indices = torch.empty(count, dtype=torch.int64)
+        indices = torch.empty(count, dtype=torch.int64, device="cpu")
         self._call("decode", code.data_ptr(), code.numel(), count, indices.data_ptr())
         return indices
 

@@ -13,13 +13,13 @@ from hpcsgd.errors import UserError
 def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
     acc += g
     g.zero_()
-    segments = torch.split(acc, _integers(starts.diff()))
+    segments = torch.split(acc, integers(starts.diff()))
     return torch.stack([segment.double().square().sum() for segment in segments])
 
 
 def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
     parts = [torch.empty(0, dtype=torch.int64, device=x.device)]
-    for start, stop, count in zip(*map(_integers, (starts, stops, k)), strict=True):
+    for start, stop, count in zip(*map(integers, (starts, stops, k)), strict=True):
         # torch sorts NaN above infinity, and equal elements stay in order.
         order = x[start:stop].abs().sort(descending=True, stable=True).indices
         parts.append(start + order[:count].sort().values)
@@ -43,7 +43,7 @@ def encode(indices: Tensor) -> Tensor:
     shifts: NDArray[np.int64] = 7 * (np.arange(int(groups.sum())) - np.repeat(ends - groups, groups))
     code = (np.repeat(gaps, groups) >> shifts & 0x7F).astype(np.uint8) | np.uint8(0x80)
     code[ends - 1] &= 0x7F
-    return torch.as_tensor(code).to(indices.device)
+    return torch.as_tensor(code, device="cpu").to(indices.device)
 
 
 def decode(code: Tensor, count: int) -> Tensor:
@@ -58,8 +58,9 @@ def decode(code: Tensor, count: int) -> Tensor:
     indices = np.cumsum(gaps + np.uint64(1), dtype=np.uint64) - np.uint64(1)
     if (indices >= 2**63).any():
         raise UserError("bytes that are not the code of so many indices")
-    return torch.as_tensor(indices.astype(np.int64)).to(code.device)
+    return torch.as_tensor(indices.astype(np.int64), device="cpu").to(code.device)
 
 
-def _integers(x: Tensor) -> list[int]:
+def integers(x: Tensor) -> list[int]:
+    """Of a tensor on the CPU."""
     return [int(number) for number in x]

@@ -39,7 +39,8 @@ class Share:
     @classmethod
     def whole(cls, M: int, k: int, leader: int | None = None) -> Share:
         """k of all M."""
-        return cls(torch.tensor([0]), torch.tensor([M]), torch.tensor([k]), leader)
+        start, stop, chosen = torch.tensor([[0], [M], [k]], device="cpu")
+        return cls(start, stop, chosen, leader)
 
     def largest_of(self, acc: Tensor) -> Tensor:
         """Indices of its elements of largest magnitude."""

@@ -101,7 +101,7 @@ class Deft:
         return Share(x.bounds[mine], x.bounds[mine + 1], k[mine])
 
     def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
-        pieces = partition(torch.tensor([0, *itertools.accumulate(layers)]), n).numel() - 1
+        pieces = partition(torch.tensor([0, *itertools.accumulate(layers)], device="cpu"), n).numel() - 1
         k = wanted(self.density, M)
         told = 4 * pieces * (2 if self.exact else 1)
         return Expected(M, each=k / n, joint=k, searched=M / n, allocation=told)
@@ -117,7 +117,8 @@ def share_out(x: Accumulated, k: int, floor: int, n: int) -> tuple[Tensor, Tenso
         return library.share_out(squared_norms, x.bounds, k, floor, n)
     sizes = x.bounds.diff().tolist()
     ks = assign(squared_norms.sqrt().tolist(), sizes, k, floor)
-    return torch.tensor(ks), torch.tensor(allocate(sizes, ks, n), dtype=torch.int32)
+    bins = torch.tensor(allocate(sizes, ks, n), dtype=torch.int32, device="cpu")
+    return torch.tensor(ks, device="cpu"), bins
 
 
 def bin_of(rank: int, t: int, n: int) -> int:
@@ -133,7 +134,7 @@ def partition(layers: Tensor, n: int) -> Tensor:
         size = stop - start
         pieces = min(size, -(-size * n // M))  # ⌈size / (M/n)⌉
         cut += [start + size * (i + 1) // pieces for i in range(pieces)]
-    return torch.tensor(cut)
+    return torch.tensor(cut, device="cpu")
 
 
 def assign(norms: list[float], sizes: list[int], k: int, floor: int = 0) -> list[int]:

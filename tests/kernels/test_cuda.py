@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -16,10 +16,20 @@ from hypothesis import strategies as st
 
 from arrays import MAKERS, cuts, lists, made, normal
 from hpcsgd import UserError, kernels
-from hpcsgd.kernels import reference
 from hpcsgd.kernels.cuda import FILE, GROUP, SAMPLE, TILE, Cuda, Table, threshold_of
+from kernels import on_cpu as compiler
+from kernels.cuda_cases import (
+    GPU,
+    Place,
+    check_above,
+    check_accumulate,
+    check_largest,
+    check_threshold,
+    on_cpu,
+    on_gpu,
+    sample,
+)
 
-GPU = torch.device("cuda", 0)
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 everything = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
 
@@ -35,12 +45,34 @@ def library() -> Cuda:
     return Cuda.load()
 
 
+@pytest.fixture(
+    params=[
+        pytest.param("gpu", marks=gpu),
+        "cpu",
+        pytest.param("cpu, every case", marks=pytest.mark.long),
+    ]
+)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A GPU, or the kernels as code of the CPU: with a part of the cases, or all of them."""
+    if request.param == "gpu":
+        where = on_gpu(request.getfixturevalue("library"))
+    else:
+        where = on_cpu(request.getfixturevalue("compiled"), one_of=10 if request.param == "cpu" else 1)
+    with where as there:
+        yield there
+
+
+@pytest.fixture(scope="session")
+def compiled() -> Path:
+    if reason := compiler.missing():
+        pytest.skip(reason)
+    return compiler.built(compiler.sources())
+
+
 @pytest.fixture
 def cuda(library: Cuda) -> Iterator[Cuda]:
-    """With it nothing may wait for the GPU, as far as torch can tell."""
-    library.require(GPU)
-    yield library
-    torch.cuda.synchronize()
+    with on_gpu(library):
+        yield library
 
 
 @pytest.fixture
@@ -49,27 +81,6 @@ def fresh() -> Iterator[None]:
     kernels.cuda.cache_clear()
     yield
     kernels.cuda.cache_clear()
-
-
-def on_gpu(x: torch.Tensor, shift: int) -> torch.Tensor:
-    """`x`, `shift` elements behind an aligned address."""
-    return torch.cat([torch.zeros(shift, dtype=x.dtype), x]).to(GPU)[shift:]
-
-
-def without_waiting(call: Callable[[], torch.Tensor]) -> torch.Tensor:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        return call()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def check_largest(cuda: Cuda, x: torch.Tensor, *segments: torch.Tensor, shift: int = 0) -> None:
-    expected = reference.largest(x, *segments)
-    there = on_gpu(x, shift)
-    for _ in range(3):  # blocks run in another order each time
-        found = without_waiting(lambda: cuda.largest(there, *segments))
-        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0)
 
 
 # Tables
@@ -134,13 +145,6 @@ def test_memory_grows_with_what_there_is(library):
     assert library.functions.hpcsgd_cuda_accumulate_bytes(10**10) == 8 * 10**10
 
 
-def sample(library: Cuda, n: int) -> np.ndarray:
-    positions = np.zeros(SAMPLE, np.int64)
-    pointer = positions.ctypes.data_as(ctypes.c_void_p)
-    library.functions.hpcsgd_cuda_sample(ctypes.c_int64(n), pointer)
-    return positions
-
-
 @pytest.mark.parametrize("n", [SAMPLE, SAMPLE + 1, 200_001, 10**11])
 def test_the_sample_covers_the_segment(library, n):
     chosen = sample(library, n)
@@ -199,60 +203,63 @@ def test_a_tensor_goes_to_the_library_of_its_device(monkeypatch):
     monkeypatch.setattr(kernels, "cuda", lambda device: f"cuda on {device}")
     assert kernels._serving(Tensor(True)) == "cuda on cuda:0"  # pyright: ignore[reportArgumentType]
     assert kernels._serving(Tensor(False)) is None  # pyright: ignore[reportArgumentType]
-    assert kernels._serving(torch.empty(3, device="meta")) is None
 
 
 # Largest
 
 
-@gpu
 @everything
-def test_small_arrays(cuda, maker):
+def test_small_arrays(place, maker):
     """Around the length of a vector, of a row and of a tile."""
     rng = np.random.default_rng(1)
-    for n in [*range(1, 70), 127, 128, 129, 1023, 1024, 1025, TILE - 3, TILE - 1, TILE, TILE + 1, TILE + 5]:
+    for n in place.some(
+        [*range(1, 70), 127, 128, 129, 1023, 1024, 1025, *(TILE + i for i in (-3, -1, 0, 1, 5))]
+    ):
         k = int(rng.integers(0, n + 1))
-        check_largest(cuda, made(maker, rng, n), *lists([0], [n], [k]), shift=n % 5)
+        check_largest(place, made(maker, rng, n), *lists([0], [n], [k]), shift=n % 5)
 
 
-@gpu
 @everything
-def test_arrays_with_a_sample(cuda, maker):
+def test_arrays_with_a_sample(place, maker):
     rng = np.random.default_rng(2)
     group = GROUP * TILE
-    for n, k in [(20_011, 1), (70_001, 700), (group - 3, 30), (group, 3000), (3 * group + 77, 4000)]:
-        check_largest(cuda, made(maker, rng, n), *lists([0], [n], [k]), shift=k % 4)
+    for n, k in place.some(
+        [(20_011, 1), (70_001, 700), (group - 3, 30), (group, 3000), (3 * group + 77, 4000)]
+    ):
+        check_largest(place, made(maker, rng, n), *lists([0], [n], [k]), shift=k % 4)
 
 
-@gpu
 @everything
-def test_several_segments(cuda, maker):
+def test_several_segments(place, maker):
     rng = np.random.default_rng(3)
-    for segments in (2, 7, 300):
-        n = int(rng.integers(1, 600_000))
-        check_largest(cuda, made(maker, rng, n), *cuts(rng, n, segments), shift=segments % 4)
+    for segments in (2, 7, 300 // place.one_of):
+        n = int(rng.integers(1, 600_000 // place.one_of))
+        check_largest(place, made(maker, rng, n), *cuts(rng, n, segments), shift=segments % 4)
 
 
-@gpu
-def test_a_model_of_many_layers(cuda):
+def test_a_model_of_many_layers(place):
     rng = np.random.default_rng(4)
-    sizes = (2.0 ** rng.uniform(6, 21, 100)).astype(int)
+    sizes = (2.0 ** rng.uniform(6, 21, 100 // place.one_of)).astype(int)
     stops = np.cumsum(sizes)
     k = np.maximum(1, sizes // 1000)
     x = made(normal, rng, int(stops[-1]))
-    check_largest(cuda, x, *lists((stops - sizes).tolist(), stops.tolist(), k.tolist()))
+    check_largest(place, x, *lists((stops - sizes).tolist(), stops.tolist(), k.tolist()))
 
 
-@gpu
 @pytest.mark.parametrize("factor", [1e3, 1e-3], ids=["too few", "too many"])
-def test_a_sample_that_deceives(cuda, factor):
+def test_a_sample_that_deceives(place, factor):
     """What it looks at first is larger than all else, or smaller: its threshold is of no use."""
     n, k = 3 * GROUP * TILE + 5, 2000
     x = made(normal, np.random.default_rng(5), n)
-    x[sample(cuda, n)] *= factor
-    check_largest(cuda, x, *lists([0], [n], [k]))
+    x[sample(place.library, n)] *= factor
+    check_largest(place, x, *lists([0], [n], [k]))
     x = torch.cat([made(normal, np.random.default_rng(6), n), x])  # and one beside it that is as it should be
-    check_largest(cuda, x, *lists([0, n], [n, 2 * n], [k, k]))
+    check_largest(place, x, *lists([0, n], [n, 2 * n], [k, k]))
+
+
+def test_candidates_are_what_reaches_the_samples_threshold(place):
+    for n, k in [(20_011, 1), (70_001, 700), (GROUP * TILE, 3000)]:
+        check_threshold(place, made(normal, np.random.default_rng(n), n), k)
 
 
 @gpu
@@ -286,50 +293,35 @@ def test_another_stream(cuda):
 # Above
 
 
-@gpu
 @pytest.mark.parametrize("n", [0, 1, 31, 33, TILE, TILE + 1, 70_001, 2**21 + 35])
 @pytest.mark.parametrize("threshold", [-1.0, 0, 1.0, 3.5], ids=str)
-def test_what_reaches_a_threshold(cuda, n, threshold):
+def test_what_reaches_a_threshold(place, n, threshold):
     x = made(normal, np.random.default_rng(n), n)
     if n > 40:
         x[[7, 30, n - 1]] = torch.tensor([torch.nan, -torch.inf, 0.0])
-    for shift in range(4):
-        assert torch.equal(cuda.above(on_gpu(x, shift), threshold).cpu(), reference.above(x, threshold))
+    for shift in place.some(range(4)):
+        check_above(place, x, threshold, shift)
 
 
 # Accumulate
 
 
-@gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("M", [0, 1, 7, TILE - 1, TILE, TILE + 1, 70_001, 2**20 + 13])
-def test_accumulate(cuda, dtype, M):
-    """The sums to the bit, the norms to a few, and always the same ones."""
+def test_accumulate(place, dtype, M):
     rng = np.random.default_rng(M)
     acc, g = (torch.from_numpy(rng.standard_normal(M, np.float32)) for _ in range(2))
-    g = g.to(dtype)
     starts = torch.tensor([0, 0, *np.sort(rng.integers(0, M + 1, 5)), M, M])
-    sums, expected = acc.clone(), None
-    expected = reference.accumulate(sums, g.clone(), starts)
-    for shift_of_acc, shift_of_g in [(0, 0), (1, 1), (0, 1), (3, 2)]:
-        found = []
-        for _ in range(2):
-            own, theirs = on_gpu(acc, shift_of_acc), on_gpu(g, shift_of_g)
-            norms = without_waiting(lambda own=own, theirs=theirs: cuda.accumulate(own, theirs, starts))
-            assert torch.equal(own.cpu(), sums)
-            assert not theirs.view(torch.int16 if dtype.itemsize == 2 else torch.int32).any()
-            found.append(norms.cpu())
-        torch.testing.assert_close(found[0], expected, rtol=1e-13, atol=0)
-        assert torch.equal(*found)
+    for shifts in place.some([(0, 0), (1, 1), (0, 1), (3, 2)]):
+        check_accumulate(place, acc, g.to(dtype), starts, shifts)
 
 
-@gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_every_number_of_16_bits(cuda, dtype):
+def test_every_number_of_16_bits(place, dtype):
     numbers = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     expected = numbers.float() + 0.0
-    acc = torch.zeros(2**16, device=GPU)
-    cuda.accumulate(acc, numbers.to(GPU), torch.tensor([0, 2**16]))
+    acc = torch.zeros(2**16, device=place.device)
+    place.library.accumulate(acc, place.put(numbers, 0), torch.tensor([0, 2**16]))
     assert torch.equal(acc.cpu().nan_to_num(7.5), expected.nan_to_num(7.5))
     assert torch.equal(acc.cpu().isnan(), expected.isnan())
 

@@ -1,0 +1,69 @@
+"""What the kernels compute, in torch's own operations, for tensors on any device.
+
+They serve where no library of ours does: on AMD and Intel GPUs, and for what csrc/cuda/ does not know.
+Nothing waits for the device but `encode`, since the host has to know how many bytes there are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpcsgd.kernels.reference import integers
+
+_BITS = 7  # of an index in a byte of its code
+_INDEX_BITS = 32
+
+
+def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
+    """By `torch.topk` of integers that are magnitude and place in one, so that no two are equal.
+
+    `x` of at most 32 bits an element, segments of less than 2³² elements.
+    """
+    parts = [torch.empty(0, dtype=torch.int64, device=x.device)]
+    for start, stop, count in zip(*map(integers, (starts, stops, k)), strict=True):
+        if count > 0:
+            parts.append(start + _of_segment(x[start:stop], count))
+    return torch.cat(parts)
+
+
+def _of_segment(x: Tensor, k: int) -> Tensor:
+    n = x.numel()
+    assert n < 1 << _INDEX_BITS
+    magnitudes = x.float().abs().nan_to_num(torch.nan, torch.inf)  # all NaNs alike, and a copy
+    keys = magnitudes.view(torch.int32).long() << _INDEX_BITS
+    keys += torch.arange(n - 1, -1, -1, device=x.device)  # the lowest index counts most
+    places = keys.topk(k, sorted=False).values & ((1 << _INDEX_BITS) - 1)
+    return (n - 1 - places).sort().values
+
+
+def encode(indices: Tensor, bound: int) -> Tensor:
+    """Of indices below `bound`."""
+    gaps = indices.diff(prepend=indices.new_full((1,), -1)) - 1
+    most = max(1, -(-(bound - 1).bit_length() // _BITS))  # bytes of an index
+    sizes = torch.ones_like(gaps)
+    for byte in range(1, most):
+        sizes += gaps >> _BITS * byte > 0
+    ends = sizes.cumsum(0)
+    length = int(ends[-1]) if indices.numel() else 0
+    code = torch.empty(
+        length + 1, dtype=torch.uint8, device=indices.device
+    )  # the last one: for what is not sent
+    for byte in range(most):
+        follows = sizes > byte + 1
+        value = (gaps >> _BITS * byte & 0x7F) | follows.long() << _BITS
+        place = torch.where(sizes > byte, ends - sizes + byte, length)
+        code.scatter_(0, place, value.to(torch.uint8))
+    return code[:length]
+
+
+def decode(code: Tensor, count: int) -> Tensor:
+    """What `encode` made; whether it did is not looked at."""
+    last = code < 0x80
+    first = last.roll(1)  # the last byte of all ends an index
+    places = torch.arange(code.numel(), device=code.device)
+    begins = torch.where(first, places, 0).cummax(0).values
+    parts = (code & 0x7F).long() << _BITS * (places - begins)
+    gaps = torch.zeros(count, dtype=torch.int64, device=code.device)
+    gaps.index_add_(0, first.cumsum(0) - 1, parts)
+    return (gaps + 1).cumsum(0) - 1

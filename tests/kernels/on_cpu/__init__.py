@@ -1,0 +1,89 @@
+"""csrc/cuda/ as code of a CPU: the headers beside this file stand in for CUDA's.
+
+g++ knows neither `kernel<<<…>>>(…)` nor `__shared__`; these alone are put into other words before.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+HERE = Path(__file__).parent
+CSRC = Path(__file__).parents[3] / "csrc" / "cuda"
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+LAUNCH = re.compile(r"(\w+)<<<(.+?), (\w+), 0, stream>>>\((.*?)\);", re.DOTALL)
+SHARED = re.compile(r"__shared__ ([\w: ]+) (\w+)((?:\[[^\]]+\])?);")
+
+
+def missing() -> str | None:
+    """Why nothing can be built here; `None` where it can."""
+    if platform.machine() != "x86_64":
+        return f"threads of a grid take turns on x86-64 alone, not on {platform.machine()}"
+    return None if shutil.which("g++") else "no g++"
+
+
+@functools.cache
+def missing_sanitizers() -> str | None:
+    """Why g++ cannot build with the sanitizers here; `None` where it can."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            ["g++", *SANITIZERS, "-x", "c++", "-", "-o", f"{folder}/program"],
+            input="int main() {}", capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    return f"g++ has no sanitizers: {done.stderr.strip()}" if done.returncode else None
+
+
+def sources() -> dict[str, str]:
+    """The files of csrc/cuda/ by their names."""
+    return {path.name: path.read_text() for path in sorted(CSRC.iterdir())}
+
+
+def in_plain_words(text: str) -> str:
+    """CUDA's C++ as that of g++."""
+    text = LAUNCH.sub(r"launch(\2, \3, stream, [=] { \1(\4); });", text)
+    text = SHARED.sub(r"static const grid::Shared<\1\3> \2_of_block; auto& \2 = *\2_of_block;", text)
+    assert "<<<" not in text
+    assert "__shared__" not in text
+    return text
+
+
+def built(files: Mapping[str, str], *flags: str) -> Path:
+    """The shared object made of `files`; of the same ones only once, for all who ask on this machine."""
+    files = {name: in_plain_words(text) for name, text in files.items()}
+    files |= {
+        path.name: path.read_text() for path in sorted(HERE.glob("*.*")) if path.suffix in (".h", ".cpp")
+    }
+    content = repr((_compiler(), FLAGS, flags, sorted(files.items()))).encode()
+    cache = Path(tempfile.gettempdir()) / f"hpcsgd-kernels-on-cpu-{os.getuid()}"
+    library = cache / f"{hashlib.sha256(content).hexdigest()[:16]}.so"
+    if not library.exists():
+        cache.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            _compile(files, Path(folder), flags).rename(library)
+    return library
+
+
+def _compile(files: Mapping[str, str], folder: Path, flags: tuple[str, ...]) -> Path:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    units = [str(folder / name) for name in files if name.endswith((".cu", ".cpp"))]
+    library = folder / "libhpcsgd_cuda_on_cpu.so"
+    subprocess.run(
+        ["g++", *FLAGS, *flags, f"-I{folder}", "-x", "c++", *units, "-o", str(library)],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return library
+
+
+@functools.cache
+def _compiler() -> str:
+    return subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout

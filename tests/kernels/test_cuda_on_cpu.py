@@ -1,0 +1,162 @@
+"""The CUDA kernels as code of the CPU: under sanitizers, and with faults, each of which has to be seen."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcsgd.kernels.cuda import Cuda
+from kernels import on_cpu
+
+TESTS = Path(__file__).parents[1]
+needs_compiler = pytest.mark.skipif(on_cpu.missing() is not None, reason=str(on_cpu.missing()))
+SEEDS = 4
+
+UNSEEN: dict[tuple[str, int], str] = {}
+"""Of the `__syncthreads` of a file, by number: those without which all goes on as before, and why."""
+
+BOUNDS = [
+    ("tiles.cuh", "first = tile == 0 ? lead : 0;", "first = 0;"),
+    ("tiles.cuh", "stop - begin < TILE ? int(stop - begin) : TILE", "TILE"),
+    ("tiles.cuh", "return first == 0 && last == TILE;", "return true;"),
+    ("tiles.cuh", "first <= position && position < last", "position < last"),
+    ("tiles.cuh", "first <= position && position < last", "first <= position"),
+    ("tiles.cuh", "tile.has(place) ? key_of(x[place]) : 0", "key_of(x[place])"),
+    ("sums.cuh", "i < count ? numbers[i] : Number(0)", "numbers[i]"),
+    ("sums.cuh", "if (i < count) numbers[i] =", "numbers[i] ="),
+    ("sums.cuh", "lane < N / WARP ? warps[lane] : Number(0)", "warps[lane]"),
+    ("sums.cuh", "if (lane >= step) value += lower;", "value += lower;"),
+    ("candidates.cuh", "of_warp == 0 || int64_t(taken) + total > segment.room", "of_warp == 0"),
+    ("candidates.cuh", "if (segment.rank == 0) return;", ""),
+    ("choice.cuh", "values[min(i, count - 1)]", "values[i]"),
+    ("choice.cuh", "i < count ? key : 0", "key"),
+    ("choice.cuh", "candidates < segment.k || candidates > segment.room", "candidates > segment.room"),
+    ("choice.cuh", "candidates < segment.k || candidates > segment.room", "candidates < segment.k"),
+    ("choice.cuh", "if (number < tiles_of(segment.size)) elements", "elements"),
+    ("choice.cuh", "min(number * length, segment.size)", "number * length"),
+    ("choice.cuh", "min(first + length, segment.size)", "first + length"),
+    ("choice.cuh", "equal && equal_before < sought.rank", "equal"),
+    ("choice.cuh", "min(equal_before, sought.rank)", "equal_before"),
+    ("choice.cuh", "if (!last) return;", ""),
+    ("accumulate.cu", "if (!tile.has(place)) continue;", ""),
+    ("accumulate.cu", "i < tiles; i += THREADS", "i <= tiles; i += THREADS"),
+    ("accumulate.cu", "reinterpret_cast<uintptr_t>(g) % sizeof(Four<Element>) == 0", "true"),
+]
+"""File, text, and what stands there without the check."""
+
+
+@pytest.fixture
+def library() -> Iterator[Cuda]:
+    cuda = Cuda.load(on_cpu.built(on_cpu.sources()))
+    cuda.functions.stand_in_stream.restype = ctypes.c_void_p
+    yield cuda
+    assert cuda.functions.stand_in_device() == 0
+
+
+def trial(library: Path, seeds: int, *preloaded: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+        "LD_PRELOAD": " ".join(preloaded),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "kernels.cuda_trial", str(library), str(seeds)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def sanitized(sources: dict[str, str], seeds: int = 1) -> subprocess.CompletedProcess[str]:
+    runtimes = [
+        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    return trial(on_cpu.built(sources, *on_cpu.SANITIZERS), seeds, *map(str.strip, runtimes))
+
+
+def without(file: str, text: str, instead: str, number: int = 0) -> dict[str, str]:
+    """The sources with something else in place of the text's occurrence of that number, which is there."""
+    sources = on_cpu.sources()
+    parts = sources[file].split(text)
+    assert number + 1 < len(parts), f"{file}: {text}"
+    sources[file] = text.join(parts[: number + 1]) + instead + text.join(parts[number + 1 :])
+    return sources
+
+
+def barriers() -> list[tuple[str, int]]:
+    return [
+        (name, number)
+        for name, text in on_cpu.sources().items()
+        for number in range(len(re.findall(r"__syncthreads\(\);", text)))
+    ]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_sanitizer_complains():
+    if reason := on_cpu.missing_sanitizers():
+        pytest.skip(reason)
+    done = sanitized(on_cpu.sources())
+    assert done.returncode == 0, done.stderr
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("file", "number"), barriers())
+def test_a_missing_barrier_is_seen(file, number):
+    sources = without(file, "__syncthreads();", ";", number)
+    done = trial(on_cpu.built(sources), SEEDS)
+    assert (done.returncode != 0) == ((file, number) not in UNSEEN), done.stderr
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("file", "text", "instead"), BOUNDS)
+def test_a_missing_bounds_check_is_seen(file, text, instead):
+    if reason := on_cpu.missing_sanitizers():
+        pytest.skip(reason)
+    done = sanitized(without(file, text, instead))
+    assert done.returncode != 0
+
+
+@needs_compiler
+def test_the_callers_device_stays_current(library):
+    x, out = torch.zeros(10), torch.zeros(10, dtype=torch.int64)
+    memory = torch.zeros(library.functions.hpcsgd_cuda_above_bytes(10), dtype=torch.uint8)
+    for current, device in [(0, 2), (3, 1), (2, 2), (1, 0)]:
+        library.functions.stand_in_current(current)
+        stream = library.functions.stand_in_stream(device)
+        pointers = (x.data_ptr(), 10)
+        assert not library.functions.hpcsgd_cuda_count_above(
+            device, stream, *pointers, 0.5, memory.data_ptr()
+        )
+        assert not library.functions.hpcsgd_cuda_write_above(
+            device, stream, *pointers, memory.data_ptr(), out.data_ptr()
+        )
+        assert not library.functions.hpcsgd_cuda_usable(device)
+        assert library.functions.hpcsgd_cuda_usable(99)
+        assert library.functions.stand_in_device() == current
+    library.functions.stand_in_current(0)
+
+
+@needs_compiler
+def test_what_cuda_refuses_is_refused(library):
+    error = library.functions.hpcsgd_cuda_usable(99)
+    assert library._message(error) == "invalid device ordinal"
+    stream = library.functions.stand_in_stream(1)  # of another device than the call's
+    assert library.functions.hpcsgd_cuda_count_above(0, stream, None, 10, 0.5, None) == error
+    nothing = library.functions.stand_in_stream(0)
+    assert library._message(
+        library.functions.hpcsgd_cuda_count_above(0, nothing, None, -20_000, 0.5, None)
+    ) == ("invalid configuration")
