@@ -78,10 +78,18 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def write_versions(folder: Path, *, mpi: str | None, groups: int, group_size: int) -> None:
+def write_versions(
+    folder: Path,
+    *,
+    mpi: str | None,
+    groups: int,
+    group_size: int,
+    transport: Mapping[str, str] | None = None,
+) -> None:
     """Add this start of the run to ``versions.json``, a list with one entry a start.
 
-    ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``.
+    ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``;
+    ``transport`` is by what tensors on devices travel, in the group and across.
     """
     path = folder / "versions.json"
     starts = json.loads(path.read_text()) if path.exists() else []
@@ -94,6 +102,7 @@ def write_versions(folder: Path, *, mpi: str | None, groups: int, group_size: in
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "mpi": mpi,
+        "transport": dict(transport) if transport else None,
         "host": platform.node(),
         "platform": platform.platform(),
         "git": _git_state(),

@@ -18,6 +18,18 @@ def on_accelerator(device: torch.device) -> bool:
     return kind is not None and device.type == kind.type
 
 
+def of_place(place: int) -> torch.device | None:
+    """For the rank of this number among those of its node; several have one where there are too few."""
+    kind = accelerator()
+    return kind and torch.device(kind.type, place % torch.accelerator.device_count())
+
+
+def identity(device: torch.device) -> str:
+    """The same for all ranks of a node that see this device, by whatever number."""
+    properties = torch.get_device_module(device).get_device_properties(device)
+    return str(getattr(properties, "uuid", device))
+
+
 class Moment:
     """What the current stream of `device` had been given when this was made."""
 
@@ -29,6 +41,10 @@ class Moment:
     def precede(self) -> None:
         """What the current stream is given from now on comes after it."""
         torch.accelerator.current_stream(self.device).wait_event(self._event)
+
+    def passed(self) -> bool:
+        """Whether that stream has done it all."""
+        return self._event.query()
 
 
 class Streams:
