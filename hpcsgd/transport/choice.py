@@ -13,11 +13,11 @@ from typing import Literal, Protocol
 import torch
 
 from hpcsgd.errors import UserError, near_miss
-from hpcsgd.transport import gpu_mpi, process_group, proof
+from hpcsgd.transport import process_group, proof
 from hpcsgd.transport.backend import Backend, PeerLost
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
-from hpcsgd.transport.gpu_mpi import GpuAware
+from hpcsgd.transport.gpu_mpi import GpuAware, TakesAddresses
 from hpcsgd.transport.process_group import LIBRARIES, GroupBackend
 from hpcsgd.transport.streams import identity, of_place
 
@@ -107,10 +107,10 @@ def _without(ranks: Transport, wish: Wish, identities: Sequence[str]) -> tuple[T
 
 def _attempted(ranks: Transport, way: str, device: torch.device, identities: Sequence[str]) -> Transport | str:
     """By this way, or why not; the same on every rank."""
-    missing, make = (_no_nccl, _nccl) if way == "nccl" else (_no_gpu_mpi, _gpu_mpi)
-    if why := _first(ranks, missing(device, identities)):
-        return why
     host = ranks.backend.host if isinstance(ranks.backend, ByDevice) else ranks.backend
+    missing, make = (_no_nccl, _nccl) if way == "nccl" else (_no_gpu_mpi, _gpu_mpi)
+    if why := _first(ranks, missing(host, device, identities)):
+        return why
 
     def attempt() -> Backend | str:
         try:
@@ -127,7 +127,7 @@ def _attempted(ranks: Transport, way: str, device: torch.device, identities: Seq
     return ranks.by(ByDevice(host, lambda _: made), made.name)
 
 
-def _no_nccl(device: torch.device, identities: Sequence[str]) -> str:
+def _no_nccl(host: Backend, device: torch.device, identities: Sequence[str]) -> str:
     if len(set(identities)) < len(identities):
         return "ranks share a GPU"
     library = LIBRARIES.get(device.type)
@@ -138,8 +138,8 @@ def _nccl(host: Backend, device: torch.device, timeout: float) -> Backend:
     return GroupBackend(host, LIBRARIES[device.type], timeout)
 
 
-def _no_gpu_mpi(device: torch.device, identities: Sequence[str]) -> str:
-    return gpu_mpi.missing(device)
+def _no_gpu_mpi(host: Backend, device: torch.device, identities: Sequence[str]) -> str:
+    return host.lacks(device) if isinstance(host, TakesAddresses) else f"{host.name} takes no addresses"
 
 
 def _gpu_mpi(host: Backend, device: torch.device, timeout: float) -> Backend:

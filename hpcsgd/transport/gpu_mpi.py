@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,6 +31,15 @@ _RUNTIMES = {
     "hip": _Runtime(("MPIX_Query_hip_support", "MPIX_Query_rocm_support"), ("rocm", "hip"), "libmpi_gtl_hsa.so"),
     "xpu": _Runtime(("MPIX_Query_ze_support",), ("level_zero",), "libmpi_gtl_ze.so"),
 }
+
+
+@runtime_checkable
+class TakesAddresses(Protocol):
+    """A host's backend that hands addresses to its library and can say what that does with those of devices."""
+
+    def lacks(self, device: torch.device) -> str:
+        """See `judged`."""
+        ...
 
 
 class GpuAware(Backend):
@@ -94,27 +102,6 @@ class GpuAware(Backend):
         self._host.abort(code)
 
 
-def missing(device: torch.device) -> str:
-    """Why this process's MPI library is not to be given addresses on such devices; empty where it may be tried.
-
-    An address that it cannot use would end the process: hence it is asked before.
-    """
-    from mpi4py import MPI
-
-    info = MPI.COMM_WORLD.Get_info()
-    kinds = info.Get("mpi_memory_alloc_kinds") or ""
-    info.Free()
-    symbols = ctypes.CDLL(MPI.__file__)
-    return judged(
-        "hip" if torch.version.hip else device.type,
-        MPI.Get_library_version(),
-        kinds,
-        lambda name: _answer(symbols, name),
-        os.environ,
-        loaded_files(),
-    )
-
-
 def judged(
     runtime: str,
     library: str,
@@ -123,8 +110,11 @@ def judged(
     environ: Mapping[str, str],
     loaded: Collection[str],
 ) -> str:
-    """`missing`, of what the library and the process say: its name, the memory kinds of MPI 4.1, an answer for
-    each query that it has, the environment and the files that are loaded."""
+    """Why an MPI library is not to be given addresses of this runtime's devices; empty where it may be tried.
+
+    An address that it cannot use would end the process, hence it is asked before: its name, the memory kinds
+    of MPI 4.1, its answer to each query that it has, the environment and the files that are loaded.
+    """
     if runtime not in _RUNTIMES:
         return f"MPI libraries do not know devices of kind {runtime}"
     asked = _RUNTIMES[runtime]
@@ -167,8 +157,14 @@ def _judged_cray(gtl: str, environ: Mapping[str, str], loaded: Collection[str]) 
     return ""
 
 
-def _answer(symbols: ctypes.CDLL, name: str) -> bool | None:
+def answer(symbols: ctypes.CDLL, query: str) -> bool | None:
+    """Of a function that takes nothing; `None` where the library has none of this name."""
     try:
-        return bool(getattr(symbols, name)())
+        return bool(getattr(symbols, query)())
     except AttributeError:
         return None
+
+
+def runtime_of(device: torch.device) -> str:
+    """ROCm's devices are "cuda" to torch."""
+    return "hip" if device.type == "cuda" and torch.version.hip else device.type

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import time
 import warnings
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.errors import JobError
-from hpcsgd.transport import sums
+from hpcsgd.transport import gpu_mpi, sums
 from hpcsgd.transport.backend import ANY, Backend, Reduction
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
@@ -122,6 +124,17 @@ class MpiBackend(Backend):
 
     def abort(self, code: int) -> None:
         self._comm.Abort(code)
+
+    def lacks(self, device: torch.device) -> str:
+        """Why the library takes no addresses of tensors there; empty where it says that it does."""
+        info = self._comm.Get_info()
+        kinds = info.Get("mpi_memory_alloc_kinds") or ""
+        info.Free()
+        library, symbols = MPI.Get_library_version(), ctypes.CDLL(MPI.__file__)
+        query = functools.partial(gpu_mpi.answer, symbols)
+        return gpu_mpi.judged(
+            gpu_mpi.runtime_of(device), library, kinds, query, os.environ, gpu_mpi.loaded_files()
+        )
 
     def _sum_scatter(self, out: Tensor, x: Tensor) -> None:
         kind = _REDUCED[x.dtype]

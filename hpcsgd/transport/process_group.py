@@ -7,11 +7,12 @@ travels over the transport that is there. torch.distributed is imported by whoev
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import socket
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -112,8 +113,8 @@ class GroupBackend(Backend):
         self._host.abort(code)
 
     def close(self) -> None:
-        """End the group and its threads, whatever is still under way."""
-        group, self._group = self._group, None
+        """End the group and its store with their threads, whatever is still under way."""
+        group, self._group, self._store = self._group, None, None
         self._watch.close()
         if group is not None:
             group.abort()
@@ -148,7 +149,7 @@ def missing(library: str) -> str:
     """Why this build of torch makes no groups of the library; empty where it does."""
     import torch.distributed as dist
 
-    there = dist.is_available() and hasattr(dist, f"ProcessGroup{library.upper()}")
+    there = dist.is_available() and getattr(dist, f"is_{library}_available", bool)()
     return "" if there else f"torch {torch.__version__} was built without {library.upper()}"
 
 
@@ -163,15 +164,23 @@ def _store(ranks: Backend, timeout: float) -> Any:
     from torch.distributed import TCPStore
 
     limit, nodes = timedelta(seconds=timeout), ranks.gather_objects((ranks.node, socket.gethostname()))
-    store, here = None, None
     if ranks.rank == 0:
-        here = _address_towards([name for node, name in nodes if node != ranks.node])
-        store = TCPStore(here, 0, is_master=True, timeout=limit, wait_for_workers=False)
-    address, port = ranks.gather_objects(None if store is None else (here, store.port))[0]
+        address = _address_towards([name for node, name in nodes if node != ranks.node])
+        with _reaching(address):
+            store = TCPStore(address, 0, is_master=True, timeout=limit, wait_for_workers=False)
+        ranks.gather_objects((address, store.port))
+        return store
+    address, port = ranks.gather_objects(None)[0]
+    with _reaching(address):
+        return TCPStore(address, port, is_master=False, timeout=limit)
+
+
+@contextlib.contextmanager
+def _reaching(address: str) -> Iterator[None]:
     try:
-        return store or TCPStore(address, port, is_master=False, timeout=limit)
+        yield
     except RuntimeError as error:
-        raise PeerLost(f"no way from {socket.gethostname()} to {address}, port {port}: {error}") from error
+        raise PeerLost(f"no way from {socket.gethostname()} to {address}: {str(error).splitlines()[0]}") from error
 
 
 def _address_towards(others: Sequence[str]) -> str:

@@ -25,9 +25,14 @@ def of_place(place: int) -> torch.device | None:
 
 
 def identity(device: torch.device) -> str:
-    """The same for all ranks of a node that see this device, by whatever number."""
-    properties = torch.get_device_module(device).get_device_properties(device)
-    return str(getattr(properties, "uuid", device))
+    """The same for all ranks of a node that see this device, by whatever number, where torch tells that."""
+    return str(getattr(properties(device), "uuid", device))
+
+
+def properties(device: torch.device) -> object:
+    """What torch tells of it: `name`, `total_memory` and the like; nothing of kinds that tell nothing."""
+    module = getattr(torch, device.type, None)
+    return module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
 
 
 class Moment:

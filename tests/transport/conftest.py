@@ -1,5 +1,6 @@
-"""The battery of this folder is run twice: by the transport that is there, and by a process group of gloo beside
-it, which goes through the lines of `process_group.py` that NCCL goes through on GPUs.
+"""The battery of this folder is run by every way that tensors on devices may travel, here with host memory: by the
+transport that is there, by a process group of gloo beside it, which goes through the lines of `process_group.py`
+that NCCL goes through on GPUs, and by addresses alone.
 """
 
 from __future__ import annotations
@@ -9,39 +10,54 @@ from typing import Any
 
 import pytest
 
-from hpcsgd.transport import Transport
+from hpcsgd.transport import Backend, Transport, gpu_mpi
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.ending import close_libraries
+from hpcsgd.transport.gpu_mpi import GpuAware
 from hpcsgd.transport.process_group import GroupBackend
 
+BATTERY = {"test_operations.py", "test_messages.py"}
 NOT_BY_GLOO = {
-    "test_service.py": "a rank asks itself, too, and answers whoever asks: services are the host's",
-    "test_large.py": "gloo holds the whole of it several times",
-    "test_requests_are_answered_while_their_owner_is_busy": "NCCL has no message from whoever sends first",
+    "test_requests_are_answered_while_their_owner_is_busy": "no group receives from whoever sends first",
+}
+"""Nor services (`test_service.py`): there ranks ask themselves, too. Both are the host's affair always."""
+
+Make = Callable[[Backend, float], Backend]
+WAYS: dict[str, Make] = {
+    "gloo": lambda host, timeout: GroupBackend(host, "gloo", timeout),
+    "addresses": lambda host, timeout: GpuAware(host),
 }
 
 
-@pytest.fixture(params=["host", "gloo"])
-def run(request: pytest.FixtureRequest, run: Callable[..., list[Any]]) -> Iterator[Callable[..., list[Any]]]:
-    """As that of `tests/conftest.py`, by the one or the other."""
-    if request.param == "host":
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "run" in metafunc.fixturenames and metafunc.definition.path.name in BATTERY:
+        ways = [way for way in WAYS if way != "gloo" or metafunc.function.__name__ not in NOT_BY_GLOO]
+        metafunc.parametrize("run", ["host", *ways], indirect=True)
+
+
+@pytest.fixture
+def run(
+    request: pytest.FixtureRequest, run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[Any]]]:
+    """As that of `tests/conftest.py`, by one of the ways."""
+    make = WAYS.get(getattr(request, "param", "host"))
+    if make is None:
         yield run
         return
-    for name in (request.path.name, request.function.__name__):
-        if name in NOT_BY_GLOO:
-            pytest.skip(NOT_BY_GLOO[name])
-    yield lambda n, function, *args: run(n, ByGloo(function), *args)
+    monkeypatch.setattr(gpu_mpi, "settle", lambda device: None)  # host memory has no streams
+    monkeypatch.setattr(gpu_mpi, "on_accelerator", lambda device: device.type == "cpu")
+    yield lambda n, function, *args: run(n, By(make, function), *args)
     close_libraries()  # a group has threads of its own
 
 
-class ByGloo:
-    """`function` of a world whose tensors travel by a process group."""
+class By:
+    """`function` of a world whose tensors travel by what `make` makes of the host's backend."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, make: Make, function: Callable[..., Any]) -> None:
+        self._make, self._function = make, function
 
     def __call__(self, world: Transport, *args: Any) -> Any:
         host = world.backend
         assert isinstance(host, ByDevice)
-        group = world.run(lambda: GroupBackend(host.host, "gloo", world.timeout), "meeting").wait()
-        return self._function(world.by(group, "gloo"), *args)
+        made = world.run(lambda: self._make(host.host, world.timeout), "meeting").wait()
+        return self._function(world.by(made, made.name), *args)
