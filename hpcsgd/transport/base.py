@@ -136,7 +136,7 @@ class Transport:
         return self._relative(self.backend, lane)
 
     def by(self, backend: Backend, way: str) -> Transport:
-        """The same communicator with another backend of the same ranks, for as long as nothing is split off."""
+        """The same communicator with another backend of the same ranks, whose parts are staged again."""
         made = self._relative(backend, self.lane)
         made.way = way
         return made

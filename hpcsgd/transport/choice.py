@@ -1,7 +1,7 @@
 """By which library the tensors on devices travel, chosen for each communicator when groups are formed.
 
-What comes from there by `split` and `apart` is staged again: two communicators of NCCL at once, each on a lane
-of its own, may wait for each other for ever.
+What comes from there by `split` and `apart` is staged again: two communicators of NCCL at once, each on a
+lane of its own, may wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def own_device(world: Transport) -> Device:
 
 
 def chosen(ranks: Transport, wish: Wish, own: Device, inside: bool) -> tuple[Transport, str]:
-    """The same ranks, whose tensors on devices travel as is wished for, and in words what was passed over, and
+    """The same ranks, whose tensors on devices travel as is wished for, and in words what was passed over and
     why. Collective.
 
     "auto" goes by what is there and proven: NCCL `inside` a group and on one node, GPU-aware MPI, by way of
@@ -85,7 +85,7 @@ def chosen(ranks: Transport, wish: Wish, own: Device, inside: bool) -> tuple[Tra
         return _without(ranks, wish, identities)
     on_one_node = len(set(nodes)) == 1
     ways = [wish] if wish != "auto" else ["nccl", "gpu_mpi"] if inside or on_one_node else ["gpu_mpi"]
-    passed_over = []
+    passed_over: list[str] = []
     for way in ways:
         made = _attempted(ranks, way, own.device, identities)
         if not isinstance(made, str):
@@ -105,9 +105,11 @@ def _without(ranks: Transport, wish: Wish, identities: Sequence[str]) -> tuple[T
     return ranks, why if len(lacking) < ranks.size else ""
 
 
-def _attempted(ranks: Transport, way: str, device: torch.device, identities: Sequence[str]) -> Transport | str:
+def _attempted(
+    ranks: Transport, way: str, device: torch.device, identities: Sequence[str]
+) -> Transport | str:
     """By this way, or why not; the same on every rank."""
-    host = ranks.backend.host if isinstance(ranks.backend, ByDevice) else ranks.backend
+    host = _host(ranks.backend)
     missing, make = (_no_nccl, _nccl) if way == "nccl" else (_no_gpu_mpi, _gpu_mpi)
     if why := _first(ranks, missing(host, device, identities)):
         return why
@@ -121,10 +123,15 @@ def _attempted(ranks: Transport, way: str, device: torch.device, identities: Seq
         except RuntimeError as error:
             return str(error).splitlines()[0]
 
-    made = ranks.run(attempt, f"trying {way}", torch.empty(0, device=device)).wait()
-    if why := _first(ranks, made if isinstance(made, str) else ""):
+    made: Backend | str = ranks.run(attempt, f"trying {way}", torch.empty(0, device=device)).wait()
+    why = _first(ranks, made if isinstance(made, str) else "")
+    if isinstance(made, str) or why:
         return why
     return ranks.by(ByDevice(host, lambda _: made), made.name)
+
+
+def _host(backend: Backend) -> Backend:
+    return backend.host if isinstance(backend, ByDevice) else backend
 
 
 def _no_nccl(host: Backend, device: torch.device, identities: Sequence[str]) -> str:
@@ -148,4 +155,5 @@ def _gpu_mpi(host: Backend, device: torch.device, timeout: float) -> Backend:
 
 def _first(ranks: Transport, why: str) -> str:
     """What the first rank says that says something."""
-    return next(filter(None, ranks.gather_objects(why)), "")
+    answers: list[str] = ranks.gather_objects(why)
+    return next(filter(None, answers), "")

@@ -28,14 +28,16 @@ class _Runtime(NamedTuple):
 
 _RUNTIMES = {
     "cuda": _Runtime(("MPIX_Query_cuda_support",), ("cuda",), "libmpi_gtl_cuda.so"),
-    "hip": _Runtime(("MPIX_Query_hip_support", "MPIX_Query_rocm_support"), ("rocm", "hip"), "libmpi_gtl_hsa.so"),
+    "hip": _Runtime(
+        ("MPIX_Query_hip_support", "MPIX_Query_rocm_support"), ("rocm", "hip"), "libmpi_gtl_hsa.so"
+    ),
     "xpu": _Runtime(("MPIX_Query_ze_support",), ("level_zero",), "libmpi_gtl_ze.so"),
 }
 
 
 @runtime_checkable
 class TakesAddresses(Protocol):
-    """A host's backend that hands addresses to its library and can say what that does with those of devices."""
+    """A host's backend that gives its library addresses and can say what that does with those of devices."""
 
     def lacks(self, device: torch.device) -> str:
         """See `judged`."""
@@ -128,7 +130,7 @@ def judged(
     denied = [name for name, answer in answers.items() if answer is not None]
     if denied:
         return f"the MPI library was built without it ({', '.join(denied)} says no)"
-    return "the MPI library does not say that it is, neither by mpi_memory_alloc_kinds nor by " + asked.queries[0]
+    return f"the MPI library does not say so, neither by mpi_memory_alloc_kinds nor by {asked.queries[0]}"
 
 
 def loaded_files() -> set[str]:

@@ -1,5 +1,5 @@
-"""Ranks as members of a process group of torch.distributed: NCCL (RCCL, XCCL) for tensors on devices, and gloo,
-which runs the same lines where there are none.
+"""Ranks as members of a process group of torch.distributed: NCCL (RCCL, XCCL) for tensors on devices, and
+gloo, which runs the same lines where there are none.
 
 No default group is made or touched: the user may have one. A group meets at a store of its own, whose address
 travels over the transport that is there. torch.distributed is imported by whoever makes a group.
@@ -12,7 +12,7 @@ import functools
 import socket
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -43,7 +43,7 @@ class GroupBackend(Backend):
         self.name = _named(library)
         self._host, self._library, self._timeout = host, library, timeout
         self._store = _store(host, timeout)
-        self._group = _made(library, self._store, host, timeout)
+        self._group: Any = _made(library, self._store, host, timeout)
         self._watch = Watch(timeout, functools.partial(_end, host, timeout))
         weakref.finalize(self, self._watch.close)
         close_at_the_end(self)
@@ -69,7 +69,7 @@ class GroupBackend(Backend):
             self._complete(self._group._allgather_base(_bytes(out), _bytes(x)), "allgather", x)
 
     def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
-        runs = out.view(-1).split(list(counts))
+        runs = torch.split(out.view(-1), list(counts))
         runs[self.rank].copy_(x.view(-1))
         for root, run in enumerate(runs):
             self.bcast(run, root)
@@ -147,8 +147,7 @@ class GroupBackend(Backend):
 
 def missing(library: str) -> str:
     """Why this build of torch makes no groups of the library; empty where it does."""
-    import torch.distributed as dist
-
+    dist = _distributed()
     there = dist.is_available() and getattr(dist, f"is_{library}_available", bool)()
     return "" if there else f"torch {torch.__version__} was built without {library.upper()}"
 
@@ -161,9 +160,8 @@ def _end(host: Backend, timeout: float, what: str) -> None:
 
 def _store(ranks: Backend, timeout: float) -> Any:
     """Where the ranks meet: rank 0 keeps it and tells the others by `ranks` at which address; collective."""
-    from torch.distributed import TCPStore
-
-    limit, nodes = timedelta(seconds=timeout), ranks.gather_objects((ranks.node, socket.gethostname()))
+    TCPStore, limit = _distributed().TCPStore, timedelta(seconds=timeout)
+    nodes = ranks.gather_objects((ranks.node, socket.gethostname()))
     if ranks.rank == 0:
         address = _address_towards([name for node, name in nodes if node != ranks.node])
         with _reaching(address):
@@ -176,11 +174,13 @@ def _store(ranks: Backend, timeout: float) -> Any:
 
 
 @contextlib.contextmanager
-def _reaching(address: str) -> Iterator[None]:
+def _reaching(address: str) -> Generator[None, None, None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerLost(f"no way from {socket.gethostname()} to {address}: {str(error).splitlines()[0]}") from error
+        raise PeerLost(
+            f"no way from {socket.gethostname()} to {address}: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _address_towards(others: Sequence[str]) -> str:
@@ -196,8 +196,7 @@ def _address_towards(others: Sequence[str]) -> str:
 
 
 def _made(library: str, store: Any, ranks: Backend, timeout: float) -> Any:
-    import torch.distributed as dist
-
+    dist = _distributed()
     limit = timedelta(seconds=2 * timeout)  # NCCL's own watch ends the process: ours comes first
     if library == "gloo":
         return dist.ProcessGroupGloo(store, ranks.rank, ranks.size, limit)
@@ -215,19 +214,23 @@ def _named(library: str) -> str:
 
 def _reducing(reduction: Reduction) -> Any:
     """A mean is divided by whoever asked."""
-    from torch.distributed import AllreduceOptions, ReduceOp
-
-    options = AllreduceOptions()
-    options.reduceOp = ReduceOp.MAX if reduction == "max" else ReduceOp.SUM
+    dist = _distributed()
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
     return options
 
 
 def _from(root: int) -> Any:
-    from torch.distributed import BroadcastOptions
-
-    options = BroadcastOptions()
+    options = _distributed().BroadcastOptions()
     options.rootRank = root
     return options
+
+
+def _distributed() -> Any:
+    """Imported when there is a group to make. Much of what is used here torch has no types for."""
+    import torch.distributed
+
+    return torch.distributed
 
 
 def _bytes(x: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ _LENGTH = 1000  # elements for each rank
 
 
 def fault(ranks: Backend, device: torch.device) -> str:
-    """What arrives wrong on this rank among tensors on `device`; empty where all is right. Collective, and the
-    first thing that is asked of a library: connections are made now."""
+    """What arrives wrong on this rank among tensors on `device`; empty where all is right. Collective, and
+    the first thing that is asked of a library: connections are made now."""
     checks = {"alltoall": _alltoall, "allreduce": _allreduce, "exchange": _exchange}
     wrong = [name for name, right in checks.items() if not right(ranks, device)]
     return f"{', '.join(wrong)} arrived wrong from {ranks.name}" if wrong else ""

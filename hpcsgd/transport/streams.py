@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -29,10 +30,26 @@ def identity(device: torch.device) -> str:
     return str(getattr(properties(device), "uuid", device))
 
 
-def properties(device: torch.device) -> object:
-    """What torch tells of it: `name`, `total_memory` and the like; nothing of kinds that tell nothing."""
-    module = getattr(torch, device.type, None)
-    return module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
+def properties(device: torch.device) -> Any:
+    """What torch tells of it: `name`, `total_memory` and the like; `None` where it tells nothing."""
+    ask = getattr(_module(device), "get_device_properties", None)
+    return None if ask is None else ask(device)
+
+
+def reaches(device: torch.device, other: torch.device) -> bool | None:
+    """Whether one reads the memory of the other without the host; `None` where torch does not tell."""
+    ask = getattr(_module(device), "can_device_access_peer", None)
+    return None if ask is None else ask(device, other)
+
+
+def all_visible() -> list[torch.device]:
+    """The accelerators that this process sees."""
+    kind = accelerator()
+    return [torch.device(kind.type, i) for i in range(torch.accelerator.device_count())] if kind else []
+
+
+def _module(device: torch.device) -> object:
+    return getattr(torch, device.type, None)
 
 
 class Moment:

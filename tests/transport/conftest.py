@@ -1,6 +1,6 @@
-"""The battery of this folder is run by every way that tensors on devices may travel, here with host memory: by the
-transport that is there, by a process group of gloo beside it, which goes through the lines of `process_group.py`
-that NCCL goes through on GPUs, and by addresses alone.
+"""The battery of this folder is run by every way that tensors on devices may travel, here with host memory:
+by the transport that is there; by a process group of gloo beside it, in the lines of `process_group.py` that
+NCCL goes through on GPUs; and by addresses alone.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ CRAY = {"library": "MPI VERSION    : CRAY MPICH version 8.1.28.15", "environ": M
 ON = {"MPICH_GPU_SUPPORT_ENABLED": "1"}
 
 SAID: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing": ({}, "does not say that it is, neither by mpi_memory_alloc_kinds nor by MPIX_Query_cuda_support"),
-    "no": ({"says": {"MPIX_Query_cuda_support": False}}, "built without it (MPIX_Query_cuda_support says no)"),
+    "nothing": ({}, "neither by mpi_memory_alloc_kinds nor by MPIX_Query_cuda_support"),
+    "no": ({"says": {"MPIX_Query_cuda_support": False}}, "without it (MPIX_Query_cuda_support says no)"),
     "yes": ({"says": {"MPIX_Query_cuda_support": True}}, ""),
     "by its kinds of memory": ({"kinds": "mpi,system,cuda:device"}, ""),
     "kinds of another maker": ({"kinds": "mpi,system,rocm:device"}, "does not say"),
     "yes, of HIP": ({"runtime": "hip", "says": {"MPIX_Query_hip_support": True}}, ""),
     "yes, of ROCm": ({"runtime": "hip", "says": {"MPIX_Query_rocm_support": True}}, ""),
-    "yes, but of CUDA": ({"runtime": "hip", "says": {"MPIX_Query_cuda_support": True}}, "MPIX_Query_hip_support"),
+    "yes, but of CUDA": ({"runtime": "hip", "says": {"MPIX_Query_cuda_support": True}}, "nor by MPIX_Query_"),
     "a device that it cannot know": ({"runtime": "far"}, "do not know devices of kind far"),
     "Cray, all there": ({**CRAY, "environ": MODULES | ON}, ""),
     "Cray, not asked for": (CRAY, "MPICH_GPU_SUPPORT_ENABLED=1 alone"),

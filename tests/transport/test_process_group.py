@@ -56,7 +56,7 @@ def test_a_missing_rank_is_noticed_in_time() -> None:
         group.timeout = 0.5
         start = time.perf_counter()
         if world.rank != 1:
-            with pytest.raises(PeerLost, match="allreduce over 3 ranks: no answer within 0.5 s"):
+            with pytest.raises(PeerLost, match=r"allreduce over 3 ranks: no answer within 0.5 s"):
                 group.allreduce(torch.ones(3)).wait()
         seconds = time.perf_counter() - start
         noticed.wait(20)
@@ -138,7 +138,14 @@ def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest
 
     monkeypatch.setattr(process_group, "Moment", Moment)
     threads.run(1, talk)
-    exchange = [("_start_coalescing",), ("recv", 2), ("send", 1), ("send", 2), ("_end_coalescing",), ("wait",)]
+    exchange = [
+        ("_start_coalescing",),
+        ("recv", 2),
+        ("send", 1),
+        ("send", 2),
+        ("_end_coalescing",),
+        ("wait",),
+    ]
     send = [("_start_coalescing",), ("send", 2), ("_end_coalescing",), ("wait",)]
     assert [(name, *rest) for name, *rest in group.asked if name != "alltoall_base"] == [
         *exchange, *send, ("wait",)
