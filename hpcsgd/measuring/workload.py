@@ -38,11 +38,12 @@ class Workload:
         x, y = parts.vary(*self._samples[batch])
         parts.optimizer.zero_grad()
         times = [perf_counter()]
-        loss = parts.task.loss(parts.model(x), y)
+        with parts.precision.computing():
+            loss = parts.task.loss(parts.model(x), y)
         times.append(perf_counter())
-        loss.backward()
+        parts.precision.backward(loss)
         times.append(perf_counter())
-        parts.optimizer.step(loss=loss)
+        parts.precision.step(parts.optimizer, loss=loss)
         times.append(perf_counter())
         return [after - before for before, after in itertools.pairwise(times)]
 

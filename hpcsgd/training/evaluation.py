@@ -35,7 +35,8 @@ def evaluate(parts: Assembly) -> Score:
         parts.model.eval()
         for rows in torch.arange(len(parts.test))[world.rank :: world.size].split(min(BATCH, task.at_once)):
             x, y = parts.test.collate(parts.test.__getitems__(rows.tolist()))
-            sums += task.tally(parts.model(x), y)
+            with parts.precision.computing():
+                sums += task.tally(parts.model(x), y)
         parts.model.train()
     with phase("evaluation"):
         world.allreduce(sums).wait()

@@ -70,6 +70,7 @@ class Loop(ABC):
         parts.sampler.load_state_dict(shared["sampler"])
         parts.warm_up.load_state_dict(shared["warm_up"])
         take_up_scheduler(parts.scheduler, shared["scheduler"])
+        parts.precision.load_state_dict(shared["precision"])
         if own is not None:
             load_generators_state(own)
             parts.generator.set_state(own["transform"])
@@ -100,11 +101,20 @@ class Loop(ABC):
         optimizer = parts.optimizer
         loss = self._backward(*parts.vary(x, y))
         self._lr = optimizer.rates[0]
-        optimizer.step(loss=loss)
+        made = parts.precision.step(optimizer, loss=loss)
+        parts.batches.advance()
+        self._meter.step(loss, len(y), data_seconds, optimizer.notes if made else {})
+        if made:
+            self._updated()
+        else:
+            self._progress.note(f"step {optimizer.t + 1}: gradients overflow in float16, scaled too high")
+
+    def _updated(self) -> None:
+        """What comes after an update."""
+        parts = self._parts
+        optimizer = parts.optimizer
         if parts.scheduler is not None and self._per_step:
             parts.scheduler.step()
-        parts.batches.advance()
-        self._meter.step(loss, len(y), data_seconds, optimizer.notes)
         self._note(optimizer.notes)
         if optimizer.t % self._config.log_every == 0:
             self._begin_reading()
@@ -123,10 +133,11 @@ class Loop(ABC):
         parts.optimizer.zero_grad()
         parts.optimizer.accumulate(len(pieces))
         for some_x, some_y in pieces:
-            loss = parts.task.loss(parts.model(some_x), some_y)
+            with parts.precision.computing():
+                loss = parts.task.loss(parts.model(some_x), some_y)
             _require_finite(loss, parts.optimizer.t + 1)
             share = weight * len(some_y) / len(y)
-            (loss if share == 1 else loss * share).backward()
+            parts.precision.backward(loss if share == 1 else loss * share)
             total = total + loss.detach() * (len(some_y) / len(y))
         return total
 
@@ -268,6 +279,7 @@ class Loop(ABC):
             "sampler": parts.sampler.state_dict(),
             "warm_up": parts.warm_up.state_dict(),
             "scheduler": scheduler_state(parts.scheduler),
+            "precision": parts.precision.state_dict(),
         }
         own = {**generators_state(), "transform": parts.generator.get_state()}
         if parts.natural_gradient is not None:

@@ -44,6 +44,17 @@ class Streams:
         return self._made[device]
 
 
+def captured(device: torch.device) -> bool:
+    """Whether what is asked of `device` now is only written down, as a CUDA graph, to be done later."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def choose_no_kernels_by_time() -> None:
+    """cuDNN, else, tries convolutions out and takes the fastest, which may be another one every time."""
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+
+
 def settle(device: torch.device) -> None:
     """Return when the current stream has done all that it was given; the core is free meanwhile."""
     event = torch.Event(device, blocking=True)
