@@ -2,7 +2,8 @@
 
 P. Micikevicius et al.: Mixed Precision Training, ICLR 2018. ``bf16`` and ``fp16`` are torch's autocast:
 parameters stay as they are, and what gains by it is computed in 16 bits. float16 has few exponents: its
-losses are scaled. ``bf16_master`` has bfloat16 parameters, too, and so half the bytes on the wire; see `master`.
+losses are scaled. ``bf16_master`` has bfloat16 parameters, too, and so half the bytes on the wire: see
+`master`.
 """
 
 from __future__ import annotations

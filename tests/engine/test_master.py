@@ -203,9 +203,7 @@ def test_a_state_with_masters_needs_them(run) -> None:
         state = made(torch.float32).state_dict()
         made(None).load_state_dict(state)
 
-    with pytest.raises(
-        UserError, match=r"optimizer state with masters: give DistributedOptimizer\(master=\.\.\.\)"
-    ):
+    with pytest.raises(UserError, match=r"optimizer state with masters: give .*\(master="):
         run(2, taken)
 
 
