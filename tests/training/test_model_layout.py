@@ -61,9 +61,7 @@ def test_images_and_weights_have_their_channels_side_by_side() -> None:
 
 
 def test_channels_last_of_no_images_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"\[training\] channels_last: the model has no convolution over images"
-    ):
+    with pytest.raises(UserError, match=r"\[training\] channels_last: the model has no convolution"):
         channels_last(mlp(4))
 
 

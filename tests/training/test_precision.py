@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import hpcsgd
 from hpcsgd.config.schema import load
-from hpcsgd.core.topology import form
+from hpcsgd.core.topology import Absent, form
 from hpcsgd.data import Store
 from hpcsgd.errors import UserError
 from hpcsgd.training import process
@@ -29,6 +30,7 @@ from training.launches import JOB, launch, make_store
 BITS = ["bf16", "fp16", "bf16_master"]
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ON_4 = ("--job.groups", "2", "--data.batch_size", "8", "--model.build", "training.small:steady")
+SPARSE = '{name="sparse",sparsifier={name="topk",density=0.5}}'
 ARGUMENTS = ("--model.arguments", "{inputs = 36}")
 
 
@@ -133,7 +135,7 @@ def test_masters_are_of_a_model_in_bfloat16(job_file: Path, tmp_path: Path) -> N
             [
                 "--training.precision=fp16",
                 "--method.exchange",
-                '{name="sparse",sparsifier={name="topk",density=0.5}}',
+                SPARSE,
             ],
             r"\[training\] precision: GradScaler with a sparse exchange",
         ),
@@ -149,6 +151,15 @@ def test_what_does_not_go_together_is_refused_before_anything_trains(
 
     with pytest.raises(UserError, match=message):
         threads.run(2, one)
+
+
+def test_groups_that_may_die_would_skip_other_steps(job_file: Path) -> None:
+    def one(world: Transport) -> None:
+        config = load(job_file, ["--training.precision", "fp16", "--method.name", "ensemble"])
+        assemble(config, dataclasses.replace(form(world), peers=Absent(count=2)), "job.toml")
+
+    with pytest.raises(UserError, match=r"\[training\] precision: GradScaler among groups that may die"):
+        threads.run(1, one)
 
 
 def test_a_probe_trains_in_the_same_precision(
