@@ -53,6 +53,7 @@ bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/alpha_beta.py --quick
 	"$(BIN)/python" benchmarks/simulation_speed.py --quick
 	"$(BIN)/python" benchmarks/paper_scaling.py --quick
+	"$(BIN)/python" benchmarks/gpu.py --quick
 
 doctor: $(ENV)
 	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor

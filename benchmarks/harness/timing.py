@@ -88,13 +88,18 @@ class Clock(Protocol):
 
 
 class WallClock:
-    def __init__(self) -> None:
+    """Of what has been done, also where a device does it: `done` returns when nothing is under way."""
+
+    def __init__(self, done: Callable[[], object] = lambda: None) -> None:
+        self._done = done
         self.start()
 
     def start(self) -> None:
+        self._done()
         self._started = perf_counter()
 
     def stop(self) -> float:
+        self._done()
         return perf_counter() - self._started
 
 

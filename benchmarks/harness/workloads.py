@@ -16,6 +16,7 @@ import hpcsgd
 from hpcsgd.models import mlp, resnet20
 
 Step = Callable[[], None]
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -24,15 +25,16 @@ class Workload:
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     """Of the batch that one rank takes in one step."""
+    device: torch.device = CPU
 
     def model(self) -> nn.Module:
         torch.manual_seed(0)
-        return self.make()
+        return self.make().to(self.device)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(1)
         labels = torch.randint(10, self.shape[:1], generator=generator)
-        return torch.randn(self.shape, generator=generator), labels
+        return torch.randn(self.shape, generator=generator).to(self.device), labels.to(self.device)
 
     def training(self, model: nn.Module, optimizer: optim.Optimizer) -> Step:
         """One step of it."""

@@ -102,6 +102,21 @@ def cells(row: dict[str, Any]) -> list[object]:
     return [*values, f"{1e6 * seconds:.1f}", f"{moved / seconds / 1e9:.0f}", ratio]
 
 
+HEAD = ["n", "elements", "k", "who", "µs", "GB/s", "ours over it (quartiles)"]
+
+
+def rows_of(device: torch.device, quick: bool) -> list[dict[str, Any]]:
+    """All that there is to be measured."""
+    rows: list[dict[str, Any]] = []
+    generator = torch.Generator(device).manual_seed(0)
+    normal = torch.randn(N, device=device, generator=generator)
+    arrays = {"normal": normal} if quick else {"normal": normal, "heavy-tailed": normal**5}
+    for elements, x in arrays.items():
+        for share in SHARES:
+            rows += measured(x, elements, share, rounds=5 if quick else 30)
+    return rows
+
+
 def measure(quick: bool, file: Path | None) -> None:
     """Raises `SystemExit` where there is no GPU, or no library for it: then nothing was measured."""
     if not torch.cuda.is_available():
@@ -110,15 +125,9 @@ def measure(quick: bool, file: Path | None) -> None:
     library = kernels.cuda(device)
     if library is None:
         raise SystemExit("no CUDA kernels to measure: pip install -e . where there is nvcc")
-    run, rows = Run(), []
-    generator = torch.Generator(device).manual_seed(0)
-    normal = torch.randn(N, device=device, generator=generator)
-    arrays = {"normal": normal} if quick else {"normal": normal, "heavy-tailed": normal**5}
-    for elements, x in arrays.items():
-        for share in SHARES:
-            rows += measured(x, elements, share, rounds=5 if quick else 30)
+    run = Run()
+    rows = rows_of(device, quick)
     name = torch.cuda.get_device_name(device)
     print(f"{library}, {name}")
-    head = ["n", "elements", "k", "who", "µs", "GB/s", "ours over it (quartiles)"]
-    print_table(map(cells, rows), head)
+    print_table(map(cells, rows), HEAD)
     run.conclude(rows, goals(rows), file, {"kernels": str(library), "gpu": name})

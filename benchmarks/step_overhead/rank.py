@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import hpcsgd
-from harness import Contestant, Spread, interleaved, ratios
+from harness import Contestant, Spread, WallClock, interleaved, ratios
 from harness.mpi import Together
 from harness.workloads import WORKLOADS, Step, Workload, ddp_tuned, ours, plain
 from hpcsgd.training.process import keep_freed_memory
@@ -79,7 +79,10 @@ def measure(
 ) -> list[dict[str, Any]]:
     sent: dict[str, float] = {}
     contestants = {name: contestant(name, entry, workload, steps, sent) for name, entry in entries.items()}
-    blocks = interleaved(contestants, rounds=rounds, ranks=Together())
+    on_host = workload.device.type == "cpu"
+    clock = WallClock() if on_host else WallClock(lambda: torch.accelerator.synchronize(workload.device))
+    bytes_at_most = {} if on_host else peaks(workload, entries)
+    blocks = interleaved(contestants, rounds=rounds, ranks=Together(), clock=clock)
     rows = []
     for name, entry in entries.items():
         row: dict[str, Any] = {"ranks": comm.Get_size(), "model": workload.name, "who": name}
@@ -95,10 +98,25 @@ def measure(
             baseline = blocks[row["against"]]
             row["ratio"] = asdict(ratios(blocks[name].wall, baseline.wall))
             row["cpu_ratio"] = asdict(ratios(blocks[name].cpu, baseline.cpu))
+        if name in bytes_at_most:
+            row["peak_device_bytes"] = bytes_at_most[name]
         if entry.job:
             row["bytes_a_step"] = (entry.sent() - sent[name]) / (rounds * steps)
         rows.append(row)
     return rows
+
+
+def peaks(workload: Workload, entries: dict[str, Entry]) -> dict[str, int]:
+    """Bytes on the device at the worst moment of a step, of each contestant where it is alone."""
+    found = {}
+    for name, entry in entries.items():
+        before = torch.accelerator.memory_allocated(workload.device)
+        step = entry.make(workload)
+        step()
+        torch.accelerator.reset_peak_memory_stats(workload.device)
+        step()
+        found[name] = torch.accelerator.max_memory_allocated(workload.device) - before
+    return found
 
 
 def copy_rates(comm: MPI.Comm, megabytes: int = 64) -> dict[str, float]:
@@ -115,10 +133,20 @@ def copy_rates(comm: MPI.Comm, megabytes: int = 64) -> dict[str, float]:
     return {name: moved[name] / min(times.wall) for name, times in blocks.items()}
 
 
-def join_gloo(comm: MPI.Comm, folder: str) -> None:
+def join(comm: MPI.Comm, folder: str, device: torch.device) -> None:
+    """By gloo, or by what torch has for devices of that type, as NCCL."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    meeting = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=meeting, rank=comm.Get_rank(), world_size=comm.Get_size())
+    backend, meeting = dist.get_default_backend_for_device(device), f"file://{folder}/store"
+    dist.init_process_group(backend, init_method=meeting, rank=comm.Get_rank(), world_size=comm.Get_size())
+
+
+def device_of(kind: str, rank: int) -> torch.device:
+    """This rank's, of as many as its node has."""
+    if kind == "cpu":
+        return torch.device(kind)
+    device = torch.device(kind, rank % torch.accelerator.device_count())
+    torch.accelerator.set_device_index(device.index)
+    return device
 
 
 def main() -> None:
@@ -126,20 +154,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True, help="in one timed block")
+    parser.add_argument("--device", default="cpu", help="the kind that all ranks train on")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # for all contestants alike: page faults by luck of the heap are ±5 %
     comm = MPI.COMM_WORLD
     several = comm.Get_size() > 1
+    device = device_of(arguments.device, comm.Get_rank())
     with tempfile.TemporaryDirectory() as folder:
         if several:
-            join_gloo(comm, comm.bcast(folder))
+            join(comm, comm.bcast(folder), device)
         entries = many_ranks(comm.Get_size()) if several else one_rank()
         rates = copy_rates(comm)
         rows = [
             row
             for workload in WORKLOADS
-            for row in measure(workload, entries, arguments.rounds, arguments.steps, comm)
+            for row in measure(
+                replace(workload, device=device), entries, arguments.rounds, arguments.steps, comm
+            )
         ]
         comm.Barrier()
         if several:

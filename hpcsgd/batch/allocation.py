@@ -18,13 +18,19 @@ class Allocation:
     ranks_per_node: int = 1
     cpus_per_rank: int = 1
     gpus_per_node: int | None = None
+    gpus_per_rank: int | None = None
     time: str = "1:00:00"
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node"):
+        for name in ("nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "gpus_per_rank"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"--{name.replace('_', '-')} {value}: at least 1 is needed")
+        if self.gpus_per_node is not None and self.gpus_per_rank is not None:
+            raise UserError(
+                f"--gpus-per-node {self.gpus_per_node} and --gpus-per-rank {self.gpus_per_rank}: "
+                "give one of them, not both"
+            )
         if seconds(self.time) == 0:
             raise UserError(f"--time {self.time}: no time at all")
 
@@ -45,9 +51,8 @@ class Allocation:
             "cpus-per-task": str(self.cpus_per_rank),
             "time": self.time,
         }
-        if self.gpus_per_node is not None:
-            options["gpus-per-node"] = str(self.gpus_per_node)
-        return options
+        gpus = {"gpus-per-node": self.gpus_per_node, "gpus-per-task": self.gpus_per_rank}
+        return options | {name: str(count) for name, count in gpus.items() if count is not None}
 
 
 def seconds(time: str) -> int:

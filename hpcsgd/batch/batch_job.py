@@ -74,7 +74,9 @@ def prepare(
         "MODULES": site.modules,
         "SETUP": str(site.setup or ""),
         "MPI": site.mpi,
+        "BIND": site.bindings(),
         "SRUN": site.srun,
+        "ENVIRONMENT": site.variables(),
         "RUN": str(run),
         **own,
     }

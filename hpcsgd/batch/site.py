@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcsgd.config.reader import read_section, read_toml
@@ -26,6 +26,23 @@ class Site:
     """Further options of sbatch, as ``--constraint=gpu``."""
     srun: tuple[str, ...] = ()
     """Further options of srun."""
+    cpu_bind: str = "cores"
+    """`srun --cpu-bind=`: which cores a rank has, best near the GPU of its number."""
+    gpu_bind: str | None = None
+    """`srun --gpu-bind=`: which GPUs a rank sees."""
+    mem_bind: str | None = None
+    """`srun --mem-bind=`: of which NUMA node its memory is."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables of all ranks, as those that choose a network card."""
+
+    def bindings(self) -> list[str]:
+        """Options of srun."""
+        given = {"cpu-bind": self.cpu_bind, "gpu-bind": self.gpu_bind, "mem-bind": self.mem_bind}
+        return [f"--{name}={value}" for name, value in given.items() if value is not None]
+
+    def variables(self) -> list[str]:
+        """As the shell exports them."""
+        return [f"{name}={value}" for name, value in self.environment.items()]
 
     def options(self) -> dict[str, str]:
         """As sbatch names them."""

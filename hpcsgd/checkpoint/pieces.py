@@ -73,12 +73,16 @@ class SavedGroups:
         groups = [group[name] for group in self._groups if _has_state(group.get(name, []))]
         if not groups:
             return PieceState({}, {})
-        keys = groups[0][0].elements
+        fullest = max(groups, key=lambda pieces: len(pieces[0].elements))[0]  # others may have masters alone
         elements = {
-            key: mean(_elements(g, start, stop, lambda piece, key=key: piece.elements[key]) for g in groups)
-            for key in keys
+            key: mean(
+                _elements(g, start, stop, lambda piece, key=key: piece.elements[key])
+                for g in groups
+                if key in g[0].elements
+            )
+            for key in fullest.elements
         }
-        return PieceState(elements, tree.read(groups[0][0].rest))
+        return PieceState(elements, tree.read(fullest.rest))
 
     def states(self) -> Iterator[tuple[str, list[dict[str, tree.Item]]]]:
         """By role what the method remembered, unread, in sections, on each rank."""

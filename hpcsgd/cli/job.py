@@ -32,7 +32,9 @@ class Wanted:
     cpus_per_rank: int = 1
     "Cores, and so threads, of each rank."
     gpus_per_node: int | None = None
-    "How many GPUs of each node."
+    "How many GPUs of each node; a rank takes the one of its number there."
+    gpus_per_rank: int | None = None
+    "How many GPUs for each rank instead."
     time: str = "1:00:00"
     "How long one start may last, as sbatch reads it."
     partition: str | None = None
@@ -55,6 +57,7 @@ class Wanted:
             ranks_per_node=self.ranks_per_node,
             cpus_per_rank=self.cpus_per_rank,
             gpus_per_node=self.gpus_per_node,
+            gpus_per_rank=self.gpus_per_rank,
             time=self.time,
         )
 

@@ -1,8 +1,8 @@
 """Field annotations as rules: does a value fit one, and how does the rule read in an error line?
 
-Understood are ``int``, ``float``, ``str``, ``Path``, ``Literal``, ``dict[str, Any]``, ``dict`` and ``tuple``
-of one of the first three, any of these ``| None``, and ``Annotated`` with the bounds below. Nothing is
-rounded or coerced: 3.5 is no int, true is no number.
+Understood are ``int``, ``float``, ``str``, ``bool``, ``Path``, ``Literal``, ``dict[str, Any]``, ``dict`` and
+``tuple`` of one of the first three, any of these ``| None``, and ``Annotated`` with the bounds below. Nothing
+is rounded or coerced: 3.5 is no int, true is no number.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Above:
         return f"> {self.low}"
 
 
-NAMES = {int: "int", float: "number", str: "str", Path: "path"}
+NAMES = {int: "int", float: "number", bool: "true or false", str: "str", Path: "path"}
 
 
 def expectation(kind: Any) -> str:
@@ -87,6 +87,8 @@ def _fit(kind: Any, value: Any) -> Any:
         return _checked(plain(value), int)
     if kind is float:
         return _finite(_checked(plain(value), int, float))
+    if kind is bool:
+        return _checked(plain(value), bool)
     origin = get_origin(kind)
     if origin is Annotated:
         return _bounded(*get_args(kind), value=value)

@@ -116,6 +116,10 @@ class TrainingSection:
     stop_ahead: Seconds = 60.0  # how long before the end of its Slurm job a run saves and stops
     threads: Count | None = None  # torch threads of each rank; none: OMP_NUM_THREADS, or 1
     device: str = "auto"  # "cpu" or a kind of accelerator; auto: one of those that the rank sees, if any
+    precision: Literal["fp32", "bf16", "fp16", "bf16_master"] = "fp32"  # docs/gpu.md
+    channels_last: bool = False  # images, and the weights of convolutions, with channels side by side
+    compile: bool = False  # the model, by regions
+    deterministic: bool = False  # only operations that give the same bits every time
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.samples is not None:

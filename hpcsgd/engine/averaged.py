@@ -12,15 +12,8 @@ from hpcsgd.averagers import agree, average_joined
 from hpcsgd.averagers.distance import distance
 from hpcsgd.core.method import Central
 from hpcsgd.core.step import Step
+from hpcsgd.engine.meeting import gather_chunks
 from hpcsgd.transport import phase
-
-
-def gather_chunks(s: Step) -> None:
-    """w ← the chunks that the positions of the group own; collective over the group."""
-    if s.job.K > 1:
-        works = [s.job.group.allgather(b.w, b.own) for b in s.buckets]
-        for work in works:
-            work.wait()
 
 
 def float_buffers(model: nn.Module) -> list[Tensor]:

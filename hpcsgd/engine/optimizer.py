@@ -14,8 +14,9 @@ from hpcsgd.core.method import Method, State, alike_everywhere, beside
 from hpcsgd.core.norm import clip
 from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
-from hpcsgd.engine.averaged import averaged, float_buffers, gather_chunks
+from hpcsgd.engine.averaged import averaged, float_buffers
 from hpcsgd.engine.lr import rates_in_force
+from hpcsgd.engine.meeting import gather_chunks, meet
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer, is_elementwise
 from hpcsgd.engine.wrapping import Scaled, require_alike, require_peers, share_start, trained_parameters
@@ -48,6 +49,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             ones leave sooner and cost more messages.
         overlap: whether they travel while the backward pass goes on. Default True; with False the gradients
             may be changed by hand between `backward()` and `step()`.
+        master: a dtype, as torch.float32: parameters of fewer bits are updated by way of copies of that type,
+            of the own chunk, and so is the optimizer's state. Default None: as they are.
 
     Raises:
         UserError: where ranks disagree about the model or the optimizer cannot be distributed.
@@ -73,6 +76,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         accumulate: int = 1,
         bucket_mb: float = 25.0,
         overlap: bool = True,
+        master: torch.dtype | None = None,
     ) -> None:
         with job.together("wrapping the optimizer"):
             require_peers(job, method)
@@ -88,8 +92,9 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         with torch.no_grad():
             buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6)
-        self.local = ShardedOptimizer(optimizer, buckets, cut=self._exchange.shards and job.K > 1)
         share_start(job, buckets, model, self.trained)
+        cut = self._exchange.shards and job.K > 1
+        self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master)
         self._reducer = None
         if not self._exchange.idle(job):
             self._reducer = GradientReducer(
@@ -168,7 +173,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         shared = self._exchange.across
         if not s.job.alone and self.method.when(s):
             shared = True
-            self._meet()
+            meet(s, self.method.how, self._exchange.shards)
         if shared and s.job.P > 1 and "distance" not in s.notes:
             s.notes["shared"] = 1.0
         if self._exchange.shards:
@@ -271,18 +276,6 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
                 "add_param_group after DistributedOptimizer was made: add it to the optimizer before"
             )
         super().add_param_group(param_group)
-
-    def _meet(self) -> None:
-        """An averager of whole models finds them whole, and one of chunks leaves the models whole."""
-        s = self._step
-        if self._exchange.shards and not self.method.how.shards:
-            with phase("parameters"):
-                gather_chunks(s)
-        with phase("average"):
-            self.method.how(s)
-        if self.method.how.shards and not self._exchange.shards:
-            with phase("parameters"):
-                gather_chunks(s)
 
     def _departing(self) -> Departure:
         """Of the step that gradients leave for."""

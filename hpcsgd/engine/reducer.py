@@ -12,7 +12,7 @@ from hpcsgd.core.flat import Bucket, Slot
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, phase
-from hpcsgd.transport.streams import Confluence
+from hpcsgd.transport.streams import Confluence, captured
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,11 @@ class GradientReducer:
         def arrived(_: nn.Parameter) -> None:
             if not slot.at_home():
                 return  # another DistributedOptimizer has it now, or step() will complain
+            if captured(slot.param.device):
+                raise UserError(
+                    "a backward pass is being captured as a CUDA graph, but messages between ranks cannot be "
+                    "replayed: train without CUDA graphs"
+                )
             if index < len(self._sent):
                 raise UserError(
                     f"gradient of {slot.name} changed after it was sent: for several backward passes before "

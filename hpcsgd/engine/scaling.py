@@ -39,8 +39,8 @@ class GradScaler(torch.amp.GradScaler):
         enabled: with False everything is passed on as it is. Default True.
 
     Raises:
-        UserError: in a step with a sparse exchange, what it keeps being of several scales, and among groups
-            that are jobs of their own.
+        UserError: in a step with a sparse exchange, what it keeps being of several scales, among groups that
+            are jobs of their own, and with masters.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
@@ -76,7 +76,7 @@ class GradScaler(torch.amp.GradScaler):
         distributed = _distributed(optimizer)
         if distributed is None:
             return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
-        _require_scalable(distributed)
+        require_scalable(distributed)
         distributed.finish_exchange()
         found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         found = found or {found_inf.device: found_inf}  # a position may own nothing of a small model
@@ -95,8 +95,11 @@ def _distributed(optimizer: optim.Optimizer) -> DistributedOptimizer | None:
     return optimizer if isinstance(optimizer, DistributedOptimizer) else None
 
 
-def _require_scalable(optimizer: DistributedOptimizer) -> None:
+def require_scalable(optimizer: DistributedOptimizer) -> None:
+    """Raises `UserError` where a `GradScaler` is of no use."""
     if optimizer.method.exchange_keeps():
         raise UserError("GradScaler with a sparse exchange: what it keeps would be of several scales")
     if optimizer.job.has_peers:
         raise UserError("GradScaler among groups that may die: each would skip other steps; use bfloat16")
+    if optimizer.local.has_masters:
+        raise UserError("GradScaler with masters: what it unscales is not what they are updated by")

@@ -16,7 +16,9 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket, Piece
 from hpcsgd.core.on_host import on_host
-from hpcsgd.engine.initial_state import NUMBERS, complete, like_new
+from hpcsgd.engine.initial_state import complete, like_new
+from hpcsgd.engine.master import MASTER, Master, needs_master
+from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
 
@@ -45,17 +47,30 @@ class Held:
     bucket: Bucket | None = None
     offset: int = 0
     """Where it begins in the bucket's own chunk; whole parameters need no bucket."""
+    master: Master | None = None
+    """Where the tensor is one, and the model's elements are rounded from it."""
 
     def take_gradient(self) -> None:
         """Find the gradient that the exchange left in the bucket."""
+        g = self.param.grad
         if self.bucket is not None:
-            self.tensor.grad = self.bucket.g_own[self.offset : self.offset + self.tensor.numel()]
+            g = self.bucket.g_own[self.offset : self.offset + self.tensor.numel()]
+        if self.master is not None:
+            self.master.take_gradient(g)
+        else:
+            self.tensor.grad = g
+
+    def keep_master(self, dtype: torch.dtype) -> None:
+        """Have a master of that type updated in place of the model's elements, if they are narrower."""
+        if needs_master(self.param, dtype):
+            self.master = Master.of(self.tensor, dtype)
+            self.tensor = self.master.m
 
     def cut(self, value: Tensor) -> Tensor:
         """This tensor's part of a state tensor shaped like the parameter."""
-        if self.tensor is self.param:
+        if self.bucket is None:
             return value.clone()
-        return _in_memory_order(value, self.param)[self.start : self.stop].clone()
+        return in_memory_order(value, self.param)[self.start : self.stop].clone()
 
 
 class PieceState(NamedTuple):
@@ -66,9 +81,17 @@ class PieceState(NamedTuple):
 
 
 class ShardedOptimizer:
-    """`optimizer`, updating this position's pieces, or whole parameters where `cut` is False."""
+    """`optimizer`, updating this position's pieces, or whole parameters where `cut` is False; those of fewer
+    bits than the dtype `master` by way of copies of that."""
 
-    def __init__(self, optimizer: optim.Optimizer, buckets: Sequence[Bucket], *, cut: bool) -> None:
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        buckets: Sequence[Bucket],
+        *,
+        cut: bool,
+        master: torch.dtype | None = None,
+    ) -> None:
         self.optimizer = optimizer
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
         self._sizes = [len(group["params"]) for group in optimizer.param_groups]
@@ -77,6 +100,10 @@ class ShardedOptimizer:
         self._cut = cut
         self._buckets = buckets
         self.held = list(self._hold())
+        if master is not None:
+            for held in self.held:
+                held.keep_master(master)
+        self._masters = [held.master for held in self.held if held.master is not None]
         state = {param: optimizer.state[param] for param in self._params if param in optimizer.state}
         self._replace_params()
         optimizer.state.clear()
@@ -84,8 +111,16 @@ class ShardedOptimizer:
 
     def step(self) -> None:
         """One update from the gradients that the exchange left."""
+        for master in self._masters:
+            master.follow()
         self.take_gradients()
         self.optimizer.step()
+        for master in self._masters:
+            master.give()
+
+    @property
+    def has_masters(self) -> bool:
+        return bool(self._masters)
 
     def take_gradients(self) -> None:
         """Find them."""
@@ -97,7 +132,7 @@ class ShardedOptimizer:
         complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
         named: dict[str, list[Tensor]] = {}
         for held in self.held:
-            for name, value in self._state_of(held).items():
+            for name, value in self.optimizer.state.get(held.tensor, {}).items():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     named.setdefault(name, []).append(value)
         return named
@@ -111,7 +146,7 @@ class ShardedOptimizer:
 
     def state_dict(self, group: Transport) -> dict[str, Any]:
         """What a plain optimizer over the whole parameters would return; collective over the group."""
-        mine = [(held.index, held.start, held.stop, self._state_of(held)) for held in self.held]
+        mine = [(held.index, held.start, held.stop, self._state(held)) for held in self.held]
         everyone = group.gather_objects(on_host(mine)) if self._cut else [mine]
         state: dict[int, dict[str, Any]] = {}
         for index, start, stop, values in (entry for theirs in everyone for entry in theirs):
@@ -149,8 +184,8 @@ class ShardedOptimizer:
             for piece in bucket.pieces:
                 held = by_start[piece.slot.param, piece.start if self._cut else 0]
                 found = PieceState({}, {})
-                for name, value in self._state_of(held).items():
-                    if _has_every_element(name, value, held.tensor):
+                for name, value in self._state(held).items():
+                    if has_every_element(name, value, held.tensor):
                         found.elements[name] = self._of_piece(held, piece, value)
                     else:
                         found.rest[name] = value
@@ -165,17 +200,30 @@ class ShardedOptimizer:
                 found = lookup(held.param, held.start, held.stop)
                 elements = {name: self._shaped(held, value) for name, value in found.elements.items()}
                 rest = {name: self._placed(held.param, name, value) for name, value in found.rest.items()}
-                if state := rest | elements:
-                    self.optimizer.state[held.tensor] = state
+                self._take_state(held, rest | elements)
+
+    def _state(self, held: Held) -> dict[str, Any]:
+        """The optimizer's of what is held, and its master as one more."""
+        state = dict(self.optimizer.state.get(held.tensor, {}))
+        return state if held.master is None else {**state, MASTER: held.master.m}
+
+    def _take_state(self, held: Held, state: dict[str, Any]) -> None:
+        """The inverse."""
+        if (m := state.pop(MASTER, None)) is not None:
+            if held.master is None:
+                raise UserError("optimizer state with masters: give DistributedOptimizer(master=...), too")
+            held.master.m.copy_(m)
+        if state:
+            self.optimizer.state[held.tensor] = state
 
     def _of_piece(self, held: Held, piece: Piece, value: Tensor) -> Tensor:
-        return value if self._cut else _in_memory_order(value, held.param)[piece.start : piece.stop]
+        return value if self._cut else in_memory_order(value, held.param)[piece.start : piece.stop]
 
     def _shaped(self, held: Held, value: Tensor) -> Tensor:
         value = value.to(held.param.device)
         if self._cut:
             return value
-        shaped = _like(held.param, value)
+        shaped = like(held.param, value)
         shaped.as_strided((value.numel(),), (1,)).copy_(value)
         return shaped
 
@@ -204,12 +252,12 @@ class ShardedOptimizer:
         for held in self.held:
             if held.index in state:
                 values = state[held.index].items()
-                self.optimizer.state[held.tensor] = {name: self._part(held, name, v) for name, v in values}
+                self._take_state(held, {name: self._part(held, name, v) for name, v in values})
 
     def _part(self, held: Held, name: str, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if _has_every_element(name, value, held.param):
+        if has_every_element(name, value, held.param):
             part = held.cut(value.to(held.tensor.device))
             return part.to(held.tensor.dtype) if part.is_floating_point() else part
         if value.dim() and self._cut:
@@ -228,31 +276,11 @@ class ShardedOptimizer:
             return value
         return value.to(param.device)
 
-    def _state_of(self, held: Held) -> dict[str, Any]:
-        return dict(self.optimizer.state.get(held.tensor, {}))
-
     def _join(self, into: dict[str, Any], name: str, value: Any, index: int, start: int, stop: int) -> None:
         param = self._params[index]
         if not self._cut or not isinstance(value, Tensor) or value.dim() == 0:
             into[name] = value
             return
         if name not in into:
-            into[name] = _like(param, value)
-        _in_memory_order(into[name], param)[start:stop] = value
-
-
-def _has_every_element(name: str, value: Any, tensor: Tensor) -> bool:
-    """Whether a value of the state has an element for each of the tensor's."""
-    alike = isinstance(value, Tensor) and value.shape == tensor.shape
-    return alike and (tensor.dim() > 0 or name not in NUMBERS)
-
-
-def _like(param: Tensor, value: Tensor) -> Tensor:
-    """Room in the form of `param`, for what is like `value`."""
-    return torch.empty_strided(param.size(), param.stride(), dtype=value.dtype, device=value.device)
-
-
-def _in_memory_order(value: Tensor, param: Tensor) -> Tensor:
-    if value.stride() != param.stride():
-        value = _like(param, value).copy_(value)
-    return value.as_strided((param.numel(),), (1,))
+            into[name] = like(param, value)
+        in_memory_order(into[name], param)[start:stop] = value

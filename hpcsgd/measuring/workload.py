@@ -39,11 +39,12 @@ class Workload:
         x, y = parts.vary(*self._samples[batch])
         parts.optimizer.zero_grad()
         times = [clock(self.device)]
-        loss = parts.task.loss(parts.model(x), y)
+        with parts.precision.computing():
+            loss = parts.task.loss(parts.model(x), y)
         times.append(clock(self.device))
-        loss.backward()
+        parts.precision.backward(loss)
         times.append(clock(self.device))
-        parts.optimizer.step(loss=loss)
+        parts.precision.step(parts.optimizer, loss=loss)
         times.append(clock(self.device))
         return [after - before for before, after in itertools.pairwise(times)]
 

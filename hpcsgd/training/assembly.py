@@ -19,11 +19,14 @@ from hpcsgd.core.topology import Job
 from hpcsgd.data import Batches, Injected, InjectedBatches, Sampler, Split, crop_and_flip
 from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.engine.precision import Precision, precision
+from hpcsgd.engine.scaling import require_scalable
 from hpcsgd.errors import UserError, located
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.training.devices import device_of, place_on_node, to_train_on
 from hpcsgd.training.length import Length, length
 from hpcsgd.training.loading import dealing, make_loader, opened
+from hpcsgd.training.model_layout import compile_regions, lay_out
 from hpcsgd.training.parts import OPTIMIZERS, SCHEDULERS, make_method
 from hpcsgd.training.tasks import Task, task_of
 from hpcsgd.training.trial import require_model_fits
@@ -41,6 +44,7 @@ class Assembly:
     device: torch.device
     """Where it is."""
     task: Task
+    precision: Precision
     optimizer: DistributedOptimizer
     warm_up: WarmUp
     scheduler: LRScheduler | None
@@ -84,6 +88,10 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         device = device_of(config, place)
         model.to(device)
         require_model_fits(model, train, task, config.model.build, device)
+        bits = make_precision(config, model)
+        lay_out(model, config.training, bits)
+        if config.training.compile:
+            compile_regions(model)
         inner = make_optimizer(config, model, job.groups)
         steps_per_epoch = len(batches)
         if job.has_peers and (config.training.steps or config.training.samples):
@@ -92,8 +100,11 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         method = make_method(config, steps_per_epoch)
     own = config.seed + 1 + number_of(job)
     seed_generators(own)  # from here on chance (dropout) differs between ranks
-    optimizer = DistributedOptimizer(inner, model, job, method)
+    optimizer = DistributedOptimizer(inner, model, job, method, master=bits.master)
     with job.together("preparing the run"), located(source):
+        if bits.scaler is not None:
+            with located("[training] precision"):
+                require_scalable(optimizer)
         start = 1 / lr_scale(config.schedule.scaling, job.groups)
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
         scheduler = make_scheduler(config, optimizer)
@@ -103,6 +114,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         model=model,
         device=device,
         task=task,
+        precision=bits,
         optimizer=optimizer,
         warm_up=warm_up,
         scheduler=scheduler,
@@ -123,6 +135,11 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
 def number_of(job: Job) -> int:
     """This rank's among all that train together; with islands of unlike sizes some share one."""
     return job.peers.number * job.size + job.rank
+
+
+def make_precision(config: Config, model: nn.Module) -> Precision:
+    with located("[training]"):
+        return precision(config.training.precision, next(model.parameters()).device)
 
 
 def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:

@@ -22,7 +22,7 @@ from hpcsgd.report.comparison import Comparison, Entry, comparison_text, write_c
 from hpcsgd.report.metrics import read
 from hpcsgd.start import form_as_launched
 from hpcsgd.training.assembly import assemble
-from hpcsgd.training.process import keep_freed_memory, log_to_stdout, use_threads
+from hpcsgd.training.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads
 from hpcsgd.training.run import end_as, train
 from hpcsgd.training.stopping import Reasons
 from hpcsgd.transport import PeerLost, Transport
@@ -70,6 +70,7 @@ def _run(
     section = next(iter(chosen.values())).training  # that of all
     reasons = Reasons(section.time_limit, section.stop_ahead, asks_slurm=world.rank == 0)
     use_threads(section.threads)
+    compute_alike(section.deterministic)
     keep_freed_memory()
     return compare(world, path, chosen, reasons, target=target, resume=resume)
 

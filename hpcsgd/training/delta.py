@@ -21,7 +21,7 @@ from hpcsgd.start import form_as_launched
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.parts import make_method
 from hpcsgd.training.probing import setting
-from hpcsgd.training.process import keep_freed_memory, use_threads
+from hpcsgd.training.process import compute_alike, keep_freed_memory, use_threads
 from hpcsgd.tuning.changes import Changes, changes_of, plot, table, to_json
 
 
@@ -37,6 +37,7 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
         config = always_meeting(load(path, overrides), path)
     world.timeout = config.job.timeout
     use_threads(config.training.threads)
+    compute_alike(config.training.deterministic)
     keep_freed_memory()
     job = form_as_launched(world, config.job.groups, config.job.group_size, config.job.transport)
     changes = measure(config, job, path, steps)
@@ -72,15 +73,17 @@ def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
     rows: list[list[float]] = []
     for loaded in itertools.islice(_batches(parts, config.schedule.per), steps):
         x, y = parts.vary(*loaded)
-        loss = parts.task.loss(parts.model(x), y)
+        with parts.precision.computing():
+            loss = parts.task.loss(parts.model(x), y)
         if not loss.isfinite():
             raise JobError(f"the loss is {loss.item()} after {parts.optimizer.t} steps: try a lower rate")
         parts.optimizer.zero_grad()
-        loss.backward()
-        parts.optimizer.step(loss=loss)
+        parts.precision.backward(loss)
+        parts.batches.advance()
+        if not parts.precision.step(parts.optimizer, loss=loss):
+            continue
         if parts.scheduler is not None and config.schedule.per == "step":
             parts.scheduler.step()
-        parts.batches.advance()
         rows.append(when.changes.tolist())
     return changes_of(rows)
 

@@ -38,7 +38,8 @@ def evaluate(parts: Assembly) -> Score:
         for rows in mine.split(min(BATCH, task.at_once)):
             x, y = parts.test.collate(parts.test.__getitems__(rows.tolist()))
             x, y = (to_train_on(each, parts.device) for each in (x, y))
-            total += task.tally(parts.model(x), y)
+            with parts.precision.computing():
+                total += task.tally(parts.model(x), y)
         parts.model.train()
     sums = total.cpu()
     with phase("evaluation"):

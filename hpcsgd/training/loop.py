@@ -15,12 +15,13 @@ from torch import Tensor
 from hpcsgd.checkpoint import Checkpoints, capture
 from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import generators_state, load_generators_state
-from hpcsgd.errors import JobError, UserError
+from hpcsgd.errors import JobError
 from hpcsgd.report.figures import written
 from hpcsgd.report.meter import Meter, Reading
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.progress import Progress
 from hpcsgd.training.assembly import Assembly
+from hpcsgd.training.divergence import diverged, require_finite
 from hpcsgd.training.evaluation import evaluate
 from hpcsgd.training.scheduler import scheduler_state, take_up_scheduler
 from hpcsgd.training.stopping import Stopping
@@ -70,6 +71,7 @@ class Loop(ABC):
         parts.sampler.load_state_dict(shared["sampler"])
         parts.warm_up.load_state_dict(shared["warm_up"])
         take_up_scheduler(parts.scheduler, shared["scheduler"])
+        parts.precision.load_state_dict(shared["precision"])
         if own is not None:
             load_generators_state(own, parts.device)
             parts.generator.set_state(own["transform"])
@@ -100,11 +102,20 @@ class Loop(ABC):
         optimizer = parts.optimizer
         loss = self._backward(*parts.vary(x, y))
         self._lr = optimizer.rates[0]
-        optimizer.step(loss=loss)
+        made = parts.precision.step(optimizer, loss=loss)
+        parts.batches.advance()
+        self._meter.step(loss, len(y), data_seconds, optimizer.notes if made else {})
+        if made:
+            self._updated()
+        else:
+            self._progress.note(f"step {optimizer.t + 1}: gradients overflow in float16, scaled too high")
+
+    def _updated(self) -> None:
+        """What comes after an update."""
+        parts = self._parts
+        optimizer = parts.optimizer
         if parts.scheduler is not None and self._per_step:
             parts.scheduler.step()
-        parts.batches.advance()
-        self._meter.step(loss, len(y), data_seconds, optimizer.notes)
         self._note(optimizer.notes)
         if optimizer.t % self._config.log_every == 0:
             self._begin_reading()
@@ -123,11 +134,12 @@ class Loop(ABC):
         parts.optimizer.zero_grad()
         parts.optimizer.accumulate(len(pieces))
         for some_x, some_y in pieces:
-            loss = parts.task.loss(parts.model(some_x), some_y)
+            with parts.precision.computing():
+                loss = parts.task.loss(parts.model(some_x), some_y)
             if loss.is_cpu:  # for a device nobody waits: the next reading tells
-                _require_finite(loss, parts.optimizer.t + 1)
+                require_finite(loss, parts.optimizer.t + 1)
             share = weight * len(some_y) / len(y)
-            (loss if share == 1 else loss * share).backward()
+            parts.precision.backward(loss if share == 1 else loss * share)
             total = total + loss.detach() * (len(some_y) / len(y))
         return total
 
@@ -199,7 +211,7 @@ class Loop(ABC):
             return
         score = evaluate(self._parts)
         if not math.isfinite(score.loss):  # the same on all ranks
-            raise JobError(_diverged("test loss", score.loss, self._parts.optimizer.t))
+            raise JobError(diverged("test loss", score.loss, self._parts.optimizer.t))
         if self.metrics is not None:
             self.metrics.evaluation(
                 step=self._parts.optimizer.t,
@@ -240,7 +252,7 @@ class Loop(ABC):
         if not reading.samples:
             return
         if not math.isfinite(reading.loss):  # the same on all ranks
-            raise JobError(_diverged("loss", reading.loss, taken["step"]))
+            raise JobError(diverged("loss", reading.loss, taken["step"]))
         seconds = reading.samples / reading.samples_per_s
         sums = [reading.loss * reading.samples, reading.samples, seconds]
         self._epoch_sums += torch.tensor(sums, device="cpu")
@@ -272,6 +284,7 @@ class Loop(ABC):
             "sampler": parts.sampler.state_dict(),
             "warm_up": parts.warm_up.state_dict(),
             "scheduler": scheduler_state(parts.scheduler),
+            "precision": parts.precision.state_dict(),
         }
         own = {**generators_state(parts.device), "transform": parts.generator.get_state()}
         if parts.natural_gradient is not None:
@@ -284,12 +297,3 @@ class Loop(ABC):
 def _no_sums() -> Tensor:
     """Loss · samples, samples, seconds."""
     return torch.zeros(3, dtype=torch.float64, device="cpu")
-
-
-def _require_finite(loss: Tensor, step: int) -> None:
-    if not torch.isfinite(loss):
-        raise UserError(_diverged("loss", loss.item(), step))
-
-
-def _diverged(what: str, value: float, step: int) -> str:
-    return f"the {what} is {value} at step {step}: try a lower learning rate or a longer warm-up"

@@ -20,7 +20,7 @@ from hpcsgd.files.atomic import replacing
 from hpcsgd.report.run_folder import changes
 from hpcsgd.training.devices import device_of, place_on_node
 from hpcsgd.training.parts import make_method
-from hpcsgd.training.process import keep_freed_memory, use_threads
+from hpcsgd.training.process import compute_alike, keep_freed_memory, use_threads
 from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport
 from hpcsgd.transport.streams import HOST
@@ -57,6 +57,7 @@ def run(
         folder = config.run.folder.with_name(f"{config.run.folder.name}-probe")
     world.timeout = config.job.timeout
     use_threads(config.training.threads)
+    compute_alike(config.training.deterministic)
     keep_freed_memory()
     with together(world, "making room for idle models"):
         room = IN_MEMORY if idle is None else OnDisk(idle)
@@ -117,6 +118,7 @@ def probe_config(
 ) -> Probe:
     """Collective; rank 0 prints a table row for every P."""
     K = config.job.group_size or 1
+    config = _without_masters(config)
 
     def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
         seeded = dataclasses.replace(config, seed=seed)
@@ -132,12 +134,20 @@ def probe_config(
     return probe(start, plan, world, told, idle)
 
 
+def _without_masters(config: Config) -> Config:
+    """They save bytes and memory of the real run, which a probe does not go by."""
+    if config.training.precision != "bf16_master":
+        return config
+    log.warning("[training] precision: the probe's groups train with bf16, whose parameters have 32 bits")
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, precision="bf16"))
+
+
 def setting(config: Config) -> dict[str, Any]:
     """What a probe's answer holds for."""
     table = tomllib.loads(dump(config))
     kept = {name: table[name] for name in ("data", "model", "optimizer", "schedule", "method")}
     kept["data"].pop("workers", None)
-    return kept
+    return {**kept, "training": {"precision": config.training.precision}}
 
 
 def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, DistanceMonitor | None]:

@@ -1,4 +1,5 @@
-"""What a process that trains sets for itself: threads, what becomes of freed memory, and what it tells."""
+"""What a process that trains sets for itself: threads, operations, what becomes of freed memory, what it
+tells."""
 
 from __future__ import annotations
 
@@ -8,6 +9,11 @@ import os
 import sys
 
 import torch
+
+from hpcsgd.transport import streams
+
+CUBLAS_WORKSPACES = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+"""With which its matrix products give the same bits; torch refuses them without."""
 
 # Of glibc's <malloc.h>.
 _TRIM_THRESHOLD = -1
@@ -33,6 +39,17 @@ def use_threads(threads: int | None) -> None:
     """As many as asked for, here or by OMP_NUM_THREADS, which torch has read; else one, and not all cores."""
     if threads is not None or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads or 1)
+
+
+def compute_alike(deterministic: bool) -> None:
+    """Where asked for, only by operations that give the same bits every time; others raise, and say so.
+
+    Before anything is computed on a device: what cuBLAS works with is fixed then.
+    """
+    if deterministic:
+        os.environ.setdefault(*CUBLAS_WORKSPACES)
+        torch.use_deterministic_algorithms(True)
+        streams.choose_no_kernels_by_time()
 
 
 def log_to_stdout(rank: int) -> None:

@@ -22,7 +22,7 @@ from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.ensemble import Island, Moved
 from hpcsgd.training.loop import Loop
 from hpcsgd.training.probing import take_answer
-from hpcsgd.training.process import keep_freed_memory, log_to_stdout, use_threads
+from hpcsgd.training.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads
 from hpcsgd.training.stopping import Reasons, Stopping
 from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, leave_together
@@ -65,6 +65,7 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
             config, monitor = take_answer(config, probe, world.size)
     world.timeout = config.job.timeout
     use_threads(config.training.threads)
+    compute_alike(config.training.deterministic)
     keep_freed_memory()
     with located(f"{path}: [job]"):
         job = form_as_launched(world, config.job.groups, config.job.group_size, config.job.transport)

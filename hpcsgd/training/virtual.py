@@ -13,13 +13,16 @@ from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.data import Split
 from hpcsgd.engine.lr import WarmUp, lr_scale
+from hpcsgd.engine.precision import Precision
 from hpcsgd.training.assembly import (
     make_natural_gradient,
     make_optimizer,
+    make_precision,
     make_scheduler,
     make_transform,
 )
 from hpcsgd.training.loading import batch_of_rank, opened
+from hpcsgd.training.model_layout import lay_out
 from hpcsgd.training.tasks import task_of
 from hpcsgd.training.trial import require_model_fits
 from hpcsgd.transport import Transport
@@ -50,6 +53,7 @@ def virtual_groups(
     model = models.build(config.model.build, config.model.arguments)
     model.to(device)
     require_model_fits(model, train, task, config.model.build, device)
+    lay_out(model, config.training, _precision(config, model))
     hosted = range(world.rank, P, world.size)
     trainees = [_trainee(config, train, copy.deepcopy(model), g, P, K, warm_up_steps) for g in hosted]
     test = opened(config.data, "test")
@@ -80,7 +84,13 @@ def _trainee(
 
     device = next(model.parameters()).device
     members = [_virtual_rank(config, train, batch, g * K + j, P * K, device) for j in range(K)]
-    return Trainee(model, optimizer, members, after_update)
+    return Trainee(model, optimizer, members, after_update, _precision(config, model))
+
+
+def _precision(config: Config, model: nn.Module) -> Precision:
+    made = make_precision(config, model)
+    assert made.master is None, "plain optimizers know no masters: the probe leaves them out, and says so"
+    return made
 
 
 def _virtual_rank(

@@ -60,8 +60,8 @@ def set_generator_state(device: torch.device, state: Tensor) -> None:
 
 
 def of_place(number: int) -> torch.device | None:
-    """Of the accelerators that this process sees the one of that `number`, from the first again where they are
-    fewer; `None` where there are none."""
+    """Of the accelerators that this process sees the one of that `number`, from the first again where they
+    are fewer; `None` where there are none."""
     kind = accelerator()
     return kind and torch.device(kind.type, number % torch.accelerator.device_count())
 
@@ -151,6 +151,17 @@ class Streams:
         if device not in self._made:
             self._made[device] = torch.Stream(device)
         return self._made[device]
+
+
+def captured(device: torch.device) -> bool:
+    """Whether what is asked of `device` now is only written down, as a CUDA graph, to be done later."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def choose_no_kernels_by_time() -> None:
+    """cuDNN, else, tries convolutions out and takes the fastest, which may be another one every time."""
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
 
 
 def settle(device: torch.device) -> None:

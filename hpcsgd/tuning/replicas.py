@@ -18,6 +18,7 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.core.norm import norm
+from hpcsgd.engine.precision import Precision
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
@@ -46,6 +47,8 @@ class Trainee:
     members: Sequence[VirtualRank]
     after_update: Callable[[], None] = field(default=lambda: None)
     """What a learning-rate scheduler does after each update."""
+    precision: Precision = field(default_factory=Precision)
+    """Its own: where gradients overflow, other virtual groups go on."""
 
     def tensors(self) -> Iterator[Tensor]:
         """Parameters, buffers, the optimizer's state."""
@@ -127,7 +130,7 @@ class VirtualGroups:
 
     def loss(self) -> float:
         """Of the averaged model on the held-out samples. Raises `DivergedError`."""
-        with self.averaged() as model:
+        with self.averaged() as model, self.trainees[0].precision.computing():
             x, y = self._held_out
             return self._require_finite(self._loss(model(x), y).item(), "loss of the averaged model")
 
@@ -150,13 +153,15 @@ class VirtualGroups:
         for member in trainee.members:
             self._chance.set(member.chance)
             x, y = next(member.batches)
-            loss = self._loss(trainee.model(x), y) / len(trainee.members)
-            loss.backward()
+            with trainee.precision.computing():
+                loss = self._loss(trainee.model(x), y) / len(trainee.members)
+            trainee.precision.backward(loss)
             total = total + loss.detach()
             member.chance = self._chance.read()
-        trainee.optimizer.step()
+        made = trainee.precision.step(trainee.optimizer)
         trainee.optimizer.zero_grad()  # only the model that trains has gradients
-        trainee.after_update()
+        if made:
+            trainee.after_update()
         return total
 
     def _each(self, *, changed: bool) -> Iterator[Trainee]:

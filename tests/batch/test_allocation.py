@@ -39,12 +39,23 @@ def test_an_allocation() -> None:
     }
 
 
+def test_gpus_of_each_rank() -> None:
+    options = Allocation(nodes=2, ranks_per_node=4, gpus_per_rank=1).options()
+    assert options["gpus-per-task"] == "1"
+    assert "gpus-per-node" not in options
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"nodes": 0}, "--nodes 0: at least 1"),
         ({"ranks_per_node": -1}, "--ranks-per-node -1: at least 1"),
         ({"gpus_per_node": 0}, "--gpus-per-node 0: at least 1"),
+        ({"gpus_per_rank": 0}, "--gpus-per-rank 0: at least 1"),
+        (
+            {"gpus_per_node": 4, "gpus_per_rank": 1},
+            "--gpus-per-node 4 and --gpus-per-rank 1: give one",
+        ),
         ({"time": "0"}, "--time 0: no time at all"),
     ],
 )

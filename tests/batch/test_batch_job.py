@@ -69,6 +69,20 @@ def test_the_script(folder: Path) -> None:
     subprocess.run(["bash", "-n", str(order.script)], check=True)
 
 
+@pytest.mark.parametrize("kind", ["train", "bench", "probe", "measure", "ensemble", "compare"])
+def test_gpus_and_what_is_near_them(folder: Path, kind: str) -> None:
+    """In the script of every kind of job."""
+    site = Site(gpu_bind="none", mem_bind="local", environment={"MPICH_GPU_SUPPORT_ENABLED": "1", "A": "b c"})
+    allocation = Allocation(nodes=2, ranks_per_node=4, gpus_per_node=4)
+    own = {"ensemble": {"ISLANDS": "2"}, "compare": {"COMMAND": "compare"}}.get(kind, {})
+    checked = check_training(Path("job.toml"), (), allocation)
+    text = prepare(kind, ["job.toml"], checked, allocation, site, own=own).script.read_text()
+    assert "#SBATCH --gpus-per-node=4\n" in text
+    assert "\nBIND=(--cpu-bind=cores --gpu-bind=none --mem-bind=local) " in text
+    assert "\nENVIRONMENT=(MPICH_GPU_SUPPORT_ENABLED=1 'A=b c') " in text
+    assert text.count("${BIND[") == text.count('export "${ENVIRONMENT[@]}"') == 1
+
+
 def test_what_it_asks_for(folder: Path) -> None:
     assert str(make("--job.groups", "2")).splitlines() == [
         "script    runs/job-train.sbatch",

@@ -135,6 +135,26 @@ def test_values_with_spaces_arrive(tmp_path: Path) -> None:
     assert ended.words.endswith("runs/my job\n")
 
 
+def test_ranks_are_bound_as_the_site_has_it(tmp_path: Path) -> None:
+    values = {
+        "JOB": ["job.toml"],
+        "BIND": ["--cpu-bind=map_ldom:1,0", "--gpu-bind=none"],
+        "SRUN": ["--exact"],
+    }
+    bound = run(tmp_path, fill(template("train"), {}, values)).words
+    assert " --cpu-bind=map_ldom:1,0 --gpu-bind=none --exact python -m hpcsgd train" in bound
+
+
+def test_cores_are_bound_where_no_site_says_more(tmp_path: Path) -> None:
+    assert " --cpu-bind=cores python -m hpcsgd train" in run(tmp_path, "", "job.toml").words
+
+
+def test_ranks_have_the_variables_of_the_site(tmp_path: Path) -> None:
+    """The stand-in for srun goes by what it finds there."""
+    values = {"JOB": ["job.toml"], "ENVIRONMENT": ["CODE=3", "FAILURE=two words"]}
+    assert "failed, not restarted: two words" in run(tmp_path, fill(template("train"), {}, values)).said
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [

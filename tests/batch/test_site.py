@@ -36,10 +36,40 @@ def test_options_of_sbatch(elsewhere: Path) -> None:
     assert load_site(None)[0].options() == {"account": "us", "constraint": "gpu", "exclusive": ""}
 
 
-@pytest.mark.parametrize("name", ["cray", "pmix", "pmi2"])
+LAUNCHED = {
+    "amd": "cray_shasta", "cray": "cray_shasta", "cray-gpu": "cray_shasta", "nvidia": "pmix", "pmix": "pmix",
+    "pmi2": "pmi2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SITES.glob("*.toml")))
 def test_the_examples(name: str) -> None:
     site, _ = load_site(SITES / f"{name}.toml")
-    assert site.mpi == {"cray": "cray_shasta"}.get(name, name)
+    assert site.mpi == LAUNCHED[name]
+
+
+@pytest.mark.parametrize("name", ["amd", "cray-gpu", "nvidia"])
+def test_ranks_see_all_gpus_of_their_node(name: str) -> None:
+    """Those that do not could not reach the others'."""
+    site, _ = load_site(SITES / f"{name}.toml")
+    assert "--gpu-bind=none" in site.bindings()
+    assert site.environment
+
+
+def test_masks_of_amd_are_of_eight_ranks_with_seven_cores_each() -> None:
+    masks = load_site(SITES / "amd.toml")[0].cpu_bind.removeprefix("mask_cpu:").split(",")
+    cores = [int(mask, 16) for mask in masks]
+    assert [mask.bit_count() for mask in cores] == [7] * 8
+    assert sum(cores).bit_count() == 7 * 8, "no core is two ranks'"
+
+
+def test_bindings_and_variables(elsewhere: Path) -> None:
+    assert (Site().bindings(), Site().variables()) == (["--cpu-bind=cores"], [])
+    text = 'cpu_bind = "map_ldom:1,0"\ngpu_bind = "closest"\nmem_bind = "local"\n[environment]\nNIC = "a b"'
+    (elsewhere / "site.toml").write_text(text)
+    site, _ = load_site(None)
+    assert site.bindings() == ["--cpu-bind=map_ldom:1,0", "--gpu-bind=closest", "--mem-bind=local"]
+    assert site.variables() == ["NIC=a b"]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +77,7 @@ def test_the_examples(name: str) -> None:
     [
         ('partitoin = "x"', "site.toml: partitoin = \"x\": unknown key: did you mean 'partition'?"),
         ('srun = "--exclusive"', 'site.toml: srun = "--exclusive": expected a list of strings'),
+        ("environment = { A = 1 }", r"site.toml: \[environment\]: expected a table of strings"),
         ("modules = [1]", r"site.toml: modules = \[1\]: expected a list of strings"),
         ("modules = [", "site.toml: not valid TOML"),
     ],

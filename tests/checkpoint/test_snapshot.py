@@ -132,6 +132,36 @@ def test_narrow_parameters_go_on(run, tmp_path: Path, method: str) -> None:
     check_goes_on(run, tmp_path, 2, 2, "momentum", method, make=Narrow)
 
 
+@pytest.mark.parametrize("method", ["hierarchical", "diloco"])
+@pytest.mark.parametrize(("P", "K"), [(1, 1), (2, 1), (1, 4), (2, 2)])
+def test_masters_go_on(run, tmp_path: Path, P: int, K: int, method: str) -> None:
+    """Groups have met just before: what the masters still have to follow is in the checkpoint, too."""
+    check_goes_on(run, tmp_path, P, K, "AdamW", method, make=Narrow, master=torch.float32)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(("before", "now"), [((1, 2), (1, 4)), ((2, 2), (1, 4)), ((2, 2), (4, 1))])
+def test_masters_come_to_other_shapes(run, tmp_path: Path, before: Any, now: Any) -> None:
+    """The mean of the groups', not rounded to the parameters' type."""
+
+    def resumed(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        saved = None
+        if world.rank == 0:
+            saved = saved_by(*before, tmp_path, "momentum", make=Narrow, master=torch.float32)
+        saved = world.gather_objects(saved)[0]
+        training = Training(form(world, groups=now[0]), "momentum", make=Narrow, master=torch.float32, seed=1)
+        load(training, tmp_path)
+        mine = training.everything()
+        firsts = saved[:: before[1]]
+        mean = {name: torch.stack([each[name].double() for each in firsts]).mean(0) for name in firsts[0]}
+        names = [name for name in mean if name.endswith("master")]
+        assert len(names) == 4
+        return {n: mine[n] for n in names}, {n: mean[n].float() for n in names}
+
+    for mine, expected in run(4, resumed):
+        assert_same(mine, expected)
+
+
 @pytest.mark.threads(unless={"before": (2, 2), "now": (4, 1)})
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize(("before", "now"), [((2, 2), (2, 2)), ((2, 2), (4, 1)), ((4, 1), (2, 2))])

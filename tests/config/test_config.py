@@ -69,6 +69,7 @@ def test_overrides_are_read_as_the_type_of_their_key(folder: Path) -> None:
         --seed 4 --job.groups=2 --optimizer.lr 1 --optimizer.build Adam
         --model.build 7 --model.arguments.depth 20
         --method.every 4 --method.mean False --method.chunks [1,2] --run.folder 3
+        --training.compile True --training.deterministic false
     """
     config = loaded(JOB, *words.split())
     assert (config.seed, config.job.groups, config.optimizer.lr) == (4, 2, 1.0)
@@ -76,6 +77,7 @@ def test_overrides_are_read_as_the_type_of_their_key(folder: Path) -> None:
     assert config.model == ModelSection(build="7", arguments={"depth": 20})
     assert config.method.arguments == {"every": 4, "mean": False, "chunks": [1, 2]}
     assert (config.run.folder, config.optimizer.build) == (Path("3"), "Adam")
+    assert (config.training.compile, config.training.deterministic) == (True, False)
 
 
 def test_an_override_can_replace_a_whole_table_and_take_a_choice_back(folder: Path) -> None:
@@ -113,6 +115,10 @@ BAD_FILES = {
     "word for a number": (
         changed("= 3", '= "three"'),
         'job.toml: [training] epochs = "three": expected int ≥ 1',
+    ),
+    "number for a bool": (
+        JOB + "compile = 1\n",
+        "job.toml: [training] compile = 1: expected true or false",
     ),
     "bool for a number": (changed("= 3", "= true"), "job.toml: [training] epochs = true: expected int ≥ 1"),
     "fraction for an int": (changed("= 3", "= 3.5"), "job.toml: [training] epochs = 3.5: expected int ≥ 1"),
@@ -238,7 +244,12 @@ CONFIGS = st.builds(
     ),
     method=st.builds(MethodSection, name=WORDS, arguments=TABLES.filter(lambda table: "name" not in table)),
     training=st.builds(
-        TrainingSection, epochs=COUNTS, checkpoint_every=st.none() | COUNTS, time_limit=AMOUNTS
+        TrainingSection,
+        epochs=COUNTS,
+        checkpoint_every=st.none() | COUNTS,
+        time_limit=AMOUNTS,
+        precision=st.sampled_from(["fp32", "bf16", "fp16", "bf16_master"]),
+        compile=st.booleans(),
     ),
     run=st.just(RunSection(folder=Path("runs/elsewhere"))),
 )
@@ -286,6 +297,10 @@ def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> N
             time_limit=6.0,
             stop_ahead=8.0,
             threads=7,
+            precision="fp16",
+            channels_last=True,
+            compile=True,
+            deterministic=True,
         ),
         run=RunSection(folder=Path("r")),
     )

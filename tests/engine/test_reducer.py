@@ -206,3 +206,18 @@ def test_sparse_gradients_are_refused(run) -> None:
 
     with pytest.raises(UserError, match="gradient of weight is sparse"):
         run(2, train)
+
+
+@pytest.mark.ranks(2)
+def test_a_backward_pass_is_not_captured(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a CUDA graph: what is sent in it would never be sent again."""
+    monkeypatch.setattr("hpcsgd.engine.reducer.captured", lambda device: device.type == "cpu")
+
+    def trained(world: Transport) -> None:
+        net = make_model()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        DistributedOptimizer(inner, net, form(world, groups=1), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+
+    with pytest.raises(UserError, match=r"captured as a CUDA graph, .*: train without CUDA graphs"):
+        run(2, trained)

@@ -50,7 +50,7 @@ def train(
     folder: Path,
     *options: str,
     n: int = 1,
-    at: int = 0,
+    at: int = -1,
     what: Callable[[int], str] = stopped,
     resume: bool = False,
 ) -> list[str | None]:

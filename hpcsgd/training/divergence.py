@@ -1,0 +1,17 @@
+"""A loss that is no number: what is told."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpcsgd.errors import UserError
+
+
+def require_finite(loss: Tensor, step: int) -> None:
+    if not torch.isfinite(loss):
+        raise UserError(diverged("loss", loss.item(), step))
+
+
+def diverged(what: str, value: float, step: int) -> str:
+    return f"the {what} is {value} at step {step}: try a lower learning rate or a longer warm-up"

@@ -1,0 +1,82 @@
+"""What becomes of a model before it is trained: dtype and memory format of its parameters, compiled regions.
+
+Everything happens in place, so that names stay: a saved model is that of the plain module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.config.schema import TrainingSection
+from hpcsgd.engine.precision import Precision
+from hpcsgd.errors import UserError
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+IMAGES = 4
+"""Dimensions of a batch of images, and of the weights of a convolution over them."""
+
+
+def lay_out(model: nn.Module, training: TrainingSection, precision: Precision) -> None:
+    """The parameters as `training` and `precision` have them, and each batch on its way in, too.
+
+    Raises `UserError` where the model has nothing to be laid out so.
+    """
+    if precision.master is not None:
+        assert precision.computes is not None
+        narrow(model, precision.computes)
+    if training.channels_last:
+        channels_last(model)
+
+
+def narrow(model: nn.Module, dtype: torch.dtype) -> None:
+    """Parameters in so few bits, and what comes in. Modules with float buffers (batch norm) stay wide, for
+    their running statistics add up little by little."""
+    for module in model.modules():
+        if not any(buffer.is_floating_point() for buffer in module.buffers(recurse=False)):
+            for param in module.parameters(recurse=False):
+                if param.is_floating_point():
+                    param.data = param.data.to(dtype)
+    _on_inputs(model, lambda x: x.to(dtype) if x.is_floating_point() else x)
+
+
+def channels_last(model: nn.Module) -> None:
+    """Images, and the weights of convolutions over them, with the channel of a pixel side by side."""
+    if not any(param.dim() == IMAGES for param in model.parameters()):
+        raise UserError("[training] channels_last: the model has no convolution over images")
+    model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch has no type for it
+
+    def laid_out(x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last) if x.dim() == IMAGES else x
+
+    _on_inputs(model, laid_out)
+
+
+def compile_regions(model: nn.Module, **options: Any) -> None:
+    """Each region by itself, by `torch.compile` with these options, when it first runs.
+
+    A compiled backward pass gives all its gradients at its end. That of a whole model would leave nothing to
+    hide their messages behind; those of its regions come one after the other.
+    """
+    for region in list(regions(model)) or [model]:
+        region.compile(**options)
+
+
+def regions(model: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules that are made of others, without those that only contain them: residual blocks,
+    the layers of a transformer."""
+    for child in model.children():
+        if isinstance(child, CONTAINERS):
+            yield from regions(child)
+        elif any(True for _ in child.children()):
+            yield child
+
+
+def _on_inputs(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    def changed(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(change(x) if isinstance(x, Tensor) else x for x in args)
+
+    model.register_forward_pre_hook(changed)

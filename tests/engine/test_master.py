@@ -1,0 +1,248 @@
+"""Narrow parameters with float32 masters: updates in float32, by what travelled narrow, rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd.core.topology import form
+from hpcsgd.engine.master import Master
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import Sparse
+from hpcsgd.methods import Method, bsp, hierarchical
+from hpcsgd.sparsifiers import TopK
+from hpcsgd.transport import Transport, threads
+from references import batch, loss, model
+
+NARROW = torch.bfloat16
+STEPS, EVERY = 7, 3
+SHAPES = [(1, 1), (2, 1), (1, 2), (1, 4), (2, 2)]
+Make = Callable[[list[Tensor]], optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "momentum": lambda params: optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3, foreach=False),
+    "AdamW": lambda params: optim.AdamW(params, lr=0.01, foreach=False),
+}
+
+
+def narrow_model() -> nn.Module:
+    return model(dtype=torch.float32).to(NARROW)
+
+
+def gradients(net: nn.Module, t: int, rank: int) -> list[Tensor]:
+    x, y = batch(t, rank, torch.float32)
+    return list(torch.autograd.grad(loss(net, x.to(NARROW), y), list(net.parameters())))
+
+
+Held = tuple[list[Tensor], list[Tensor]]
+"""Parameters, and their masters."""
+
+
+def distributed(world: Transport, P: int, name: str, **options: Any) -> list[Held]:
+    """After every step."""
+    net = narrow_model()
+    optimizer = hpcsgd.DistributedOptimizer(
+        OPTIMIZERS[name](list(net.parameters())), net, form(world, groups=P), hierarchical(EVERY),
+        bucket_mb=1e-4, master=torch.float32, **options,
+    )  # fmt: skip
+    history = []
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        x, y = batch(t, world.rank, torch.float32)
+        loss(net, x.to(NARROW), y).backward()
+        optimizer.step()
+        state = optimizer.state_dict()["state"]
+        masters = [state[i]["master"].clone() for i in range(len(state))]
+        history.append(([p.detach().clone() for p in net.parameters()], masters))
+    return history
+
+
+def plain(P: int, K: int, name: str) -> list[list[Held]]:
+    """P processes in plain torch: [step][group]."""
+    nets = [narrow_model() for _ in range(P)]
+    masters = [[p.detach().float() for p in net.parameters()] for net in nets]
+    optimizers = [OPTIMIZERS[name](each) for each in masters]
+    history = []
+    for t in range(STEPS):
+        for g, (net, ms, optimizer) in enumerate(zip(nets, masters, optimizers, strict=True)):
+            ranks = [gradients(net, t, g * K + j) for j in range(K)]
+            for p, m, gs in zip(net.parameters(), ms, zip(*ranks, strict=True), strict=True):
+                m.add_(p.detach().float() - m.to(NARROW).float())
+                m.grad = torch.stack(gs).mean(0).float()
+            optimizer.step()
+            for p, m in zip(net.parameters(), ms, strict=True):
+                p.data.copy_(m)
+        if (t + 1) % EVERY == 0:
+            for ps in zip(*(net.parameters() for net in nets), strict=True):
+                mean = torch.stack([p.detach().float() for p in ps]).mean(0).to(NARROW)
+                for p in ps:
+                    p.data.copy_(mean)
+        history.append(
+            [([p.detach().clone() for p in net.parameters()], [m.clone() for m in ms])
+             for net, ms in zip(nets, masters, strict=True)]
+        )  # fmt: skip
+    return history
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2, "name": "AdamW"})
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_it_is_the_float32_update_of_the_masters(run, P: int, K: int, name: str) -> None:
+    """To the bit: by the mean of narrow gradients; parameters are its rounding, but just after meetings."""
+    expected = plain(P, K, name)
+    for rank, history in enumerate(run(P * K, distributed, P, name)):
+        for (mine, masters), groups in zip(history, expected, strict=True):
+            theirs, their_masters = groups[rank // K]
+            assert all(map(torch.equal, mine, theirs))
+            assert all(m.dtype == torch.float32 for m in masters)
+            assert all(map(torch.equal, masters, their_masters))
+
+
+@pytest.mark.ranks(2)
+def test_whole_tensors_on_every_position(run) -> None:
+    """Of an optimizer that is not known to be element-wise."""
+    for history in run(2, lambda world: distributed(world, 1, "AdamW", elementwise=False)):
+        for (mine, masters), groups in zip(history, plain(1, 2, "AdamW"), strict=True):
+            assert all(map(torch.equal, mine, groups[0][0]))
+            assert all(map(torch.equal, masters, groups[0][1]))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("P", [1, 2])
+def test_updates_of_less_than_half_an_ulp_add_up(run, P: int) -> None:
+    """An ulp of 256 is 2 in bfloat16; without a master it stays where it is."""
+
+    def moved(world: Transport, master: torch.dtype | None) -> float:
+        net = nn.Linear(1, 1, bias=False).to(NARROW)
+        with torch.no_grad():
+            net.weight.fill_(256.0)
+        inner = optim.SGD(net.parameters(), lr=1.0)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=P), bsp(), master=master)
+        for _ in range(8):
+            optimizer.zero_grad()
+            (net(torch.ones(1, 1, dtype=NARROW)) * -0.5).sum().backward()
+            optimizer.step()
+        return net.weight.item()
+
+    assert run(2, moved, torch.float32) == [260.0] * 2
+    assert run(2, moved, None) == [256.0] * 2
+
+
+def test_a_master_follows_whoever_moves_the_parameters() -> None:
+    """And keeps what only it has; by nothing, to the bit, where nobody did."""
+    m = Master.of(torch.tensor([256.0, -3.0, 1e-3]).to(NARROW), torch.float32)
+    m.m.add_(torch.tensor([0.3, 0.001, 0.0]))
+    before = m.m.clone()
+    m.follow()
+    assert torch.equal(m.m, before)
+    m.w.copy_(torch.tensor([300.0, 4.0, 0.5]))
+    m.follow()
+    assert m.m.tolist() == pytest.approx([300.3, 4.001, 0.5])
+    m.give()
+    assert torch.equal(m.w, m.m.to(NARROW))
+
+
+@pytest.mark.ranks(4)
+def test_what_it_costs(run) -> None:
+    """State and masters of M/K elements of 4 bytes, messages of M elements of 2."""
+
+    def sizes(world: Transport) -> tuple[int, set[torch.dtype], float, float]:
+        net = nn.Linear(32, 8, bias=False).to(NARROW)
+        inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        optimizer = hpcsgd.DistributedOptimizer(
+            inner, net, form(world, groups=1), bsp(), master=torch.float32
+        )
+        net(torch.ones(2, 32, dtype=NARROW)).float().sum().backward()
+        optimizer.step()
+        assert all(x.grad is None for group in inner.param_groups for x in group["params"])
+        state = optimizer.local.tensors()["momentum_buffer"]
+        held = [h.tensor for h in optimizer.local.held]
+        sent = world.ledger.totals()
+        return (
+            sum(x.numel() for x in state + held),
+            {x.dtype for x in state + held},
+            sent["gradients"].bytes,
+            sent["parameters"].bytes,
+        )
+
+    M, K = 256, 4
+    for numel, dtypes, gradients_bytes, parameters_bytes in run(K, sizes):
+        assert (numel, dtypes) == (2 * M // K, {torch.float32})
+        assert gradients_bytes == parameters_bytes == 2 * M * (K - 1) / K
+
+
+@pytest.mark.ranks(2)
+def test_wide_parameters_need_none(run) -> None:
+    """In the same model: they are updated as they are."""
+
+    def kept(world: Transport) -> set[str]:
+        net = nn.Sequential(nn.Linear(4, 4).to(NARROW), nn.Linear(4, 2))
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = hpcsgd.DistributedOptimizer(
+            inner, net, form(world, groups=1), bsp(), master=torch.float32
+        )
+        narrow = set(net[0].parameters())
+        assert all((held.master is not None) == (held.param in narrow) for held in optimizer.local.held)
+        return {name for state in optimizer.state_dict()["state"].values() for name in state}
+
+    assert run(2, kept) == [{"master"}] * 2
+
+
+@pytest.mark.ranks(2)
+def test_a_state_with_masters_needs_them(run) -> None:
+    def taken(world: Transport) -> None:
+        def made(master: torch.dtype | None) -> hpcsgd.DistributedOptimizer:
+            net = narrow_model()
+            inner = optim.SGD(net.parameters(), lr=0.1)
+            return hpcsgd.DistributedOptimizer(inner, net, form(world, groups=1), bsp(), master=master)
+
+        state = made(torch.float32).state_dict()
+        made(None).load_state_dict(state)
+
+    with pytest.raises(UserError, match=r"optimizer state with masters: give .*\(master="):
+        run(2, taken)
+
+
+@pytest.mark.parametrize("P", [1, 2])
+def test_a_scaler_is_refused(P: int) -> None:
+    def scaled(world: Transport) -> None:
+        net = narrow_model()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = hpcsgd.DistributedOptimizer(
+            inner, net, form(world, groups=P), bsp(), master=torch.float32
+        )
+        scaler = hpcsgd.GradScaler("cpu")
+        x, y = batch(0, world.rank, torch.float32)
+        scaler.scale(loss(net, x.to(NARROW), y)).backward()
+        scaler.step(optimizer)
+
+    with pytest.raises(UserError, match="GradScaler with masters"):
+        threads.run(2, scaled)
+
+
+@pytest.mark.ranks(2)
+def test_clipped_and_sparse_gradients_arrive(run) -> None:
+    """What becomes of a gradient between the exchange and the update is narrow, as it travelled."""
+
+    def trained(world: Transport, method: Method, clip: float) -> Tensor:
+        net = nn.Linear(2, 2, bias=False).to(NARROW)
+        with torch.no_grad():
+            net.weight.zero_()
+        inner = optim.SGD(net.parameters(), lr=1.0)
+        optimizer = hpcsgd.DistributedOptimizer(
+            inner, net, form(world, groups=1), method, master=torch.float32
+        )
+        net.weight.grad = None
+        (net(torch.tensor([[3.0, 4.0]]).to(NARROW))[0, 0]).backward()
+        optimizer.clip_grad_norm_(clip)
+        optimizer.step()
+        return net.weight.detach().float()
+
+    for found in run(2, trained, bsp(), 2.5):
+        torch.testing.assert_close(found[0], torch.tensor([-1.5, -2.0]), rtol=2**-8, atol=0)
+    for found in run(2, trained, bsp(Sparse(TopK(0.25))), 100.0):
+        assert found.tolist() == [[0.0, -4.0], [0.0, 0.0]]
