@@ -184,10 +184,12 @@ class Sparse:
         with seconds.of("apply"):
             residual.release(combined.sent)
             self.feedback.after(d, combined.mean)
+            errors = (
+                combined.errors.tolist()
+            )  # before more is put on the device's stream, which this waits for
             residual.put_into(d.buckets, combined.joint, combined.mean)
         self.t += 1
         d.notes["density"] = combined.joint.numel() / residual.acc.numel()
-        errors = combined.errors.tolist()
         d.notes["error"] = sum(errors) / len(errors)
         if not self.sparsifier.disjoint:
             d.notes["growth"] = combined.growth

@@ -61,9 +61,10 @@ def decode(code: Tensor, count: int) -> Tensor:
     """What `encode` made; whether it did is not looked at."""
     last = code < 0x80
     first = last.roll(1)  # the last byte of all ends an index
+    number = first.cumsum(0) - 1  # of the index that a byte is of
     places = torch.arange(code.numel(), device=code.device)
-    begins = torch.where(first, places, 0).cummax(0).values
-    parts = (code & 0x7F).long() << _BITS * (places - begins)
-    gaps = torch.zeros(count, dtype=torch.int64, device=code.device)
-    gaps.index_add_(0, first.cumsum(0) - 1, parts)
+    none = torch.zeros(count, dtype=torch.int64, device=code.device)
+    begins = none.index_add(0, number, places * first)
+    parts = (code & 0x7F).long() << _BITS * (places - begins[number])
+    gaps = none.index_add(0, number, parts)
     return (gaps + 1).cumsum(0) - 1

@@ -45,13 +45,11 @@ def library() -> Cuda:
     return Cuda.load()
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("gpu", marks=gpu),
-        "cpu",
-        pytest.param("cpu, every case", marks=pytest.mark.long),
-    ]
-)
+ON_GPU, EVERY_CASE = pytest.param("gpu", marks=gpu), pytest.param("cpu, every case", marks=pytest.mark.long)
+thoroughly = pytest.mark.parametrize("place", [ON_GPU, EVERY_CASE], indirect=True)
+
+
+@pytest.fixture(params=[ON_GPU, "cpu", EVERY_CASE])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A GPU, or the kernels as code of the CPU: with a part of the cases, or all of them."""
     if request.param == "gpu":
@@ -260,6 +258,20 @@ def test_a_sample_that_deceives(place, factor):
 def test_candidates_are_what_reaches_the_samples_threshold(place):
     for n, k in [(20_011, 1), (70_001, 700), (GROUP * TILE, 3000)]:
         check_threshold(place, made(normal, np.random.default_rng(n), n), k)
+
+
+@thoroughly
+@pytest.mark.timeout(900)
+def test_more_groups_and_tiles_than_a_block_has_threads(place):
+    """Groups' counts, and tiles', are added up in several rounds; the k-th largest is one of many zeros."""
+    n = 513 * GROUP * TILE + 5
+    x = torch.zeros(n)
+    places = torch.arange(7, n, 1_000_003)
+    x[places] = -1
+    expected = torch.cat([torch.arange(7), places]).sort().values
+    there = place.put(x, 1)
+    assert torch.equal(place.library.largest(there, *lists([0], [n], [len(expected)])).cpu(), expected)
+    assert torch.equal(place.library.above(there, 0.5).cpu(), places)
 
 
 @gpu
