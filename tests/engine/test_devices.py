@@ -11,17 +11,16 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from far.ranks import PATTERNS, explicitly, on_the_host
+from far.ranks import FOR_TRAININGS, Delays, explicitly, on_the_host
 from hpcsgd.core.topology import form
 from hpcsgd.exchanges import AllReduce
 from hpcsgd.methods import Method, bsp, hierarchical
 from hpcsgd.transport import Transport, lane, streams, threads
 from references import batch, loss, model, vector
+from transport.ordering import of_the_default_stream
 
 pytestmark = pytest.mark.usefixtures("far_device")
 
-EACH = {pattern: {i: us // 6 for i, us in delays.items()} for pattern, delays in PATTERNS.items()}
-"""A training has many tasks."""
 BUCKETS = 3
 """Of the model with `bucket_mb` as here."""
 
@@ -185,12 +184,37 @@ def on_two_streams(world: Transport, device: torch.device | None = None) -> Tens
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("pattern", EACH)
+@pytest.mark.parametrize("pattern", FOR_TRAININGS)
 @pytest.mark.parametrize("train", [on_a_stream_of_its_own, on_two_streams])
 def test_hooks_go_by_the_stream_that_a_gradient_was_made_on(
     run, train: Callable[..., Tensor], pattern: str
 ) -> None:
     here = run(2, train)
-    there = run(2, explicitly(train, EACH[pattern]))
+    there = run(2, explicitly(train, FOR_TRAININGS[pattern]))
     for mine, theirs in zip(here, there, strict=True):
         assert torch.equal(mine, theirs)
+
+
+HOOKS: Mapping[str, tuple[Callable[..., Tensor], tuple[object, str, Callable[..., object]]]] = {
+    "hooks go by the default stream": (
+        on_a_stream_of_its_own,
+        (streams.Moment, "__init__", of_the_default_stream),
+    ),
+    "a bucket leaves behind its last gradient alone": (
+        on_two_streams,
+        (streams.Confluence, "precede", lambda _: None),
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", HOOKS)
+def test_hooks_on_the_wrong_stream_are_seen(mutant: str) -> None:
+    train, broken = HOOKS[mutant]
+    here = threads.run(2, train)
+
+    def differs(delays: Delays, slower: int) -> bool:
+        there = threads.run(2, explicitly(train, {stream: slower * us for stream, us in delays.items()}))
+        return not all(torch.equal(mine, theirs) for mine, theirs in zip(here, there, strict=True))
+
+    with mock.patch.object(*broken):
+        assert any(differs(delays, slower) for slower in (1, 10) for delays in FOR_TRAININGS.values())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import backend_registration
 
 from far import building
 
@@ -37,10 +38,10 @@ def prepare() -> None:
     if _State.loaded or missing():
         return
     library = building.library(FOLDER)
-    torch.utils.rename_privateuse1_backend("far")
+    backend_registration.rename_privateuse1_backend("far")
     torch.ops.load_library(str(library))
     torch._register_device_module("far", _module())
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
     _State.loaded = True
 
 

@@ -26,6 +26,10 @@ PATTERNS: Mapping[str, Delays] = {
     **{f"stream {i} slow": {i: SLOW} for i in range(1, STREAMS)},
 }
 """One that is slow by chance hides what comes too early on it: each has its turn."""
+FOR_TRAININGS = {
+    name: {stream: us // 6 for stream, us in delays.items()} for name, delays in PATTERNS.items()
+}
+"""The same for programs of many tasks."""
 
 
 def place(world: Transport) -> torch.device:

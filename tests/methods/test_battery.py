@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_map
 
 import hpcsgd
-from far.ranks import PLACINGS, by_default
+from far.ranks import FOR_TRAININGS, PLACINGS, by_default, explicitly
 from hpcsgd.methods import METHODS, bsp, hierarchical
 from hpcsgd.transport import Transport
 from methods.invariants import Invariant
@@ -175,6 +175,10 @@ NOT_ON_DEVICES: Mapping[str, str] = {}
 """Entries that cannot run there yet, and why; one that begins to is noticed."""
 
 
+QUICK = ("hierarchical",)
+"""Whose streams are slowed one by one in `make test`."""
+
+
 def on_devices(labels: Iterable[str], shapes: Sequence[tuple[int, int]], quick: tuple[int, int]) -> list[Any]:
     """Entries × shapes × placings; all but one of each entry are for `make test-long`."""
     placings, made = list(PLACINGS), []
@@ -204,6 +208,20 @@ def test_on_devices_the_bits_are_those_on_the_host(run, method: str, P: int, K: 
         for mine, theirs in zip(here, there, strict=True):
             for w, v in zip(mine, theirs, strict=True):
                 torch.testing.assert_close(w, v, rtol=0, atol=0 if case.same_bits else 1e-12)
+
+
+@pytest.mark.usefixtures("far_device")
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("pattern", FOR_TRAININGS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(label, marks=[] if label in QUICK else [pytest.mark.long]) for label in REFERENCES],
+)
+def test_on_devices_whichever_stream_is_slow(run, method: str, pattern: str) -> None:
+    case, make = REFERENCES[method], OPTIMIZERS["SGD"]
+    here = run(4, trained, 2, case, make)
+    there = run(4, explicitly(trained, FOR_TRAININGS[pattern]), 2, case, make)
+    same(there, [list(ranks) for ranks in zip(*here[::2], strict=True)], 2)
 
 
 @pytest.mark.threads(unless={"method": "ad_psgd", "K": 2})
