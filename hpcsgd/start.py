@@ -77,9 +77,9 @@ def _formed(world: Transport, groups: int | None, group_size: int | None) -> Job
 
 def _travelling(job: Job, wished: Wished) -> Job:
     own = own_device(job.world)
-    with together(job.world, "choosing a transport"), located("transport group"):
+    with together(job.world, "choosing a transport"), located(f"transport group = {wished.group!r}"):
         group, why_group = chosen(job.group, wished.group, own, inside=True)
-    with together(job.world, "choosing a transport"), located("transport cross"):
+    with together(job.world, "choosing a transport"), located(f"transport cross = {wished.cross!r}"):
         cross, why_cross = chosen(job.cross, wished.cross, own, inside=False)
     if own.device is not None and job.rank == 0:
         log.info(

@@ -90,9 +90,9 @@ def chosen(ranks: Transport, wish: Wish, own: Device, inside: bool) -> tuple[Tra
         made = _attempted(ranks, way, own.device, identities)
         if not isinstance(made, str):
             return made, "; ".join(passed_over)
+        if wish != "auto":
+            raise UserError(made)
         passed_over.append(f"{way}: {made}")
-    if wish != "auto":
-        raise UserError(passed_over[0])
     return ranks, "; ".join(passed_over)
 
 
@@ -101,7 +101,7 @@ def _without(ranks: Transport, wish: Wish, identities: Sequence[str]) -> tuple[T
     lacking = [rank for rank, identity in enumerate(identities) if not identity]
     why = f"rank {lacking[0]} of {ranks.size} has no accelerator that torch {torch.__version__} can use"
     if wish != "auto":
-        raise UserError(f"{wish}: {why}")
+        raise UserError(why)
     return ranks, why if len(lacking) < ranks.size else ""
 
 

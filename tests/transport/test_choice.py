@@ -55,7 +55,7 @@ def test_across_groups_it_does_on_one_node() -> None:
 def test_what_is_named_is_taken() -> None:
     assert choose("nccl", inside=False, nodes=(0, 1)) == ("gloo", "")
     assert choose("mpi") == ("mpi", "")
-    with pytest.raises(UserError, match=r"^gpu_mpi: threads takes no addresses$"):
+    with pytest.raises(UserError, match=r"^threads takes no addresses$"):
         choose("gpu_mpi")
 
 
@@ -71,7 +71,7 @@ def test_without_accelerators_nothing_changes() -> None:
         assert chosen(world, "auto", Device(), inside=True) == (world, "")
 
     threads.run(2, without)
-    with pytest.raises(UserError, match=r"^nccl: rank 0 of 2 has no accelerator that torch"):
+    with pytest.raises(UserError, match=r"^rank 0 of 2 has no accelerator that torch"):
         choose("nccl", own=lambda world: Device())
 
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_had_is_one_line() -> None:
     def form(world: Transport) -> None:
         form_as_launched(world, 2, None, Wishes(cross="nccl"))
 
-    with pytest.raises(JobError, match=r"^transport cross: nccl: rank 0 of 2 has no accelerator"):
+    with pytest.raises(JobError, match=r"^transport cross = 'nccl': rank 0 of 2 has no accelerator"):
         threads.run(4, form)
 
 
