@@ -14,7 +14,7 @@ import torch
 
 from hpcsgd.errors import UserError, near_miss
 from hpcsgd.transport import process_group, proof
-from hpcsgd.transport.backend import Backend, PeerLost
+from hpcsgd.transport.backend import Backend, PeerLost, first_line
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.gpu_mpi import GpuAware, TakesAddresses
@@ -121,7 +121,7 @@ def _attempted(
         except PeerLost:
             raise
         except RuntimeError as error:
-            return str(error).splitlines()[0]
+            return first_line(error)
 
     made: Backend | str = ranks.run(attempt, f"trying {way}", torch.empty(0, device=device)).wait()
     why = _first(ranks, made if isinstance(made, str) else "")
