@@ -12,7 +12,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # of a rank: here, where it is read below, and in all that tests start
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import hypothesis
 import pytest
 import torch
 
+import far
 from hpcsgd.transport import threads
 from ranks import LAUNCHED, RANK, RANKS, complain, end_late, processes
 
@@ -54,6 +55,15 @@ def run(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     return run_as_declared
 
 
+@pytest.fixture
+def far_device() -> Iterator[None]:
+    """The test device is this machine's accelerator; see tests/far."""
+    if (reason := far.missing()) is not None:
+        pytest.skip(reason)
+    with far.switched_on():
+        yield
+
+
 if LAUNCHED:
 
     @pytest.fixture
@@ -72,6 +82,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = [item for item in items if belongs_here(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in here])
     items[:] = here
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have the test device ready before the first test: compiling it takes longer than tests may."""
+    wanted = any("far_device" in getattr(item, "fixturenames", ()) for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        far.prepare()
 
 
 def belongs_here(item: pytest.Item) -> bool:

@@ -27,15 +27,15 @@ def model(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
     layers = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.LayerNorm(7), nn.Linear(7, 3)).to(dtype)
     with torch.no_grad():
         for p in layers.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator, dtype=dtype) / 2)
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=dtype, device="cpu") / 2)
     return layers
 
 
 def batch(t: int, rank: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """What rank sees in step t."""
+    """What rank sees in step t; on the host."""
     generator = torch.Generator().manual_seed(1000 * t + rank)
-    x = torch.randn(BATCH, 5, generator=generator, dtype=dtype)
-    return x, torch.randint(0, 3, (BATCH,), generator=generator)
+    x = torch.randn(BATCH, 5, generator=generator, dtype=dtype, device="cpu")
+    return x, torch.randint(0, 3, (BATCH,), generator=generator, device="cpu")
 
 
 def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -59,11 +59,13 @@ def distributed(
     *,
     rates: Rates = (),
     form: Callable[[Transport, int], Job] = form,
+    device: torch.device | None = None,
     **options: object,
 ) -> list[Tensor]:
-    """This rank's parameters after each step of training over `world` as P groups."""
+    """This rank's parameters after each step of training over `world` as P groups, on `device` or where
+    torch makes them."""
     job = form(world, P)
-    net = model(seed=world.rank)  # all but rank 0's start is thrown away
+    net = model(seed=world.rank).to(device)  # all but rank 0's start is thrown away
     optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method, **options)  # type: ignore[arg-type]
     set_rate = follow(optimizer, rates)
     history = []
@@ -98,7 +100,9 @@ def following(rates: Rates, make: MakeOptimizer) -> MakeOptimizer:
 
 def one_step(net: nn.Module, optimizer: optim.Optimizer, job: Job, t: int) -> Tensor:
     optimizer.zero_grad()
-    value = loss(net, *batch(t, job.rank))
+    device = next(net.parameters()).device
+    x, y = (part.to(device) for part in batch(t, job.rank))
+    value = loss(net, x, y)
     value.backward()
     if isinstance(optimizer, hpcsgd.DistributedOptimizer):
         optimizer.step(loss=value)

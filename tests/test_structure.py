@@ -16,6 +16,10 @@ NAMELESS = re.compile(r"(^|_)(utils?|helpers?|misc|common)($|_)")
 # A path somebody's machine has: in a default it works for its author only.
 ABSOLUTE = re.compile(r"""["'](/(home|root|work|Users|scratch|data|mnt)/[^"']*|~/[^"']*)["']""")
 
+_NAMES = r"(cuda|xpu|mps|accelerator|Stream|Event)\b"
+DEVICES = re.compile(rf"\btorch\.{_NAMES}|\bfrom torch import .*\b{_NAMES}")
+DOORS = ("hpcsgd/transport/streams.py", "hpcsgd/kernels/cuda.py")
+
 
 def sources(root: Path) -> Iterator[Path]:
     for folder in ("hpcsgd", "csrc"):
@@ -39,6 +43,17 @@ def absolute_paths(root: Path) -> list[str]:
         for path in sources(root)
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if (found := ABSOLUTE.search(line))
+    ]
+
+
+def outside_the_door(root: Path) -> list[str]:
+    """Where streams, events and kinds of devices are asked for by torch's names for them."""
+    return [
+        f"{path.relative_to(root)}:{number}: {found[0]}"
+        for path in sources(root)
+        if path.suffix == ".py" and str(path.relative_to(root)) not in DOORS
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (found := DEVICES.search(line))
     ]
 
 
@@ -105,6 +120,25 @@ def test_a_path_of_one_machine_is_found(tmp_path):
     text = 'A = "/home/me/x"\nB = "/dev/null"\nC = "home/x"\n\nD = \'~/runs\'\n'
     plant(tmp_path, {"hpcsgd/a.py": text})
     assert absolute_paths(tmp_path) == ['hpcsgd/a.py:1: "/home/me/x"', "hpcsgd/a.py:5: '~/runs'"]
+
+
+def test_one_door_to_devices():
+    assert outside_the_door(ROOT) == []
+
+
+def test_a_device_beside_the_door_is_found(tmp_path):
+    files = {
+        "hpcsgd/kernels/cuda.py": "import torch\ntorch.cuda.device(0)\n",
+        "hpcsgd/engine/step.py": "import torch\n\ntorch.cuda.synchronize()\n",
+        "hpcsgd/core/flat.py": "from torch import Event, Tensor\nx.is_cuda\ntorch.Event()",
+        "hpcsgd/core/norm.py": "x = 1  # torch.cudaless",
+    }
+    plant(tmp_path, files)
+    assert outside_the_door(tmp_path) == [
+        "hpcsgd/core/flat.py:1: from torch import Event",
+        "hpcsgd/core/flat.py:3: torch.Event",
+        "hpcsgd/engine/step.py:3: torch.cuda",
+    ]
 
 
 def test_imports_keep_their_contracts():

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hpcsgd.core.capabilities import leaves_mean
-from hpcsgd.core.norm import squared_norm
+from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import Averager, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
 from hpcsgd.transport import phase
@@ -25,9 +24,7 @@ def distance(s: Step, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bo
 
     Collective; 8 bytes over the group, 8 over the groups. Leaves `mine` changed.
     """
-    squared = torch.zeros((), dtype=torch.float64)
-    for w, mean_w in zip(mine, mean, strict=True):
-        squared += squared_norm(w.sub_(mean_w)).cpu()
+    squared = sum_on_host(squared_norm(w.sub_(mean_w)) for w, mean_w in zip(mine, mean, strict=True))
     with phase("distance"):
         if shards:
             s.job.group.allreduce(squared).wait()

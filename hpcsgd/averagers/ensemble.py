@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from hpcsgd.averagers.joined import average_joined
-from hpcsgd.core.norm import squared_norm
+from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce
 
@@ -33,9 +31,8 @@ class Ensemble:
         model = [b.parameters for b in s.buckets]
         brought = [w.clone() for w in model]
         average_joined(s.buffers, s.job.group, lambda joined: s.job.peers.mean([*model, *joined], s.t))
-        squared = torch.zeros((), dtype=torch.float64)
-        for w, before in zip(model, brought, strict=True):
-            squared += squared_norm(before.sub_(w)).cpu()
+        apart = (before.sub_(w) for w, before in zip(model, brought, strict=True))
+        squared = sum_on_host(squared_norm(x) for x in apart)
         s.notes["distance"] = squared.sqrt().item()
 
     def sends(self, m: Sizes) -> Iterator[Message]:

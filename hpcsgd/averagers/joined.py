@@ -38,7 +38,7 @@ def require_same_layout(named: Mapping[str, Sequence[Tensor]], ranks: Transport,
     length in silence. Collective; raises `UserError` on all of them."""
     layout = {name: [f"{x.numel()} of {x.dtype}" for x in tensors] for name, tensors in named.items()}
     sum_of_it = zlib.crc32(repr(layout).encode())
-    extremes = torch.tensor([sum_of_it, -sum_of_it])
+    extremes = torch.tensor([sum_of_it, -sum_of_it], device="cpu")
     ranks.allreduce(extremes, "max").wait()
     if extremes.sum() == 0:
         return

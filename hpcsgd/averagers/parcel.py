@@ -17,7 +17,7 @@ Layout = tuple[tuple[torch.dtype, int], ...]
 class Parcel:
     """`bytes`, uint8, is what travels: a float64, then every tensor, 8-aligned.
 
-    Tensors that are packed or that it is added to may be of a wider dtype than what travels.
+    Tensors that are packed or that it is added to may be of a wider dtype than what travels, and elsewhere.
     """
 
     def __init__(self, content: Tensor, layout: Layout) -> None:
@@ -26,11 +26,12 @@ class Parcel:
         self._number = content[:_ALIGNED].view(torch.float64)
 
     @classmethod
-    def like(cls, tensors: Sequence[Tensor]) -> Parcel:
-        """Room for so much."""
+    def like(cls, tensors: Sequence[Tensor], device: torch.device | None = None) -> Parcel:
+        """Room for so much, where the first tensor is, or on `device`."""
+        where = tensors[0].device if device is None else device
         layout = tuple((x.dtype, x.numel()) for x in tensors)
         size = _ALIGNED + sum(_room(*each) for each in layout)
-        return cls(torch.zeros(size, dtype=torch.uint8), layout)
+        return cls(torch.zeros(size, dtype=torch.uint8, device=where), layout)
 
     def state_dict(self) -> dict[str, Any]:
         names = [[str(dtype).removeprefix("torch."), numel] for dtype, numel in self.layout]
@@ -38,18 +39,22 @@ class Parcel:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Parcel:
-        """Of what `state_dict` returned; a copy."""
+        """Of what `state_dict` returned; a copy, where that is."""
         layout = tuple((getattr(torch, name), numel) for name, numel in state["layout"])
         return cls(state["bytes"].clone(), layout)
 
     @property
     def number(self) -> float:
+        """Waits for the device that it is on."""
         return self._number.item()
 
     def pack(self, tensors: Sequence[Tensor], share: float = 1.0, number: float = 1.0) -> None:
         """`share` of every tensor and of `number`."""
         for x, mine in zip(tensors, self._contents(), strict=True):
-            torch.mul(x, share, out=mine)
+            if x.device == mine.device:
+                torch.mul(x, share, out=mine)
+            else:
+                mine.copy_(x.mul(share))
         self._number.fill_(share * number)
 
     def unpack(self, tensors: Sequence[Tensor]) -> None:
@@ -60,7 +65,7 @@ class Parcel:
     def add_to(self, tensors: Sequence[Tensor], factor: float = 1.0) -> None:
         """x += factor · what is here."""
         for x, mine in zip(tensors, self._contents(), strict=True):
-            x.add_(mine, alpha=factor)
+            x.add_(mine.to(x.device), alpha=factor)
 
     def _contents(self) -> Iterator[Tensor]:
         start = _ALIGNED

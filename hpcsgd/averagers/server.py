@@ -1,8 +1,9 @@
 """A parameter server without a server: every rank keeps a part of the parameters for all groups.
 
-Position j of group h keeps part h of chunk j, M/(P·K) elements. In every step a position sends each part's
-keeper what its group's update changed there, and takes what the keeper has. A group never meets another. What
-is evaluated and saved is what the keepers have, and not the mean of what groups have read of it.
+Position j of group h keeps part h of chunk j, M/(P·K) elements, in host memory: a thread adds to it, whatever
+device trains. In every step a position sends each part's keeper what its group's update changed there, and
+takes what the keeper has. A group never meets another. What is evaluated and saved is what the keepers have,
+and not the mean of what groups have read of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hpcsgd.core.step import Step
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Service, Transport, phase, wide
+from hpcsgd.transport.streams import HOST
 
 
 class Keeper:
@@ -36,11 +38,11 @@ class Keeper:
         """How many updates of others came between each group's last push and the read before it."""
         self._read_at = [0] * P
         self._waiting: set[int] = set()
-        self._answers = [Parcel.like(like) for _ in range(P)]
+        self._answers = [Parcel.like(like, HOST) for _ in range(P)]
 
     def begin(self, part: Sequence[Tensor]) -> None:
         """From these values on."""
-        self.part = [x.to(wide(x.dtype), copy=True) for x in part]
+        self.part = [x.to(HOST, wide(x.dtype), copy=True) for x in part]
 
     def __call__(self, group: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
         """Take in the update pushed by `group`; answer all groups that this lets go on."""
@@ -135,7 +137,7 @@ class Server:
 
     def _start(self, s: Step) -> None:
         parts = self._parts(s)
-        self._pushed, self._read = ([Parcel.like(part) for part in parts] for _ in range(2))
+        self._pushed, self._read = ([Parcel.like(part, HOST) for part in parts] for _ in range(2))
         self._cross, self._owned = s.job.cross, s.owned
         self._counts = [[x.numel() for x in chunk.tensor_split(s.job.P)] for chunk in s.owned]
         part = self._kept(self._saved or s.owned, self._cross)

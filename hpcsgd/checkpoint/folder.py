@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.checkpoint import tree
+from hpcsgd.core.on_host import on_host
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.files.atomic import reach_disk, replacing
@@ -101,7 +102,7 @@ class Checkpoints:
         with self._job.together("writing a checkpoint"), _writing(hidden):
             target = hidden / _name(self._job.rank)
             with new_file(target) as file:
-                tree.write(file, state)
+                tree.write(file, on_host(state))
             entry = _fingerprint(target)
         files = self._job.world.gather_objects(entry)
         with self._job.together("writing a checkpoint"), _writing(hidden):

@@ -115,6 +115,7 @@ class TrainingSection:
     time_limit: Seconds | None = None
     stop_ahead: Seconds = 60.0  # how long before the end of its Slurm job a run saves and stops
     threads: Count | None = None  # torch threads of each rank; none: OMP_NUM_THREADS, or 1
+    device: str = "auto"  # "cpu" or a kind of accelerator; auto: one of those that the rank sees, if any
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.samples is not None:

@@ -1,4 +1,5 @@
-"""The process-wide random numbers of torch, numpy and Python; a user's model may draw from any of them."""
+"""The process-wide random numbers of torch, numpy and Python, and those of a device; a user's model may draw
+from any of them."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpcsgd.transport.streams import HOST, generator_state, on_accelerator, set_generator_state
+
 
 def seed_generators(seed: int) -> None:
     """Start all of them anew."""
@@ -16,20 +19,27 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
 
 
-def generators_state() -> dict[str, Any]:
-    """Where they have come to, as tensors and plain values."""
+def generators_state(device: torch.device = HOST) -> dict[str, Any]:
+    """Where they have come to, with those of `device`, as tensors and plain values."""
     numbers: Any = np.random.get_state(legacy=False)
     version, key, gauss = random.getstate()
+    own = {"device": generator_state(device)} if on_accelerator(device) else {}
     return {
+        **own,
         "torch": torch.get_rng_state(),
-        "numpy": {**numbers, "state": {**numbers["state"], "key": torch.as_tensor(numbers["state"]["key"])}},
+        "numpy": {
+            **numbers,
+            "state": {**numbers["state"], "key": torch.as_tensor(numbers["state"]["key"], device="cpu")},
+        },
         "python": [version, list(key), gauss],
     }
 
 
-def load_generators_state(state: dict[str, Any]) -> None:
-    """Go on from there."""
+def load_generators_state(state: dict[str, Any], device: torch.device = HOST) -> None:
+    """Go on from there; where `device` was none before, with its own as it is."""
     torch.set_rng_state(state["torch"])
+    if "device" in state and on_accelerator(device):
+        set_generator_state(device, state["device"])
     numbers = state["numpy"]
     np.random.set_state({**numbers, "state": {**numbers["state"], "key": numbers["state"]["key"].numpy()}})
     version, key, gauss = state["python"]

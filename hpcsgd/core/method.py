@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from hpcsgd.core.capabilities import Counting
+from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Averager, Exchange, Schedule
 from hpcsgd.errors import UserError
 
@@ -80,6 +81,20 @@ def alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, S
             ", ".join(dropped),
         )
     return kept
+
+
+def beside(states: Mapping[str, State], buckets: Sequence[Bucket]) -> dict[str, State]:
+    """`states` with their chunks on the devices of the model: they may have been read elsewhere."""
+
+    def placed(vectors: Sequence[Tensor]) -> list[Tensor]:
+        return [x.to(b.w.device) for x, b in zip(vectors, buckets, strict=True)]
+
+    return {
+        role: {**state, "chunks": {name: placed(vectors) for name, vectors in state["chunks"].items()}}
+        if "chunks" in state
+        else state
+        for role, state in states.items()
+    }
 
 
 @dataclass(frozen=True)

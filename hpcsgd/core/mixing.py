@@ -13,7 +13,7 @@ def push_matrix(graph: Graph, t: int, n: int) -> Tensor:
 
     Column-stochastic, so that Σ_i x_i stays as it is (the SGP paper, section 2).
     """
-    matrix = torch.zeros(n, n, dtype=torch.float64)
+    matrix = torch.zeros(n, n, dtype=torch.float64, device="cpu")
     for i in range(n):
         peers = graph.peers(i, t, n)
         matrix[[i, *peers], i] = 1 / (len(peers) + 1)
@@ -26,7 +26,7 @@ def symmetric_matrix(graph: Graph, t: int, n: int) -> Tensor:
     Symmetric and doubly stochastic, whether or not all nodes have as many neighbours.
     """
     neighbours = [graph.peers(i, t, n) for i in range(n)]
-    matrix = torch.zeros(n, n, dtype=torch.float64)
+    matrix = torch.zeros(n, n, dtype=torch.float64, device="cpu")
     for i, mine in enumerate(neighbours):
         for j in mine:
             matrix[i, j] = 1 / (1 + max(len(mine), len(neighbours[j])))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ takes many times as long."""
 
 def squared_norm(x: Tensor) -> Tensor:
     """‖x‖², float64, of a vector of floats: float32 within blocks (float64 of float64), float64 over them."""
-    norms = [_vector_norm(block, 2.0, wide(x.dtype)) for block in torch.split(x.view(-1), BLOCK)]
-    return torch.stack(norms).double().square().sum()
+    norms = _norms_of_blocks(x.view(-1), wide(x.dtype))
+    return norms.double().square().sum()
 
 
 def norm(x: Tensor, order: float = 2.0) -> Tensor:
@@ -30,9 +30,17 @@ def norm(x: Tensor, order: float = 2.0) -> Tensor:
     return _vector_norm(x, order, torch.float64)
 
 
+def sum_on_host(numbers: Iterable[Tensor]) -> Tensor:
+    """Of float64 numbers, in their order; a device is waited for once."""
+    total = torch.zeros((), dtype=torch.float64, device="cpu")
+    for number in as_vector(list(numbers)).cpu():
+        total += number
+    return total
+
+
 def total_norm(parts: Sequence[Tensor], order: float, ranks: Transport | None) -> Tensor:
     """Of all parts together, and of those that other `ranks` hold; then collective, 8 bytes."""
-    total = _vector_norm(torch.stack([norm(part, order) for part in parts]), order, torch.float64)
+    total = _vector_norm(as_vector([norm(part, order) for part in parts]), order, torch.float64)
     if ranks is None:
         return total
     if math.isinf(order):
@@ -46,12 +54,26 @@ def total_norm(parts: Sequence[Tensor], order: float, ranks: Transport | None) -
 def clip(parts: Sequence[Tensor], most: float, order: float, ranks: Transport | None) -> Tensor:
     """Scale the parts to a total norm of at most `most`; return the norm before. Collective as that is."""
     total = total_norm(parts, order, ranks)
-    scale = torch.clamp(most / (total + 1e-6), max=1.0).item()
+    scale = torch.clamp(most / (total + 1e-6), max=1.0)
     for part in parts:
-        part.mul_(scale)
+        part.mul_(scale.to(part.device))
     return total
 
 
-def _vector_norm(x: Tensor, order: float, dtype: torch.dtype) -> Tensor:
+def as_vector(numbers: Sequence[Tensor]) -> Tensor:
+    """As a vector, where the first one is."""
+    return torch.stack([number.to(numbers[0].device) for number in numbers])
+
+
+def _norms_of_blocks(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.is_cpu:  # twice as fast one by one
+        return torch.stack([_vector_norm(block, 2.0, dtype) for block in torch.split(x, BLOCK)])
+    whole = x.numel() // BLOCK * BLOCK
+    norms = _vector_norm(x[:whole].view(-1, BLOCK), 2.0, dtype, dim=1)
+    rest = [_vector_norm(x[whole:], 2.0, dtype).view(1)] if whole < x.numel() else []
+    return torch.cat([norms, *rest])
+
+
+def _vector_norm(x: Tensor, order: float, dtype: torch.dtype, dim: int | None = None) -> Tensor:
     # torch has no types for it.
-    return torch.linalg.vector_norm(x, order, dtype=dtype)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return torch.linalg.vector_norm(x, order, dim, dtype=dtype)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

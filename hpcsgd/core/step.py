@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.norm import squared_norm
+from hpcsgd.core.norm import as_vector, squared_norm
 from hpcsgd.core.topology import Job
 
 
@@ -62,8 +62,8 @@ class Step:
     t: int = 0
     rates: tuple[float, ...] = (0.0,)
     """The learning rate of each param group in this step, warm-up included."""
-    loss: float | None = None
-    """Of this rank's batch, where the training loop said it."""
+    loss: float | Tensor | None = None
+    """Of this rank's batch, where the training loop said it. Who reads it waits for the device."""
     notes: dict[str, float] = field(default_factory=dict[str, float])
     """What a method has to report of this step: whatever it is, metrics and curves take it as it comes. The
     `distance` of a meeting, and `shared`, the engine's, have a meaning to them."""
@@ -111,7 +111,9 @@ class Step:
             grads = [slot.param.grad for b in self.buckets for slot in b.slots]
             parts = [grad for grad in grads if grad is not None]
         norms = [squared_norm(g.reshape(-1)) for g in parts]
-        return torch.stack(norms).sum() if norms else torch.zeros((), dtype=torch.float64)
+        if not norms:
+            return torch.zeros((), dtype=torch.float64, device=self.buckets[0].w.device)
+        return as_vector(norms).sum()
 
 
 class Moments(Protocol):

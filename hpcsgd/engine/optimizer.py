@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket, flatten, require_as_laid_out
-from hpcsgd.core.method import Method, State, alike_everywhere
+from hpcsgd.core.method import Method, State, alike_everywhere, beside
 from hpcsgd.core.norm import clip
 from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
@@ -160,7 +160,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             self._reducer.finish()
         s.t += 1
         s.rates = self.rates
-        s.loss = None if loss is None else float(loss)
+        s.loss = loss.detach() if isinstance(loss, Tensor) else loss
         self.method.how.before_update(s)
         self._stepping = True
         self.local.step()
@@ -245,7 +245,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             ours, job = state_dict["hpcsgd"], self._step.job
             if "shape" not in ours:
                 raise UserError("this state_dict is of an older version of hpcsgd")
-            self._step.t, method = ours["t"], ours["method"]
+            self._step.t, method = ours["t"], beside(ours["method"], self.buckets)
             if ours["shape"] != [job.P, job.K]:
                 method = alike_everywhere(method, aloud=job.rank == 0)
             self.method.load_state_dict(method)

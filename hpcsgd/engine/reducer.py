@@ -12,6 +12,7 @@ from hpcsgd.core.flat import Bucket, Slot
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, phase
+from hpcsgd.transport.streams import Confluence
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class GradientReducer:
         self._sent: list[Work] = []
         self._arrivals: dict[Slot, int] = {}
         self._missing = [0] * len(self._buckets)
+        self._arrived_on = [Confluence(bucket.w.device) for bucket in buckets]
         self._version = 0
         self._exchanged = False
         self._warned = False
@@ -83,6 +85,7 @@ class GradientReducer:
                 )
             self._exchanged = False
             slot.attach()
+            self._arrived_on[index].join()
             self._arrivals[slot] = self._arrivals.get(slot, 0) + 1
             if self._arrivals[slot] == self.passes:
                 self._missing[index] -= 1
@@ -102,7 +105,9 @@ class GradientReducer:
     def _send_until(self, stop: int) -> None:
         if self._departure is None:
             self._departure = self._departing()
-        for bucket in self._buckets[len(self._sent) : stop]:
+        for index in range(len(self._sent), stop):
+            bucket = self._buckets[index]
+            self._arrived_on[index].precede()  # autograd has a stream for whatever was computed on one
             call = functools.partial(self._exchange, self._departure, bucket)
             work = self._departure.job.world.run(call, "exchange of gradients", bucket.gradients)
             self._sent.append(work)

@@ -31,7 +31,7 @@ class GradScaler(torch.amp.GradScaler):
     itself, and wait for each other for ever. bfloat16 needs neither.
 
     Args:
-        device: of the gradients. Default 'cuda', torch's; give "cpu".
+        device: of the gradients. Default 'cuda', torch's; on a CPU give "cpu".
         init_scale: what the loss is multiplied by at first. Default 65536.0.
         growth_factor: by what the scale grows. Default 2.0.
         backoff_factor: by what it shrinks where a gradient is not finite. Default 0.5.
@@ -80,9 +80,11 @@ class GradScaler(torch.amp.GradScaler):
         distributed.finish_exchange()
         found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         found = found or {found_inf.device: found_inf}  # a position may own nothing of a small model
+        worst = torch.stack([flag.to(found_inf.device) for flag in found.values()]).amax()
         with phase("overflow"):
-            for flag in found.values():
-                distributed.job.world.allreduce(flag, "max").wait()
+            distributed.job.world.allreduce(worst, "max").wait()
+        for flag in found.values():
+            flag.copy_(worst)
         return found
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket, Piece
+from hpcsgd.core.on_host import on_host
 from hpcsgd.engine.initial_state import NUMBERS, complete, like_new
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
@@ -71,6 +72,8 @@ class ShardedOptimizer:
         self.optimizer = optimizer
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
         self._sizes = [len(group["params"]) for group in optimizer.param_groups]
+        numbers = [g for g, size in enumerate(self._sizes) for _ in range(size)]
+        self._groups = dict(zip(self._params, numbers, strict=True))
         self._cut = cut
         self._buckets = buckets
         self.held = list(self._hold())
@@ -94,7 +97,7 @@ class ShardedOptimizer:
         complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
         named: dict[str, list[Tensor]] = {}
         for held in self.held:
-            for name, value in self.optimizer.state.get(held.tensor, {}).items():
+            for name, value in self._state_of(held).items():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     named.setdefault(name, []).append(value)
         return named
@@ -108,15 +111,13 @@ class ShardedOptimizer:
 
     def state_dict(self, group: Transport) -> dict[str, Any]:
         """What a plain optimizer over the whole parameters would return; collective over the group."""
-        mine = [
-            (held.index, held.start, held.stop, dict(self.optimizer.state.get(held.tensor, {})))
-            for held in self.held
-        ]
-        everyone = group.gather_objects(mine) if self._cut else [mine]
+        mine = [(held.index, held.start, held.stop, self._state_of(held)) for held in self.held]
+        everyone = group.gather_objects(on_host(mine)) if self._cut else [mine]
         state: dict[int, dict[str, Any]] = {}
         for index, start, stop, values in (entry for theirs in everyone for entry in theirs):
             for name, value in values.items():
-                self._join(state.setdefault(index, {}), name, value, index, start, stop)
+                there = self._placed(self._params[index], name, value)
+                self._join(state.setdefault(index, {}), name, there, index, start, stop)
         numbers = iter(range(len(self._params)))
         groups = [
             {**{k: v for k, v in g.items() if k != "params"}, "params": [next(numbers) for _ in range(size)]}
@@ -139,8 +140,7 @@ class ShardedOptimizer:
 
     def groups(self) -> dict[nn.Parameter, int]:
         """In which param group each parameter is."""
-        numbers = [g for g, size in enumerate(self._sizes) for _ in range(size)]
-        return dict(zip(self._params, numbers, strict=True))
+        return self._groups
 
     def states_by_piece(self) -> Iterator[tuple[Bucket, Piece, PieceState]]:
         """For everything this position owns, the optimizer's state; element-wise tensors cut to the piece."""
@@ -149,7 +149,7 @@ class ShardedOptimizer:
             for piece in bucket.pieces:
                 held = by_start[piece.slot.param, piece.start if self._cut else 0]
                 found = PieceState({}, {})
-                for name, value in self.optimizer.state.get(held.tensor, {}).items():
+                for name, value in self._state_of(held).items():
                     if _has_every_element(name, value, held.tensor):
                         found.elements[name] = self._of_piece(held, piece, value)
                     else:
@@ -164,7 +164,8 @@ class ShardedOptimizer:
                 self.optimizer.state.pop(held.tensor, None)
                 found = lookup(held.param, held.start, held.stop)
                 elements = {name: self._shaped(held, value) for name, value in found.elements.items()}
-                if state := found.rest | elements:
+                rest = {name: self._placed(held.param, name, value) for name, value in found.rest.items()}
+                if state := rest | elements:
                     self.optimizer.state[held.tensor] = state
 
     def _of_piece(self, held: Held, piece: Piece, value: Tensor) -> Tensor:
@@ -174,9 +175,7 @@ class ShardedOptimizer:
         value = value.to(held.param.device)
         if self._cut:
             return value
-        shaped = torch.empty_strided(
-            held.param.size(), held.param.stride(), dtype=value.dtype, device=value.device
-        )
+        shaped = _like(held.param, value)
         shaped.as_strided((value.numel(),), (1,)).copy_(value)
         return shaped
 
@@ -217,7 +216,20 @@ class ShardedOptimizer:
             raise UserError(
                 f"optimizer state of shape {tuple(value.shape)} for a parameter of {held.param.shape}"
             )
-        return value.clone()
+        return self._placed(held.param, name, value).clone()
+
+    def _placed(self, param: nn.Parameter, name: str, value: Any) -> Any:
+        """Where torch's own optimizers have it: with the parameter, but for the number of steps, which is the
+        host's unless it is for a captured or fused update."""
+        if not isinstance(value, Tensor):
+            return value
+        options = self.optimizer.param_groups[self._groups[param]]
+        if name == "step" and not (options.get("capturable") or options.get("fused")):
+            return value
+        return value.to(param.device)
+
+    def _state_of(self, held: Held) -> dict[str, Any]:
+        return dict(self.optimizer.state.get(held.tensor, {}))
 
     def _join(self, into: dict[str, Any], name: str, value: Any, index: int, start: int, stop: int) -> None:
         param = self._params[index]
@@ -225,9 +237,7 @@ class ShardedOptimizer:
             into[name] = value
             return
         if name not in into:
-            into[name] = torch.empty_strided(
-                param.size(), param.stride(), dtype=value.dtype, device=value.device
-            )
+            into[name] = _like(param, value)
         _in_memory_order(into[name], param)[start:stop] = value
 
 
@@ -237,7 +247,12 @@ def _has_every_element(name: str, value: Any, tensor: Tensor) -> bool:
     return alike and (tensor.dim() > 0 or name not in NUMBERS)
 
 
+def _like(param: Tensor, value: Tensor) -> Tensor:
+    """Room in the form of `param`, for what is like `value`."""
+    return torch.empty_strided(param.size(), param.stride(), dtype=value.dtype, device=value.device)
+
+
 def _in_memory_order(value: Tensor, param: Tensor) -> Tensor:
     if value.stride() != param.stride():
-        value = torch.empty_strided(param.size(), param.stride(), dtype=value.dtype).copy_(value)
+        value = _like(param, value).copy_(value)
     return value.as_strided((param.numel(),), (1,))

@@ -28,6 +28,7 @@ from hpcsgd.islands.register import Ballot, Phase, Point, Register, Report
 from hpcsgd.islands.ring import Broken
 from hpcsgd.islands.rings import Rings, chunk
 from hpcsgd.transport import Transport, wide
+from hpcsgd.transport.streams import settle
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +136,8 @@ class Meetings:
         aside = self._room_for(w)
         report = self.report
         self._ballot = Ballot(Point(t, *report.deal), report.leaving)
+        for device in {x.device for x in w if not x.is_cpu}:
+            settle(device)  # computing is no waiting for others
         started = time.perf_counter()
         while not self._attempt(w, aside):
             pass
@@ -201,7 +204,7 @@ class Meetings:
             state, self._why = State.OUTSIDE, str(error)
             if isinstance(error, Broken):
                 self._blamed = self._neighbour(error.side)
-        worst = torch.tensor([state], dtype=torch.int32)
+        worst = torch.tensor([state], dtype=torch.int32, device="cpu")
         self._group.allreduce(worst, "max").wait()
         if worst.item() == State.OVER:
             raise Over

@@ -13,10 +13,12 @@ from torch import optim
 
 from hpcsgd.cost.compute import Busy, Compute
 from hpcsgd.measuring.lanes import busy
-from hpcsgd.measuring.timing import Together
+from hpcsgd.measuring.timing import Together, clock
 from hpcsgd.measuring.workload import Workload
 from hpcsgd.sparsifiers import Accumulated, CLTk, Deft, HardThreshold, SIDCo, Sparsifier, TopK
 from hpcsgd.transport import Transport
+from hpcsgd.transport.choice import place_on_node
+from hpcsgd.transport.streams import device_for
 
 ELEMENTS = 4_000_000
 """Searched at least, and updated where no model says how many."""
@@ -37,13 +39,15 @@ Times = dict[str, list[float]]
 
 def measure(world: Transport, workload: Workload | None, seconds: float) -> Compute:
     """In about so many seconds; the same on every rank. Collective."""
-    alone = world.split(world.rank, 0)
-    parts = {"mean": _mean(), **dict(_selections(alone, workload))}
+    alone, place = world.split(world.rank, 0), place_on_node(world)
+    device = device_for("auto", place) if workload is None else workload.device
+    parts = {"mean": _mean(device), **dict(_selections(alone, workload, device))}
     if workload is None:
-        parts["update"] = _update()
-    idle = _times(world, workload, parts, seconds / 2)
+        parts["update"] = _update(device)
+    timed = {name: partial(_seconds, part, device) for name, part in parts.items()}
+    idle = _times(world, workload, timed, seconds / 2)
     with busy(world):
-        loaded = _times(world, workload, parts, seconds / 2)
+        loaded = _times(world, workload, timed, seconds / 2)
     M = workload.numel if workload else None
     searched = _searched(workload)
     return Compute(
@@ -59,7 +63,10 @@ def measure(world: Transport, workload: Workload | None, seconds: float) -> Comp
 
 
 def _times(
-    world: Transport, workload: Workload | None, parts: Mapping[str, Callable[[], Any]], seconds: float
+    world: Transport,
+    workload: Workload | None,
+    parts: Mapping[str, Callable[[], Sequence[float]]],
+    seconds: float,
 ) -> Times:
     together, found = Together(world), Times()
     budget = seconds / (len(parts) + (2 * len(workload.batch_sizes) if workload else 0))
@@ -72,7 +79,7 @@ def _times(
             updates.append(update)
         found["update"] = [median(updates)]
     for name, part in parts.items():
-        found[name] = _steps(together, partial(_seconds, part), budget)
+        found[name] = _steps(together, part, budget)
     return found
 
 
@@ -91,28 +98,31 @@ def _steps(together: Together, step: Callable[[], Sequence[float]], budget: floa
     return [median(part) for part in zip(*rounds, strict=True)]
 
 
-def _seconds(call: Callable[[], Any]) -> list[float]:
-    start = perf_counter()
+def _seconds(call: Callable[[], Any], device: torch.device) -> list[float]:
+    start = clock(device)
     call()
-    return [perf_counter() - start]
+    return [clock(device) - start]
 
 
-def _update() -> Callable[[], Any]:
+def _update(device: torch.device) -> Callable[[], Any]:
     """SGD with momentum."""
-    w = torch.ones(ELEMENTS, requires_grad=True)
+    w = torch.ones(ELEMENTS, requires_grad=True, device=device)
     w.grad = torch.full_like(w, 1e-6)
     return optim.SGD([w], lr=0.1, momentum=0.9).step
 
 
-def _mean() -> Callable[[], Any]:
+def _mean(device: torch.device) -> Callable[[], Any]:
     """Of four chunks that an all-to-all has brought."""
-    received, own = torch.ones(4, ELEMENTS // 4), torch.empty(ELEMENTS // 4)
+    received = torch.ones(4, ELEMENTS // 4, device=device)
+    own = torch.empty(ELEMENTS // 4, device=device)
     return lambda: torch.mean(received, 0, out=own)
 
 
-def _selections(alone: Transport, workload: Workload | None) -> Iterator[tuple[str, Callable[[], Any]]]:
+def _selections(
+    alone: Transport, workload: Workload | None, device: torch.device
+) -> Iterator[tuple[str, Callable[[], Any]]]:
     """A worker that searches all by itself."""
-    x = torch.randn(_searched(workload))
+    x = torch.randn(_searched(workload), device=device)
     for name, make in SELECTORS.items():
         yield name, _selection(make(), x, alone)
 
@@ -123,7 +133,7 @@ def _searched(workload: Workload | None) -> int:
 
 
 def _selection(sparsifier: Sparsifier, acc: torch.Tensor, alone: Transport) -> Callable[[], Any]:
-    bounds = sparsifier.cut(torch.linspace(0, len(acc), LAYERS + 1).long(), 1)
+    bounds = sparsifier.cut(torch.linspace(0, len(acc), LAYERS + 1, device="cpu").long(), 1)
     layers = [acc[start:stop] for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
     norms = torch.stack([layer.double().square().sum() for layer in layers])
     x = Accumulated(acc, bounds, norms)

@@ -12,6 +12,7 @@ import torch
 
 from hpcsgd.cost.fit import SIZES
 from hpcsgd.transport import Transport
+from hpcsgd.transport.streams import on_accelerator, settle
 
 ROUNDS = 40
 LEAST_ROUNDS = 3
@@ -22,12 +23,19 @@ SHARE = 0.25
 """A size whose first rounds alone would take more than this part of the time for all is the largest one."""
 
 
+def clock(device: torch.device) -> float:
+    """Seconds, as soon as `device` has done what it was given."""
+    if on_accelerator(device):
+        settle(device)
+    return perf_counter()
+
+
 class Together:
     """All ranks of `world`, whose lane must be idle whenever they meet: a meeting goes without it."""
 
     def __init__(self, world: Transport) -> None:
         self._backend = world.backend
-        self._nothing = torch.zeros(1)
+        self._nothing = torch.zeros(1, device="cpu")
 
     def meet(self) -> None:
         """Return when all are here. Twice, for whoever has waited long looks seldom whether it is over."""
@@ -36,7 +44,7 @@ class Together:
 
     def slowest(self, *seconds: float) -> list[float]:
         """Of each number the most that one of them says, on all of them."""
-        most = torch.tensor(seconds, dtype=torch.float64)
+        most = torch.tensor(seconds, dtype=torch.float64, device="cpu")
         self._backend.allreduce(most, "max")
         return most.tolist()
 

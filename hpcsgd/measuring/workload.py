@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from time import perf_counter
 
 from torch import Tensor
 
 from hpcsgd.config.schema import Config, MethodSection
 from hpcsgd.core.topology import form
+from hpcsgd.measuring.timing import clock
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.transport import Transport
 
@@ -28,6 +28,7 @@ class Workload:
         self.batch_sizes = _batch_sizes(config.data.batch_size, world.size)
         alone = form(world.split(world.rank, 0))
         self._parts: Assembly = assemble(_by_itself(config, self.batch_sizes[0]), alone, source)
+        self.device = self._parts.device
         self.numel = sum(p.numel() for p in self._parts.model.parameters() if p.requires_grad)
         self._samples = {b: self._load(b) for b in self.batch_sizes}
         self._parts.model.train()
@@ -37,13 +38,13 @@ class Workload:
         parts = self._parts
         x, y = parts.vary(*self._samples[batch])
         parts.optimizer.zero_grad()
-        times = [perf_counter()]
+        times = [clock(self.device)]
         loss = parts.task.loss(parts.model(x), y)
-        times.append(perf_counter())
+        times.append(clock(self.device))
         loss.backward()
-        times.append(perf_counter())
+        times.append(clock(self.device))
         parts.optimizer.step(loss=loss)
-        times.append(perf_counter())
+        times.append(clock(self.device))
         return [after - before for before, after in itertools.pairwise(times)]
 
     def _load(self, batch: int) -> tuple[Tensor, Tensor]:

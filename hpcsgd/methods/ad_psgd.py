@@ -26,14 +26,15 @@ from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.schedules import Every
 from hpcsgd.transport import Asked, Service, phase, wide
+from hpcsgd.transport.streams import HOST
 
 
 class Pairwise:
     """x_i, x_k ← (x_i + x_k)/2 between an active (even) group i and a random passive (odd) group k.
 
-    `x` is the chunk that others average with, in float32 at least, or halves of 16-bit numbers would be lost
-    again and again; the model has what it was at the end of the last step. Noted:
-    `staleness`, how often x was averaged while the gradient was computed.
+    `x` is the chunk that others average with, in host memory, where a thread answers them, and in float32 at
+    least, or halves of 16-bit numbers would be lost again and again; the model has what it was at the end of
+    the last step. Noted: `staleness`, how often x was averaged while the gradient was computed.
     """
 
     shards = True
@@ -58,9 +59,10 @@ class Pairwise:
         assert self.x is not None
         self._take_in()
         self._model.add_to(s.owned, -1.0)  # what is left is the update
+        updates = [chunk.cpu() for chunk in s.owned]
         with self._lock:
-            for x, chunk in zip(self.x, s.owned, strict=True):
-                chunk.copy_(x.add_(chunk))
+            for x, update, chunk in zip(self.x, updates, s.owned, strict=True):
+                chunk.copy_(x.add_(update))
             s.notes["staleness"] = self._averaged
             self._averaged = 0
         if s.job.g % 2 == 0:
@@ -101,7 +103,7 @@ class Pairwise:
             x = state.get("chunks", {}).get("x")
             if x is None and self._service is not None:
                 x = self._owned
-            self.x = None if x is None else [each.to(wide(each.dtype), copy=True) for each in x]
+            self.x = None if x is None else [_kept(each) for each in x]
 
     def _at_rest(self) -> contextlib.AbstractContextManager[None]:
         self._take_in()
@@ -109,8 +111,9 @@ class Pairwise:
 
     def _start(self, s: Step) -> None:
         self._owned, self._cross = s.owned, s.job.cross
-        self.x = self.x or [chunk.to(wide(chunk.dtype), copy=True) for chunk in s.owned]
-        self._model, self._sent, self._answer, self._average = (Parcel.like(s.owned) for _ in range(4))
+        self.x = self.x or [_kept(chunk) for chunk in s.owned]
+        self._model = Parcel.like(s.owned)
+        self._sent, self._answer, self._average = (Parcel.like(s.owned, HOST) for _ in range(3))
         with phase("average"):
             self._service = Service(s.job.cross, self._reply, self._sent.bytes.numel())
 
@@ -140,6 +143,10 @@ class Pairwise:
             self._average.pack(self.x)
             self._averaged += 1
         return [(active, self._average.bytes)]
+
+
+def _kept(chunk: Tensor) -> Tensor:
+    return chunk.to(HOST, wide(chunk.dtype), copy=True)
 
 
 def ad_psgd(seed: int = 0, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen

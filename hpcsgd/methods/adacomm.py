@@ -93,10 +93,10 @@ class Adaptive:
                 "adacomm goes by the training loss: give it as optimizer.step(loss=loss), or give step() a "
                 "closure that returns it"
             )
-        now = self.block_state
+        now, loss = self.block_state, float(s.loss)
         if now.first_loss is None:
-            now.first_loss, now.eta_before = s.loss, s.lr
-        now.losses += s.loss
+            now.first_loss, now.eta_before = loss, s.lr
+        now.losses += loss
         now.since_meeting += 1
         now.since_change += 1
         now.eta_0 = max(now.eta_0, s.lr)
@@ -116,7 +116,9 @@ class Adaptive:
     def _over_all_ranks(self, s: Step) -> list[float]:
         """F(w) and F(w_0)."""
         now = self.block_state
-        means = torch.tensor([now.losses / now.since_change, now.first_loss], dtype=torch.float64)
+        means = torch.tensor(
+            [now.losses / now.since_change, now.first_loss], dtype=torch.float64, device="cpu"
+        )
         with phase("loss"):
             s.job.world.allreduce(means, "mean").wait()
         return [mean.item() for mean in means]

@@ -119,11 +119,11 @@ def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> None:
             f"outer = {make_optimizer!r}: expected what makes an optimizer of tensors, in a job file "
             '{ build = "SGD", lr = 0.7 }'
         )
-    theta = torch.zeros(2)
+    theta = torch.zeros(2, device="cpu")
     made = make_optimizer([theta])
     if not isinstance(made, optim.Optimizer):
         raise UserError(f"outer: it makes a {type(made).__name__}, expected a torch optimizer")
-    theta.grad = torch.zeros(2)
+    theta.grad = torch.zeros_like(theta)
     made.step()
 
 

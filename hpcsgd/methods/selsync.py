@@ -71,7 +71,7 @@ class RelativeChange:
         self._average = self._mean() if norms else None
 
     def _mean(self) -> Tensor:
-        ages = torch.arange(len(self.norms) - 1, -1, -1, dtype=torch.float64)
+        ages = torch.arange(len(self.norms) - 1, -1, -1, dtype=torch.float64, device="cpu")
         weights = (1 - self.smoothing) ** ages
         return weights @ torch.stack(list(self.norms)) / weights.sum()
 
@@ -88,7 +88,7 @@ class Significance:
         self._saved: list[Tensor] = []
         self._gathering: Work | None = None
         self._significant = False
-        self.changes = torch.empty(0)
+        self.changes = torch.empty(0, device="cpu")
         """Δ of every group in the last step."""
 
     def begin(self, s: Step) -> None:
@@ -99,10 +99,14 @@ class Significance:
             a = min(s.job.P / 100, 1.0) if self.smoothing is None else self.smoothing
             self._change = RelativeChange(self.window, a)
             self._change.restore(self._saved)
-        part = s.squared_norm().cpu().reshape(1)
-        self._parts = torch.empty(s.job.size, dtype=torch.float64)
+        part = s.squared_norm().reshape(1)
+        parts = self._parts = torch.empty(s.job.size, dtype=torch.float64, device="cpu")
+
+        def gather() -> None:
+            s.job.world.allgather(parts, part.cpu()).wait()  # the lane waits for a device, not the update
+
         with phase("vote"):
-            self._gathering = s.job.world.allgather(self._parts, part)
+            self._gathering = s.job.world.run(gather, "vote", part)
 
     def __call__(self, s: Step) -> bool:
         """Waits for what `begin` sent."""

@@ -19,6 +19,7 @@ in the paper's 1-OSGP, so that a run has the same bits again.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -37,16 +38,20 @@ from hpcsgd.transport import Transport, Work, wide
 
 @dataclass
 class Round:
-    """What came from the others in one step, once `work` is done, and what went to them."""
+    """What came from the others in one step, once `work` is done, and what went to them. `work` returns the
+    numbers that came: it is the lane that waits where they are on a device."""
 
     arriving: list[Parcel]
     sent: list[Parcel] = field(default_factory=list[Parcel])
     work: Work | None = None
 
-    def wait(self) -> list[Parcel]:
-        if self.work is not None:
-            self.work.wait()
-        return self.arriving
+    def wait(self) -> list[tuple[Parcel, float]]:
+        numbers = _numbers(self.arriving) if self.work is None else self.work.wait()
+        return list(zip(self.arriving, numbers, strict=True))
+
+
+def _numbers(parcels: Sequence[Parcel]) -> list[float]:
+    return [parcel.number for parcel in parcels]
 
 
 class PushSum:
@@ -92,7 +97,7 @@ class PushSum:
 
     def state_dict(self) -> State:
         """With the messages under way, which it waits for. Elsewhere groups start from z, of weight 1."""
-        arrived = [[parcel.state_dict() for parcel in sent.wait()] for sent in self._under_way]
+        arrived = [[parcel.state_dict() for parcel, _ in sent.wait()] for sent in self._under_way]
         return {"own": {"weight": self.weight, "under_way": arrived}}
 
     def load_state_dict(self, state: State) -> None:
@@ -111,15 +116,21 @@ class PushSum:
         self.weight *= share
         if self._link is None:
             self._link = s.job.cross.apart() if self.staleness else s.job.cross
+        link, outgoing = self._link, dict.fromkeys(peers, sent.bytes)
         incoming = {j: parcel.bytes for j, parcel in zip(sources, arriving, strict=True)}
-        work = self._link.exchange(dict.fromkeys(peers, sent.bytes), incoming)
-        return Round(arriving, [sent], work)
+
+        def exchanged() -> list[float]:
+            link.exchange(outgoing, incoming).wait()
+            return _numbers(arriving)
+
+        return Round(arriving, [sent], link.run(exchanged, "gossip", sent.bytes, *incoming.values()))
 
     def _take_in(self, x: list[Tensor], sent: Round) -> None:
-        for theirs in sent.wait():
+        for theirs, weight in sent.wait():
             theirs.add_to(x)
-            self.weight += theirs.number
-        self._spare += sent.arriving + sent.sent
+            self.weight += weight
+        if sent.work is not None:  # else they are of a checkpoint, and in host memory
+            self._spare += sent.arriving + sent.sent
 
     def _room(self, s: Step) -> Parcel:
         return self._spare.pop() if self._spare else Parcel.like(s.owned)

@@ -61,8 +61,10 @@ class Fisher:
         r = min(rank, D - 1)
         if r < 1:
             return None
-        start = torch.randn(D, r, generator=torch.Generator().manual_seed(D), dtype=torch.float64)
-        F = cls(torch.linalg.qr(start).Q.T.to(X), torch.zeros(r, dtype=torch.float64), 0.0)
+        start = torch.randn(
+            D, r, generator=torch.Generator("cpu").manual_seed(D), dtype=torch.float64, device="cpu"
+        )
+        F = cls(torch.linalg.qr(start).Q.T.to(X), torch.zeros(r, dtype=torch.float64, device="cpu"), 0.0)
         for _ in range(FIRST):
             F = F.updated(X, 1.0)
         return F if F.trace > 0 else None

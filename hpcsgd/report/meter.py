@@ -44,16 +44,17 @@ class Meter:
         self._job = job
         self._aside = aside
         self._data_seconds = 0.0
-        self._sums = torch.zeros(2, dtype=torch.float64)  # loss · samples, samples
+        self._losses = torch.zeros((), dtype=torch.float64, device="cpu")  # times samples; where the model is
+        self._samples = 0
         self.counted = counted
-        self._counts = torch.zeros(len(counted), LARGEST + 1, dtype=torch.float64)
+        self._counts = torch.zeros(len(counted), LARGEST + 1, dtype=torch.float64, device="cpu")
         self.pause()
 
     def step(self, loss: Tensor, samples: int, data_seconds: float, notes: Mapping[str, float]) -> None:
         """Count one step: its mean loss over `samples` of this rank, how long it waited for them, and what
         the method noted."""
-        self._sums[0] += loss.detach() * samples
-        self._sums[1] += samples
+        self._losses = self._losses + loss.detach() * samples  # nobody waits for a device here
+        self._samples += samples
         self._data_seconds += data_seconds
         for name, counts in zip(self.counted, self._counts, strict=True):
             if name in notes:
@@ -66,14 +67,16 @@ class Meter:
         self._since = time.perf_counter()
 
     def read(self) -> Work:
-        """What came since the last reading: a `Reading`, to be had once all ranks have read theirs."""
+        """What came since the last reading: a `Reading`, to be had once all ranks have read theirs. Waits for
+        the model's device."""
         grown = self._job.world.ledger.since(self._totals)
         elapsed = time.perf_counter() - self._since
         seconds = {name: total.waited for name, total in grown.items()} | {"data": self._data_seconds}
         seconds["compute"] = max(elapsed - sum(seconds.values()), 0.0)
         sent = {name: total.bytes for name, total in grown.items() if total.bytes and name != _OWN}
         link_bytes: dict[int, float] = dict(self._job.world.ledger.links() - self._links)
-        joined = torch.cat([self._sums, self._counts.flatten()])
+        sums = torch.tensor([self._losses.item(), self._samples], dtype=torch.float64, device="cpu")
+        joined = torch.cat([sums, self._counts.flatten()])
 
         def over_all_ranks() -> Reading:
             self._aside.allreduce(joined).wait()
@@ -89,7 +92,8 @@ class Meter:
                 counts={name: counts for name, counts in zip(self.counted, found, strict=True) if counts},
             )
 
-        self._sums.zero_()
+        self._losses = torch.zeros((), dtype=torch.float64, device="cpu")
+        self._samples = 0
         self._counts.zero_()
         self._data_seconds = 0.0
         self.pause()

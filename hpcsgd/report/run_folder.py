@@ -84,12 +84,13 @@ def write_versions(
     mpi: str | None,
     groups: int,
     group_size: int,
+    devices: Mapping[str, int] | None = None,
     transport: Mapping[str, str] | None = None,
 ) -> None:
     """Add this start of the run to ``versions.json``, a list with one entry a start.
 
     ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``;
-    ``transport`` is by what tensors on devices travel, in the group and across.
+    ``devices`` tells how many ranks train on which, ``transport`` by what tensors there travel.
     """
     path = folder / "versions.json"
     starts = json.loads(path.read_text()) if path.exists() else []
@@ -102,7 +103,8 @@ def write_versions(
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "mpi": mpi,
-        "transport": dict(transport) if transport else None,
+        "devices": dict(devices or {}),
+        "transport": dict(transport or {}),
         "host": platform.node(),
         "platform": platform.platform(),
         "git": _git_state(),

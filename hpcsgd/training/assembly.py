@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Generator, Tensor, nn, optim
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
@@ -20,11 +21,14 @@ from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError, located
 from hpcsgd.natural_gradient import NaturalGradient
+from hpcsgd.training.devices import device_of, to_train_on
 from hpcsgd.training.length import Length, length
 from hpcsgd.training.loading import dealing, make_loader, opened
 from hpcsgd.training.parts import OPTIMIZERS, SCHEDULERS, make_method
 from hpcsgd.training.tasks import Task, task_of
 from hpcsgd.training.trial import require_model_fits
+from hpcsgd.transport.choice import place_on_node
+from hpcsgd.transport.streams import on_accelerator
 
 Transform = Callable[[Tensor, Generator], Tensor]
 TRANSFORMS: Mapping[str, Transform] = {"crop_and_flip": crop_and_flip}
@@ -35,6 +39,8 @@ class Assembly:
     """Everything that trains, ready to go."""
 
     model: nn.Module
+    device: torch.device
+    """Where it is."""
     task: Task
     optimizer: DistributedOptimizer
     warm_up: WarmUp
@@ -56,8 +62,9 @@ class Assembly:
     """Around `optimizer`; its hooks do everything, so that nobody has to step it."""
 
     def vary(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """What to train on in place of these samples: transformed, and as the data has it."""
-        return self.train.vary(self.transform(x, self.generator), y, self.generator)
+        """What to train on in place of these samples, on the device: transformed, and as the data has it."""
+        x, y = self.train.vary(self.transform(x, self.generator), y, self.generator)
+        return to_train_on(x, self.device), to_train_on(y, self.device)
 
 
 def assemble(config: Config, job: Job, source: str) -> Assembly:
@@ -65,6 +72,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
 
     Raises `JobError` naming file and key.
     """
+    place = place_on_node(job.world)
     with job.together("preparing the run"), located(source):
         train, test = opened(config.data, "train"), opened(config.data, "test")
         task = task_of(train)
@@ -74,7 +82,9 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = models.build(config.model.build, config.model.arguments)
-        require_model_fits(model, train, task, config.model.build)
+        device = device_of(config, place)
+        model.to(device)
+        require_model_fits(model, train, task, config.model.build, device)
         inner = make_optimizer(config, model, job.groups)
         steps_per_epoch = len(batches)
         if job.has_peers and (config.training.steps or config.training.samples):
@@ -89,9 +99,10 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
         scheduler = make_scheduler(config, optimizer)
         natural_gradient = make_natural_gradient(config, optimizer, model)
-    loader = make_loader(train, batches, config.data.workers)
+    loader = make_loader(train, batches, config.data.workers, pinned=on_accelerator(device))
     return Assembly(
         model=model,
+        device=device,
         task=task,
         optimizer=optimizer,
         warm_up=warm_up,
@@ -101,7 +112,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         loader=loader,
         injected=Injected(loader, job) if isinstance(batches, InjectedBatches) else None,
         transform=transform,
-        generator=Generator().manual_seed(own),
+        generator=Generator("cpu").manual_seed(own),
         train=train,
         test=test,
         steps_per_epoch=steps_per_epoch,

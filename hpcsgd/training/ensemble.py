@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,7 +200,7 @@ class Island:
     def folder(self) -> Path:
         return run_folder.island_folder(self.config.run.folder, self.meetings.number)
 
-    def open_folder(self, resume: bool, open_files: ExitStack) -> None:
+    def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
         """Whoever started the islands has written down the configuration."""
         open_files.callback(self.meetings.close)
         with self.job.together("opening the folder of the island"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hpcsgd.training.assembly import Assembly
+from hpcsgd.training.devices import to_train_on
 from hpcsgd.transport import phase
 
 BATCH = 256
@@ -30,13 +31,16 @@ def evaluate(parts: Assembly) -> Score:
     """Test the mean of all groups' models, with the mean of all batch-norm statistics; collective."""
     started = time.perf_counter()
     world, task = parts.optimizer.job.world, parts.task
-    sums = torch.zeros(task.tallied, dtype=torch.float64)
+    total = torch.zeros(task.tallied, dtype=torch.float64, device=parts.device)
     with parts.optimizer.averaged() as D:
         parts.model.eval()
-        for rows in torch.arange(len(parts.test))[world.rank :: world.size].split(min(BATCH, task.at_once)):
+        mine = torch.arange(len(parts.test), device="cpu")[world.rank :: world.size]
+        for rows in mine.split(min(BATCH, task.at_once)):
             x, y = parts.test.collate(parts.test.__getitems__(rows.tolist()))
-            sums += task.tally(parts.model(x), y)
+            x, y = (to_train_on(each, parts.device) for each in (x, y))
+            total += task.tally(parts.model(x), y)
         parts.model.train()
+    sums = total.cpu()
     with phase("evaluation"):
         world.allreduce(sums).wait()
     result = task.result(sums)

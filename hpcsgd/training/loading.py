@@ -143,13 +143,17 @@ def require_divisible(config: Config, P: int, K: int) -> None:
     first.batches(first.sampler(opened(config.data, "train"), config), config.data)
 
 
-def make_loader(train: Split, batches: Batches | InjectedBatches, workers: int) -> DataLoader[Any]:
+def make_loader(
+    train: Split, batches: Batches | InjectedBatches, workers: int, *, pinned: bool
+) -> DataLoader[Any]:
+    """`pinned`: for a device."""
     return DataLoader(
         train,
         batch_sampler=batches,
         collate_fn=train.collate,
         num_workers=workers,
+        pin_memory=pinned,
         persistent_workers=workers > 0,
-        generator=Generator(),  # or a resumed epoch would draw once more from the model's
+        generator=Generator("cpu"),  # or a resumed epoch would draw once more from the model's
         multiprocessing_context="forkserver" if workers else None,  # a fork would carry MPI's threads along
     )

@@ -51,7 +51,7 @@ class Loop(ABC):
         self._stopping = stopping
         self._epoch = 0
         self._lr = 0.0  # of the last update
-        self._epoch_sums = torch.zeros(3, dtype=torch.float64)  # loss · samples, samples, seconds
+        self._epoch_sums = _no_sums()
         self._saved_at = (-1, -1)  # step, epoch
         self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
         self._met_at = 0  # the last step after which groups met
@@ -71,7 +71,7 @@ class Loop(ABC):
         parts.warm_up.load_state_dict(shared["warm_up"])
         take_up_scheduler(parts.scheduler, shared["scheduler"])
         if own is not None:
-            load_generators_state(own)
+            load_generators_state(own, parts.device)
             parts.generator.set_state(own["transform"])
         if parts.natural_gradient is not None:
             parts.natural_gradient.take_up((own or {}).get("natural_gradient"))
@@ -119,12 +119,13 @@ class Loop(ABC):
         pieces = list(
             zip(x.split(self._pass_size or len(y)), y.split(self._pass_size or len(y)), strict=True)
         )
-        total = torch.zeros(())
+        total = torch.zeros((), device="cpu")
         parts.optimizer.zero_grad()
         parts.optimizer.accumulate(len(pieces))
         for some_x, some_y in pieces:
             loss = parts.task.loss(parts.model(some_x), some_y)
-            _require_finite(loss, parts.optimizer.t + 1)
+            if loss.is_cpu:  # for a device nobody waits: the next reading tells
+                _require_finite(loss, parts.optimizer.t + 1)
             share = weight * len(some_y) / len(y)
             (loss if share == 1 else loss * share).backward()
             total = total + loss.detach() * (len(some_y) / len(y))
@@ -172,7 +173,7 @@ class Loop(ABC):
             self.metrics.epoch(
                 step=parts.optimizer.t, epoch=self._epoch, loss=total / max(samples, 1), seconds=seconds
             )
-        self._epoch_sums = torch.zeros(3, dtype=torch.float64)
+        self._epoch_sums = _no_sums()
         parts.sampler.set_epoch(self._epoch)
         last = self._over()
         if self._epoch % self._config.evaluate_every == 0 or last:
@@ -238,8 +239,11 @@ class Loop(ABC):
     def _tell(self, taken: Tree, reading: Reading) -> None:
         if not reading.samples:
             return
+        if not math.isfinite(reading.loss):  # the same on all ranks
+            raise JobError(_diverged("loss", reading.loss, taken["step"]))
         seconds = reading.samples / reading.samples_per_s
-        self._epoch_sums += torch.tensor([reading.loss * reading.samples, reading.samples, seconds])
+        sums = [reading.loss * reading.samples, reading.samples, seconds]
+        self._epoch_sums += torch.tensor(sums, device="cpu")
         told = {**taken, "loss": reading.loss}
         if self.metrics is not None:
             self.metrics.step(
@@ -269,12 +273,17 @@ class Loop(ABC):
             "warm_up": parts.warm_up.state_dict(),
             "scheduler": scheduler_state(parts.scheduler),
         }
-        own = {**generators_state(), "transform": parts.generator.get_state()}
+        own = {**generators_state(parts.device), "transform": parts.generator.get_state()}
         if parts.natural_gradient is not None:
             own["natural_gradient"] = parts.natural_gradient.estimates()
         self._checkpoints.write(parts.optimizer.t, capture(parts.optimizer, shared=shared, own=own))
         self._saved_at = now
         self._meter.pause()
+
+
+def _no_sums() -> Tensor:
+    """Loss · samples, samples, seconds."""
+    return torch.zeros(3, dtype=torch.float64, device="cpu")
 
 
 def _require_finite(loss: Tensor, step: int) -> None:

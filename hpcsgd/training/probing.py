@@ -18,10 +18,13 @@ from hpcsgd.core.topology import together
 from hpcsgd.errors import UserError, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.report.run_folder import changes
+from hpcsgd.training.devices import device_of
 from hpcsgd.training.parts import make_method
 from hpcsgd.training.process import keep_freed_memory, use_threads
-from hpcsgd.training.virtual import CPU, virtual_groups
+from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport
+from hpcsgd.transport.choice import place_on_node
+from hpcsgd.transport.streams import HOST
 from hpcsgd.tuning.idle import IN_MEMORY, Idle, OnDisk
 from hpcsgd.tuning.monitor import DistanceMonitor
 from hpcsgd.tuning.probe import GROUPS, Plan, Probe, probe
@@ -57,8 +60,11 @@ def run(
     use_threads(config.training.threads)
     keep_freed_memory()
     with together(world, "making room for idle models"):
-        place = IN_MEMORY if idle is None else OnDisk(idle)
-    result = probe_config(config, plan, world, place)
+        room = IN_MEMORY if idle is None else OnDisk(idle)
+    place = place_on_node(world)
+    with together(world, "choosing a device"), located(str(path)):
+        device = device_of(config, place)
+    result = probe_config(config, plan, world, room, device)
     if world.rank == 0:
         print(answer(result))
         if ranks is not None:
@@ -108,7 +114,7 @@ def _require_plain(config: Config) -> None:
 
 
 def probe_config(
-    config: Config, plan: Plan, world: Transport, idle: Idle = IN_MEMORY, device: torch.device = CPU
+    config: Config, plan: Plan, world: Transport, idle: Idle = IN_MEMORY, device: torch.device = HOST
 ) -> Probe:
     """Collective; rank 0 prints a table row for every P."""
     K = config.job.group_size or 1

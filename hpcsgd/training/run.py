@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,8 +17,8 @@ from hpcsgd.errors import MOVED, STOPPED, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.report.metrics import Metrics
-from hpcsgd.start import form_as_launched
 from hpcsgd.training.assembly import Assembly, assemble
+from hpcsgd.training.devices import form_job
 from hpcsgd.training.ensemble import Island, Moved
 from hpcsgd.training.loop import Loop
 from hpcsgd.training.probing import take_answer
@@ -25,6 +26,7 @@ from hpcsgd.training.process import keep_freed_memory, log_to_stdout, use_thread
 from hpcsgd.training.stopping import Reasons, Stopping
 from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, leave_together
+from hpcsgd.transport.streams import HOST
 from hpcsgd.tuning.monitor import DistanceMonitor
 
 log = logging.getLogger(__name__)
@@ -65,7 +67,7 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     use_threads(config.training.threads)
     keep_freed_memory()
     with located(f"{path}: [job]"):
-        job = form_as_launched(world, config.job.groups, config.job.group_size, config.job.transport)
+        job = form_job(world, config)
     section = config.training
     reasons = Reasons(section.time_limit, section.stop_ahead, asks_slurm=job.rank == 0)
     return train(config, job, str(path), reasons, resume, monitor)
@@ -83,9 +85,14 @@ def train(
     Collective."""
     aside = job.world.apart()
     parts = assemble(config, job, source)
+    devices = Counter(job.world.gather_objects(str(parts.device)))
     setting = setting_of(config, job)
     with ExitStack() as open_files:
-        setting.open_folder(resume, open_files)
+        setting.open_folder(resume, open_files, devices)
+        where = "" if devices.keys() == {"cpu"} else f", on {', '.join(sorted(devices))}"
+        log.info(
+            "%d groups of %d ranks, %d steps an epoch%s", job.groups, job.K, parts.steps_per_epoch, where
+        )
         return _train(setting, parts, Stopping(reasons, aside), aside, resume, open_files, monitor)
 
 
@@ -99,7 +106,6 @@ def _train(
     monitor: DistanceMonitor | None = None,
 ) -> str | None:
     job, folder = setting.job, setting.config.run.folder
-    log.info("%d groups of %d ranks, %d steps an epoch", job.groups, job.K, parts.steps_per_epoch)
     checkpoints = Checkpoints(folder / "checkpoints", job)
     loop = setting.loop(parts, checkpoints, stopping, aside)
     if setting.goes_on(resume):
@@ -141,7 +147,7 @@ def _save_model(folder: Path, parts: Assembly) -> None:
     """The averaged model, as a plain state_dict for whoever uses it."""
     job = parts.optimizer.job
     with parts.optimizer.averaged():
-        state = {name: value.detach().clone() for name, value in parts.model.state_dict().items()}
+        state = {name: value.detach().to(HOST, copy=True) for name, value in parts.model.state_dict().items()}
     with job.together("saving the model"):
         if job.rank == 0:
             with replacing(folder / "model.pt") as part:

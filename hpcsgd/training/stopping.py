@@ -79,7 +79,7 @@ class Stopping:
         now = time.monotonic()
         per_step = max((now - self._last_check) / self._steps, 1e-6)
         pause = min(int(CHECK_EVERY / per_step), 10_000)
-        mine = torch.tensor([self._reasons.now(), -max(pause, 1)])  # any reason, shortest pause
+        mine = torch.tensor([self._reasons.now(), -max(pause, 1)], device="cpu")  # any reason, shortest pause
         self._asked = mine, self._aside.allreduce(mine, "max")
         self._steps, self._last_check = 0, now
 

@@ -11,12 +11,13 @@ from hpcsgd.models import MODELS
 from hpcsgd.training.tasks import Task
 
 
-def require_model_fits(model: nn.Module, data: Split, task: Task, name: str) -> None:
-    """Raise `UserError` unless `model`, built by `name`, gives two samples of `data` the scores of `task`.
+def require_model_fits(model: nn.Module, data: Split, task: Task, name: str, device: torch.device) -> None:
+    """Raise `UserError` unless `model`, built by `name`, gives two samples of `data` the scores of `task`; it
+    is on `device`.
 
     What a model of the user's own raises comes through: its traceback tells more.
     """
-    x = data.trial()
+    x = data.trial().to(device)
     try:
         scores = _scores(model, x)
     except (RuntimeError, IndexError, ValueError) as error:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from hpcsgd import models
 from hpcsgd.config.schema import Config
-from hpcsgd.core.generators import generators_state, load_generators_state, seed_generators
+from hpcsgd.core.generators import seed_generators
 from hpcsgd.data import Split
 from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.training.assembly import (
@@ -23,12 +23,11 @@ from hpcsgd.training.loading import batch_of_rank, opened
 from hpcsgd.training.tasks import task_of
 from hpcsgd.training.trial import require_model_fits
 from hpcsgd.transport import Transport
+from hpcsgd.transport.streams import HOST
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
 from hpcsgd.tuning.own import HELD_OUT
 from hpcsgd.tuning.replicas import Chance, Trainee, VirtualGroups, VirtualRank
 from hpcsgd.tuning.virtual_ranks import virtual_rank
-
-CPU = torch.device("cpu")
 
 
 def virtual_groups(
@@ -39,7 +38,7 @@ def virtual_groups(
     *,
     warm_up_steps: int | None = None,
     idle: Idle = IN_MEMORY,
-    device: torch.device = CPU,
+    device: torch.device = HOST,
 ) -> VirtualGroups:
     """P groups of K as `config` would train them, dealt out to the ranks of `world`; collective.
 
@@ -49,15 +48,14 @@ def virtual_groups(
     task = task_of(train)
     seed_generators(config.seed)
     model = models.build(config.model.build, config.model.arguments)
-    require_model_fits(model, train, task, config.model.build)
     model.to(device)
+    require_model_fits(model, train, task, config.model.build, device)
     hosted = range(world.rank, P, world.size)
     trainees = [_trainee(config, train, copy.deepcopy(model), g, P, K, warm_up_steps) for g in hosted]
     test = opened(config.data, "test")
     shown = range(0, len(test), -(-len(test) // min(HELD_OUT, task.at_once)))
     x, y = test.collate(test.__getitems__(list(shown)))
-    chance = Chance(generators_state, load_generators_state)
-    return VirtualGroups(trainees, P, world, task.loss, chance, (x.to(device), y.to(device)), idle)
+    return VirtualGroups(trainees, P, world, task.loss, Chance.on(device), (x.to(device), y.to(device)), idle)
 
 
 def _trainee(
@@ -89,10 +87,10 @@ def _virtual_rank(
     config: Config, train: Split, batch: int, rank: int, size: int, device: torch.device
 ) -> VirtualRank:
     transform = make_transform(config.data.transform)
-    generator = Generator().manual_seed(config.seed + 1 + rank)
+    generator = Generator("cpu").manual_seed(config.seed + 1 + rank)
 
     def load(rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         x, y = train.collate(train.__getitems__(list(rows)))
         return train.vary(transform(x.to(device), generator), y.to(device), generator)
 
-    return virtual_rank(train, load, batch, rank, size, config.seed)
+    return virtual_rank(train, load, batch, rank, size, config.seed, device)

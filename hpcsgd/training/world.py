@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -57,7 +58,8 @@ class World:
         """Of its log and metrics."""
         return self.config.run.folder
 
-    def open_folder(self, resume: bool, open_files: ExitStack) -> None:
+    def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
+        """`devices`: how many ranks train on which."""
         job, folder = self.job, self.folder
         with job.together("opening the run folder"):
             if job.rank == 0:
@@ -69,6 +71,7 @@ class World:
                     mpi=job.world.backend.name,
                     groups=job.P,
                     group_size=job.K,
+                    devices=devices,
                     transport={"group": job.group.way, "cross": job.cross.way},
                 )
 

@@ -24,7 +24,7 @@ import torch
 
 from hpcsgd.transport.backend import PeerLost
 from hpcsgd.transport.recording import Ledger
-from hpcsgd.transport.streams import Moment, Streams
+from hpcsgd.transport.streams import Moment, Streams, take_over
 
 _lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
 _here = threading.local()  # .on_a_lane: the thread is a lane's
@@ -70,6 +70,7 @@ class Work:
                 self._ledger.add(waited=time.perf_counter() - start)
         if done is not None:
             done.precede()
+            take_over(result)
         self._keep = None
         return result
 

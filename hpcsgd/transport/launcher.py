@@ -13,6 +13,8 @@ _COUNTS = {
     "SLURM_STEP_NUM_TASKS": "srun",
 }
 
+_ON_NODE = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
+
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
@@ -27,6 +29,11 @@ def intended_size(environ: Mapping[str, str]) -> tuple[int, str] | None:
 def intended_rank(environ: Mapping[str, str]) -> int:
     """This process's number among those that the launcher started; 0 where no launcher left a trace."""
     return next((int(environ[name]) for name in _RANKS if environ.get(name, "").isdigit()), 0)
+
+
+def intended_place(environ: Mapping[str, str]) -> int | None:
+    """This process's number among those that the launcher started on its node; None where none says it."""
+    return next((int(environ[name]) for name in _ON_NODE if environ.get(name, "").isdigit()), None)
 
 
 def check_world(size: int, library: str, environ: Mapping[str, str]) -> None:

@@ -1,11 +1,17 @@
-"""The one door to accelerators: streams and events of CUDA, ROCm, XPU and whatever else torch knows."""
+"""The one door to accelerators: devices, streams, events of CUDA, ROCm, XPU and whatever else torch knows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
+
+from hpcsgd.errors import UserError
+
+HOST = torch.device("cpu")
 
 
 def accelerator() -> torch.device | None:
@@ -52,6 +58,39 @@ def _module(device: torch.device) -> object:
     return getattr(torch, device.type, None)
 
 
+def device_for(wanted: str, number: int) -> torch.device:
+    """Where the rank of that `number` on its node trains, this thread's current device from now on: of the
+    devices that it sees the one of its number, from the first again where they are fewer.
+
+    `wanted` is a kind, "cpu", or "auto": what there is. Raises `UserError` for a kind that there is not.
+    """
+    kind = accelerator()
+    there = "cpu" if kind is None else kind.type
+    if wanted == "cpu" or (wanted == "auto" and kind is None):
+        return HOST
+    if wanted not in ("auto", there):
+        kinds = ", ".join(dict.fromkeys(("auto", "cpu", there)))
+        raise UserError(f"device = {wanted!r}: torch sees none here; allowed on this machine: {kinds}")
+    index = number % torch.accelerator.device_count()
+    torch.accelerator.set_device_index(index)
+    return torch.device(there, index)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the memory of an accelerator."""
+    return torch.accelerator.get_memory_info(device)[0]
+
+
+def generator_state(device: torch.device) -> Tensor:
+    """Where its own random numbers have come to; on the host."""
+    return torch.get_device_module(device).get_rng_state(device)
+
+
+def set_generator_state(device: torch.device, state: Tensor) -> None:
+    """They go on from there."""
+    torch.get_device_module(device).set_rng_state(state, device)
+
+
 class Moment:
     """What the current stream of `device` had been given when this was made."""
 
@@ -67,6 +106,36 @@ class Moment:
     def passed(self) -> bool:
         """Whether that stream has done it all."""
         return self._event.query()
+
+
+def take_over(result: object) -> None:
+    """Tensors that another stream asked memory for, alone or in a sequence: what is on the current one keeps
+    that memory from being given away again."""
+    for x in cast("Sequence[object]", result) if isinstance(result, (list, tuple)) else [result]:
+        if isinstance(x, Tensor) and on_accelerator(x.device):
+            x.record_stream(torch.accelerator.current_stream(x.device))
+
+
+class Confluence:
+    """The streams of `device` that something was given on; of the host there are none."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams: set[torch.Stream] | None = set() if on_accelerator(device) else None
+
+    def join(self) -> None:
+        """The current stream is one of them."""
+        if self._streams is not None:
+            self._streams.add(torch.accelerator.current_stream(self._device))
+
+    def precede(self) -> None:
+        """What the current stream is given from now on comes after all that they have been given; they are
+        forgotten."""
+        if self._streams:
+            here = torch.accelerator.current_stream(self._device)
+            for stream in self._streams - {here}:
+                here.wait_stream(stream)
+            self._streams.clear()
 
 
 class Streams:

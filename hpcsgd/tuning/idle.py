@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from hpcsgd.errors import UserError
+from hpcsgd.transport.streams import free_bytes, on_accelerator
 from hpcsgd.tuning.memory import free_host_bytes
 
 Tensors = Callable[[], Iterable[Tensor]]
@@ -49,7 +50,7 @@ class InMemory:
         yield
 
     def free_bytes(self, device: torch.device) -> int:
-        return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
+        return free_bytes(device) if on_accelerator(device) else free_host_bytes()
 
 
 IN_MEMORY = InMemory()
@@ -94,7 +95,7 @@ class _Elsewhere(ABC):
 
 
 class PinnedMemory(_Elsewhere):
-    """In page-locked memory of the host, for models that train on a GPU."""
+    """In page-locked memory of the host, for models that train on a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +107,7 @@ class PinnedMemory(_Elsewhere):
     def _write(self, key: str, data: Tensor) -> None:
         kept = self._kept.get(key)
         if kept is None or len(kept) != len(data):
-            self._kept[key] = kept = torch.empty(len(data), dtype=torch.uint8, pin_memory=True)
+            self._kept[key] = kept = torch.empty(len(data), dtype=torch.uint8, device="cpu", pin_memory=True)
         kept.copy_(data)
 
     def _read(self, key: str, into: Tensor) -> None:
@@ -130,7 +131,8 @@ class OnDisk(_Elsewhere):
         return shutil.disk_usage(self._folder).free
 
     def _write(self, key: str, data: Tensor) -> None:
-        copy = torch.empty(len(data), dtype=torch.uint8).copy_(data)  # what numpy sees cannot be resized
+        # What numpy sees cannot be resized.
+        copy = torch.empty(len(data), dtype=torch.uint8, device="cpu").copy_(data)
         self._file.require_dataset(key, len(data), "u1", exact=True)[:] = copy.numpy()
 
     def _read(self, key: str, into: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, default_collate
 
-from hpcsgd.core.generators import generators_state, load_generators_state, seed_generators
+from hpcsgd.core.generators import seed_generators
 from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.transport import Transport
 from hpcsgd.tuning.growth import THRESHOLD
@@ -92,20 +92,21 @@ def probe(
     )
     size = len(held_out)  # pyright: ignore[reportArgumentType] - torch's Dataset promises no length
     shown = range(0, size, -(-size // HELD_OUT))
-    chance = Chance(generators_state, load_generators_state)
 
     def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
         seed_generators(seed)
         first = model()
         device = next(first.parameters()).device
         trainees = [_trainee(copy.deepcopy(first), g, P, seed) for g in range(hosts.rank, P, hosts.size)]
-        return VirtualGroups(trainees, P, hosts, loss, chance, _load(held_out, shown, device), idle)
+        return VirtualGroups(
+            trainees, P, hosts, loss, Chance.on(device), _load(held_out, shown, device), idle
+        )
 
     def _trainee(local: nn.Module, g: int, P: int, seed: int) -> Trainee:
         made = optimizer(local.parameters(), lr * lr_scale(rule, P))
         WarmUp(made, plan.ramp * every, 1 / lr_scale(rule, P))
         device = next(local.parameters()).device
-        only = virtual_rank(data, lambda rows: _load(data, rows, device), batch_size, g, P, seed)  # pyright: ignore[reportArgumentType]
+        only = virtual_rank(data, lambda rows: _load(data, rows, device), batch_size, g, P, seed, device)  # pyright: ignore[reportArgumentType]
         return Trainee(local, made, [only])
 
     return probe_groups(start, plan, world, idle=idle)

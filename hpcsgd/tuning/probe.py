@@ -21,13 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-import torch
 from torch import Tensor
 
 from hpcsgd.core.topology import together
 from hpcsgd.engine.lr import lr_scale
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
+from hpcsgd.transport.streams import HOST
 from hpcsgd.tuning.growth import COMPARED, THRESHOLD, Growth, Verdict, growths_of, is_flat, verdict
 from hpcsgd.tuning.idle import IN_MEMORY, Idle
 from hpcsgd.tuning.memory import model_bytes, require_room
@@ -203,7 +203,7 @@ def settle(
                 alone.train(min(plan.every, plan.settle - done))
     if alone is not None:
         with alone.averaged() as model:
-            state = {name: value.clone() for name, value in model.state_dict().items()}
+            state = {name: value.to(HOST, copy=True) for name, value in model.state_dict().items()}
     return world.gather_objects(state)[0]
 
 
@@ -224,7 +224,7 @@ def _require_room(
     """By the size of a model with all that belongs to it, after a step."""
     P = plan.groups[0]
     hosts = world.split(int(world.rank < P), world.rank)
-    each, device = 0, torch.device("cpu")
+    each, device = 0, HOST
     if world.rank < P:
         groups = start(P, plan.seeds[0], hosts)
         with suppress(DivergedError):

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
+from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.core.norm import norm
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
@@ -59,6 +61,11 @@ class Chance:
     read: Callable[[], dict[str, Any]]
     set: Callable[[dict[str, Any]], None]
 
+    @classmethod
+    def on(cls, device: torch.device) -> Chance:
+        """With that of `device`."""
+        return cls(partial(generators_state, device), partial(load_generators_state, device=device))
+
 
 class VirtualGroups:
     """`trainees` are those of the P groups that this rank hosts, at least one. Everything is collective.
@@ -96,7 +103,7 @@ class VirtualGroups:
 
         Raises `DivergedError` where that is not finite.
         """
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
         for trainee in self._each(changed=True):
             total += torch.stack([self._step(trainee) for _ in range(steps)]).sum().cpu()
         mean = self._sum(total).item() / (self.P * steps)
@@ -139,13 +146,13 @@ class VirtualGroups:
                 _set(_floats(first.model), own)
 
     def _step(self, trainee: Trainee) -> Tensor:
-        total = torch.zeros(())
+        total = torch.zeros((), device="cpu")
         for member in trainee.members:
             self._chance.set(member.chance)
             x, y = next(member.batches)
             loss = self._loss(trainee.model(x), y) / len(trainee.members)
             loss.backward()
-            total = total.to(loss.device) + loss.detach()
+            total = total + loss.detach()
             member.chance = self._chance.read()
         trainee.optimizer.step()
         trainee.optimizer.zero_grad()  # only the model that trains has gradients
@@ -173,7 +180,7 @@ class VirtualGroups:
         return x.copy_(host)
 
     def _require_finite(self, value: float, what: str) -> float:
-        if not torch.isfinite(torch.tensor(value)):
+        if not torch.isfinite(torch.tensor(value, device="cpu")):
             groups = "one group" if self.P == 1 else f"{self.P} groups"
             raise DivergedError(f"the {what} with {groups} is {value}: try a lower learning rate")
         return value

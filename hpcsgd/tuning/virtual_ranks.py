@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
 
+import torch
 from torch import Tensor
 
 from hpcsgd.core.generators import generators_state, seed_generators
 from hpcsgd.data import AsRank, Sampler
+from hpcsgd.transport.streams import HOST
 from hpcsgd.tuning.replicas import Batches, VirtualRank
 
 Load = Callable[[Sequence[int]], tuple[Tensor, Tensor]]
 """Samples by their indices, as one batch."""
 
 
-def virtual_rank(data: Sized, load: Load, batch: int, rank: int, size: int, seed: int) -> VirtualRank:
-    """Rank `rank` of `size`, which takes `batch` samples a step, epoch after epoch."""
+def virtual_rank(
+    data: Sized, load: Load, batch: int, rank: int, size: int, seed: int, device: torch.device = HOST
+) -> VirtualRank:
+    """Rank `rank` of `size`, which takes `batch` samples a step, epoch after epoch, on `device`."""
     seed_generators(seed + 1 + rank)
     sampler = Sampler(data, AsRank(rank, size), seed=seed)
-    return VirtualRank(_batches(sampler, load, batch), generators_state())
+    return VirtualRank(_batches(sampler, load, batch), generators_state(device))
 
 
 def _batches(sampler: Sampler, load: Load, batch: int) -> Batches:

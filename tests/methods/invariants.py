@@ -102,7 +102,7 @@ def meeting(world: Transport, new: NewMethod, P: int, steps: int) -> tuple[Tenso
     chance = torch.Generator().manual_seed(job.g)
     with torch.no_grad():
         for p in net.parameters():
-            p.copy_(torch.randn(p.shape, generator=chance, dtype=p.dtype))
+            p.copy_(torch.randn(p.shape, generator=chance, dtype=p.dtype, device="cpu"))
     start = vector(net)
     mean = start.clone()
     job.cross.allreduce(mean, "mean").wait()

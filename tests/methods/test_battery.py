@@ -1,4 +1,5 @@
-"""Every method of the table × every shape × several optimizers against plain torch."""
+"""Every method of the table × every shape × several optimizers against plain torch, and on the test device
+against the same on the host."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_map
 
 import hpcsgd
+from far.ranks import FOR_TRAININGS, PLACINGS, by_default, explicitly
 from hpcsgd.methods import METHODS, bsp, hierarchical
 from hpcsgd.transport import Transport
 from methods.invariants import Invariant
@@ -65,8 +67,10 @@ def methods_and_optimizers(shapes: Sequence[tuple[int, int]]) -> list[Any]:
     ]
 
 
-def trained(world: Transport, P: int, entry: Case | Exempt, make: MakeOptimizer) -> list[Tensor]:
-    return distributed(world, P, entry.new(), make, STEPS, rates=RATES, form=entry.form)
+def trained(
+    world: Transport, P: int, entry: Case | Exempt, make: MakeOptimizer, device: torch.device | None = None
+) -> list[Tensor]:
+    return distributed(world, P, entry.new(), make, STEPS, rates=RATES, form=entry.form, device=device)
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": {"AdamW", "SGD"}})
@@ -165,3 +169,89 @@ def test_state_survives_a_round_trip(run, method: str, P: int, K: int, optimizer
 
     for whole, resumed in run(P * K, whole_and_resumed):
         torch.testing.assert_close(whole, resumed, rtol=0, atol=0 if case.same_bits else 1e-13)
+
+
+NOT_ON_DEVICES: Mapping[str, str] = {}
+"""Entries that cannot run there yet, and why; one that begins to is noticed."""
+
+
+QUICK = ("hierarchical",)
+"""Whose streams are slowed one by one in `make test`."""
+
+
+def on_devices(labels: Iterable[str], shapes: Sequence[tuple[int, int]], quick: tuple[int, int]) -> list[Any]:
+    """Entries × shapes × placings; all but one of each entry are for `make test-long`."""
+    placings, made = list(PLACINGS), []
+    for i, label in enumerate(labels):
+        for P, K in shapes:
+            for placing in placings:
+                marks = [] if quick == (P, K) and placing == placings[i % 2] else [pytest.mark.long]
+                if label in NOT_ON_DEVICES:
+                    marks.append(pytest.mark.xfail(reason=NOT_ON_DEVICES[label]))
+                made.append(pytest.param(label, P, K, placing, marks=marks))
+    return made
+
+
+def test_what_cannot_run_on_devices_is_in_the_tables() -> None:
+    assert NOT_ON_DEVICES.keys() <= ENTRIES.keys()
+
+
+@pytest.mark.threads(unless={"method": {"hierarchical", "sgp"}, "P": 2, "K": 2})
+@pytest.mark.usefixtures("far_device")
+@pytest.mark.parametrize(("method", "P", "K", "placing"), on_devices(REFERENCES, SHAPES, (2, 2)))
+def test_on_devices_the_bits_are_those_on_the_host(run, method: str, P: int, K: int, placing: str) -> None:
+    case = REFERENCES[method]
+    for optimizer in ["SGD"] if case.plain_sgd else ["AdamW", "momentum"][: 1 if (P, K) == (2, 2) else 2]:
+        make = OPTIMIZERS[optimizer]
+        here = run(P * K, trained, P, case, make)
+        there = run(P * K, PLACINGS[placing](trained), P, case, make)
+        for mine, theirs in zip(here, there, strict=True):
+            for w, v in zip(mine, theirs, strict=True):
+                torch.testing.assert_close(w, v, rtol=0, atol=0 if case.same_bits else 1e-12)
+
+
+@pytest.mark.usefixtures("far_device")
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("pattern", FOR_TRAININGS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(label, marks=[] if label in QUICK else [pytest.mark.long]) for label in REFERENCES],
+)
+def test_on_devices_whichever_stream_is_slow(run, method: str, pattern: str) -> None:
+    case, make = REFERENCES[method], OPTIMIZERS["SGD"]
+    here = run(4, trained, 2, case, make)
+    there = run(4, explicitly(trained, FOR_TRAININGS[pattern]), 2, case, make)
+    same(there, [list(ranks) for ranks in zip(*here[::2], strict=True)], 2)
+
+
+@pytest.mark.threads(unless={"method": "ad_psgd", "K": 2})
+@pytest.mark.usefixtures("far_device")
+@pytest.mark.parametrize(
+    ("method", "P", "K", "placing"), on_devices(EXCEPTIONS, [(1, 1), (1, 2), (1, 4)], (1, 2))
+)
+def test_on_devices_one_group_has_nobody_to_wait_for(run, method: str, P: int, K: int, placing: str) -> None:
+    make = OPTIMIZERS["AdamW"]
+    expected = big_batch(K, following(RATES, make), STEPS)
+    same(run(K, PLACINGS[placing](trained), P, EXCEPTIONS[method], make), [[w] for w in expected], K)
+
+
+@pytest.mark.usefixtures("far_device")
+@pytest.mark.parametrize(("P", "K"), [(3, 1), pytest.param(2, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("method", "invariant"),
+    [
+        pytest.param(
+            label,
+            invariant,
+            id=f"{label}-{invariant.__name__}",
+            marks=[pytest.mark.xfail(reason=NOT_ON_DEVICES[label])] if label in NOT_ON_DEVICES else [],
+        )
+        for label, entry in EXCEPTIONS.items()
+        for invariant in entry.invariants
+    ],
+)
+def test_invariants_on_devices(run, method: str, invariant: Invariant, P: int, K: int) -> None:
+    def on_devices(n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        return run(n, by_default(function), *args)
+
+    invariant(on_devices, ENTRIES[method].new, P, K)

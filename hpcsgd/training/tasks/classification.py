@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from hpcsgd.data import Store
-from hpcsgd.training.tasks.task import Result, unfit
+from hpcsgd.training.tasks.task import Result, tally_of, unfit
 
 
 class Classification:
@@ -25,7 +24,7 @@ class Classification:
     def tally(self, scores: Tensor, y: Tensor) -> Tensor:
         """Loss, right answers, samples."""
         loss = cross_entropy(scores, y, reduction="sum")
-        return torch.tensor([loss, (scores.argmax(1) == y).sum(), len(y)], dtype=torch.float64)
+        return tally_of(loss, (scores.argmax(1) == y).sum(), len(y))
 
     def result(self, tally: Tensor) -> Result:
         loss, right, count = tally.tolist()

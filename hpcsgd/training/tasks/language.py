@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from hpcsgd.data import Windows
 from hpcsgd.data.windows import IGNORED
-from hpcsgd.training.tasks.task import Result, unfit
+from hpcsgd.training.tasks.task import Result, tally_of, unfit
 
 SCORES_AT_ONCE = 1 << 25
 """128 MB."""
@@ -33,7 +32,7 @@ class Language:
     def tally(self, scores: Tensor, y: Tensor) -> Tensor:
         """Loss, tokens."""
         loss = cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="sum")
-        return torch.tensor([loss, (y != IGNORED).sum()], dtype=torch.float64)
+        return tally_of(loss, (y != IGNORED).sum())
 
     def result(self, tally: Tensor) -> Result:
         mean = tally[0] / tally[1]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hpcsgd.data import Ratings
-from hpcsgd.training.tasks.task import Result, unfit
+from hpcsgd.training.tasks.task import Result, tally_of, unfit
 
 FIRST = 10
 
@@ -36,7 +36,7 @@ class Recommendation:
         place = 1 + (scores[:, 1:] >= scores[:, :1]).sum(1)
         hits = place <= FIRST
         gains = (hits / torch.log2(place.double() + 1)).sum()
-        return torch.tensor([loss, hits.sum(), gains, len(y)], dtype=torch.float64)
+        return tally_of(loss, hits.sum(), gains, len(y))
 
     def result(self, tally: Tensor) -> Result:
         loss, hits, gains, count = tally.tolist()

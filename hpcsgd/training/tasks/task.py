@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from hpcsgd.errors import UserError
@@ -50,6 +51,12 @@ class Task(Protocol):
     def require(self, scores: Tensor, x: Tensor, model: str) -> None:
         """Raise `UserError` unless what the model called `model` made of x can be used."""
         ...
+
+
+def tally_of(loss: Tensor, *others: Tensor | int) -> Tensor:
+    """Of these sums, where they were computed."""
+    numbers = (x if isinstance(x, Tensor) else loss.new_full((), x, dtype=torch.float64) for x in others)
+    return torch.stack([x.double() for x in (loss, *numbers)])
 
 
 def unfit(model: str, scores: Tensor, x: Tensor, why: str, expected: list[int]) -> UserError:

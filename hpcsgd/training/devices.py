@@ -1,0 +1,31 @@
+"""Where a rank trains, and how samples come there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpcsgd.config.schema import Config
+from hpcsgd.core.topology import Job
+from hpcsgd.errors import located
+from hpcsgd.start import form_as_launched
+from hpcsgd.transport import Transport
+from hpcsgd.transport.streams import device_for, on_accelerator
+
+
+def form_job(world: Transport, config: Config) -> Job:
+    """The ranks of `world` as `config` has them, and the ways of what will be on devices; collective."""
+    return form_as_launched(
+        world, config.job.groups, config.job.group_size, config.job.transport, config.training.device
+    )
+
+
+def device_of(config: Config, place: int) -> torch.device:
+    """What `config` says, for the rank of this number on its node. Raises `UserError` where there is none."""
+    with located("[training]"):
+        return device_for(config.training.device, place)
+
+
+def to_train_on(x: Tensor, device: torch.device) -> Tensor:
+    """`x`, there. Nobody waits, and `x` may be forgotten: pinned memory is kept until the copy is through."""
+    return x.pin_memory().to(device, non_blocking=True) if on_accelerator(device) else x

@@ -1,0 +1,99 @@
+"""`far` as torch's accelerator."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from far import building
+
+DEVICES = 8
+TORCH = "2.13"
+"""It leans on what torch does not promise to keep."""
+FOLDER = Path(__file__).parents[2] / "build" / "far"
+
+
+class _State:
+    loaded = on = False
+
+
+def missing() -> str | None:
+    """Why there is no such device here."""
+    if not torch.__version__.startswith(f"{TORCH}."):
+        return f"torch {torch.__version__}: the test device is written for {TORCH}"
+    return None if building.compiler() else "no g++ to compile the test device with"
+
+
+def prepare() -> None:
+    """Tell torch of the device, which it does not see yet.
+
+    Before the first backward pass of the process: torch makes a thread for each device then, once.
+    """
+    if _State.loaded or missing():
+        return
+    library = building.library(FOLDER)
+    torch.utils.rename_privateuse1_backend("far")
+    torch.ops.load_library(str(library))
+    torch._register_device_module("far", _module())
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    _State.loaded = True
+
+
+@contextlib.contextmanager
+def switched_on() -> Iterator[None]:
+    """It is this machine's accelerator; quick, and with nothing left of those who had it before."""
+    assert _State.loaded, "prepare() comes first"
+    torch.ops.far.reset()
+    _State.on = True
+    try:
+        yield
+    finally:
+        _State.on = False
+        torch.ops.far.reset()
+        torch.ops.far.set_device(0)
+
+
+@contextlib.contextmanager
+def switched_off() -> Iterator[None]:
+    """As other tests find this machine."""
+    _State.on = False
+    try:
+        yield
+    finally:
+        _State.on = True
+
+
+def _module() -> types.ModuleType:
+    """`torch.far`."""
+    ops: Any = torch.ops.far
+    module: Any = types.ModuleType("torch.far")
+    module.is_available = lambda: _State.on
+    module.is_initialized = lambda: True
+    module._lazy_init = lambda: None
+    module._is_in_bad_fork = lambda: False
+    module.device_count = lambda: DEVICES if _State.on else 0
+    module.current_device = ops.get_device
+    module.set_device = lambda device: ops.set_device(_index(device))
+    module.manual_seed = lambda seed: ops.seed(ops.get_device(), seed)
+    module.manual_seed_all = _seed_all
+    module.get_rng_state = lambda device=None: ops.rng_state(_index(device))
+    module.set_rng_state = lambda state, device=None: ops.set_rng_state(_index(device), state)
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
+    return module
+
+
+def _seed_all(seed: int) -> None:
+    for device in range(DEVICES if _State.on else 0):
+        torch.ops.far.seed(device, seed & (2**63 - 1))
+
+
+def _index(device: Any) -> int:
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(device).index
+    return torch.ops.far.get_device() if index is None else index
