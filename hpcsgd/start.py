@@ -58,11 +58,15 @@ def init(
 
 
 def form_as_launched(
-    world: Transport, groups: int | None, group_size: int | None, wished: Wished = AUTO
+    world: Transport,
+    groups: int | None,
+    group_size: int | None,
+    wished: Wished = AUTO,
+    device: str = "auto",
 ) -> Job:
     """`form`, but an island is one group, and a script tried out without any launcher is one rank, whatever
-    groups it asks for. Tensors on devices travel as is `wished` for."""
-    return _travelling(_formed(world, groups, group_size), wished)
+    groups it asks for. Tensors on devices travel as `wished`; with the `device` "cpu" there are none."""
+    return _travelling(_formed(world, groups, group_size), wished, device)
 
 
 def _formed(world: Transport, groups: int | None, group_size: int | None) -> Job:
@@ -75,11 +79,11 @@ def _formed(world: Transport, groups: int | None, group_size: int | None) -> Job
     return form(world, groups, group_size)
 
 
-def _travelling(job: Job, wished: Wished) -> Job:
-    own = own_device(job.world)
-    with together(job.world, "choosing a transport"), located("transport group"):
+def _travelling(job: Job, wished: Wished, device: str) -> Job:
+    own = own_device(job.world, device)
+    with together(job.world, "choosing a transport"), located(f"transport group = {wished.group!r}"):
         group, why_group = chosen(job.group, wished.group, own, inside=True)
-    with together(job.world, "choosing a transport"), located("transport cross"):
+    with together(job.world, "choosing a transport"), located(f"transport cross = {wished.cross!r}"):
         cross, why_cross = chosen(job.cross, wished.cross, own, inside=False)
     if own.device is not None and job.rank == 0:
         log.info(

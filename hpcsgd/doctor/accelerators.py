@@ -70,7 +70,7 @@ def travel(world: Transport, way: Wish, own: Device) -> Finding:
     try:
         ranks, _ = chosen(world, way, own, inside=True)
     except UserError as error:
-        return ok(f"transport: not by {error}")
+        return ok(f"transport: not by {way}: {error}")
     return bandwidth(ranks, f"from device to device by {ranks.way}", own.device, SIZE)
 
 

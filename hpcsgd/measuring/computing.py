@@ -16,8 +16,8 @@ from hpcsgd.measuring.lanes import busy
 from hpcsgd.measuring.timing import Together, clock
 from hpcsgd.measuring.workload import Workload
 from hpcsgd.sparsifiers import Accumulated, CLTk, Deft, HardThreshold, SIDCo, Sparsifier, TopK
-from hpcsgd.training.devices import place_on_node
 from hpcsgd.transport import Transport
+from hpcsgd.transport.choice import place_on_node
 from hpcsgd.transport.streams import device_for
 
 ELEMENTS = 4_000_000

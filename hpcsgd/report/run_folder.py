@@ -90,8 +90,7 @@ def write_versions(
     """Add this start of the run to ``versions.json``, a list with one entry a start.
 
     ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``;
-    ``devices`` tells how many ranks train on which;
-    ``transport`` is by what tensors on devices travel, in the group and across.
+    ``devices`` tells how many ranks train on which, ``transport`` by what tensors there travel.
     """
     path = folder / "versions.json"
     starts = json.loads(path.read_text()) if path.exists() else []
@@ -105,7 +104,7 @@ def write_versions(
         "packages": {name: _version(name) for name in PACKAGES},
         "mpi": mpi,
         "devices": dict(devices or {}),
-        "transport": dict(transport) if transport else None,
+        "transport": dict(transport or {}),
         "host": platform.node(),
         "platform": platform.platform(),
         "git": _git_state(),

@@ -23,13 +23,14 @@ from hpcsgd.engine.precision import Precision, precision
 from hpcsgd.engine.scaling import require_scalable
 from hpcsgd.errors import UserError, located
 from hpcsgd.natural_gradient import NaturalGradient
-from hpcsgd.training.devices import device_of, place_on_node, to_train_on
+from hpcsgd.training.devices import device_of, to_train_on
 from hpcsgd.training.length import Length, length
 from hpcsgd.training.loading import dealing, make_loader, opened
 from hpcsgd.training.model_layout import compile_regions, lay_out
 from hpcsgd.training.parts import OPTIMIZERS, SCHEDULERS, make_method
 from hpcsgd.training.tasks import Task, task_of
 from hpcsgd.training.trial import require_model_fits
+from hpcsgd.transport.choice import place_on_node
 from hpcsgd.transport.streams import on_accelerator
 
 Transform = Callable[[Tensor, Generator], Tensor]

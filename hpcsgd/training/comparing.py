@@ -20,8 +20,8 @@ from hpcsgd.files.atomic import replacing
 from hpcsgd.report import run_folder
 from hpcsgd.report.comparison import Comparison, Entry, comparison_text, write_comparison
 from hpcsgd.report.metrics import read
-from hpcsgd.start import form_as_launched
 from hpcsgd.training.assembly import assemble
+from hpcsgd.training.devices import form_job
 from hpcsgd.training.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads
 from hpcsgd.training.run import end_as, train
 from hpcsgd.training.stopping import Reasons
@@ -122,7 +122,7 @@ def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial
     with located(f"variant {label!r}"):
         world.timeout = config.job.timeout
         with located(f"{path}: [job]"):
-            job = form_as_launched(world, config.job.groups, config.job.group_size, config.job.transport)
+            job = form_job(world, config)
         assemble(config, job, str(path))
     gc.collect()  # models are in cycles with their optimizers
     folder = folder_of(config) / folder_name(label)

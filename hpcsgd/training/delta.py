@@ -17,8 +17,8 @@ from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import JobError, UserError, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.methods import METHODS
-from hpcsgd.start import form_as_launched
 from hpcsgd.training.assembly import Assembly, assemble
+from hpcsgd.training.devices import form_job
 from hpcsgd.training.parts import make_method
 from hpcsgd.training.probing import setting
 from hpcsgd.training.process import compute_alike, keep_freed_memory, use_threads
@@ -39,7 +39,7 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)
     keep_freed_memory()
-    job = form_as_launched(world, config.job.groups, config.job.group_size, config.job.transport)
+    job = form_job(world, config)
     changes = measure(config, job, path, steps)
     if world.rank == 0:
         print(f"{len(changes.deltas)} steps of {changes.deltas.shape[1]} groups, all of them shared")

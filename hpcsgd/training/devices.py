@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import Tensor
 
 from hpcsgd.config.schema import Config
+from hpcsgd.core.topology import Job
 from hpcsgd.errors import located
+from hpcsgd.start import form_as_launched
 from hpcsgd.transport import Transport
-from hpcsgd.transport.launcher import intended_place
 from hpcsgd.transport.streams import device_for, on_accelerator
+
+
+def form_job(world: Transport, config: Config) -> Job:
+    """The ranks of `world` as `config` has them, and the ways of what will be on devices; collective."""
+    return form_as_launched(
+        world, config.job.groups, config.job.group_size, config.job.transport, config.training.device
+    )
 
 
 def device_of(config: Config, place: int) -> torch.device:
     """What `config` says, for the rank of this number on its node. Raises `UserError` where there is none."""
     with located("[training]"):
         return device_for(config.training.device, place)
-
-
-def place_on_node(world: Transport) -> int:
-    """This rank's number on its node: the launcher's, or counted where that says none; collective."""
-    nodes = world.gather_objects(world.backend.node)
-    counted = nodes[: world.rank].count(world.backend.node)
-    told = intended_place(os.environ)
-    return counted if told is None else told
 
 
 def to_train_on(x: Tensor, device: torch.device) -> Tensor:

@@ -18,11 +18,12 @@ from hpcsgd.core.topology import together
 from hpcsgd.errors import UserError, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.report.run_folder import changes
-from hpcsgd.training.devices import device_of, place_on_node
+from hpcsgd.training.devices import device_of
 from hpcsgd.training.parts import make_method
 from hpcsgd.training.process import compute_alike, keep_freed_memory, use_threads
 from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport
+from hpcsgd.transport.choice import place_on_node
 from hpcsgd.transport.streams import HOST
 from hpcsgd.tuning.idle import IN_MEMORY, Idle, OnDisk
 from hpcsgd.tuning.monitor import DistanceMonitor

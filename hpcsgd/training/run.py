@@ -17,8 +17,8 @@ from hpcsgd.errors import MOVED, STOPPED, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.report.metrics import Metrics
-from hpcsgd.start import form_as_launched
 from hpcsgd.training.assembly import Assembly, assemble
+from hpcsgd.training.devices import form_job
 from hpcsgd.training.ensemble import Island, Moved
 from hpcsgd.training.loop import Loop
 from hpcsgd.training.probing import take_answer
@@ -68,7 +68,7 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     compute_alike(config.training.deterministic)
     keep_freed_memory()
     with located(f"{path}: [job]"):
-        job = form_as_launched(world, config.job.groups, config.job.group_size, config.job.transport)
+        job = form_job(world, config)
     section = config.training
     reasons = Reasons(section.time_limit, section.stop_ahead, asks_slurm=job.rank == 0)
     return train(config, job, str(path), reasons, resume, monitor)

@@ -6,6 +6,7 @@ lane of its own, may wait for each other for ever.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, Protocol
@@ -14,10 +15,11 @@ import torch
 
 from hpcsgd.errors import UserError, near_miss
 from hpcsgd.transport import process_group, proof
-from hpcsgd.transport.backend import Backend, PeerLost
+from hpcsgd.transport.backend import Backend, PeerLost, first_line
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.gpu_mpi import GpuAware, TakesAddresses
+from hpcsgd.transport.launcher import intended_place
 from hpcsgd.transport.process_group import LIBRARIES, GroupBackend
 from hpcsgd.transport.streams import identity, of_place
 
@@ -64,11 +66,20 @@ class Device:
     identity: str = ""
 
 
-def own_device(world: Transport) -> Device:
-    """Of its node's accelerators the one of this rank's number there; collective."""
+def place_on_node(world: Transport) -> int:
+    """This rank's number on its node: the launcher's, or counted where that says none; collective."""
     nodes = world.gather_objects(world.backend.node)
-    device = of_place(nodes[: world.rank].count(nodes[world.rank]))
-    return Device() if device is None else Device(device, f"{nodes[world.rank]} {identity(device)}")
+    counted = nodes[: world.rank].count(world.backend.node)
+    told = intended_place(os.environ)
+    return counted if told is None else told
+
+
+def own_device(world: Transport, wanted: str = "auto") -> Device:
+    """Of its node's accelerators the one of this rank's number, but where "cpu" is wanted; collective."""
+    device = of_place(place_on_node(world))
+    if device is None or wanted == "cpu":
+        return Device()
+    return Device(device, f"{world.backend.node} {identity(device)}")
 
 
 def chosen(ranks: Transport, wish: Wish, own: Device, inside: bool) -> tuple[Transport, str]:
@@ -90,18 +101,18 @@ def chosen(ranks: Transport, wish: Wish, own: Device, inside: bool) -> tuple[Tra
         made = _attempted(ranks, way, own.device, identities)
         if not isinstance(made, str):
             return made, "; ".join(passed_over)
+        if wish != "auto":
+            raise UserError(made)
         passed_over.append(f"{way}: {made}")
-    if wish != "auto":
-        raise UserError(passed_over[0])
     return ranks, "; ".join(passed_over)
 
 
 def _without(ranks: Transport, wish: Wish, identities: Sequence[str]) -> tuple[Transport, str]:
     """Where not everybody has an accelerator."""
     lacking = [rank for rank, identity in enumerate(identities) if not identity]
-    why = f"rank {lacking[0]} of {ranks.size} has no accelerator that torch {torch.__version__} can use"
+    why = f"rank {lacking[0]} of {ranks.size} has no accelerator for torch {torch.__version__}"
     if wish != "auto":
-        raise UserError(f"{wish}: {why}")
+        raise UserError(why)
     return ranks, why if len(lacking) < ranks.size else ""
 
 
@@ -121,7 +132,7 @@ def _attempted(
         except PeerLost:
             raise
         except RuntimeError as error:
-            return str(error).splitlines()[0]
+            return first_line(error)
 
     made: Backend | str = ranks.run(attempt, f"trying {way}", torch.empty(0, device=device)).wait()
     why = _first(ranks, made if isinstance(made, str) else "")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hpcsgd.errors import PEER_LOST
 from hpcsgd.transport import sums
-from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction
+from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction, first_line
 from hpcsgd.transport.ending import close_at_the_end
 from hpcsgd.transport.streams import Moment
 from hpcsgd.transport.watch import Watch
@@ -140,7 +140,7 @@ class GroupBackend(Backend):
         try:
             work.wait()
         except RuntimeError as error:
-            raise PeerLost(f"{what}: {str(error).splitlines()[0]}") from error
+            raise PeerLost(f"{what}: {first_line(error)}") from error
         if not x.is_cpu:
             self._watch.add(what, Moment(x.device).passed)
 
@@ -178,9 +178,7 @@ def _reaching(address: str) -> Generator[None, None, None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerLost(
-            f"no way from {socket.gethostname()} to {address}: {str(error).splitlines()[0]}"
-        ) from error
+        raise PeerLost(f"no way from {socket.gethostname()} to {address}: {first_line(error)}") from error
 
 
 def _address_towards(others: Sequence[str]) -> str:

@@ -99,3 +99,16 @@ def test_links(
     for found in threads.run(2, links):
         assert found.level is level
         assert text in found.text
+
+
+@pytest.mark.usefixtures("far_device")
+def test_on_a_device_copies_and_staging_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accelerators, "SIZE", 1 << 16)
+    (found,) = {
+        tuple(map(str, each)) for each in threads.run(2, lambda world: look_at_accelerators(form(world)))
+    }
+    told = [text.removeprefix("OK       ") for text in found]
+    assert told[1] == "links: torch does not tell what is between devices of kind far"
+    assert "GB/s up" in told[2]
+    assert told[3].startswith("from device to device by mpi: alltoall of 0.1 MB over 2 ranks")
+    assert told[4] == "transport: not by nccl: none for devices of kind far"

@@ -13,7 +13,7 @@ from hpcsgd.config.schema import Wish as WishOfAJobFile
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.start import form_as_launched
 from hpcsgd.transport import Backend, Transport, choice, proof, threads
-from hpcsgd.transport.choice import WISHES, Device, Wish, Wishes, chosen
+from hpcsgd.transport.choice import WISHES, Device, Wish, Wishes, chosen, own_device
 from hpcsgd.transport.ending import close_libraries
 
 NODES = [0, 0, 2, 2]
@@ -25,7 +25,7 @@ def _closed():
     close_libraries()
 
 
-def there(world: Transport) -> Device:
+def there(world: Transport, wanted: str = "auto") -> Device:
     return Device(torch.device("cpu"), f"GPU {world.rank}")
 
 
@@ -55,7 +55,7 @@ def test_across_groups_it_does_on_one_node() -> None:
 def test_what_is_named_is_taken() -> None:
     assert choose("nccl", inside=False, nodes=(0, 1)) == ("gloo", "")
     assert choose("mpi") == ("mpi", "")
-    with pytest.raises(UserError, match=r"^gpu_mpi: threads takes no addresses$"):
+    with pytest.raises(UserError, match=r"^threads takes no addresses$"):
         choose("gpu_mpi")
 
 
@@ -71,7 +71,7 @@ def test_without_accelerators_nothing_changes() -> None:
         assert chosen(world, "auto", Device(), inside=True) == (world, "")
 
     threads.run(2, without)
-    with pytest.raises(UserError, match=r"^nccl: rank 0 of 2 has no accelerator that torch"):
+    with pytest.raises(UserError, match=r"^rank 0 of 2 has no accelerator for torch"):
         choose("nccl", own=lambda world: Device())
 
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_had_is_one_line() -> None:
     def form(world: Transport) -> None:
         form_as_launched(world, 2, None, Wishes(cross="nccl"))
 
-    with pytest.raises(JobError, match=r"^transport cross: nccl: rank 0 of 2 has no accelerator"):
+    with pytest.raises(JobError, match=r"^transport cross = 'nccl': rank 0 of 2 has no accelerator"):
         threads.run(4, form)
 
 
@@ -162,3 +162,25 @@ def test_a_script_is_told_of_a_near_miss(given: dict[str, str], message: str) ->
 
 def test_job_files_and_scripts_know_the_same_words() -> None:
     assert get_args(WishOfAJobFile) == get_args(Wish) == WISHES
+
+
+@pytest.mark.usefixtures("far_device")
+def test_on_a_device_that_no_library_knows_all_is_staged() -> None:
+    def ask(world: Transport) -> tuple[str, str]:
+        own = own_device(world)
+        assert own.device == torch.device("far", world.rank)
+        ranks, passed_over = chosen(world, "auto", own, inside=True)
+        return ranks.way, passed_over
+
+    nothing = "nccl: none for devices of kind far; gpu_mpi: threads takes no addresses"
+    assert threads.run(2, ask) == [("mpi", nothing)] * 2
+
+
+@pytest.mark.usefixtures("far_device")
+def test_who_trains_on_the_host_has_no_ways() -> None:
+    def form(world: Transport) -> str:
+        return form_as_launched(world, 2, None, device="cpu").group.way
+
+    assert threads.run(4, form) == ["mpi"] * 4
+    with pytest.raises(JobError, match=r"^transport group = 'nccl': rank 0 of 2 has no accelerator"):
+        threads.run(4, lambda world: form_as_launched(world, 2, None, Wishes(group="nccl"), "cpu"))

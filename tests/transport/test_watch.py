@@ -5,6 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+import torch
+
+from hpcsgd.transport.streams import Moment, settle
 from hpcsgd.transport.watch import Watch
 
 
@@ -55,3 +59,22 @@ def test_a_closed_watch_sees_nothing() -> None:
     watch._thread.join(20)
     assert not watch._thread.is_alive()
     assert alarm.lost == []
+
+
+@pytest.mark.usefixtures("far_device")
+def test_a_device_that_stands_still_is_noticed() -> None:
+    """The host goes on meanwhile: nothing of this waits for the device."""
+    device, alarm = torch.device("far", 0), Alarm()
+    x = torch.zeros(4, device=device)
+    settle(device)
+    watch = Watch(0.3, alarm)
+    torch.ops.far.delay(0, 0, 3_000_000)
+    x.add_(1)
+    moment = Moment(device)
+    torch.ops.far.delay(0, 0, 0)
+    watch.add("an operation", moment.passed)
+    assert alarm.rung.wait(20)
+    assert not moment.passed()
+    settle(device)
+    assert moment.passed()
+    assert x.cpu().tolist() == [1.0] * 4
