@@ -53,7 +53,10 @@ class Rows(optim.Optimizer):
         state = self.state[p]
         if not state:
             state.update(
-                sums=torch.zeros_like(p), rows=p.new_zeros(len(p) + 1 if p.dim() else 2, dtype=torch.float), seen=0, norms=[]
+                sums=torch.zeros_like(p),
+                rows=p.new_zeros(len(p) + 1 if p.dim() else 2, dtype=torch.float),
+                seen=0,
+                norms=[],
             )
         state["sums"].mul_(0.9).add_(g)
         state["rows"] += g.norm().float()
