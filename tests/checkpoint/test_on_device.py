@@ -1,4 +1,4 @@
-"""Checkpoints of trainings on a device: they go on with the same bits there, and elsewhere from them."""
+"""Checkpoints of trainings on a device: they go on with the same bits, there or from there elsewhere."""
 
 from __future__ import annotations
 
