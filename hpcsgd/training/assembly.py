@@ -78,8 +78,9 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = models.build(config.model.build, config.model.arguments)
-        require_model_fits(model, train, task, config.model.build)
         bits = make_precision(config, model)
+        with bits.computing():  # nor need a device have all operations in 16 bits
+            require_model_fits(model, train, task, config.model.build)
         lay_out(model, config.training, bits)
         if config.training.compile:
             compile_regions(model)
