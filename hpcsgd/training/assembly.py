@@ -88,8 +88,9 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         model = models.build(config.model.build, config.model.arguments)
         device = device_of(config, place)
         model.to(device)
-        require_model_fits(model, train, task, config.model.build, device)
         bits = make_precision(config, model)
+        with bits.computing():  # nor need a device have all operations in 16 bits
+            require_model_fits(model, train, task, config.model.build, device)
         lay_out(model, config.training, bits)
         if config.training.compile:
             compile_regions(model)

@@ -51,12 +51,19 @@ PLAIN_SGD = {label for label, case in REFERENCES.items() if case.plain_sgd}
 FORMS = {label: case.form for label, case in REFERENCES.items()}
 
 
-def trained(world: Transport, P: int, method: str, narrow: torch.dtype, dtype: torch.dtype) -> Tensor:
+def trained(
+    world: Transport,
+    P: int,
+    method: str,
+    narrow: torch.dtype,
+    dtype: torch.dtype,
+    master: torch.dtype | None = None,
+) -> Tensor:
     """Parameters after some steps, from the same start whatever the dtype."""
     net = model(dtype=torch.float32).to(narrow).to(dtype)
     inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.0 if method in PLAIN_SGD else 0.9)
     job = FORMS.get(method, form)(world, P)
-    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, ALL[method]())
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, ALL[method](), master=master)
     for t in range(STEPS):
         x, y = batch(t, world.rank, torch.float32)
         optimizer.zero_grad()
@@ -77,6 +84,18 @@ def test_follows_the_float32_run(run, method: str, P: int, K: int, narrow: torch
         room = ULPS * torch.finfo(narrow).eps * theirs.abs().max().item()
         if isinstance(ALL[method]().exchange, Sparse) and narrow == torch.float16:
             room *= 8  # another element was selected
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=room)
+
+
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize("method", ALL)
+def test_with_masters_as_well(method: str, P: int, K: int) -> None:
+    """Whatever a method does to the parameters, the masters come along; what is left travels narrow."""
+    narrow = torch.bfloat16
+    found = threads.run(P * K, trained, P, method, narrow, narrow, torch.float32)
+    wide = threads.run(P * K, trained, P, method, narrow, torch.float32)
+    for mine, theirs in zip(found, wide, strict=True):
+        room = ULPS * torch.finfo(narrow).eps * theirs.abs().max().item()
         torch.testing.assert_close(mine, theirs, rtol=0, atol=room)
 
 

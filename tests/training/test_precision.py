@@ -65,9 +65,11 @@ def test_one_rank_is_the_plain_loop(
 ) -> None:
     """By torch's own autocast and scaler; evaluations, too. The first scales are too large."""
     scaled_from(2.0**28, monkeypatch)
-    train(job_file, tmp_path, "--training.precision", name, "--training.epochs", "8")
+    words = ("--schedule.build=StepLR", "--schedule.arguments", "{step_size = 3}", "--schedule.per=step")
+    train(job_file, tmp_path, "--training.precision", name, "--training.epochs", "8", *words)
     net, sampler = start_of(job_file)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**28, growth_interval=2, enabled=name == "fp16")
     store, losses = Store(job_file.parent / "small.h5", "train"), []
     skipped = 0
@@ -86,6 +88,7 @@ def test_one_rank_is_the_plain_loop(
                 skipped += 1
             else:
                 losses.append(loss.item())
+                schedule.step()
     model, records = outcome(tmp_path)
     assert all(torch.equal(value, model[key]) for key, value in net.state_dict().items())
     assert (skipped > 5) == (name == "fp16")
