@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from hpcsgd.errors import UserError
-from hpcsgd.training.devices import place_on_node, to_train_on
+from hpcsgd.training.devices import to_train_on
 from hpcsgd.transport import threads
+from hpcsgd.transport.choice import place_on_node
 from hpcsgd.transport.streams import HOST, device_for
 
 LAUNCHERS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
