@@ -184,9 +184,7 @@ class Sparse:
         with seconds.of("apply"):
             residual.release(combined.sent)
             self.feedback.after(d, combined.mean)
-            errors = (
-                combined.errors.tolist()
-            )  # before more is put on the device's stream, which this waits for
+            errors = combined.errors.tolist()  # waits for the stream, so before more is put there
             residual.put_into(d.buckets, combined.joint, combined.mean)
         self.t += 1
         d.notes["density"] = combined.joint.numel() / residual.acc.numel()
