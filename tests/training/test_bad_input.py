@@ -78,8 +78,9 @@ CASES = {
         changed=("[model]", "[model"),
     ),
     "unknown key": Case(
-        "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: checkpoint_every, "
-        "device, epochs, evaluate_every, log_every, samples, steps, stop_ahead, threads, time_limit",
+        "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: channels_last, "
+        "checkpoint_every, compile, deterministic, device, epochs, evaluate_every, log_every, precision, samples, "
+        "steps, stop_ahead, threads, time_limit",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(

@@ -174,7 +174,7 @@ def test_a_probe_trains_in_the_same_precision(
 
     def watched(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         found = called(self, x)
-        seen.add((found.dtype, self.weight.dtype == torch.float32))
+        seen.add((found.dtype, torch.is_grad_enabled()))
         return found
 
     monkeypatch.setattr(nn.Linear, "forward", watched)
@@ -185,8 +185,8 @@ def test_a_probe_trains_in_the_same_precision(
         with caplog.at_level(logging.WARNING):
             found: Any = threads.run(1, lambda world, c=config, p=plan: probe_config(c, p, world))
         dtype = torch.float16 if name == "fp16" else torch.bfloat16
-        # The model is looked at once before, as it comes.
-        assert seen == {(torch.float32, True), (dtype, True)}
+        # The model is looked at once before, as it comes; in training, and on what was held out.
+        assert seen == {(torch.float32, False), (dtype, True), (dtype, False)}
         assert found[0].rows
         assert setting(config)["training"] == {"precision": name}
     assert "[training] precision: the probe's groups train with bf16" in caplog.text
