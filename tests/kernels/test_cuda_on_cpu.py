@@ -46,8 +46,8 @@ BOUNDS = [
     ("accumulate.cu", "i < tiles; i += THREADS", "i <= tiles; i += THREADS"),
     ("accumulate.cu", "reinterpret_cast<uintptr_t>(g) % sizeof(Four<Element>) == 0", "true"),
 ]
-"""File, text, and what stands there without the check. `if (segment.rank == 0) return;` in collect() only saves
-time: such a segment has no room for candidates."""
+"""File, text, and what stands there without the check. `if (segment.rank == 0) return;` in collect() only
+saves time: such a segment has no room for candidates."""
 
 
 @pytest.fixture
