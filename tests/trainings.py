@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -52,7 +53,10 @@ class Rows(optim.Optimizer):
         state = self.state[p]
         if not state:
             state.update(
-                sums=torch.zeros_like(p), rows=torch.zeros(len(p) + 1 if p.dim() else 2), seen=0, norms=[]
+                sums=torch.zeros_like(p),
+                rows=p.new_zeros(len(p) + 1 if p.dim() else 2, dtype=torch.float),
+                seen=0,
+                norms=[],
             )
         state["sums"].mul_(0.9).add_(g)
         state["rows"] += g.norm().float()
@@ -100,9 +104,12 @@ class Training:
         *,
         make: Callable[[], nn.Module] = Net,
         seed: int = 0,
+        device: torch.device | None = None,
         **options: Any,
     ) -> None:
-        self.net = make()
+        self.device = device
+        with contextlib.nullcontext() if device is None else device:
+            self.net = make()
         generator = torch.Generator().manual_seed(100 * seed + job.rank)  # threads share torch's own
         with torch.no_grad():
             for p in self.net.parameters():
@@ -121,7 +128,7 @@ class Training:
                 torch.randint(0, 3, (4,), generator=generator),
             )
             self.optimizer.zero_grad()
-            loss = cross_entropy(self.net(x), y)
+            loss = cross_entropy(self.net(x.to(self.device)), y.to(self.device))
             loss.backward()
             self.optimizer.step(loss=loss)
             self.t += 1

@@ -44,7 +44,7 @@ class Meter:
         self._job = job
         self._aside = aside
         self._data_seconds = 0.0
-        self._losses = torch.zeros((), dtype=torch.float64, device="cpu")  # times samples; where the model is
+        self._losses: Tensor | None = None  # times samples, where the model is
         self._samples = 0
         self.counted = counted
         self._counts = torch.zeros(len(counted), LARGEST + 1, dtype=torch.float64, device="cpu")
@@ -53,7 +53,8 @@ class Meter:
     def step(self, loss: Tensor, samples: int, data_seconds: float, notes: Mapping[str, float]) -> None:
         """Count one step: its mean loss over `samples` of this rank, how long it waited for them, and what
         the method noted."""
-        self._losses = self._losses + loss.detach() * samples  # nobody waits for a device here
+        losses = (loss.detach() * samples).double()  # nobody waits for a device here
+        self._losses = losses if self._losses is None else self._losses + losses
         self._samples += samples
         self._data_seconds += data_seconds
         for name, counts in zip(self.counted, self._counts, strict=True):
@@ -75,7 +76,8 @@ class Meter:
         seconds["compute"] = max(elapsed - sum(seconds.values()), 0.0)
         sent = {name: total.bytes for name, total in grown.items() if total.bytes and name != _OWN}
         link_bytes: dict[int, float] = dict(self._job.world.ledger.links() - self._links)
-        sums = torch.tensor([self._losses.item(), self._samples], dtype=torch.float64, device="cpu")
+        losses = 0.0 if self._losses is None else self._losses.item()
+        sums = torch.tensor([losses, self._samples], dtype=torch.float64, device="cpu")
         joined = torch.cat([sums, self._counts.flatten()])
 
         def over_all_ranks() -> Reading:
@@ -92,7 +94,7 @@ class Meter:
                 counts={name: counts for name, counts in zip(self.counted, found, strict=True) if counts},
             )
 
-        self._losses = torch.zeros((), dtype=torch.float64, device="cpu")
+        self._losses = None
         self._samples = 0
         self._counts.zero_()
         self._data_seconds = 0.0

@@ -119,7 +119,7 @@ class Loop(ABC):
         pieces = list(
             zip(x.split(self._pass_size or len(y)), y.split(self._pass_size or len(y)), strict=True)
         )
-        total = torch.zeros((), device="cpu")
+        total = torch.zeros((), device=parts.device)
         parts.optimizer.zero_grad()
         parts.optimizer.accumulate(len(pieces))
         for some_x, some_y in pieces:

@@ -79,7 +79,7 @@ CASES = {
     ),
     "unknown key": Case(
         "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: checkpoint_every, "
-        "epochs, evaluate_every, log_every, samples, steps, stop_ahead, threads, time_limit",
+        "device, epochs, evaluate_every, log_every, samples, steps, stop_ahead, threads, time_limit",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(
@@ -93,6 +93,10 @@ CASES = {
     "out of range": Case("job.toml: [optimizer] lr = -0.1: expected number > 0", changed=("0.1", "-0.1")),
     "missing key": Case("job.toml: [optimizer] lr is missing: expected number > 0", changed=("lr = 0.1", "")),
     "override": Case("--training.epochs 0: expected int ≥ 1", "--training.epochs 0"),
+    "no such device": Case(
+        "job.toml: [training]: device = 'tpu': torch sees none here; allowed on this machine: auto, cpu",
+        "--training.device tpu",
+    ),
     # the ranks
     "two shapes": Case(
         "--job.groups 2: groups = 2 and group_size = 2: give one of them, not both",

@@ -264,9 +264,9 @@ def test_the_averaged_model_is_the_mean_and_leaves_no_trace(config: Config) -> N
         assert all(torch.equal(value, state[name]) for name, value in trainee.model.state_dict().items())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.usefixtures("far_device")
 @pytest.mark.parametrize("elsewhere", [InMemory, PinnedMemory, OnDisk])
-def test_on_a_gpu(elsewhere: type, config: Config, tmp_path: Path) -> None:
+def test_on_a_device(elsewhere: type, config: Config, tmp_path: Path) -> None:
     idle = OnDisk(tmp_path) if elsewhere is OnDisk else elsewhere()
 
     def trained(world: Transport, idle: Idle, device: torch.device) -> list[tuple[float, float, float]]:
@@ -274,5 +274,5 @@ def test_on_a_gpu(elsewhere: type, config: Config, tmp_path: Path) -> None:
         return [(groups.train(2), groups.meet(), groups.loss()) for _ in range(3)]
 
     expected = threads.run(1, trained, InMemory(), torch.device("cpu"))[0]
-    found = threads.run(1, trained, idle, torch.device("cuda"))[0]
+    found = threads.run(1, trained, idle, torch.device("far", 0))[0]
     assert found == [pytest.approx(row, rel=1e-6) for row in expected]

@@ -156,7 +156,7 @@ struct Room {
             last = r;
             const at::Tensor found =
                 results[r].isTensor() ? results[r].toTensor() : results[r].toTensorList().get(in_list);
-            if (x.defined() && x.numel()) x.copy_(found);
+            if (x.defined() && found.numel()) x.copy_(found);  // none: statistics of a batch_norm in use
         }
     }
 };

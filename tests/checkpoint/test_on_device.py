@@ -1,0 +1,103 @@
+"""Checkpoints of trainings on a device: they go on with the same bits, there or from there elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, optim
+
+import hpcsgd
+from far.ranks import PATTERNS, explicitly
+from hpcsgd.checkpoint import Checkpoints, capture, restore
+from hpcsgd.core.topology import form
+from hpcsgd.transport import Transport, threads
+from trainings import Training
+
+pytestmark = pytest.mark.usefixtures("far_device")
+
+SAVED, LAST = 4, 7
+P, K = 2, 2
+HOST = torch.device("cpu")
+SETTINGS: dict[str, tuple[str, Any]] = {
+    "AdamW": ("AdamW", "hierarchical"),
+    "whole tensors": ("whole tensors", "hierarchical"),
+    "numbers on the host and beside the parameters": ("NAdam", "hierarchical"),
+    "messages under way": ("momentum", lambda: hpcsgd.osgp(staleness=2)),
+    "an outer optimizer": ("momentum", lambda: hpcsgd.diloco(2, outer=lambda x: optim.Adam(x, lr=0.1))),
+    "sums since the meeting": ("plain", lambda: hpcsgd.sasgd(3)),
+    "squared norms": ("momentum", lambda: hpcsgd.selsync(0.05)),
+    "losses": ("momentum", lambda: hpcsgd.adacomm(2, block=2)),
+}
+
+
+def save(training: Training, folder: Path) -> None:
+    state = capture(training.optimizer, shared={}, own={"rank": torch.tensor(training.optimizer.job.rank)})
+    Checkpoints(folder, training.optimizer.job).write(training.t, state)
+
+
+def load(training: Training, folder: Path) -> None:
+    saved = Checkpoints(folder, training.optimizer.job).newest()
+    assert saved is not None
+    restore(saved, training.optimizer)
+    training.t = training.optimizer.t
+
+
+def whole(world: Transport, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
+    training = Training(form(world, P), *SETTINGS[setting], device=device)
+    training.steps(SAVED)
+    save(training, folder)
+    training.steps(LAST - SAVED)
+    return training.everything()
+
+
+def resumed(world: Transport, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
+    training = Training(form(world, P), *SETTINGS[setting], seed=1, device=device)
+    load(training, folder)
+    training.steps(LAST - training.t)
+    return training.everything()
+
+
+def held(world: Transport, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
+    """What a training that is given the checkpoint has."""
+    training = Training(form(world, P), *SETTINGS[setting], seed=1, device=device)
+    load(training, folder)
+    return training.everything()
+
+
+def assert_same(ranks: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:
+    for mine, theirs in zip(ranks, expected, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            assert value.isfinite().all(), name  # NaN is equal to nothing
+            assert torch.equal(value, theirs[name]), name
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_it_goes_on_with_the_same_bits(setting: str, tmp_path: Path) -> None:
+    expected = threads.run(P * K, explicitly(whole), setting, tmp_path)
+    assert_same(threads.run(P * K, explicitly(resumed), setting, tmp_path), expected)
+
+
+@pytest.mark.parametrize("setting", ["AdamW", "whole tensors", "messages under way"])
+def test_the_host_finds_what_a_device_saved(setting: str, tmp_path: Path) -> None:
+    threads.run(P * K, explicitly(whole), setting, tmp_path)
+    there = threads.run(P * K, explicitly(held), setting, tmp_path)
+    assert_same(threads.run(P * K, held, setting, tmp_path), there)
+
+
+@pytest.mark.parametrize("setting", ["AdamW", "whole tensors", "messages under way"])
+def test_a_device_finds_what_the_host_saved(setting: str, tmp_path: Path) -> None:
+    threads.run(P * K, whole, setting, tmp_path)
+    here = threads.run(P * K, held, setting, tmp_path)
+    assert_same(threads.run(P * K, explicitly(held), setting, tmp_path), here)
+
+
+@pytest.mark.parametrize("pattern", ["default stream slow", "all others slow"])
+def test_nothing_is_written_before_it_is_there(pattern: str, tmp_path: Path) -> None:
+    for folder, delays in (("quick", PATTERNS["none"]), ("slow", PATTERNS[pattern])):
+        threads.run(P * K, explicitly(whole, delays), "AdamW", tmp_path / folder)
+    quick, slow = (threads.run(P * K, held, "AdamW", tmp_path / folder) for folder in ("quick", "slow"))
+    assert_same(slow, quick)

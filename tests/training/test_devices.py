@@ -1,0 +1,77 @@
+"""Which device a rank trains on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hpcsgd.errors import UserError
+from hpcsgd.training.devices import place_on_node, to_train_on
+from hpcsgd.transport import threads
+from hpcsgd.transport.streams import HOST, device_for
+
+LAUNCHERS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
+
+
+@pytest.fixture
+def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A machine with three devices; which of them was made the current one."""
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
+    return chosen
+
+
+@pytest.mark.parametrize("wanted", ["auto", "xpu"])
+def test_a_rank_has_the_device_of_its_number(wanted: str, three: list[int]) -> None:
+    assert [device_for(wanted, i) for i in range(5)] == [torch.device("xpu", i) for i in (0, 1, 2, 0, 1)]
+    assert three == [0, 1, 2, 0, 1]
+
+
+def test_the_host_is_left_its_training(three: list[int]) -> None:
+    assert device_for("cpu", 1) == HOST
+    assert three == []
+
+
+def test_without_a_device_there_is_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
+    assert device_for("auto", 3) == device_for("cpu", 3) == HOST
+    with pytest.raises(UserError, match=r"device = 'cuda': torch sees none .* this machine: auto, cpu$"):
+        device_for("cuda", 0)
+
+
+def test_another_kind_is_refused(three: list[int]) -> None:
+    with pytest.raises(UserError, match=r"device = 'cuda': .* this machine: auto, cpu, xpu$"):
+        device_for("cuda", 0)
+
+
+@pytest.mark.usefixtures("unlaunched")
+def test_numbers_are_counted_node_by_node() -> None:
+    assert threads.run(5, place_on_node, nodes=[0, 7, 0, 7, 7]) == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.usefixtures("unlaunched")
+def test_a_launcher_that_says_the_number_is_believed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "3")
+    assert threads.run(1, place_on_node) == [3]
+
+
+@pytest.mark.usefixtures("unlaunched")
+def test_the_launcher_is_believed_before_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which counts one helper of it on each node."""
+    monkeypatch.setenv("SLURM_LOCALID", "0")
+    monkeypatch.setenv("MPI_LOCALRANKID", "2")
+    assert threads.run(1, place_on_node) == [2]
+
+
+def test_samples_for_the_host_stay_what_they_are() -> None:
+    x = torch.zeros(3)
+    assert to_train_on(x, HOST) is x
