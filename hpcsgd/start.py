@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 
-from hpcsgd.core.topology import Job, form
+from hpcsgd.core.topology import Job, form, together
+from hpcsgd.errors import located
 from hpcsgd.islands.invitation import invitation
 from hpcsgd.transport import Transport
+from hpcsgd.transport.choice import AUTO, Wished, Wishes, chosen, own_device
 from hpcsgd.transport.launcher import intended_size
 
 log = logging.getLogger(__name__)
 
 
-def init(groups: int | None = None, group_size: int | None = None, *, timeout: float = 600.0) -> Job:
+def init(
+    groups: int | None = None,
+    group_size: int | None = None,
+    *,
+    timeout: float = 600.0,
+    transport: Mapping[str, str] | None = None,
+) -> Job:
     """The ranks that the launcher started, as `groups` groups or as groups of `group_size`; else one group.
 
     Without a launcher it is one rank and one group, whatever is asked for, which is warned of. Collective.
 
-    Not to be confused with `torch.distributed.init_process_group`: nothing of torch.distributed is used.
+    Not to be confused with `torch.distributed.init_process_group`: no group of torch.distributed is made but
+    those of NCCL, where there are GPUs, and these are nobody else's.
 
     Args:
         groups: P; it must divide the number of ranks. `hpcsgd.probe` finds how many a training stands.
@@ -27,9 +37,12 @@ def init(groups: int | None = None, group_size: int | None = None, *, timeout: f
         group_size: K instead, or besides where both fit. As many as there are ranks on a node keep the
             gradients there. Default None.
         timeout: seconds that a rank may wait for the others before the job is ended. Default 600.0.
+        transport: by which library tensors on GPUs travel, in the `group` and in `cross`: each "auto", "mpi"
+            (by way of host memory), "nccl" or "gpu_mpi". Default None: "auto" for both.
 
     Raises:
-        UserError: where the numbers do not fit, or the launcher started something else than MPI sees.
+        UserError: where the numbers do not fit, the launcher started something else than MPI sees, or a
+            transport other than "auto" cannot be had.
 
     Example:
         >>> job = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
@@ -38,12 +51,21 @@ def init(groups: int | None = None, group_size: int | None = None, *, timeout: f
     """
     from hpcsgd.transport import mpi  # MPI starts when it is imported
 
-    return form_as_launched(mpi.world(timeout), groups, group_size)
+    world = mpi.world(timeout)
+    with together(world, "choosing transports"):
+        wishes = Wishes.of(transport or {})
+    return form_as_launched(world, groups, group_size, wishes)
 
 
-def form_as_launched(world: Transport, groups: int | None, group_size: int | None) -> Job:
+def form_as_launched(
+    world: Transport, groups: int | None, group_size: int | None, wished: Wished = AUTO
+) -> Job:
     """`form`, but an island is one group, and a script tried out without any launcher is one rank, whatever
-    groups it asks for."""
+    groups it asks for. Tensors on devices travel as is `wished` for."""
+    return _travelling(_formed(world, groups, group_size), wished)
+
+
+def _formed(world: Transport, groups: int | None, group_size: int | None) -> Job:
     if (invited := invitation()) is not None:
         job = form(world)
         return replace(job, peers=invited.accept(job.world))
@@ -51,3 +73,21 @@ def form_as_launched(world: Transport, groups: int | None, group_size: int | Non
         log.warning("started without a launcher: one rank, one group")
         return form(world)
     return form(world, groups, group_size)
+
+
+def _travelling(job: Job, wished: Wished) -> Job:
+    own = own_device(job.world)
+    with together(job.world, "choosing a transport"), located(f"transport group = {wished.group!r}"):
+        group, why_group = chosen(job.group, wished.group, own, inside=True)
+    with together(job.world, "choosing a transport"), located(f"transport cross = {wished.cross!r}"):
+        cross, why_cross = chosen(job.cross, wished.cross, own, inside=False)
+    if own.device is not None and job.rank == 0:
+        log.info(
+            "tensors on devices travel in groups by %s, across groups by %s",
+            _told(group, why_group), _told(cross, why_cross),
+        )  # fmt: skip
+    return replace(job, group=group, cross=cross)
+
+
+def _told(ranks: Transport, passed_over: str) -> str:
+    return f"{ranks.way} (not by {passed_over})" if passed_over else ranks.way

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from hpcsgd.errors import UserError
+import hpcsgd.transport
+from hpcsgd.errors import JobError, UserError
 from hpcsgd.start import form_as_launched
-from hpcsgd.transport import threads
+from hpcsgd.transport import Transport, threads
 
 
 def test_without_a_launcher_it_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +34,28 @@ def test_a_method_loads_no_islands() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_job_on_cpus_loads_nothing_of_process_groups() -> None:
+    """But what torch has loaded by itself; and none is made."""
+    code = (
+        "import sys, torch; before = set(sys.modules); import hpcsgd; from hpcsgd.transport import threads; "
+        "from hpcsgd.start import form_as_launched; "
+        "threads.run(2, lambda world: form_as_launched(world, 2, None)); "
+        "print(*(name for name in set(sys.modules) - before if 'distributed' in name))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_a_script_asks_for_a_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hpcsgd import init
+
+    def ask(world: Transport) -> None:
+        mpi = SimpleNamespace(world=lambda timeout: world)
+        monkeypatch.setattr(hpcsgd.transport, "mpi", mpi, raising=False)
+        monkeypatch.setitem(sys.modules, "hpcsgd.transport.mpi", mpi)
+        init(transport={"cross": "gpu-mpi"})
+
+    with pytest.raises(JobError, match=r"^transport cross = 'gpu-mpi': did you mean 'gpu_mpi'\?"):
+        threads.run(1, ask)

@@ -20,6 +20,17 @@ Count = Annotated[int, Minimum(1)]
 Seconds = Annotated[float, Above(0)]
 
 
+Wish = Literal["auto", "mpi", "nccl", "gpu_mpi"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportSection:
+    """By which library tensors on devices travel: staged in host memory with "mpi"."""
+
+    group: Wish = "auto"  # ranks of one group
+    cross: Wish = "auto"  # those of one position, across groups
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSection:
     """How the ranks form groups, by number or by size (the topology decides where neither is given)."""
@@ -27,6 +38,7 @@ class JobSection:
     groups: Count | None = None
     group_size: Count | None = None
     timeout: Seconds = 600.0  # a wait for other ranks may last
+    transport: TransportSection = field(default_factory=TransportSection)
 
     def __post_init__(self) -> None:
         if self.groups is not None and self.group_size is not None:

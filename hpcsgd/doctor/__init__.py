@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from hpcsgd.core.topology import Job
+from hpcsgd.doctor.accelerators import look_at_accelerators
 from hpcsgd.doctor.checks import check
 from hpcsgd.doctor.exercise import exercise
 from hpcsgd.doctor.finding import Finding, Level
@@ -34,6 +35,7 @@ def run(groups: int | None = None, group_size: int | None = None, store: Path | 
     found = check(ranks, job.K, os.environ)
     if store is not None:
         found.append(open_everywhere(job.world, store))
+    found += look_at_accelerators(job)
     found += exercise(job.world)
     _tell(job, "\n".join(map(str, found)))
     if any(finding.level is Level.ERROR for finding in found):

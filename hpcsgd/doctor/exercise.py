@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpcsgd.doctor.finding import Finding, error, numbers, ok
 from hpcsgd.transport import Transport
+from hpcsgd.transport.streams import on_accelerator, settle
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 LENGTH = 1000  # elements for each rank in an exercise of correctness
@@ -61,20 +62,33 @@ def alltoall(world: Transport, dtype: torch.dtype) -> bool:
 def latency(world: Transport) -> Finding:
     """How long the smallest allreduce takes."""
     x = torch.ones(1)
-    seconds = _slowest(world, _median_seconds(lambda: world.allreduce(x).wait(), SMALL_ROUNDS))
+    seconds = slowest(world, median_seconds(lambda: world.allreduce(x).wait(), SMALL_ROUNDS))
     return ok(f"latency: allreduce of 4 bytes over {world.size} ranks in {seconds * 1e6:,.0f} µs")
 
 
-def bandwidth(world: Transport) -> Finding:
-    """How many bytes a rank sends a second where all send at once."""
-    sent = torch.ones(LARGE_BYTES // 4 // world.size * world.size)
+def bandwidth(
+    world: Transport, what: str = "bandwidth", device: torch.device | None = None, size: int = LARGE_BYTES
+) -> Finding:
+    """How many bytes a rank sends a second where all send at once: `size` of them, from `device`."""
+    sent = torch.ones(size // 4 // world.size * world.size, device=device)
     received = torch.empty_like(sent)
-    seconds = _slowest(world, _median_seconds(lambda: world.alltoall(received, sent).wait(), LARGE_ROUNDS))
+
+    def round_trip() -> None:
+        world.alltoall(received, sent).wait()
+        finish(device)
+
+    seconds = slowest(world, median_seconds(round_trip, LARGE_ROUNDS))
     moved = sent.numel() * 4 * (world.size - 1) / world.size
     return ok(
-        f"bandwidth: alltoall of {sent.numel() * 4 / 1e6:.1f} MB over {world.size} ranks in "
+        f"{what}: alltoall of {sent.numel() * 4 / 1e6:.1f} MB over {world.size} ranks in "
         f"{seconds * 1e3:,.1f} ms, {moved / seconds / 1e9:.2f} GB/s out of each rank"
     )
+
+
+def finish(device: torch.device | None) -> None:
+    """Return when `device` has done all that it was given."""
+    if device is not None and on_accelerator(device):
+        settle(device)
 
 
 def _pattern(number: int) -> Tensor:
@@ -99,7 +113,8 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _median_seconds(operation: Callable[[], object], rounds: int) -> float:
+def median_seconds(operation: Callable[[], object], rounds: int) -> float:
+    """Of one `operation`, after a first one."""
     operation()  # connections are made at first use
     durations = []
     for _ in range(rounds):
@@ -109,5 +124,6 @@ def _median_seconds(operation: Callable[[], object], rounds: int) -> float:
     return median(durations)
 
 
-def _slowest(world: Transport, seconds: float) -> float:
+def slowest(world: Transport, seconds: float) -> float:
+    """Of all ranks; collective."""
     return max(world.gather_objects(seconds))

@@ -13,6 +13,7 @@ import torch
 
 from hpcsgd.core.topology import Job
 from hpcsgd.doctor.finding import numbers
+from hpcsgd.transport.streams import identity, of_place, properties
 
 PACKAGES = ("hpcsgd", "torch", "h5py", "mpi4py", "numpy")
 
@@ -66,11 +67,12 @@ def _host() -> str:
 
 def _gpu(local_rank: int) -> tuple[str, str]:
     """Of the GPUs this rank sees, the one that is its own: the only one where Slurm hides the others."""
-    if not torch.cuda.is_available():
+    device = of_place(local_rank)
+    if device is None:
         return "none", ""
-    index = local_rank % torch.cuda.device_count()
-    device = torch.cuda.get_device_properties(index)
-    return f"{index}: {device.name}", str(device.uuid)
+    told = properties(device)
+    name = f"{told.name}, {told.total_memory / 1e9:.0f} GB" if told is not None else device.type
+    return f"{device.index}: {name}", identity(device)
 
 
 def _versions() -> str:

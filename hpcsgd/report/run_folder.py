@@ -79,12 +79,19 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def write_versions(
-    folder: Path, *, mpi: str | None, groups: int, group_size: int, devices: Mapping[str, int] | None = None
+    folder: Path,
+    *,
+    mpi: str | None,
+    groups: int,
+    group_size: int,
+    devices: Mapping[str, int] | None = None,
+    transport: Mapping[str, str] | None = None,
 ) -> None:
     """Add this start of the run to ``versions.json``, a list with one entry a start.
 
     ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``;
-    ``devices`` tells how many ranks train on which.
+    ``devices`` tells how many ranks train on which; ``transport`` is by what tensors on devices travel, in the
+    group and across.
     """
     path = folder / "versions.json"
     starts = json.loads(path.read_text()) if path.exists() else []
@@ -98,6 +105,7 @@ def write_versions(
         "packages": {name: _version(name) for name in PACKAGES},
         "mpi": mpi,
         "devices": dict(devices or {}),
+        "transport": dict(transport) if transport else None,
         "host": platform.node(),
         "platform": platform.platform(),
         "git": _git_state(),

@@ -121,7 +121,7 @@ def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial
     with located(f"variant {label!r}"):
         world.timeout = config.job.timeout
         with located(f"{path}: [job]"):
-            job = form_as_launched(world, config.job.groups, config.job.group_size)
+            job = form_as_launched(world, config.job.groups, config.job.group_size, config.job.transport)
         assemble(config, job, str(path))
     gc.collect()  # models are in cycles with their optimizers
     folder = folder_of(config) / folder_name(label)

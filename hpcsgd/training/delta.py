@@ -38,7 +38,8 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
     world.timeout = config.job.timeout
     use_threads(config.training.threads)
     keep_freed_memory()
-    changes = measure(config, form_as_launched(world, config.job.groups, config.job.group_size), path, steps)
+    job = form_as_launched(world, config.job.groups, config.job.group_size, config.job.transport)
+    changes = measure(config, job, path, steps)
     if world.rank == 0:
         print(f"{len(changes.deltas)} steps of {changes.deltas.shape[1]} groups, all of them shared")
         print("\n".join(table(changes)))

@@ -67,7 +67,7 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     use_threads(config.training.threads)
     keep_freed_memory()
     with located(f"{path}: [job]"):
-        job = form_as_launched(world, config.job.groups, config.job.group_size)
+        job = form_as_launched(world, config.job.groups, config.job.group_size, config.job.transport)
     section = config.training
     reasons = Reasons(section.time_limit, section.stop_ahead, asks_slurm=job.rank == 0)
     return train(config, job, str(path), reasons, resume, monitor)

@@ -66,8 +66,14 @@ class World:
                 run_folder.open_run_folder(folder, resume=resume)
                 open_files.enter_context(run_folder.log_into(folder))
                 run_folder.write_config(folder, self.config)
-                mpi = job.world.backend.name
-                run_folder.write_versions(folder, mpi=mpi, groups=job.P, group_size=job.K, devices=devices)
+                run_folder.write_versions(
+                    folder,
+                    mpi=job.world.backend.name,
+                    groups=job.P,
+                    group_size=job.K,
+                    devices=devices,
+                    transport={"group": job.group.way, "cross": job.cross.way},
+                )
 
     def goes_on(self, resume: bool) -> bool:
         """Whether to begin at the newest checkpoint, if there is one."""

@@ -28,6 +28,11 @@ class PeerLost(RuntimeError):
         self.ranks = tuple(ranks)
 
 
+def first_line(error: BaseException) -> str:
+    """Of what it says: libraries go on with where they stood."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 class Backend(ABC):
     """Blocking operations of one communicator, called by one thread at a time; one more may receive, or
     send, messages meanwhile. Sums and means of 16-bit floats are made in float32 and rounded once.

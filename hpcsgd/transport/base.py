@@ -40,6 +40,8 @@ class Transport:
         self.timeout = timeout
         self.lane = lane or Lane(f"lane of rank {backend.rank}")
         self.ledger = ledger or Ledger()
+        self.way = "mpi"
+        """By which library tensors on devices travel; by this one they are staged in host memory."""
         self.lanes_apart: list[Lane] = []
         """Of everything that was made apart from this communicator or from its parts."""
 
@@ -132,6 +134,12 @@ class Transport:
     def on(self, lane: Lane) -> Transport:
         """The same communicator by way of another lane: one sends there while the other one receives."""
         return self._relative(self.backend, lane)
+
+    def by(self, backend: Backend, way: str) -> Transport:
+        """The same communicator with another backend of the same ranks, whose parts are staged again."""
+        made = self._relative(backend, self.lane)
+        made.way = way
+        return made
 
     def end_apart(self, timeout: float) -> bool:
         """End what was made apart; False if some of it was still busy `timeout` seconds later. Collective."""

@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -34,6 +35,7 @@ class Ending:
         self._world = world
         self._parting = world.backend.split(0, world.rank)  # who parts must not meet the others' collectives
         self._parted: _Parting | None = None
+        self._telling = threading.Lock()  # two threads may miss the same rank: one says so
         self._raise_exit = sys.exit
         self._exit_code: object = None
 
@@ -48,6 +50,12 @@ class Ending:
                 _tell(f"hpcsgd: {error}")
             self.part(1)
             return
+        with self._telling:
+            self._tell_and_abort(kind, error, trace)
+
+    def _tell_and_abort(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         rank = f"rank {self._world.rank}: " if self._world.size > 1 else ""
         code = _exit_code(error)
         self._wait_for_turn(code)
@@ -92,6 +100,7 @@ class Ending:
         if not closed:
             _print(f"hpcsgd: rank {self._world.rank} leaves with communication in flight")
             self._abort(1)
+        close_libraries()
         if self._parted is not None and not self._parted.complete():
             self._abort(self._parted.code)
 
@@ -118,6 +127,26 @@ class _Parting:
         self._meeting.join(GRACE)
         self._too_long.cancel()
         return not self._meeting.is_alive()
+
+
+class Library(Protocol):
+    """What has threads or devices of its own, which must end before the process does."""
+
+    def close(self) -> None: ...
+
+
+_libraries: weakref.WeakSet[Library] = weakref.WeakSet()
+
+
+def close_at_the_end(library: Library) -> None:
+    """Close it when all lanes have ended; nobody need keep it for that."""
+    _libraries.add(library)
+
+
+def close_libraries() -> None:
+    """All that are still there."""
+    for library in list(_libraries):
+        library.close()
 
 
 _guarded: list[Ending] = []

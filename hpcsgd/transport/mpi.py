@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import time
 import warnings
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hpcsgd.errors import JobError
-from hpcsgd.transport.backend import ANY, Backend, Reduction, wide
+from hpcsgd.transport import gpu_mpi, sums
+from hpcsgd.transport.backend import ANY, Backend, Reduction
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.ending import guard
@@ -22,13 +25,8 @@ with warnings.catch_warnings():  # `world` tells the same, once, and what to do
     warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
     from mpi4py import MPI
 
-# MPI only moves these, so any type of the same width will do (bfloat16 is unknown to MPI and numpy alike).
-_CARRIERS = {
-    1: (torch.uint8, MPI.UINT8_T),
-    2: (torch.int16, MPI.INT16_T),
-    4: (torch.int32, MPI.INT32_T),
-    8: (torch.int64, MPI.INT64_T),
-}
+# MPI only moves these, so any type of the same width will do (it does not know bfloat16).
+_CARRIERS = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}
 _REDUCED = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
@@ -74,10 +72,8 @@ class MpiBackend(Backend):
         _complete(self._comm.Ialltoall(_carried(x), _carried(out)))
 
     def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
-        if _is_narrow(x):
-            received = torch.empty_like(x)
-            self.alltoall(received, x)
-            _reduce_rows(received.view(self.size, -1), out, reduction)
+        if sums.is_narrow(x):
+            sums.reduce_scatter(self, out, x, reduction)
             return
         if x.numel() > _LARGEST:
             self._large_sum_scatter(out, x)
@@ -95,8 +91,8 @@ class MpiBackend(Backend):
         _complete(self._comm.Iallgatherv(_carried(x), [received, list(counts), kind]))
 
     def allreduce(self, x: Tensor, reduction: Reduction) -> None:
-        if _is_narrow(x):
-            self._narrow_allreduce(x, reduction)
+        if sums.is_narrow(x):
+            sums.allreduce(self, x, reduction)
             return
         for piece in torch.split(x.view(-1), _PIECE):
             operand = [piece.numpy(), _REDUCED[x.dtype]]
@@ -129,17 +125,16 @@ class MpiBackend(Backend):
     def abort(self, code: int) -> None:
         self._comm.Abort(code)
 
-    def _narrow_allreduce(self, x: Tensor, reduction: Reduction) -> None:
-        """In the bytes of the narrow type: all-to-all, reduce the own run in float32, allgather."""
-        share = -(-x.numel() // self.size)
-        padded = x.new_zeros(share * self.size)
-        padded[: x.numel()] = x.view(-1)
-        received = torch.empty_like(padded)
-        self.alltoall(received, padded)
-        mine = x.new_empty(share)
-        _reduce_rows(received.view(self.size, -1), mine, reduction)
-        self.allgather(padded, mine)
-        x.view(-1).copy_(padded[: x.numel()])
+    def lacks(self, device: torch.device) -> str:
+        """Why the library takes no addresses of tensors there; empty where it says that it does."""
+        info = self._comm.Get_info()
+        kinds = info.Get("mpi_memory_alloc_kinds") or ""
+        info.Free()
+        library, symbols = MPI.Get_library_version(), ctypes.CDLL(MPI.__file__)
+        query = functools.partial(gpu_mpi.answer, symbols)
+        return gpu_mpi.judged(
+            gpu_mpi.runtime_of(device), library, kinds, query, os.environ, gpu_mpi.loaded_files()
+        )
 
     def _sum_scatter(self, out: Tensor, x: Tensor) -> None:
         kind = _REDUCED[x.dtype]
@@ -200,17 +195,5 @@ def _complete(request: MPI.Request) -> MPI.Status:
 
 
 def _carried(x: Tensor) -> list[Any]:
-    carrier, kind = _CARRIERS[x.element_size()]
-    return [x.view(-1).view(carrier).numpy(), kind]
-
-
-def _is_narrow(x: Tensor) -> bool:
-    return wide(x.dtype) != x.dtype
-
-
-def _reduce_rows(rows: Tensor, out: Tensor, reduction: Reduction) -> None:
-    if reduction == "max":
-        torch.amax(rows, 0, out=out.view(-1))
-        return
-    total = rows.sum(0, dtype=wide(rows.dtype))
-    out.view(-1).copy_(total / len(rows) if reduction == "mean" else total)
+    """By its address, whatever memory it is in: `gpu_mpi` hands over that of devices."""
+    return [MPI.buffer.fromaddress(x.data_ptr(), x.nbytes), _CARRIERS[x.element_size()]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -58,6 +58,39 @@ def set_generator_state(device: torch.device, state: Tensor) -> None:
     torch.get_device_module(device).set_rng_state(state, device)
 
 
+def of_place(place: int) -> torch.device | None:
+    """For the rank of this number among those of its node; several have one where there are too few."""
+    kind = accelerator()
+    return kind and torch.device(kind.type, place % torch.accelerator.device_count())
+
+
+def identity(device: torch.device) -> str:
+    """The same for all ranks of a node that see this device, by whatever number, where torch tells that."""
+    return str(getattr(properties(device), "uuid", device))
+
+
+def properties(device: torch.device) -> Any:
+    """What torch tells of it: `name`, `total_memory` and the like; `None` where it tells nothing."""
+    ask = getattr(_module(device), "get_device_properties", None)
+    return None if ask is None else ask(device)
+
+
+def reaches(device: torch.device, other: torch.device) -> bool | None:
+    """Whether one reads the memory of the other without the host; `None` where torch does not tell."""
+    ask = getattr(_module(device), "can_device_access_peer", None)
+    return None if ask is None else ask(device, other)
+
+
+def all_visible() -> list[torch.device]:
+    """The accelerators that this process sees."""
+    kind = accelerator()
+    return [torch.device(kind.type, i) for i in range(torch.accelerator.device_count())] if kind else []
+
+
+def _module(device: torch.device) -> object:
+    return getattr(torch, device.type, None)
+
+
 class Moment:
     """What the current stream of `device` had been given when this was made."""
 
@@ -69,6 +102,10 @@ class Moment:
     def precede(self) -> None:
         """What the current stream is given from now on comes after it."""
         torch.accelerator.current_stream(self.device).wait_event(self._event)
+
+    def passed(self) -> bool:
+        """Whether that stream has done it all."""
+        return self._event.query()
 
 
 def take_over(result: object) -> None:

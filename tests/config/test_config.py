@@ -19,6 +19,7 @@ from hpcsgd.config.schema import (
     RunSection,
     ScheduleSection,
     TrainingSection,
+    TransportSection,
     dump,
     load,
 )
@@ -84,6 +85,14 @@ def test_an_override_can_replace_a_whole_table_and_take_a_choice_back(folder: Pa
     assert config.job == JobSection(group_size=4)
 
 
+def test_a_transport_is_asked_for_in_the_file_or_over_it(folder: Path) -> None:
+    text = JOB + '[job]\ntransport = { group = "nccl" }\n'
+    assert loaded(text).job.transport == TransportSection(group="nccl", cross="auto")
+    assert loaded(text, "--job.transport.cross", "mpi").job.transport == TransportSection(
+        group="nccl", cross="mpi"
+    )
+
+
 def test_the_store_is_found_from_the_file_or_as_an_override_from_here(folder: Path) -> None:
     Path("jobs").mkdir()
     Path("jobs/digits.toml").write_text(JOB)
@@ -110,6 +119,14 @@ BAD_FILES = {
     "out of range": (changed("= 3", "= 0"), "job.toml: [training] epochs = 0: expected int ≥ 1"),
     "zero excluded": (changed("0.1", "0"), "job.toml: [optimizer] lr = 0: expected number > 0"),
     "infinite": ("[job]\ntimeout = inf\n" + JOB, "job.toml: [job] timeout = Infinity: expected number > 0"),
+    "a transport that there is not": (
+        JOB + '[job]\ntransport = { group = "ncl" }\n',
+        "job.toml: [job.transport] group = \"ncl\": did you mean 'nccl'? Allowed: auto, gpu_mpi, mpi, nccl",
+    ),
+    "a transport for nobody": (
+        JOB + '[job]\ntransport = { groups = "mpi" }\n',
+        "[job.transport] groups = \"mpi\": unknown key: did you mean 'group'? Allowed: cross, group",
+    ),
     "top key": ("seed = -1\n" + JOB, "job.toml: seed = -1: expected int ≥ 0"),
     "not a table": (JOB + "[model]\n".replace("[model]", "[model.x]"), "[model.x]: unknown section: "),
     "unknown key": (
@@ -240,7 +257,9 @@ def test_what_is_dumped_loads_back_equal(tmp_path: Path, config: Config) -> None
 
 def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> None:
     """The property above varies most keys; this one fails where `dump` forgets a new key."""
-    given_keys: dict[str, Any] = {"groups": 2, "timeout": 1.5}
+    given_keys: dict[str, Any] = {
+        "groups": 2, "timeout": 1.5, "transport": TransportSection(group="nccl", cross="gpu_mpi")
+    }  # fmt: skip
     config = Config(
         seed=3,
         job=JobSection(**given_keys),

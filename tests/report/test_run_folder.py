@@ -82,11 +82,13 @@ def test_versions_hold_every_start_and_the_state_of_the_repository(folder: Path)
     git = "git -c user.name=n -c user.email=e"
     for command in ("git init -q", "git add first.toml", f"{git} commit -qm first"):
         subprocess.run(command.split(), check=True)
-    write_versions(folder, mpi="MPICH 5", groups=4, group_size=3, devices={"cuda:0": 8, "cuda:1": 4})
+    ways = {"group": "nccl 2.27.3", "cross": "mpi"}
+    there = {"cuda:0": 8, "cuda:1": 4}
+    write_versions(folder, mpi="MPICH 5", groups=4, group_size=3, devices=there, transport=ways)
     first, second = json.loads((folder / "versions.json").read_text())
     assert (first["P"], first["K"], first["mpi"], first["git"]) == (2, 3, None, None)
-    assert (second["P"], second["mpi"]) == (4, "MPICH 5")
-    assert (first["devices"], second["devices"]) == ({}, {"cuda:0": 8, "cuda:1": 4})
+    assert (second["P"], second["mpi"], second["transport"]) == (4, "MPICH 5", ways)
+    assert (first["devices"], second["devices"]) == ({}, there)
     assert len(second["git"]["commit"]) == 40
     assert second["git"]["dirty"] is True  # the run folder itself is not committed
     assert second["packages"]["torch"]

@@ -39,6 +39,16 @@ def work_until_lost():
 
 """
 SERVICE = "service = Service(world, lambda source, question: [(source, question)], 8)\n"
+GROUP = """
+from hpcsgd.transport.process_group import GroupBackend
+group = world.by(GroupBackend(world.backend.host, "gloo", world.timeout), "gloo")
+
+def work_in_group():
+    while True:
+        group.allreduce(torch.ones(1000)).wait()
+
+group.allreduce(torch.ones(1000)).wait()
+"""
 LONG = {
     "the same exception on all ranks",
     "an exception that came over the lane",
@@ -207,6 +217,16 @@ CASES = {
         "if rank == 1:\n    time.sleep(600)",
         "no answer within 2 s", 69, timeout=2,
     ),
+    "a rank stopped in a process group": Case(
+        f"{GROUP}fault()\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\nwork_in_group()",
+        "no answer within 2 s", 69, timeout=2, n=3,
+    ),
+    "a device that waits for a rank for ever": Case(
+        "from hpcsgd.transport import process_group, watch\nfault()\n"
+        "def ended(what):\n    process_group._end(world.backend, 2, what)\n"
+        "watch.Watch(2, ended).add('allreduce over 3 ranks', lambda: False)\ntime.sleep(600)",
+        "allreduce over 3 ranks: not done on the device within 2 s", 69, timeout=2, n=3,
+    ),
 }  # fmt: skip
 
 
@@ -232,6 +252,20 @@ def test_all_ranks_end(name: str, tmp_path: Path) -> None:
     assert everything.count("Traceback") == case.traceback, everything
     for rank in case.lines:
         assert job.stdout.count(f"line of rank {rank}") == 1, everything
+
+
+@pytest.mark.slow
+def test_a_rank_killed_in_a_process_group(tmp_path: Path) -> None:
+    """Told once, or the launcher is faster."""
+    job = launch(
+        tmp_path,
+        f"{GROUP}fault()\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nwork_in_group()",
+        n=3,
+    )
+    assert job.code in {69} | KILLED, job
+    assert job.seconds < LIMIT
+    assert (job.stdout + job.stderr).count("hpcsgd:") <= 1, job
+    assert "Traceback" not in job.stderr, job
 
 
 @pytest.mark.slow

@@ -1,0 +1,235 @@
+"""Ranks as members of a process group of torch.distributed: NCCL (RCCL, XCCL) for tensors on devices, and
+gloo, which runs the same lines where there are none.
+
+No default group is made or touched: the user may have one. A group meets at a store of its own, whose address
+travels over the transport that is there. torch.distributed is imported by whoever makes a group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import sys
+import weakref
+from collections.abc import Generator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcsgd.errors import PEER_LOST
+from hpcsgd.transport import sums
+from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction, first_line
+from hpcsgd.transport.ending import close_at_the_end
+from hpcsgd.transport.streams import Moment
+from hpcsgd.transport.watch import Watch
+
+LIBRARIES = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
+"""Which takes tensors of which kind of device; RCCL has NCCL's name."""
+
+
+class GroupBackend(Backend):
+    """The ranks of `host`, for tensors of one kind of device; objects and splits remain the host's affair.
+
+    What is only moved travels as bytes, whatever its type. 16-bit floats are summed in float32, rounded once.
+    Messages need another rank, and one that is named. On a device work is put on the current stream, which
+    comes after it; where it is not done there in time a watch of ours ends the job.
+    """
+
+    def __init__(self, host: Backend, library: str, timeout: float) -> None:
+        self.rank, self.size, self.node = host.rank, host.size, host.node
+        self.name = _named(library)
+        self._host, self._library, self._timeout = host, library, timeout
+        self._store = _store(host, timeout)
+        self._group: Any = _made(library, self._store, host, timeout)
+        self._watch = Watch(timeout, functools.partial(_end, host, timeout))
+        weakref.finalize(self, self._watch.close)
+        close_at_the_end(self)
+
+    def accepts(self, device: torch.device) -> bool:
+        return LIBRARIES.get(device.type) == self._library
+
+    def alltoall(self, out: Tensor, x: Tensor) -> None:
+        if x.numel():
+            self._complete(self._group.alltoall_base(_bytes(out), _bytes(x), [], []), "alltoall", x)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
+        if sums.is_narrow(x):
+            sums.reduce_scatter(self, out, x, reduction)
+        elif x.numel():
+            work = self._group._reduce_scatter_base(out.view(-1), x.view(-1))
+            self._complete(work, "reduce_scatter", x)
+            if reduction == "mean":
+                out.div_(self.size)
+
+    def allgather(self, out: Tensor, x: Tensor) -> None:
+        if x.numel():
+            self._complete(self._group._allgather_base(_bytes(out), _bytes(x)), "allgather", x)
+
+    def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
+        runs = torch.split(out.view(-1), list(counts))
+        runs[self.rank].copy_(x.view(-1))
+        for root, run in enumerate(runs):
+            self.bcast(run, root)
+
+    def allreduce(self, x: Tensor, reduction: Reduction) -> None:
+        if sums.is_narrow(x):
+            sums.allreduce(self, x, reduction)
+        elif x.numel():
+            self._complete(self._group.allreduce([x.view(-1)], _reducing(reduction)), "allreduce", x)
+            if reduction == "mean":
+                x.div_(self.size)
+
+    def bcast(self, x: Tensor, root: int) -> None:
+        if x.numel():
+            self._complete(self._group.broadcast([_bytes(x)], _from(root)), "bcast", x)
+
+    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+        if self.rank in recv:
+            recv[self.rank].copy_(send[self.rank])
+        self._messages(
+            {to: x for to, x in send.items() if to != self.rank},
+            {source: x for source, x in recv.items() if source != self.rank},
+        )
+
+    def send(self, x: Tensor, to: int) -> None:
+        self._messages({to: x}, {})
+
+    def recv(self, out: Tensor, source: int) -> int:
+        if source == ANY:
+            raise ValueError(f"{self.name} receives from a rank that is named: give it host memory")
+        self._messages({}, {source: out})
+        return source
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        return self._host.gather_objects(item)
+
+    def split(self, color: int, key: int) -> Backend:
+        return GroupBackend(self._host.split(color, key), self._library, self._timeout)
+
+    def abort(self, code: int) -> None:
+        self._host.abort(code)
+
+    def close(self) -> None:
+        """End the group and its store with their threads, whatever is still under way."""
+        group, self._group, self._store = self._group, None, None
+        self._watch.close()
+        if group is not None:
+            group.abort()
+
+    def _messages(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+        """All at once: on a stream each would wait for the one before it, and so two ranks for each other."""
+        some = [x for x in (*send.values(), *recv.values()) if x.numel()]
+        if not some:
+            return
+        at_once = not some[0].is_cpu
+        if at_once:
+            self._group._start_coalescing()
+        works = [self._group.recv([_bytes(x)], i, 0) for i, x in recv.items() if x.numel()]
+        works += [self._group.send([_bytes(x)], i, 0) for i, x in send.items() if x.numel()]
+        if at_once:
+            works = [self._group._end_coalescing()]
+        for work in works:
+            self._complete(work, "exchange", some[0])
+
+    def _complete(self, work: Any, what: str, x: Tensor) -> None:
+        """Wait for it; on a device, have the current stream wait and the watch see that it goes on."""
+        what = f"{what} over {self.size} ranks by {self.name}"
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise PeerLost(f"{what}: {first_line(error)}") from error
+        if not x.is_cpu:
+            self._watch.add(what, Moment(x.device).passed)
+
+
+def missing(library: str) -> str:
+    """Why this build of torch makes no groups of the library; empty where it does."""
+    dist = _distributed()
+    there = dist.is_available() and getattr(dist, f"is_{library}_available", bool)()
+    return "" if there else f"torch {torch.__version__} was built without {library.upper()}"
+
+
+def _end(host: Backend, timeout: float, what: str) -> None:
+    """Nobody else can: who waits for a device hears of nothing."""
+    sys.excepthook(PeerLost, PeerLost(f"{what}: not done on the device within {timeout:g} s"), None)
+    host.abort(PEER_LOST)
+
+
+def _store(ranks: Backend, timeout: float) -> Any:
+    """Where the ranks meet: rank 0 keeps it and tells the others by `ranks` at which address; collective."""
+    TCPStore, limit = _distributed().TCPStore, timedelta(seconds=timeout)
+    nodes = ranks.gather_objects((ranks.node, socket.gethostname()))
+    if ranks.rank == 0:
+        address = _address_towards([name for node, name in nodes if node != ranks.node])
+        with _reaching(address):
+            store = TCPStore(address, 0, is_master=True, timeout=limit, wait_for_workers=False)
+        ranks.gather_objects((address, store.port))
+        return store
+    address, port = ranks.gather_objects(None)[0]
+    with _reaching(address):
+        return TCPStore(address, port, is_master=False, timeout=limit)
+
+
+@contextlib.contextmanager
+def _reaching(address: str) -> Generator[None, None, None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"no way from {socket.gethostname()} to {address}: {first_line(error)}") from error
+
+
+def _address_towards(others: Sequence[str]) -> str:
+    """Of this node, on the network on which the others of these names are."""
+    if not others:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((others[0], 9))  # sends nothing
+        except OSError:
+            return socket.gethostbyname(socket.gethostname())
+        return probe.getsockname()[0]
+
+
+def _made(library: str, store: Any, ranks: Backend, timeout: float) -> Any:
+    dist = _distributed()
+    limit = timedelta(seconds=2 * timeout)  # NCCL's own watch ends the process: ours comes first
+    if library == "gloo":
+        return dist.ProcessGroupGloo(store, ranks.rank, ranks.size, limit)
+    kind = getattr(dist, f"ProcessGroup{library.upper()}")
+    options = kind.Options()
+    options._timeout = limit
+    return kind(store, ranks.rank, ranks.size, options)
+
+
+def _named(library: str) -> str:
+    if library != "nccl":
+        return f"{library} of torch {torch.__version__}"
+    return f"nccl {'.'.join(map(str, torch.get_device_module('cuda').nccl.version()))}"
+
+
+def _reducing(reduction: Reduction) -> Any:
+    """A mean is divided by whoever asked."""
+    dist = _distributed()
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
+    return options
+
+
+def _from(root: int) -> Any:
+    options = _distributed().BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+def _distributed() -> Any:
+    """Imported when there is a group to make. Much of what is used here torch has no types for."""
+    import torch.distributed
+
+    return torch.distributed
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.view(-1).view(torch.uint8)

@@ -1,0 +1,66 @@
+"""Whether what was put on a device's stream gets done: libraries that return at once leave the waiting to the
+device, and where a rank is gone the next who waits for the device would wait for ever.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+_LONGEST_PAUSE = 1.0  # seconds between two looks
+
+
+class _Operation(NamedTuple):
+    what: str
+    done: Callable[[], bool]
+
+
+class Watch:
+    """Calls `lost` with what it was, once, where an operation is not done `timeout` seconds after it was put
+    there and all before it were done. Operations are done in the order in which they are added.
+    """
+
+    def __init__(self, timeout: float, lost: Callable[[str], None]) -> None:
+        self._timeout, self._lost = timeout, lost
+        self._under_way: deque[_Operation] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, what: str, done: Callable[[], bool]) -> None:
+        """Watch this one, too; a thread is started for the first."""
+        with self._changed:
+            self._under_way.append(_Operation(what, done))
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (operation := self._next()) is not None:
+            if not self._in_time(operation):
+                self._lost(operation.what)
+                return
+
+    def _next(self) -> _Operation | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._under_way))
+            return None if self._closed else self._under_way.popleft()
+
+    def _in_time(self, operation: _Operation) -> bool:
+        start = time.monotonic()
+        while not (operation.done() or self._closed):
+            elapsed = time.monotonic() - start
+            if elapsed > self._timeout:
+                return False
+            time.sleep(min(self._timeout / 10, _LONGEST_PAUSE, 1e-3 + elapsed / 10))
+        return True
