@@ -1,5 +1,5 @@
 """A process group for the test device that keeps NCCL's contract: what it is asked is put on the current
-stream and returns at once; ranks meet when their streams come there. It is gloo, called by the streams' threads.
+stream and returns at once; ranks meet when their streams come there. Gloo does it, on the streams' threads.
 """
 
 from __future__ import annotations

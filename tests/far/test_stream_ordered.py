@@ -32,7 +32,7 @@ def every_operation(world: Transport, store: Any, device: torch.device) -> tuple
     group._reduce_scatter_base(scattered, x)
     group._allgather_base(gathered, x)
     largest, told, received = x.clone(), x.clone(), torch.empty_like(x)
-    options = dist.AllreduceOptions()
+    options: Any = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
     group.allreduce([largest], options)
     root = dist.BroadcastOptions()
@@ -51,7 +51,7 @@ def every_operation(world: Transport, store: Any, device: torch.device) -> tuple
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_ranks_meet_when_their_streams_come_there(pattern: str) -> None:
-    store = dist.HashStore()
+    store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     ranks = threads.run(N, explicitly(every_operation, PATTERNS[pattern]), store, timeout=PATIENCE)
     xs = [[0, 1, 2, 3], [10, 11, 12, 13]]
     for rank, (results, waited) in enumerate(ranks):
