@@ -90,8 +90,8 @@ def write_versions(
     """Add this start of the run to ``versions.json``, a list with one entry a start.
 
     ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``;
-    ``devices`` tells how many ranks train on which; ``transport`` is by what tensors there travel, in the group
-    and across.
+    ``devices`` tells how many ranks train on which; ``transport`` is by what tensors there travel,
+    in the group and across.
     """
     path = folder / "versions.json"
     starts = json.loads(path.read_text()) if path.exists() else []
