@@ -17,7 +17,7 @@ from hpcsgd.exchanges import AllReduce
 from hpcsgd.methods import Method, bsp, hierarchical
 from hpcsgd.transport import Transport, lane, streams, threads
 from references import batch, loss, model, vector
-from transport.ordering import of_the_default_stream
+from transport.broken_order import of_the_default_stream
 
 pytestmark = pytest.mark.usefixtures("far_device")
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from far.ranks import PATTERNS, PLACINGS, explicitly
 from hpcsgd.transport import threads
-from transport.ordering import MUTANTS, PATIENCE, PROGRAMS, Program
+from transport.broken_order import MUTANTS
+from transport.ordering import PATIENCE, PROGRAMS, Program
 
 RANKS = 2
 
