@@ -37,7 +37,6 @@ BOUNDS = [
     ("choice.cuh", "candidates < segment.k || candidates > segment.room", "candidates > segment.room"),
     ("choice.cuh", "candidates < segment.k || candidates > segment.room", "candidates < segment.k"),
     ("choice.cuh", "number < tiles_of(segment.size)", "true"),
-    ("choice.cuh", "min(number * length, segment.size)", "number * length"),
     ("choice.cuh", "min(first + length, segment.size)", "first + length"),
     ("choice.cuh", "equal && equal_before < sought.rank", "equal"),
     ("choice.cuh", "min(equal_before, sought.rank)", "equal_before"),
