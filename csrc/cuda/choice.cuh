@@ -47,7 +47,7 @@ struct Choice {
 
     __device__ Elements piece(const float* x, int64_t number) const {
         const int64_t pieces = groups() * GROUP, length = (segment.size + pieces - 1) / pieces;
-        const int64_t first = min(number * length, segment.size), last = min(first + length, segment.size);
+        const int64_t first = number * length, last = min(first + length, segment.size);  // or last < first
         const int64_t begin = segment.start + first;
         return {x + begin, nullptr, int(last - first), begin};
     }

@@ -36,8 +36,7 @@ BOUNDS = [
     ("choice.cuh", "i < count ? key : 0", "key"),
     ("choice.cuh", "candidates < segment.k || candidates > segment.room", "candidates > segment.room"),
     ("choice.cuh", "candidates < segment.k || candidates > segment.room", "candidates < segment.k"),
-    ("choice.cuh", "if (number < tiles_of(segment.size)) elements", "elements"),
-    ("choice.cuh", "min(number * length, segment.size)", "number * length"),
+    ("choice.cuh", "number < tiles_of(segment.size)", "true"),
     ("choice.cuh", "min(first + length, segment.size)", "first + length"),
     ("choice.cuh", "equal && equal_before < sought.rank", "equal"),
     ("choice.cuh", "min(equal_before, sought.rank)", "equal_before"),
@@ -46,8 +45,10 @@ BOUNDS = [
     ("accumulate.cu", "i < tiles; i += THREADS", "i <= tiles; i += THREADS"),
     ("accumulate.cu", "reinterpret_cast<uintptr_t>(g) % sizeof(Four<Element>) == 0", "true"),
 ]
-"""File, text, and what stands there without the check. `if (segment.rank == 0) return;` in collect() only
-saves time: such a segment has no room for candidates."""
+"""File, text, and what stands there without the check.
+
+`if (segment.rank == 0) return;` in collect() is none of them: it saves time, and nothing has room there.
+"""
 
 
 @pytest.fixture
