@@ -79,8 +79,8 @@ CASES = {
     ),
     "unknown key": Case(
         "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: channels_last, "
-        "checkpoint_every, compile, deterministic, epochs, evaluate_every, log_every, precision, samples, steps, "
-        "stop_ahead, threads, time_limit",
+        "checkpoint_every, compile, deterministic, epochs, evaluate_every, log_every, precision, samples, "
+        "steps, stop_ahead, threads, time_limit",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(
