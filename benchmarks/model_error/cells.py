@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +25,6 @@ WIDTHS = {"0.6 M": 490, "1.2 M": 700}
 B = 64
 """Samples of a group and step."""
 EVERY = 4
-BY_CHANCE = 16
-"""Steps, where chance draws partners: so many that every group has had some."""
 RANKS_PER_HOST = 2
 SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1)]
 """P × K."""
@@ -41,6 +39,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "ad_psgd": ad_psgd,
 }
 """Those that plan offers, and one that meets in every step because its gradients say so."""
+STEPS: Mapping[str, int] = dict.fromkeys(METHODS, EVERY) | {"ad_psgd": 16}
+"""Of a block: from one meeting to the next, or so many that every group has had some of the partners that
+chance draws."""
 
 
 @dataclass(frozen=True)

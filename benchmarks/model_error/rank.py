@@ -21,12 +21,11 @@ from harness.mpi import Together
 from hpcsgd.core.topology import form
 from hpcsgd.transport import Transport, mpi
 from model_error.cells import (
-    BY_CHANCE,
     CLASSES,
-    EVERY,
     INPUTS,
     METHODS,
     RANKS_PER_HOST,
+    STEPS,
     B,
     Cell,
     cells,
@@ -72,7 +71,7 @@ def seconds(
     optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, job, METHODS[cell.method]())
     x, y = torch.randn(B // cell.K, INPUTS), torch.randint(CLASSES, (B // cell.K,))
 
-    steps = BY_CHANCE if cell.method == "ad_psgd" else EVERY
+    steps = STEPS[cell.method]
 
     def block() -> None:
         for _ in range(steps):

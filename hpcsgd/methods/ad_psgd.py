@@ -72,8 +72,8 @@ class Pairwise:
         """x_i of the active half to the passive one, and the average back.
 
         `crowded`: partners are drawn by chance, and a link whose host has groups of both kinds carries
-        questions of the one beside answers of the other. Fitted to a simulation of links that are shared
-        evenly, on four or more hosts: within 8 %.
+        questions of the one beside answers of the other. Fitted by hand to a simulation of links that are
+        shared evenly, on four or more hosts; `benchmarks/model_error.py` has it beside real steps.
         """
         passive, active = m.P // 2, (m.P + 1) // 2
         if not passive:

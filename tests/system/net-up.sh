@@ -2,7 +2,7 @@
 # HOSTS virtual hosts with slow links on this machine: net-up.sh NAME HOSTS RATE [BURST], e.g. net-up.sh trial 4 100mbit
 # Host i is the network namespace NAME-i with the address 10.77.0.i; each link is shaped to RATE both ways. The switch
 # is a namespace too, NAME-0 with 10.77.0.254, so that this machine's own network stays as it is: launch from there.
-# TCP is reno's, which fills such a link; bbr, the default of some machines, leaves a fifth of it idle when flows share it.
+# TCP is reno's, which fills such a link; with bbr, the default of some, it is idle at times when flows share it.
 # Needs root and iproute2; net-down.sh NAME HOSTS takes everything away again.
 set -euo pipefail
 name=${1:?name} hosts=${2:?number of hosts} rate=${3:?rate, e.g. 100mbit} burst=${4:-256kb}
