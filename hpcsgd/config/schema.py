@@ -120,6 +120,9 @@ class TrainingSection:
     channels_last: bool = False  # images, and the weights of convolutions, with channels side by side
     compile: bool = False  # the model, by regions
     deterministic: bool = False  # only operations that give the same bits every time
+    bucket_mb: Annotated[float, Above(0)] | None = None  # gradients that leave at once; none: the default
+    overlap: bool | None = None  # whether they leave during the backward pass; none: yes
+    tune: Count | None = None  # steps with each of some sizes, with and without overlap, before the run
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.samples is not None:

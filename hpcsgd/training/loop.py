@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcsgd.checkpoint import Checkpoints, capture
+from hpcsgd.checkpoint import Writer, capture
 from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.errors import JobError
@@ -41,7 +41,7 @@ class Loop(ABC):
         self,
         config: Config,
         parts: Assembly,
-        checkpoints: Checkpoints,
+        checkpoints: Writer,
         stopping: Stopping,
         aside: Transport,
     ) -> None:
@@ -86,6 +86,8 @@ class Loop(ABC):
             reason = self._train_epochs()
             if reason is not None:
                 self._save()
+            self._checkpoints.finish()
+            if reason is not None:
                 self._progress.note(f"{reason}: saved step {self._parts.optimizer.t}, go on with --resume")
         return reason
 
@@ -127,9 +129,8 @@ class Loop(ABC):
         """In one pass, or in several of at most `_pass_size` samples; the mean loss."""
         parts = self._parts
         weight = parts.batches.weight(len(y))
-        pieces = list(
-            zip(x.split(self._pass_size or len(y)), y.split(self._pass_size or len(y)), strict=True)
-        )
+        size = self._pass_size or len(y)
+        pieces = list(zip(x.split(size), y.split(size), strict=True))
         total = torch.zeros((), device=parts.device)
         parts.optimizer.zero_grad()
         parts.optimizer.accumulate(len(pieces))
@@ -272,7 +273,7 @@ class Loop(ABC):
             self._progress.step(**told, samples_per_s=reading.samples_per_s)
 
     def _save(self) -> None:
-        """Write a checkpoint of this step, once."""
+        """Begin to write a checkpoint of this step, once."""
         parts = self._parts
         now = parts.optimizer.t, self._epoch
         if self._saved_at == now or not self._stands_for_all():
@@ -289,7 +290,7 @@ class Loop(ABC):
         own = {**generators_state(parts.device), "transform": parts.generator.get_state()}
         if parts.natural_gradient is not None:
             own["natural_gradient"] = parts.natural_gradient.estimates()
-        self._checkpoints.write(parts.optimizer.t, capture(parts.optimizer, shared=shared, own=own))
+        self._checkpoints.begin(parts.optimizer.t, capture(parts.optimizer, shared=shared, own=own))
         self._saved_at = now
         self._meter.pause()
 

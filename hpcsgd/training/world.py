@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.checkpoint import Checkpoints
+from hpcsgd.checkpoint import Writer
 from hpcsgd.config.schema import Config
 from hpcsgd.core.topology import Job
 from hpcsgd.report import run_folder
@@ -83,9 +83,7 @@ class World:
         """What of a rank's own state in a checkpoint is for this one."""
         return state
 
-    def loop(
-        self, parts: Assembly, checkpoints: Checkpoints, stopping: Stopping, aside: Transport
-    ) -> WorldLoop:
+    def loop(self, parts: Assembly, checkpoints: Writer, stopping: Stopping, aside: Transport) -> WorldLoop:
         return WorldLoop(self.config, parts, checkpoints, stopping, aside)
 
     def conclude(self, complete: bool) -> None:

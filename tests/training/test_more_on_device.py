@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hpcsgd.config.schema import load
@@ -15,7 +18,7 @@ from hpcsgd.core.topology import form
 from hpcsgd.training import comparing, delta
 from hpcsgd.transport import Transport, threads
 from islands.conftest import Desk, desk
-from training.interruptions import without_pictures
+from training.interruptions import Never, without_pictures
 from training.islands_of_threads import NO_NORM, World, assert_same, together
 from training.launches import JOB, make_store
 
@@ -40,20 +43,12 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcsgd.training.world._report", lambda _: None)
     monkeypatch.setattr("hpcsgd.transport.choice.intended_place", lambda _: None)
     monkeypatch.setattr("hpcsgd.training.comparing._show", lambda *_: None)
+    monkeypatch.setattr("hpcsgd.training.comparing.gc", SimpleNamespace(collect=lambda: None))  # it is slow
     without_pictures(monkeypatch)
 
 
-class Never:
-    """In place of `Stopping`."""
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def now(self) -> str | None:
-        return None
-
-
 def test_methods_are_compared(job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcsgd.training.run.Stopping", Never)
+    monkeypatch.setattr(importlib.import_module("hpcsgd.training.run"), "Stopping", Never)
     losses: list[list[float]] = []
     for on in WHERE:
         folder = tmp_path / on
@@ -74,13 +69,15 @@ def test_methods_are_compared(job_file: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_steps_for_a_delta(job_file: Path) -> None:
+    file = job_file.with_name("selsync.toml")
+    file.write_text(JOB.replace('name = "hierarchical"\nevery = 2', 'name = "selsync"\ndelta = 0.3'))
+
     def one(world: Transport, on: str) -> dict[str, Any]:
-        words = [*TWO, "--method.name", "selsync", "--method.delta", "0.3", "--training.device", on]
-        config = delta.always_meeting(load(job_file, words), job_file)
-        return asdict(delta.measure(config, form(world, 2), job_file, 5))
+        config = delta.always_meeting(load(file, [*TWO, "--training.device", on]), file)
+        return asdict(delta.measure(config, form(world, 2), file, 5))
 
     host, device = (threads.run(2, one, on)[0] for on in WHERE)
-    assert host == device
+    np.testing.assert_equal(device, host)
 
 
 def test_islands(job_file: Path, tmp_path: Path, desk: Desk) -> None:
@@ -91,5 +88,5 @@ def test_islands(job_file: Path, tmp_path: Path, desk: Desk) -> None:
             world = World(at, job_file, tmp_path / on, [*words, "--training.device", on])
             lives = together(lambda w=world: w.live(0, 2, 2), lambda w=world: w.live(1, 2, 1))
             models.append([life.model for ranks in lives for life in ranks])
-    for mine, expected in zip(*models, strict=True):
+    for expected, mine in zip(*models, strict=True):
         assert_same({name: value.cpu() for name, value in mine.items()}, expected)

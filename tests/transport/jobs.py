@@ -58,9 +58,12 @@ def mpiexec() -> str:
     return found
 
 
-def launch(folder: Path, body: str, *, timeout: float = 60, n: int = 4, interrupt: bool = False) -> Job:
+def launch(
+    folder: Path, body: str, *, first: str = "", timeout: float = 60, n: int = 4, interrupt: bool = False
+) -> Job:
+    """A job whose ranks do `first` and, once they are in touch, `body`."""
     mark = folder / "fault"
-    (folder / "job.py").write_text(PREAMBLE.format(timeout=timeout, mark=str(mark)) + body)
+    (folder / "job.py").write_text(first + PREAMBLE.format(timeout=timeout, mark=str(mark)) + body)
     start = python(str(folder / "job.py"))
     command = start if n == 1 else [mpiexec(), "-n", str(n), *start]
     with subprocess.Popen(

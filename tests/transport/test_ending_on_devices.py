@@ -12,12 +12,15 @@ from transport.jobs import KILLED, LIMIT, Job, launch
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("far_device")]
 
 DEVICE = f"""
-import contextlib
+import contextlib, sys
 sys.path.insert(0, {str(Path(far.__file__).parents[1])!r})
 import far
-from far.ranks import place
 far.prepare()
-contextlib.ExitStack().enter_context(far.switched_on())
+on = contextlib.ExitStack()
+on.enter_context(far.switched_on())
+"""
+BEGIN = """
+from far.ranks import place
 device = place(world)
 
 def work_on_devices():
@@ -44,7 +47,7 @@ ENDS = {
 @pytest.mark.parametrize("name", ENDS)
 def test_all_ranks_end(name: str, tmp_path: Path) -> None:
     fault, timeout, message = ENDS[name]
-    job = launch(tmp_path, f"{DEVICE}{fault}work_on_devices()", timeout=timeout, n=3)
+    job = launch(tmp_path, f"{BEGIN}{fault}work_on_devices()", first=DEVICE, timeout=timeout, n=3)
     assert job.code in {1, 69} | KILLED, job
     assert job.seconds < LIMIT + (timeout if timeout < 60 else 0), job
     assert len(told(job)) <= 1, job
@@ -52,7 +55,7 @@ def test_all_ranks_end(name: str, tmp_path: Path) -> None:
 
 
 def test_ctrl_c(tmp_path: Path) -> None:
-    job = launch(tmp_path, f"{DEVICE}work_on_devices()", n=3, interrupt=True)
+    job = launch(tmp_path, f"{BEGIN}work_on_devices()", first=DEVICE, n=3, interrupt=True)
     assert job.code != 0
     assert job.seconds < LIMIT
     assert [line for line in told(job) if "interrupted" in line] == told(job), job
