@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hpcsgd.core.capabilities import leaves_mean
+from hpcsgd.core.capabilities import is_regardless_of_gradients, leaves_mean, one_by_one
+from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import Averager, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
@@ -47,13 +48,21 @@ class Measured:
     def leaves_mean(self) -> bool:
         return leaves_mean(self.inner)
 
+    @property
+    def regardless_of_gradients(self) -> bool:
+        return is_regardless_of_gradients(self.inner)
+
     def before_update(self, s: Step) -> None:
         self.inner.before_update(s)
 
     def __call__(self, s: Step) -> None:
+        for _ in self.one_by_one(s):
+            pass
+
+    def one_by_one(self, s: Step) -> Iterator[Bucket]:
         mine = [b.own if self.shards else b.w for b in s.buckets]
         brought = [x.clone() for x in mine]
-        self.inner(s)
+        yield from one_by_one(self.inner, s)
         s.notes["distance"] = distance(s, brought, mine, self.shards)
 
     def sends(self, m: Sizes) -> Iterator[Message]:

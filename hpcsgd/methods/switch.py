@@ -14,6 +14,7 @@ from hpcsgd.core.step import Averager, Departure, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.errors import UserError
+from hpcsgd.transport import Work
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +55,8 @@ class TheirExchange:
     def idle(self, job: Job) -> bool:
         return self._turn.first.exchange.idle(job) and self._turn.then.exchange.idle(job)
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
-        self._turn.method.exchange(d, b)
+    def __call__(self, d: Departure, b: Bucket) -> Work | None:
+        return self._turn.method.exchange(d, b)
 
     def sends(self, m: Sizes) -> list[Message]:
         return sends(self._turn.method.exchange, m)
