@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hpcsgd
 from hpcsgd.averagers import Mean
@@ -303,7 +304,7 @@ def test_hooks_of_the_wrapped_optimizer_are_called_once_and_see_all(run) -> None
 @pytest.mark.ranks(2)
 def test_hooks_of_all_optimizers_are_called_once(run) -> None:
     seen: list[object] = []
-    handle = optim.optimizer.register_optimizer_step_post_hook(lambda of, *_: seen.append(of))
+    handle = register_optimizer_step_post_hook(lambda of, *_: seen.append(of))
 
     def train(world: Transport) -> object:
         made = one_step_of_many_parts(world)
