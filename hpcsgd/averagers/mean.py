@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Central
@@ -34,7 +34,8 @@ class Mean:
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """T1 of eq. 7."""
-        return (allreduce("cross", b.nbytes / m.K) for b in m.buckets)
+        for i, b in enumerate(m.buckets):
+            yield replace(allreduce("cross", b.nbytes / m.K), bucket=i)
 
 
 @dataclass(frozen=True)

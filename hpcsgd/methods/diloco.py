@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -82,7 +83,7 @@ class Outer:
             theta.grad = None
 
     def sends(self, m: Sizes) -> list[Message]:
-        return sends(self.inner, m)
+        return [replace(x, bucket=None) for x in sends(self.inner, m)]  # it moves w when all are there
 
     def state_dict(self) -> State:
         if self._optimizer is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from hpcsgd.averagers import MeanOfAll, agree
@@ -106,7 +107,7 @@ class TheirAverager:
 
     def sends(self, m: Sizes) -> list[Message]:
         """Of whoever's turn it is; the mean between the two is left out."""
-        return sends(self._turn.method.how, m)
+        return [replace(x, bucket=None) for x in sends(self._turn.method.how, m)]
 
     @property
     def inner(self) -> Averager:

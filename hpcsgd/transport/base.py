@@ -147,6 +147,7 @@ class Transport:
 
     def end_apart(self, timeout: float) -> bool:
         """End what was made apart; False if some of it was still busy `timeout` seconds later. Collective."""
+        self.run(lambda: None, "what may still be handed over to them").wait()
         return close_lanes(timeout, self.lanes_apart)
 
     def run(self, call: Callable[[], Any], what: str, *tensors: Tensor) -> Work:

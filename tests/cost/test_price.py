@@ -10,8 +10,9 @@ from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.compute import Busy, Compute
 from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
+from hpcsgd.cost.overlap import pipelined
 from hpcsgd.cost.papers import Setting, allreduce_epoch, hierarchical_epoch
-from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, pipelined, price
+from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, price
 from hpcsgd.cost.ways import ways
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Sparse
