@@ -187,10 +187,9 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     @torch.no_grad()
     def meet(self) -> None:
         """The groups meet now, whatever the schedule says; collective, between two steps."""
-        with phase("average"):
-            self.method.how(self._step)
-        if self.method.how.shards:
-            self.gather_parameters()
+        gathering = Gathering(self._step, shards=False)  # models are whole
+        meet(self._step, self.method.how, gathering)
+        gathering.finish()
         self._take_notes()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
