@@ -25,6 +25,7 @@ from typing import Any
 
 from harness import Goal, Run, Spread, print_table
 from harness.hosts import on_hosts, shaped_hosts
+from hpcsgd.core.flat import BUCKET_MB
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import Machine
@@ -74,7 +75,7 @@ def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str
     for cell in found["cells"]:
         P, K, model = cell["P"], cell["K"], cell["model"]
         per_host = max(RANKS_PER_HOST // K, 1)
-        m = Sizes.of(network(model).named_parameters(), P, K, 25e6, groups_per_host=per_host)
+        m = Sizes.of(network(model).named_parameters(), P, K, BUCKET_MB * 1e6, groups_per_host=per_host)
         own = alone[model, B // K]
         method = METHODS[cell["method"]]()
         updated = own["update"] / (K if method.exchange.shards else 1)

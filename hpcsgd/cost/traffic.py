@@ -7,6 +7,8 @@ What happens at a meeting counts with the share of the steps after which groups 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hpcsgd.core.capabilities import Foreseen, ForPeers
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange
@@ -28,10 +30,11 @@ def of_step(
     if m.P > 1 or averages_with_peers(method):
         found += [x.within("other") for x in sends(method.when, m)]
         found += [
-            x.within("average", share_of_meetings(method, meets)) for x in of_meeting(method, exchange, m)
+            replace(x.within("average", share_of_meetings(method, meets)), stage="meeting")
+            for x in of_meeting(method, exchange, m)
         ]
     if exchange.shards:
-        found += _gather(m)
+        found += [replace(x, bucket=i, stage="gather") for i, x in enumerate(_gather(m))]
     return found
 
 

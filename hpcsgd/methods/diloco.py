@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
+from hpcsgd.core.capabilities import is_regardless_of_gradients
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, sends
@@ -61,6 +63,10 @@ class Outer:
     def shards(self) -> bool:
         return self.inner.shards
 
+    @property
+    def regardless_of_gradients(self) -> bool:
+        return is_regardless_of_gradients(self.inner)
+
     def before_update(self, s: Step) -> None:
         if s.job.P > 1 and self._optimizer is None:
             self._start(self._mine(s))
@@ -77,7 +83,7 @@ class Outer:
             theta.grad = None
 
     def sends(self, m: Sizes) -> list[Message]:
-        return sends(self.inner, m)
+        return [replace(x, bucket=None) for x in sends(self.inner, m)]  # it moves w when all are there
 
     def state_dict(self) -> State:
         if self._optimizer is None:

@@ -127,9 +127,13 @@ class Transport:
     def apart(self) -> Transport:
         """The same ranks on a communicator and a lane of their own."""
         backend = self._start("split", 0, lambda: self.backend.split(0, self.rank)).wait()
+        return self._relative(backend, self.lane).on_its_own_lane()
+
+    def on_its_own_lane(self) -> Transport:
+        """The same communicator by way of a lane that nothing else uses: it is to be used by that alone."""
         lane = Lane(f"lane apart of rank {self.rank}")
         self.lanes_apart.append(lane)
-        return self._relative(backend, lane)
+        return self.on(lane)
 
     def on(self, lane: Lane) -> Transport:
         """The same communicator by way of another lane: one sends there while the other one receives."""
@@ -143,6 +147,7 @@ class Transport:
 
     def end_apart(self, timeout: float) -> bool:
         """End what was made apart; False if some of it was still busy `timeout` seconds later. Collective."""
+        self.run(lambda: None, "what may still be handed over to them").wait()
         return close_lanes(timeout, self.lanes_apart)
 
     def run(self, call: Callable[[], Any], what: str, *tensors: Tensor) -> Work:

@@ -32,7 +32,8 @@ _numbers = itertools.count()
 
 
 class Work:
-    """Something under way on a lane.
+    """Something under way on a lane. A call that returns a `Work` has handed the rest to another lane: it is
+    done when that is.
 
     `keep` is kept alive until `wait()`: memory of a device is given away again in the order of the stream
     that asked for it, which knows nothing of the lane's.
@@ -49,7 +50,10 @@ class Work:
 
     def done(self) -> bool:
         """Whether `wait()` would return at once."""
-        return self._future.done()
+        if not self._future.done():
+            return False
+        rest = None if self._future.exception() else self._future.result()[0]
+        return rest.done() if isinstance(rest, Work) else True
 
     def wait(self) -> Any:
         """Block until it is done and return its result; on a device, until it has been put on the lane's
@@ -72,7 +76,7 @@ class Work:
             done.precede()
             take_over(result)
         self._keep = None
-        return result
+        return result.wait() if isinstance(result, Work) else result
 
 
 def finished(call: Callable[[], Any], what: str, ledger: Ledger) -> Work:
