@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hpcsgd.core.capabilities import leaves_mean
+from hpcsgd.core.capabilities import leaves_mean, of_chunks
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import Averager, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
@@ -46,6 +46,10 @@ class Measured:
     @property
     def leaves_mean(self) -> bool:
         return leaves_mean(self.inner)
+
+    @property
+    def of_chunks(self) -> bool:
+        return of_chunks(self.inner)
 
     def before_update(self, s: Step) -> None:
         self.inner.before_update(s)

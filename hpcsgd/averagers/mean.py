@@ -16,6 +16,7 @@ class Mean:
 
     shards = True
     leaves_mean = True
+    of_chunks = True
 
     def before_update(self, s: Step) -> None:
         pass

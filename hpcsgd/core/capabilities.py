@@ -70,3 +70,18 @@ class LeavesMean(Protocol):
 def leaves_mean(how: Any) -> bool:
     """False of one that cannot tell."""
     return isinstance(how, LeavesMean) and how.leaves_mean
+
+
+@runtime_checkable
+class OfChunks(Protocol):
+    """An averager that goes by nothing but the chunks `own`, the step's number and what it remembers of
+    earlier meetings, over `group` and `cross`: it may be given copies of chunks, or of parts of them, while
+    the group trains on. What it does before updates has no effect on these."""
+
+    @property
+    def of_chunks(self) -> bool: ...
+
+
+def of_chunks(how: Any) -> bool:
+    """False of one that cannot tell."""
+    return isinstance(how, OfChunks) and how.of_chunks

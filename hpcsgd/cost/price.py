@@ -3,9 +3,9 @@
     forward → backward, while buckets leave → selection → [vote] → update → [meeting] → allgather
 
 Gradients travel while the backward pass goes on, bucket after bucket on one lane: of their time only what is
-left when the pass has ended counts. What travels during the next step counts where its computing is shorter.
-All else is a sum. Groups are taken to compute alike: how long they wait for the slowest one says `hpcsgd
-simulate`.
+left when the pass has ended counts. What travels during the next steps counts where computing these is
+shorter. All else is a sum. Groups are taken to compute alike: how long they wait for the slowest one says
+`hpcsgd simulate`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StepCost:
     hidden: float = 0.0
     """Seconds of communication behind computing."""
     behind: float = 0.0
-    """Seconds of the messages that travel during the next step, hidden or not."""
+    """Seconds of the messages that travel during the next steps, hidden or not."""
 
     @property
     def seconds(self) -> float:
@@ -150,15 +150,15 @@ def _seconds(x: Message, machine: Machine, way: Way, beyond: float, sign: int) -
 def _standing_still(
     timed: Iterable[tuple[Message, float]], m: Sizes, c: Computed, inside: float
 ) -> tuple[dict[str, float], float]:
-    """By phase, and what is hidden. What travels behind the next step shares the network with its messages,
-    and so hides behind computing and what is `inside` hosts alone."""
+    """By phase, and what is hidden. What travels behind the next steps shares the network with their
+    messages, and so hides behind computing and what is `inside` hosts alone, in steps in which any does."""
     phases: dict[str, float] = defaultdict(float)
-    by_bucket, behind, behind_phase = [0.0] * len(m.buckets), 0.0, ""
+    by_bucket, behind, behind_phase, busy = [0.0] * len(m.buckets), 0.0, "", 0.0
     for x, seconds in timed:
         if x.bucket is not None:
             by_bucket[x.bucket] += seconds
         elif x.hidden:
-            behind, behind_phase = behind + seconds, x.phase
+            behind, behind_phase, busy = behind + seconds, x.phase, max(busy, min(1.0, x.times * x.hidden))
         else:
             phases[x.phase] += seconds
     exchange = sum(by_bucket)
@@ -169,7 +169,7 @@ def _standing_still(
         phases["gradients"] += left
     phases["compute"] = c.forward + backward + c.selection + c.update
     if behind:
-        over = max(behind - phases["compute"] - inside, 0.0)
+        over = max(behind - busy * (phases["compute"] + inside), 0.0)
         phases[behind_phase] += over
         hidden += behind - over
     return {name: seconds for name, seconds in phases.items() if seconds or name == "compute"}, hidden

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
+from hpcsgd.core.capabilities import of_chunks
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, sends
@@ -60,6 +61,10 @@ class Outer:
     @property
     def shards(self) -> bool:
         return self.inner.shards
+
+    @property
+    def of_chunks(self) -> bool:
+        return of_chunks(self.inner)
 
     def before_update(self, s: Step) -> None:
         if s.job.P > 1 and self._optimizer is None:

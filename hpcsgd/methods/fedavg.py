@@ -61,6 +61,7 @@ class MeanOfSome:
     C: float
     seed: int
     shards = True
+    of_chunks = True
 
     def __post_init__(self) -> None:
         if not 0 < self.C <= 1:

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
+from hpcsgd.core.capabilities import of_chunks
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
@@ -143,6 +144,10 @@ class Watching:
     @property
     def shards(self) -> bool:
         return self.inner.shards
+
+    @property
+    def of_chunks(self) -> bool:
+        return of_chunks(self.inner)
 
     def before_update(self, s: Step) -> None:
         self.significance.begin(s)
