@@ -132,7 +132,7 @@ def require_of_chunks(name: str, method: Method) -> None:
     if not (method.how.shards and of_chunks(method.how)):
         raise UserError(
             f"{name}: meetings of this method need more than the chunks that a position owns; those of "
-            "hierarchical, diloco, fedavg, adacomm, d_psgd and selsync by parameters do not, with moments kept"
+            "hierarchical, diloco, fedavg, adacomm, d_psgd, selsync by parameters do not, with moments kept"
         )
     if isinstance(method.when, Foreseen) and method.when.share == 0:
         raise UserError(f"{name}: groups of this method never meet")
