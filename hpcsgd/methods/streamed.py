@@ -113,13 +113,13 @@ class Streamed:
             s.notes["distance"] = math.hypot(*known)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
-        """About an F-th of the model each time."""
+        """About an F-th of the model each time; while the F are on their way, F·τ steps are computed."""
         F = len(self.offsets)
         for p in range(F):
             counts = [(b.used * (p + 1) // F - b.used * p // F, b.width) for b in m.buckets]
             part = replace(m, buckets=tuple(Vector(n, n, width) for n, width in counts))
             for x in sends(self.how, part):
-                yield late(replace(x, times=x.times / F), self.delay)
+                yield late(replace(x, times=x.times / F), F * self.delay)
 
     def state_dict(self) -> State:
         """With what comes of the meetings under way, for which it waits."""

@@ -114,7 +114,7 @@ def test_overlapped_gossip_counts_where_it_is_longer_than_the_step() -> None:
 
 
 def test_a_late_meeting_counts_as_far_as_it_is_longer_than_its_delay() -> None:
-    """max(0, meeting − d steps) at each; of fragments that follow each other closely, all of the steps hide."""
+    """max(0, meeting − d steps) at each; fragments that follow each other closely hide behind all steps."""
     m, I = sizes(8, 1), 4  # noqa: E741 - the papers' letter
     at_once = price(hierarchical(I), m, machine(1), NOTHING)
     meeting = I * at_once.seconds
@@ -126,8 +126,9 @@ def test_a_late_meeting_counts_as_far_as_it_is_longer_than_its_delay() -> None:
         assert cost.nbytes == pytest.approx(at_once.nbytes, rel=1e-12)
     compute = meeting / 10
     always = price(streamed(hierarchical(I), 4, 2), m, machine(1), Computed(forward=compute, backward=0.0))
-    latency = 3 * 2 * 2 * np.log2(8) * ALPHA / I  # three more meetings, of the model and of its distance
-    assert always.seconds == pytest.approx(meeting / I + latency, rel=1e-9)
+    distance = 2 * np.log2(8) * ALPHA + 2 * 7 / 8 * 8 * BETA
+    more = 3 * (2 * np.log2(8) * ALPHA + distance)  # of the same bytes
+    assert always.seconds == pytest.approx((meeting + more) / I, rel=1e-9)
 
 
 def test_the_interval_is_that_of_the_errors() -> None:
