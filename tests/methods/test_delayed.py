@@ -41,7 +41,7 @@ from local_methods import NESTEROV, carried, in_turn
 from methods.test_battery import OPTIMIZERS
 from references import MakeOptimizer, alone, distributed, model, one_step, same, vector
 
-EVERY, STEPS = 3, 8
+EVERY, STEPS = 3, 10
 MADE: dict[str, tuple[Callable[[], Method], MakeOptimizer | None]] = {
     "hierarchical": (lambda: hierarchical(EVERY), None),
     "diloco": (lambda: diloco(EVERY), NESTEROV),
@@ -67,7 +67,7 @@ def test_what_was_learned_meanwhile_stays(run, method: str, d: int, P: int, K: i
     same(ranks, alone(P, K, make, STEPS, in_turn(EVERY, 1, d, carried, outer)), K)
 
 
-@pytest.mark.threads
+@pytest.mark.threads(unless={"method": "diloco", "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("method", OF_CHUNKS)
 def test_without_delay_it_is_the_method_itself(run, method: str, P: int, K: int) -> None:
@@ -110,7 +110,7 @@ def test_a_meeting_counts_once_and_has_the_distance_of_its_beginning(run) -> Non
 def test_one_that_falls_due_while_another_is_under_way_is_left_out(run) -> None:
     noted = run(2, lambda world: trained(world, delayed(selsync(0.0), 3), STEPS)[1])
     for notes in noted:
-        assert [t for t, each in enumerate(notes, 1) if "distance" in each] == [4, 7]
+        assert [t for t, each in enumerate(notes, 1) if "distance" in each] == [4, 7, 10]
 
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
@@ -120,6 +120,7 @@ def test_meeting_now_takes_in_what_is_under_way(run, P: int, K: int) -> None:
         mean = now()
         optimizer.job.cross.allreduce(mean, "mean").wait()
         optimizer.meet()
+        assert optimizer.method.state_dict()["how"]["same"]["due"] is None
         return mean, now()
 
     found = run(P * K, ends)
