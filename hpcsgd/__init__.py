@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         async_sgd,
         bsp,
         d_psgd,
+        delayed,
         diloco,
         ensemble,
         fedavg,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         selsync,
         sgp,
         ssp,
+        streamed,
         switch,
     )
     from hpcsgd.natural_gradient import NaturalGradient
@@ -95,6 +97,7 @@ _HOMES = {
     "async_sgd": "methods",
     "bsp": "methods",
     "d_psgd": "methods",
+    "delayed": "methods",
     "diloco": "methods",
     "ensemble": "methods",
     "fedavg": "methods",
@@ -110,6 +113,7 @@ _HOMES = {
     "selsync": "methods",
     "sgp": "methods",
     "ssp": "methods",
+    "streamed": "methods",
     "switch": "methods",
 }
 
@@ -149,6 +153,7 @@ __all__ = [
     "async_sgd",
     "bsp",
     "d_psgd",
+    "delayed",
     "diloco",
     "ensemble",
     "fedavg",
@@ -164,6 +169,7 @@ __all__ = [
     "selsync",
     "sgp",
     "ssp",
+    "streamed",
     "switch",
 ]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hpcsgd.core.capabilities import is_regardless_of_gradients, leaves_mean, one_by_one
+from hpcsgd.core.capabilities import is_regardless_of_gradients, leaves_mean, of_chunks, one_by_one
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import Averager, Step
@@ -55,6 +55,10 @@ class Measured:
     @property
     def regardless_of_gradients(self) -> bool:
         return is_regardless_of_gradients(self.inner)
+
+    @property
+    def of_chunks(self) -> bool:
+        return of_chunks(self.inner)
 
     def before_update(self, s: Step) -> None:
         self.inner.before_update(s)

@@ -18,6 +18,7 @@ class Mean:
     shards = True
     leaves_mean = True
     regardless_of_gradients = True
+    of_chunks = True
 
     def before_update(self, s: Step) -> None:
         pass

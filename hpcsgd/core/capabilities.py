@@ -133,3 +133,18 @@ class ByTime(Protocol):
 def goes_by_time(when: Any) -> bool:
     """False of one that cannot tell."""
     return isinstance(when, ByTime) and when.by_time
+
+
+@runtime_checkable
+class OfChunks(Protocol):
+    """An averager that goes by nothing but the chunks `own`, the step's number and what it remembers of
+    earlier meetings, over `group` and `cross`: it may be given copies of chunks, or of parts of them, while
+    the group trains on. What it does before updates has no effect on these."""
+
+    @property
+    def of_chunks(self) -> bool: ...
+
+
+def of_chunks(how: Any) -> bool:
+    """False of one that cannot tell."""
+    return isinstance(how, OfChunks) and how.of_chunks

@@ -43,8 +43,8 @@ class Message:
     when all before it is done."""
     stage: Stage = "exchange"
     """Which one of a step it is part of."""
-    hidden: bool = False
-    """Whether it travels while the next step is computed."""
+    hidden: int = 0
+    """How many of the next steps are computed while it travels; 0: it is waited for."""
     reduced: float = 0.0
     """Elements that came with it, of which the rank then makes means."""
     leaving: float = 1.0
@@ -189,6 +189,11 @@ def sends(part: object, m: Sizes) -> list[Message]:
 
 def allreduce(over: Over, nbytes: float, phase: str = "") -> Message:
     return Message("allreduce", over, nbytes, phase)
+
+
+def late(x: Message, steps: int) -> Message:
+    """It, on its way while so many steps are computed."""
+    return replace(x, hidden=steps)
 
 
 def _aligned(nbytes: int) -> int:

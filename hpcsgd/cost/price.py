@@ -4,7 +4,7 @@
 
 Gradients travel while the backward pass goes on, bucket after bucket: of their time only what is left when
 the pass has ended counts. Where groups have links of their own a bucket is in its group while another one is
-between groups: see `overlap`. What travels during the next step counts where its computing is shorter. All
+between groups: see `overlap`. What travels during the next steps counts where computing these is shorter. All
 else is a sum. Groups are taken to compute alike: how long they wait for the slowest one says `hpcsgd
 simulate`.
 """
@@ -65,7 +65,7 @@ class StepCost:
     hidden: float = 0.0
     """Seconds of communication behind computing."""
     behind: float = 0.0
-    """Seconds of the messages that travel during the next step, hidden or not."""
+    """Seconds of the messages that travel during the next steps, hidden or not."""
 
     @property
     def seconds(self) -> float:
@@ -166,15 +166,16 @@ def _seconds(x: Message, machine: Machine, way: Way, beyond: float, sign: int) -
 def _standing_still(
     timed: Iterable[tuple[Message, float]], m: Sizes, c: Computed, inside: float, flow: _Flow
 ) -> tuple[dict[str, float], float]:
-    """By phase, and what is hidden. What travels behind the next step shares the network with its messages,
-    and so hides behind computing and what is `inside` hosts alone."""
+    """By phase, and what is hidden. What travels behind the next steps shares the network with their
+    messages, and so hides behind computing and what is `inside` hosts alone, in steps in which any does."""
     phases: dict[str, float] = defaultdict(float)
     stages = {stage: [0.0] * len(m.buckets) for stage in ("inside", "across", "meeting", "gather")}
-    behind, behind_phase, share = 0.0, "", 0.0
+    behind, behind_phase, busy, share = 0.0, "", 0.0, 0.0
     for x, seconds in timed:
         if x.hidden:
-            behind, behind_phase = behind + seconds, x.phase
-        elif x.bucket is None or x.stage == "meeting":
+            behind, behind_phase, busy = behind + seconds, x.phase, max(busy, min(1.0, x.times * x.hidden))
+            continue
+        if x.bucket is None or x.stage == "meeting":
             phases[x.phase] += seconds
         if x.bucket is not None:
             stage = x.stage if x.stage != "exchange" else "across" if x.over == "cross" else "inside"
@@ -190,7 +191,7 @@ def _standing_still(
     phases["parameters"] += gathering
     phases["compute"] = c.forward + backward + c.selection + c.update
     if behind:
-        over = max(behind - phases["compute"] - inside, 0.0)
+        over = max(behind - busy * (phases["compute"] + inside), 0.0)
         phases[behind_phase] += over
         hidden += behind - over
     return {name: seconds for name, seconds in phases.items() if seconds or name == "compute"}, hidden

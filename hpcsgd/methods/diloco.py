@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
-from hpcsgd.core.capabilities import is_regardless_of_gradients
+from hpcsgd.core.capabilities import is_regardless_of_gradients, of_chunks
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, sends
@@ -66,6 +66,10 @@ class Outer:
     @property
     def regardless_of_gradients(self) -> bool:
         return is_regardless_of_gradients(self.inner)
+
+    @property
+    def of_chunks(self) -> bool:
+        return of_chunks(self.inner)
 
     def before_update(self, s: Step) -> None:
         if s.job.P > 1 and self._optimizer is None:

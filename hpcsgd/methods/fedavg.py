@@ -63,6 +63,7 @@ class MeanOfSome:
     seed: int
     shards = True
     regardless_of_gradients = True
+    of_chunks = True
 
     def __post_init__(self) -> None:
         if not 0 < self.C <= 1:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
-from hpcsgd.core.capabilities import one_by_one
+from hpcsgd.core.capabilities import of_chunks, one_by_one
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
@@ -145,6 +145,10 @@ class Watching:
     @property
     def shards(self) -> bool:
         return self.inner.shards
+
+    @property
+    def of_chunks(self) -> bool:
+        return of_chunks(self.inner)
 
     def before_update(self, s: Step) -> None:
         self.significance.begin(s)
