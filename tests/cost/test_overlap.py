@@ -52,24 +52,28 @@ def test_behind_the_backward_pass_only_the_last_is_left() -> None:
     assert rest.gather == 2
 
 
-SMALL = nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(4)))
+SMALL = nn.Sequential(*(nn.Linear(300, 300, bias=False) for _ in range(4)))
 M = Sizes.of(SMALL.named_parameters(), 4, 2, 1.0)
-B = 30 * 30 * 4
-INSIDE, ACROSS = 1e-6, 1e-5
-"""Seconds a byte of what each host has to send."""
+B = 300 * 300 * 4
+ALPHA, INSIDE, ACROSS = 1e-7, 1e-9, 1e-8
+"""Seconds of a message, which are little here, and of a byte of what each host has to send."""
 MACHINE = Machine(
     machine=About(hosts=4, ranks_per_host=2),
     link=tuple(
         Link(
             operation="any",
             kind=kind,
-            alpha_seconds=(0.0,),
+            alpha_seconds=(ALPHA,),
             beta_seconds_per_byte=(beta,),
             relative_error=0.0,
         )
         for kind, beta in (("inside", INSIDE), ("across", ACROSS))
     ),
 )
+
+
+def near(seconds: float) -> object:
+    return pytest.approx(seconds, rel=0.01)
 
 
 def priced(method: Method) -> StepCost:
@@ -79,13 +83,13 @@ def priced(method: Method) -> StepCost:
 def test_gradients_and_parameters_of_a_synchronous_step() -> None:
     cost = priced(bsp())
     exchange, across = B * INSIDE, 2 * 3 / 4 * B * ACROSS
-    assert cost.phases["gradients"] == pytest.approx(exchange + 4 * across)
-    assert cost.phases["parameters"] == pytest.approx(exchange)
-    assert cost.hidden == pytest.approx(3 * exchange + 3 * exchange)
+    assert cost.phases["gradients"] == near(exchange + 4 * across)
+    assert cost.phases["parameters"] == near(exchange)
+    assert cost.hidden == near(3 * exchange + 3 * exchange)
 
 
 def test_parameters_of_a_meeting() -> None:
     """In every second step; in the others nothing crosses groups."""
     exchange = B * INSIDE
-    assert priced(hierarchical(2)).phases["parameters"] == pytest.approx((exchange + 4 * exchange) / 2)
-    assert priced(diloco(2)).phases["parameters"] == pytest.approx(4 * exchange)  # it moves w afterwards
+    assert priced(hierarchical(2)).phases["parameters"] == near((exchange + 4 * exchange) / 2)
+    assert priced(diloco(2)).phases["parameters"] == near(4 * exchange)  # it moves w afterwards
