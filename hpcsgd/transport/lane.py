@@ -129,12 +129,16 @@ class Lane:
         return Work(future, what, timeout, ledger, keep)
 
     def close(self, timeout: float) -> bool:
-        """End the thread after what is queued; False if that took longer than `timeout` seconds."""
+        """End the thread after what is queued; False if that took longer than `timeout` seconds. What is
+        submitted later has a new one."""
         if self._thread is None or self.here():
             return True
         self._calls.put(None)
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        return True
 
     def _carried_out(self, call: Callable[[], Any], asked: Moment | None) -> tuple[Any, Moment | None]:
         """What `call` returns, and when its work on a device is done."""

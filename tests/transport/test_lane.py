@@ -156,3 +156,14 @@ def test_a_finished_operation_lets_go_of_its_tensors() -> None:
         assert time.monotonic() < until
         time.sleep(0.01)
     assert lane.close(PATIENCE)
+
+
+def test_a_lane_that_was_closed_begins_again() -> None:
+    """One part of a program ends what it has on it, and another one goes on."""
+    lane, ledger = Lane("closed for a while"), Ledger()
+    first = lane.submit(threading.get_ident, "first", 60, ledger).wait()
+    assert lane.close(60)
+    assert lane.close(60)
+    assert lane.submit(threading.current_thread, "second", 60, ledger).wait().is_alive()
+    assert lane.close(60)
+    assert first != threading.get_ident()
