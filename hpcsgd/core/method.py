@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from hpcsgd.core.capabilities import Counting
+from hpcsgd.core.capabilities import Counting, KeepsGradients, Referring
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Averager, Exchange, Schedule
 from hpcsgd.errors import UserError
@@ -156,12 +156,24 @@ class Method:
     def exchange_keeps(self) -> bool:
         """Whether an exchange, of a method inside, too, keeps something of a step's gradients for later."""
         exchanges = (part for _, part in self.by_role() if isinstance(part, Exchange))
-        return any(isinstance(part, Stateful) for exchange in exchanges for _, part in _by_role("", exchange))
+        return any(_keeps_gradients(part) for exchange in exchanges for _, part in _by_role("", exchange))
 
     def by_role(self) -> Iterator[tuple[str, Any]]:
         """All parts; those inside others, too."""
         for role, part in (("exchange", self.exchange), ("when", self.when), ("how", self.how)):
             yield from _by_role(role, part)
+
+
+def refer(how: Any, common: Sequence[Tensor]) -> None:
+    """Tell whoever in `how` sends differences that all groups have `common` now."""
+    while isinstance(how, Wrapping):
+        how = how.inner
+    if isinstance(how, Referring):
+        how.refer_to(common)
+
+
+def _keeps_gradients(part: Any) -> bool:
+    return part.keeps_gradients if isinstance(part, KeepsGradients) else isinstance(part, Stateful)
 
 
 def _by_role(role: str, part: Any) -> Iterator[tuple[str, Any]]:

@@ -7,9 +7,11 @@ What happens at a meeting counts with the share of the steps after which groups 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hpcsgd.core.capabilities import Foreseen, ForPeers
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Exchange
+from hpcsgd.core.step import Exchange, Publishing
 from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
@@ -31,7 +33,7 @@ def of_step(
             x.within("average", share_of_meetings(method, meets)) for x in of_meeting(method, exchange, m)
         ]
     if exchange.shards:
-        found += _gather(m)
+        found += _published(exchange, m)
     return found
 
 
@@ -66,6 +68,13 @@ def share_of_meetings(method: Method, meets: float | None = None) -> float:
 def averages_with_peers(method: Method) -> bool:
     """Whether its groups are jobs of their own."""
     return isinstance(method.how, ForPeers) and method.how.for_peers
+
+
+def _published(exchange: Exchange, m: Sizes) -> Iterable[Message]:
+    """What makes the positions' chunks one model."""
+    if isinstance(exchange, Publishing) and exchange.publishes:
+        return exchange.publications(m)
+    return _gather(m)
 
 
 def _gather(m: Sizes) -> list[Message]:

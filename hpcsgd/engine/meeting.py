@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hpcsgd.core.step import Averager, Step
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Averager, Exchange, Publishing, Step
+from hpcsgd.errors import UserError
 from hpcsgd.transport import phase
 
 
@@ -12,6 +14,24 @@ def gather_chunks(s: Step) -> None:
         works = [s.job.group.allgather(b.w, b.own) for b in s.buckets]
         for work in works:
             work.wait()
+
+
+def publishing(method: Method, exchange: Exchange) -> Publishing | None:
+    """Who makes one model of the positions' chunks after a step, where that is no plain allgather.
+
+    `exchange`: as the engine has it. Raises `UserError` where that is not the part of `method` that would.
+    """
+    parts = [part for _, part in method.by_role() if isinstance(part, Publishing) and part.publishes]
+    if not parts:
+        return None
+    if parts != [exchange]:
+        raise UserError(
+            "parameters in few bits: positions do not own chunks in every step here (an optimizer that looks "
+            "at whole tensors, or exchanges that take turns); leave them as they are"
+        )
+    if not method.how.shards:
+        raise UserError("parameters in few bits: groups meet with whole models here; leave them as they are")
+    return parts[0]
 
 
 def meet(s: Step, how: Averager, shards: bool) -> None:

@@ -16,7 +16,7 @@ from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.averaged import averaged, float_buffers
 from hpcsgd.engine.lr import rates_in_force
-from hpcsgd.engine.meeting import gather_chunks, meet
+from hpcsgd.engine.meeting import gather_chunks, meet, publishing
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer, is_elementwise
 from hpcsgd.engine.wrapping import Scaled, require_alike, require_peers, share_start, trained_parameters
@@ -89,6 +89,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self._exchange = method.exchange
         if self._exchange.shards and not (is_elementwise(optimizer) if elementwise is None else elementwise):
             self._exchange = Gathered(self._exchange)
+        self._publishing = publishing(method, self._exchange)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         with torch.no_grad():
             buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6)
@@ -166,6 +167,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         s.t += 1
         s.rates = self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
+        if self._publishing is not None:
+            self._publishing.take_back(s)
         self.method.how.before_update(s)
         self._stepping = True
         self.local.step()
@@ -178,7 +181,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             s.notes["shared"] = 1.0
         if self._exchange.shards:
             with phase("parameters"):
-                gather_chunks(s)
+                gather_chunks(s) if self._publishing is None else self._publishing.publish(s)
         self._take_notes()
         self.start_over()
         return loss
