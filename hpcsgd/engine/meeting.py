@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Averager, Exchange, Publishing, Step
+from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
 from hpcsgd.transport import phase
+
+log = logging.getLogger(__name__)
 
 
 def gather_chunks(s: Step) -> None:
@@ -16,19 +21,21 @@ def gather_chunks(s: Step) -> None:
             work.wait()
 
 
-def publishing(method: Method, exchange: Exchange) -> Publishing | None:
+def publishing(job: Job, method: Method, exchange: Exchange) -> Publishing | None:
     """Who makes one model of the positions' chunks after a step, where that is no plain allgather.
 
-    `exchange`: as the engine has it. Raises `UserError` where that is not the part of `method` that would.
+    `exchange`: as the engine has it. Raises `UserError` where groups meet with whole models.
     """
     parts = [part for _, part in method.by_role() if isinstance(part, Publishing) and part.publishes]
-    if not parts:
+    if not parts or job.K == 1:
         return None
     if parts != [exchange]:
-        raise UserError(
-            "parameters in few bits: positions do not own chunks in every step here (an optimizer that looks "
-            "at whole tensors, or exchanges that take turns); leave them as they are"
-        )
+        if job.rank == 0:
+            log.warning(
+                "parameters travel as they are, if at all: in few bits where positions own chunks in every "
+                "step, not with optimizers that look at whole tensors nor with exchanges that take turns"
+            )
+        return None
     if not method.how.shards:
         raise UserError("parameters in few bits: groups meet with whole models here; leave them as they are")
     return parts[0]

@@ -89,7 +89,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self._exchange = method.exchange
         if self._exchange.shards and not (is_elementwise(optimizer) if elementwise is None else elementwise):
             self._exchange = Gathered(self._exchange)
-        self._publishing = publishing(method, self._exchange)
+        self._publishing = publishing(job, method, self._exchange)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         with torch.no_grad():
             buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6)
