@@ -22,7 +22,8 @@ State = dict[str, dict[str, Any]]
     same     the same on all ranks: it goes everywhere
     mean     each rank has its number: all get their mean
     chunks   a list with what belongs to `own` of every bucket (to `w` where the averager does not shard): cut
-             anew like the parameters, for another P the mean of the groups'; dropped where there is one group
+             anew like the parameters, for another P the mean of the groups'; dropped where there is one
+             group, unless they are an exchange's
     workers  by parameter as many elements, on each rank others: the mean over the ranks of a group, for
              another P over all; dropped where a group has nobody to exchange with
     own      of a group or rank as it was: dropped

@@ -15,7 +15,7 @@ from torch import Tensor, optim
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import as_vector, squared_norm
 from hpcsgd.core.topology import Job
-from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.traffic import Message, Sizes, gathers
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,17 @@ class Publishing(Protocol):
     def publications(self, m: Sizes) -> Iterable[Message]:
         """What `publish` sends, as `sends` tells of the exchange."""
         ...
+
+
+def publisher(exchange: Exchange) -> Publishing | None:
+    """It, if it publishes."""
+    return exchange if isinstance(exchange, Publishing) and exchange.publishes else None
+
+
+def publications(exchange: Exchange, m: Sizes) -> Iterable[Message]:
+    """What makes one model of the positions' chunks after a step."""
+    found = publisher(exchange)
+    return gathers(m) if found is None else found.publications(m)
 
 
 class Schedule(Protocol):

@@ -7,12 +7,10 @@ What happens at a meeting counts with the share of the steps after which groups 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from hpcsgd.core.capabilities import Foreseen, ForPeers
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Exchange, Publishing
-from hpcsgd.core.traffic import Message, Sizes, sends
+from hpcsgd.core.step import Exchange, publications
+from hpcsgd.core.traffic import Message, Sizes, gathers, sends
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
 
@@ -33,15 +31,15 @@ def of_step(
             x.within("average", share_of_meetings(method, meets)) for x in of_meeting(method, exchange, m)
         ]
     if exchange.shards:
-        found += _published(exchange, m)
+        found += publications(exchange, m)
     return found
 
 
 def of_meeting(method: Method, exchange: Exchange, m: Sizes) -> list[Message]:
     """What groups send when they meet; chunks and whole models follow from each other by an allgather."""
     how = method.how
-    before = _gather(m) if exchange.shards and not how.shards else []
-    after = _gather(m) if how.shards and not exchange.shards else []
+    before = gathers(m) if exchange.shards and not how.shards else []
+    after = gathers(m) if how.shards and not exchange.shards else []
     return [*before, *sends(how, m), *after]
 
 
@@ -68,17 +66,3 @@ def share_of_meetings(method: Method, meets: float | None = None) -> float:
 def averages_with_peers(method: Method) -> bool:
     """Whether its groups are jobs of their own."""
     return isinstance(method.how, ForPeers) and method.how.for_peers
-
-
-def _published(exchange: Exchange, m: Sizes) -> Iterable[Message]:
-    """What makes the positions' chunks one model."""
-    if isinstance(exchange, Publishing) and exchange.publishes:
-        return exchange.publications(m)
-    return _gather(m)
-
-
-def _gather(m: Sizes) -> list[Message]:
-    """T2 of eq. 8."""
-    if m.K == 1:
-        return []
-    return [Message("allgather", "group", b.nbytes, "parameters") for b in m.buckets]

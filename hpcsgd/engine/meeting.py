@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Averager, Exchange, Publishing, Step
+from hpcsgd.core.step import Averager, Exchange, Publishing, Step, publisher
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
 from hpcsgd.transport import phase
@@ -26,19 +26,16 @@ def publishing(job: Job, method: Method, exchange: Exchange) -> Publishing | Non
 
     `exchange`: as the engine has it. Raises `UserError` where groups meet with whole models.
     """
-    parts = [part for _, part in method.by_role() if isinstance(part, Publishing) and part.publishes]
-    if not parts or job.K == 1:
-        return None
-    if parts != [exchange]:
-        if job.rank == 0:
+    if publisher(exchange) is None:
+        asked = any(isinstance(part, Publishing) and part.publishes for _, part in method.by_role())
+        if asked and job.size > 1 and job.rank == 0:
             log.warning(
-                "parameters travel as they are, if at all: in few bits where positions own chunks in every "
-                "step, not with optimizers that look at whole tensors nor with exchanges that take turns"
+                "parameters travel as they are: the optimizer looks at whole tensors on every position"
             )
         return None
     if not method.how.shards:
         raise UserError("parameters in few bits: groups meet with whole models here; leave them as they are")
-    return parts[0]
+    return publisher(exchange)
 
 
 def meet(s: Step, how: Averager, shards: bool) -> None:

@@ -40,7 +40,10 @@ class Published:
 
     def take_back(self, s: Step) -> None:
         """`own` of every bucket: from p to x."""
-        if s.job.K == 1:
+        if s.job.K == 1:  # nobody else has p: what was kept elsewhere comes home
+            for b, e in zip(s.buckets, self._saved, strict=False):
+                b.own.add_(e)
+            self._saved = []
             return
         if not self._beside:
             self._beside = [torch.zeros_like(b.own, dtype=wide(b.own.dtype)) for b in s.buckets]
