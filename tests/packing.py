@@ -91,7 +91,7 @@ class Group:
         """Their mean, from the K chunks."""
         found = [filled(backwards_gradient(self.net, t, g * self.K + j), self.K) for j in range(self.K)]
         if self.K == 1 or wires.gradients is None:
-            return sum(found) / self.K
+            return np.mean(found, 0)
         for room, gradient in zip(self.kept, found, strict=True):
             add(room, gradient, wires.gradients)
         return np.concatenate(mean_of_pieces(self.kept, wires.gradients))
@@ -145,11 +145,12 @@ class Meeting:
         return np.concatenate(means)
 
     def model(self, ws: Sequence[np.ndarray], wire: Arrives | None) -> np.ndarray:
-        if self.theta is None or wire is None:
-            self.theta = sum(ws) / self.P
+        theta = self.theta
+        if theta is None or wire is None:
+            self.theta = np.mean(ws, 0)
         else:
-            theta = self.theta
             self.theta = theta + self.mean([w - theta for w in ws], wire)
+        assert self.theta is not None
         return self.theta
 
 

@@ -62,7 +62,8 @@ class Published:
         for i, (b, p) in enumerate(zip(s.buckets, self._beside, strict=True)):
             x = b.own.to(p.dtype, copy=True)
             b.own.copy_(p)
-            moved = gathered(x - p, s.job.group, self.wire, throw(s.job.rank, s.t, i, 2))
+            # By the position: groups with one model (`bsp`) keep it.
+            moved = gathered(x - p, s.job.group, self.wire, throw(s.job.j, s.t, i, 2))
             b.w.copy_(b.w.to(p.dtype).add_(moved))
             p.copy_(x.sub_(b.own.to(p.dtype)))
 
