@@ -2,8 +2,8 @@
 
     python benchmarks/wire.py --json benchmarks/results/wire.json
 
-A copy reads and writes four bytes an element. What takes twice its time or less does not hold up a link that is
-slower than half of the memory.
+A copy reads and writes four bytes an element. What takes at most twice its time packs half as many bytes a
+second as memory moves, far more than a network.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def contestants(x: torch.Tensor) -> dict[str, Callable[[], object]]:
     for name, wire in WIRES.items():
         code = torch.zeros(wire.nbytes(x.numel()), dtype=torch.uint8)
         found[f"pack {name}"] = lambda wire=wire, code=code: wire.encode(x, code, 1)
-        found[f"unpack {name}"] = lambda wire=wire, code=code: wire.decode(code, room)
-    return {name: call for name, call in found.items() if name != "unpack int8 stochastic"}
+        if "stochastic" not in name:  # how it was rounded is all the same to whom it arrives
+            found[f"unpack {name}"] = lambda wire=wire, code=code: wire.decode(code, room)
+    return found
 
 
 def measured(n: int, rounds: int) -> Iterator[dict[str, Any]]:

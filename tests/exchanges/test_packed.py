@@ -209,7 +209,7 @@ def test_infinite_gradients_arrive_as_such(run) -> None:
 
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_exchanges_that_take_turns(run, P: int, K: int) -> None:
-    """Nothing that one of them kept is missing to the other: with a wire that tells all, nothing changes."""
+    """Nothing that one kept is missing to the other: by a wire that tells nearly all, little changes."""
 
     def new(exchange: Callable[[], Any]) -> Method:
         return switch(bsp(exchange()), hierarchical(2, exchange()), at=3)
