@@ -47,7 +47,7 @@ def trained(world: Transport, P: int, method: Method, dtype: torch.dtype, steps:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("method", MAKERS)
 @pytest.mark.parametrize("name", WIRES)
 def test_all_groups_leave_with_the_same_bits(
@@ -148,7 +148,8 @@ def test_the_distance_is_to_what_groups_end_with(run) -> None:
         for t in range(3):
             optimizer.zero_grad()
             loss(net, *batch(t, world.rank)).backward()
-            brought: Any = vector(net) - 0.5 * torch.cat([p.grad.reshape(-1) for p in net.parameters()])
+            gradients: Any = [p.grad for p in net.parameters()]
+            brought = vector(net) - 0.5 * torch.cat([g.reshape(-1) for g in gradients])
             optimizer.step()
         return (brought - vector(net)).norm().item(), optimizer.notes["distance"]
 
