@@ -70,6 +70,23 @@ class LeavesMean(Protocol):
     def leaves_mean(self) -> bool: ...
 
 
+@runtime_checkable
+class KeepsGradients(Protocol):
+    """An exchange with a memory, which can tell whether that is of gradients."""
+
+    @property
+    def keeps_gradients(self) -> bool: ...
+
+
+@runtime_checkable
+class Referring(Protocol):
+    """An averager that sends differences to what all groups have in common since the last meeting."""
+
+    def refer_to(self, common: Sequence[Tensor]) -> None:
+        """That is `common`, like its chunks: somebody has moved on from what it left, alike in all groups."""
+        ...
+
+
 def leaves_mean(how: Any) -> bool:
     """False of one that cannot tell."""
     return isinstance(how, LeavesMean) and how.leaves_mean

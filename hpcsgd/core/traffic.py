@@ -187,6 +187,13 @@ def sends(part: object, m: Sizes) -> list[Message]:
     return list(part.sends(m)) if isinstance(part, Sends) else []
 
 
+def gathers(m: Sizes) -> list[Message]:
+    """What makes one model of the positions' chunks: T2 of eq. 8 of the hierarchical local SGD paper."""
+    if m.K == 1:
+        return []
+    return [Message("allgather", "group", b.nbytes, "parameters") for b in m.buckets]
+
+
 def allreduce(over: Over, nbytes: float, phase: str = "") -> Message:
     return Message("allreduce", over, nbytes, phase)
 

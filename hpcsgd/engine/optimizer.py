@@ -18,7 +18,7 @@ from hpcsgd.core.topology import Job
 from hpcsgd.engine.averaged import averaged, float_buffers
 from hpcsgd.engine.in_parts import is_elementwise
 from hpcsgd.engine.lr import rates_in_force
-from hpcsgd.engine.meeting import Gathering, gather_chunks, meet
+from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, publishing
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.updating import Updating
@@ -92,6 +92,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self._exchange = method.exchange
         if self._exchange.shards and not (is_elementwise(optimizer) if elementwise is None else elementwise):
             self._exchange = Gathered(self._exchange)
+        self._publishing = publishing(job, method, self._exchange)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         with torch.no_grad():
             buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6)
@@ -168,8 +169,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         s.t += 1
         s.rates = self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
+        gathering = Gathering(s, self._exchange.shards, self._publishing)
         self.method.how.before_update(s)
-        gathering = Gathering(s, self._exchange.shards)
         meets = self._meets() if goes_by_time(self.method.when) else None
         for updated in self._updating(s.buckets):
             if meets is False:

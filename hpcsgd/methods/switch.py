@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -11,7 +11,7 @@ from hpcsgd.averagers import MeanOfAll, agree
 from hpcsgd.core.capabilities import Foreseen
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method, State
-from hpcsgd.core.step import Averager, Departure, Step
+from hpcsgd.core.step import Averager, Departure, Publishing, Step, publications, publisher
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.errors import UserError
@@ -48,6 +48,8 @@ class TheirExchange:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self.shards = turn.first.exchange.shards
+        self._beside: Publishing | None = None
+        """Who took back the chunks of this step."""
 
     @property
     def across(self) -> bool:
@@ -61,6 +63,26 @@ class TheirExchange:
 
     def sends(self, m: Sizes) -> list[Message]:
         return sends(self._turn.method.exchange, m)
+
+    @property
+    def publishes(self) -> bool:
+        return any(publisher(method.exchange) for method in (self._turn.first, self._turn.then))
+
+    def take_back(self, s: Step) -> None:
+        self._beside = publisher(self._turn.method.exchange)
+        if self._beside is not None:
+            self._beside.take_back(s)
+
+    def publish(self, s: Step) -> None:
+        """In the last step of `first` as they are, so that nothing is kept that `then` does not know."""
+        if self._beside is not None and not self._turn.last:
+            self._beside.publish(s)
+        elif s.job.K > 1:
+            for b in s.buckets:
+                s.job.group.allgather(b.w, b.own).wait()
+
+    def publications(self, m: Sizes) -> Iterable[Message]:
+        return publications(self._turn.method.exchange, m)
 
 
 class TheirSchedule:
