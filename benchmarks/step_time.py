@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -42,6 +43,7 @@ Row = dict[str, Any]
 
 def measured(rate: str, settings: Sequence[Setting], who: Sequence[str]) -> tuple[list[Row], list[Row]]:
     """Steps and meetings at one rate."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hosts without names are warned of otherwise
     with tempfile.TemporaryDirectory() as folder, shaped_hosts(HOSTS, rate) as name:
         out = Path(folder) / "rows.json"
         words = ["--out", str(out), "--settings", json.dumps([asdict(each) for each in settings])]
