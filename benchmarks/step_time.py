@@ -2,6 +2,8 @@
 
     python benchmarks/step_time.py [--quick] [--who NAME …] [--json FILE] [--plot FILE]
 
+A quarter of an hour; --rates, --models, --kinds and --keep divide it.
+
 Methods of ours, all else by default, beside torch's own over gloo: DistributedDataParallel with buckets of
 several sizes, of which the fastest counts, with PowerSGD's hook, and PeriodicModelAverager. Computing is
 emulated, by sleeping layer by layer, forward a third and backward two, or real: eight ranks on what cores
@@ -29,7 +31,7 @@ from harness import Goal, Run, Spread, print_table, ratios
 from harness.hosts import on_hosts, shaped_hosts
 from step_time import picture
 from step_time.contestants import ALONE, DDP, ENTRIES
-from step_time.networks import LAYERS, WIDTH
+from step_time.networks import KINDS, LAYERS, WIDTH
 from step_time.settings import HOSTS, QUICK, RANKS_PER_HOST, RATES, SETTINGS, Setting
 
 MEETING, STEP, EXPOSED = 1.10, 0.95, 0.15
@@ -51,12 +53,17 @@ def measured(rate: str, settings: Sequence[Setting], who: Sequence[str]) -> tupl
         on_hosts(name, HOSTS, SCRIPT, words, 1800, RANKS_PER_HOST)
         found = json.loads(out.read_text())
     steps, meetings = ([{"rate": rate, **row} for row in found[key]] for key in ("steps", "meetings"))
-    return judged_steps(steps), [{**row, "bound": bound(row)} for row in meetings]
+    return steps, [{**row, "bound": bound(row)} for row in meetings]
 
 
 def bound(row: Row) -> float:
     """Seconds that the link of a host needs for one meeting."""
     return 2 * (HOSTS - 1) / HOSTS * 4 * LAYERS[row["model"]] * WIDTH**2 * 8 / RATES[row["rate"]]
+
+
+def belongs(row: Row, setting: Setting) -> bool:
+    own = (setting.rate, setting.model, setting.kind)
+    return (row["rate"], row["model"], row.get("kind", "emulated")) == own
 
 
 def judged_steps(rows: Sequence[Row]) -> list[Row]:
@@ -127,18 +134,26 @@ def main() -> None:
     parser.add_argument("--who", nargs="+", choices=list(ENTRIES), default=list(ENTRIES), metavar="NAME")
     parser.add_argument("--rates", nargs="+", choices=list(RATES), default=list(RATES))
     parser.add_argument("--models", nargs="+", choices=list(LAYERS), default=list(LAYERS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="settings that only an earlier --json has")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="what a step consists of")
     given = parser.parse_args()
     who = list(dict.fromkeys([ALONE, *given.who]))
-    chosen = [each for each in (QUICK if given.quick else SETTINGS) if each.model in given.models]
+    chosen = [
+        each
+        for each in (QUICK if given.quick else SETTINGS)
+        if each.rate in given.rates and each.model in given.models and each.kind in given.kinds
+    ]
     run = Run()
-    steps: list[Row] = []
-    meetings: list[Row] = []
+    kept = [row for row in run.kept(given.keep) if not any(belongs(row, each) for each in chosen)]
+    steps = [row for row in kept if "who" in row]
+    meetings = [row for row in kept if "what" in row]
     for rate in given.rates:
         if settings := [each for each in chosen if each.rate == rate]:
             more, meets = measured(rate, settings, who)
             steps, meetings = steps + more, meetings + meets
+    steps = judged_steps(steps)
     print_table(map(step_cells, steps), HEAD)
     print()
     print_table(map(meeting_cells, meetings), MEETING_HEAD)

@@ -25,7 +25,8 @@ def draw(rows: Sequence[Row], file: Path) -> None:
         _panel(axes, own, "{}, {} parameters, {} computing".format(*setting))
     for axes in panels[len(settings) :]:
         axes.set_axis_off()
-    panels[0].legend(fontsize="small", loc="lower right")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize="small", loc="outside lower center", ncols=3)
     figure.savefig(file, format=file.suffix[1:], dpi=110)
 
 
