@@ -170,13 +170,18 @@ def _tested(numbers: Summary) -> str:
     return f"{written({first: numbers[first]})} ({best}){more}"
 
 
+TOLD = 0.02
+"""The least part of all that a phase has to take to be worth a word."""
+
+
 def _traced(found: Summary) -> str:
     """What `hpcsgd.report.overlap.per_step` found."""
     exposed, hidden = (found[f"{quantity}_seconds"] for quantity in ("exposed", "hidden"))
-    phases = sorted({**exposed, **hidden}, key=lambda each: -exposed.get(each, 0.0) - hidden.get(each, 0.0))
+    both = Counter(exposed) + Counter(hidden)
     told = (
         f"{name} {second_text(exposed.get(name, 0.0))} exposed, {second_text(hidden.get(name, 0.0))} hidden"
-        for name in phases
+        for name, seconds in both.most_common()
+        if seconds >= TOLD * both.total()
     )
     return f"{found['steps']} steps, of one {'; '.join(told)}"
 

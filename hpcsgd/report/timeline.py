@@ -36,7 +36,7 @@ def plot_timeline(trace: Path, target: Path) -> None:
     extent = _extent(found)
     if extent is None:
         return
-    drawn = [line for line in found if line["ts"] < extent[1] and line["ts"] + line["dur"] > extent[0]]
+    drawn = [line for line in found if line["ts"] < extent[1] - 1 and line["ts"] + line["dur"] > extent[0]]
     rows = sorted({(line["pid"], line["tid"]) for line in drawn if line["tid"] != MEETINGS})
     with rc_context(STYLE):
         height = 1.6 + 0.42 * len(rows)

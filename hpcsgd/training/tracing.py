@@ -1,7 +1,8 @@
 """Traces some steps of a run: opens and closes the windows, and brings what the ranks saw into one file.
 
 Clocks are compared anew for every window, by short messages with rank 0. All of that travels on the lane of
-`aside`, so that nobody waits for it, and windows are there as soon as all ranks have made them.
+`aside`, so that nobody waits for it, and windows are there as soon as all ranks have made them. Its backend
+is asked directly: what a trace sends is no property of the training, and in no ledger.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hpcsgd.config.windows import windows
 from hpcsgd.core.topology import Job
 from hpcsgd.report.overlap import overlap, together
 from hpcsgd.report.trace import Clock, Meeting, Window, append, beginning, lines, text_of, totals_line
-from hpcsgd.transport import Transport, Work, phase
+from hpcsgd.transport import Backend, Transport, Work
 from hpcsgd.transport.events import SPAN, Event, Events
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,6 @@ ASKED = 8
 """Times that a clock is read from afar; the fastest answer counts."""
 RARE = ("evaluation", "checkpoint")
 """Noted between windows, too."""
-_PHASE = "trace"
 
 
 class Tracer(Protocol):
@@ -70,7 +70,7 @@ class Untraced:
 
 
 class Trace:
-    """Of the steps that `which` says, after `done` of them. Its `file` is rank 0's affair."""
+    """Of the steps that `which` says, after `done` of them. Its `file` is rank 0's affair. Collective."""
 
     def __init__(self, job: Job, aside: Transport, file: Path, which: str, done: int) -> None:
         self._job, self._aside, self._file = job, aside, file
@@ -84,6 +84,7 @@ class Trace:
         self._began = 0.0
         if job.rank == 0:
             self._began = beginning(file) or time.time()
+        aside.barrier()  # nobody sees anything before the beginning
         self._follow(done, time.perf_counter())
 
     @contextlib.contextmanager
@@ -138,8 +139,7 @@ class Trace:
             self._next = next(self._windows, None)
         self._begin, self._steps, self._meetings = None, 0, []
         names = {thread.ident or 0: thread.name for thread in threading.enumerate()}
-        with phase(_PHASE):
-            brought = self._aside.run(lambda: self._bring_together(seen, names), "trace")
+        brought = self._aside.run(lambda: self._bring_together(seen, names), "trace")
         self._under_way.append(brought)
 
     def _bring_together(self, seen: Window, names: Mapping[int, str]) -> None:
@@ -150,8 +150,8 @@ class Trace:
         text = text_of(lines(seen, job.rank, label, owner, names, clock))
         own: dict[str, Any] = {**overlap(seen, owner), "clock_error": clock.error}
         if job.rank:
-            _send(self._aside, json.dumps(own).encode())
-            _send(self._aside, text)
+            _send(self._aside.backend, json.dumps(own).encode())
+            _send(self._aside.backend, text)
         else:
             self._write(seen, clock, text, own)
 
@@ -169,8 +169,8 @@ class Trace:
         overlaps = [own]
         yield text
         for rank in range(1, self._aside.size):
-            overlaps.append(json.loads(_receive(self._aside, rank)))
-            yield _receive(self._aside, rank)
+            overlaps.append(json.loads(_receive(self._aside.backend, rank)))
+            yield _receive(self._aside.backend, rank)
         error = max(each["clock_error"] for each in overlaps)
         totals = {"steps": seen.steps, "ranks": len(overlaps), "clock_error": error, **together(overlaps)}
         yield text_of([totals_line(seen.end, clock, totals)])
@@ -178,26 +178,27 @@ class Trace:
     def _compared(self) -> Clock:
         """This rank's clock with rank 0's. While 0 asks one rank the others wait."""
         here = time.time() - time.perf_counter() - self._began
-        if self._aside.rank == 0:
+        far = self._aside.backend
+        if far.rank == 0:
             for rank in range(1, self._aside.size):
-                self._aside.send(_asked(self._aside, rank, here), rank).wait()
+                far.send(_asked(far, rank, here), rank)
             return Clock(here, 0.0)
         told, ahead = _seconds(0.0), _seconds(0.0, 0.0)
         for _ in range(ASKED):
-            self._aside.recv(told, 0).wait()
+            far.recv(told, 0)
             told[0] = time.perf_counter()
-            self._aside.send(told, 0).wait()
-        self._aside.recv(ahead, 0).wait()
+            far.send(told, 0)
+        far.recv(ahead, 0)
         return Clock(*ahead.tolist())
 
 
-def _asked(aside: Transport, rank: int, here: float) -> Tensor:
+def _asked(far: Backend, rank: int, here: float) -> Tensor:
     """What `rank` has to add to its clock, and the error of that."""
     answer, found = _seconds(0.0), []
     for _ in range(ASKED):
         before = time.perf_counter()
-        aside.send(answer, rank).wait()
-        aside.recv(answer, rank).wait()
+        far.send(answer, rank)
+        far.recv(answer, rank)
         after = time.perf_counter()
         found.append(((after - before) / 2, (before + after) / 2 - float(answer)))
     error, ahead = min(found)
@@ -208,14 +209,14 @@ def _seconds(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
-def _send(aside: Transport, text: bytes) -> None:
-    aside.send(torch.tensor([len(text)], device="cpu"), 0).wait()
-    aside.send(torch.from_numpy(np.frombuffer(text, np.uint8).copy()), 0).wait()
+def _send(far: Backend, text: bytes) -> None:
+    far.send(torch.tensor([len(text)], device="cpu"), 0)
+    far.send(torch.from_numpy(np.frombuffer(text, np.uint8).copy()), 0)
 
 
-def _receive(aside: Transport, rank: int) -> bytes:
+def _receive(far: Backend, rank: int) -> bytes:
     size = torch.zeros(1, dtype=torch.int64, device="cpu")
-    aside.recv(size, rank).wait()
+    far.recv(size, rank)
     text = torch.empty(int(size), dtype=torch.uint8, device="cpu")
-    aside.recv(text, rank).wait()
+    far.recv(text, rank)
     return text.numpy().tobytes()
