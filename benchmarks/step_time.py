@@ -5,7 +5,8 @@
 A quarter of an hour; --rates, --models, --kinds and --keep divide it.
 
 Methods of ours, all else by default, beside torch's own over gloo: DistributedDataParallel with buckets of
-several sizes, of which the fastest counts, with PowerSGD's hook, and PeriodicModelAverager. Computing is
+several sizes, of which the fastest counts, with PowerSGD's hook, and PeriodicModelAverager; and torchft's
+LocalSGD and DiLoCo where it is installed, between all ranks, so that hosts share no gradients. Computing is
 emulated, by sleeping layer by layer, forward a third and backward two, or real: eight ranks on what cores
 there are.
 
@@ -45,7 +46,9 @@ Row = dict[str, Any]
 
 def measured(rate: str, settings: Sequence[Setting], who: Sequence[str]) -> tuple[list[Row], list[Row]]:
     """Steps and meetings at one rate."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hosts without names are warned of otherwise
+    # Hosts without names are warned of otherwise, and torchft tells all that it does.
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR", "RUST_LOG": "error"}
+    os.environ.update({name: level for name, level in quiet.items() if name not in os.environ})
     with tempfile.TemporaryDirectory() as folder, shaped_hosts(HOSTS, rate) as name:
         out = Path(folder) / "rows.json"
         words = ["--out", str(out), "--settings", json.dumps([asdict(each) for each in settings])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch.distributed as dist
 from torch import nn, optim
@@ -103,4 +104,11 @@ RIVALS = {
     "PowerSGD hook": Entry(ddp_power_sgd, lead=2),
     "model averager(8)": Entry(periodic_averager, EVERY),
 }
+if find_spec("torchft"):
+    from step_time.fault_tolerant import diloco, local_sgd
+
+    RIVALS |= {
+        "torchft LocalSGD(8)": Entry(lambda w, job: local_sgd(w, job, EVERY), EVERY),
+        "torchft DiLoCo(8)": Entry(lambda w, job: diloco(w, job, EVERY), EVERY),
+    }
 ENTRIES = {ALONE: Entry(plain), **OURS, **RIVALS}
