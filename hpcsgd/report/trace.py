@@ -60,12 +60,12 @@ class Window:
 
 
 def lines(
-    window: Window, rank: int, label: str, owner: int, names: Mapping[int, str], clock: Clock
+    window: Window, rank: int, label: str, threads: dict[int, int], names: Mapping[int, str], clock: Clock
 ) -> Iterator[Line]:
-    """Of the trace. `owner` is the thread that trains, `names` are those of the others."""
-    threads = {owner: TRAINING}
-    for event in window.events:
-        threads.setdefault(event.thread, len(threads))
+    """Of the trace. `threads` have their numbers there already; new ones get theirs, in the order of `names`."""
+    seen = dict.fromkeys(event.thread for event in window.events)
+    for thread in [*(thread for thread in names if thread in seen), *seen]:
+        threads.setdefault(thread, len(threads))
     yield from _named(rank, label, threads, names)
     yield _instant(rank, clock, "clock", window.begin, error_us=clock.error * 1e6, events_lost=window.lost)
     for event in sorted(window.events, key=lambda each: (each.start, -each.end)):

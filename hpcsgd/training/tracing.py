@@ -23,7 +23,17 @@ from torch import Tensor
 from hpcsgd.config.windows import windows
 from hpcsgd.core.topology import Job
 from hpcsgd.report.overlap import overlap, together
-from hpcsgd.report.trace import Clock, Meeting, Window, append, beginning, lines, text_of, totals_line
+from hpcsgd.report.trace import (
+    TRAINING,
+    Clock,
+    Meeting,
+    Window,
+    append,
+    beginning,
+    lines,
+    text_of,
+    totals_line,
+)
 from hpcsgd.transport import Backend, Transport, Work
 from hpcsgd.transport.events import SPAN, Event, Events
 
@@ -77,6 +87,7 @@ class Trace:
         self._windows = windows(which, done)
         self._next = next(self._windows, None)
         self._events = Events()
+        self._threads = {self._events.owner: TRAINING}
         self._begin: float | None = None  # of the window that is open
         self._steps = 0
         self._meetings: list[Meeting] = []
@@ -147,7 +158,7 @@ class Trace:
         job, owner = self._job, self._events.owner
         clock = self._compared()
         label = f"group {job.g}, position {job.j}, clock within {clock.error * 1e6:.0f} µs of rank 0"
-        text = text_of(lines(seen, job.rank, label, owner, names, clock))
+        text = text_of(lines(seen, job.rank, label, self._threads, names, clock))
         own: dict[str, Any] = {**overlap(seen, owner), "clock_error": clock.error}
         if job.rank:
             _send(self._aside.backend, json.dumps(own).encode())

@@ -18,13 +18,15 @@ EVENTS = [
 
 def piece(rank: int = 0, clock: Clock = Clock()) -> bytes:  # noqa: B008 - frozen
     window = Window(1.0, 2.0, 1, EVENTS)
-    return text_of(lines(window, rank, "here", 7, {8: "lane"}, clock))
+    return text_of(lines(window, rank, "here", {7: 0}, {8: "lane"}, clock))
 
 
 def test_events_become_slices(tmp_path: Path) -> None:
     file = tmp_path / "trace.json.gz"
     assert beginning(file) is None
     append(file, 1.5e9, [piece(), piece(1, Clock(10.0, 1e-6))])
+    names = [line["name"] for line in read(file, '"ph": "X"')]
+    assert names == ["step 3", "forward", "gradients alltoall"] * 2, "outer ones first, as some viewers want"
     seen = view(file)
     ns = 10**9
     assert seen.slices[0, 0] == [
@@ -63,3 +65,17 @@ def test_it_is_whole_or_as_it_was(tmp_path: Path) -> None:
         append(file, 1.5e9, broken())
     assert file.read_bytes() == before
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_thread_keeps_its_number() -> None:
+    """Whichever is seen first, and whichever was not seen at all in a window."""
+    threads, names = {7: 0}, {9: "second", 7: "training", 10: "third"}
+
+    def numbers(*seen: int) -> dict[str, int]:
+        events = [Event(MESSAGE, str(thread), "", thread, 1.0, 1.5) for thread in seen]
+        found = lines(Window(1.0, 2.0, 1, events), 0, "here", threads, names, Clock())
+        return {line["args"]["operation"]: line["tid"] for line in found if line["ph"] == "X"}
+
+    assert numbers(10, 9) == {"9": 1, "10": 2}
+    assert numbers(10, 11) == {"10": 2, "11": 3}
+    assert numbers(9) == {"9": 1}
