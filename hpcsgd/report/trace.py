@@ -62,7 +62,7 @@ class Window:
 def lines(
     window: Window, rank: int, label: str, threads: dict[int, int], names: Mapping[int, str], clock: Clock
 ) -> Iterator[Line]:
-    """Of the trace. `threads` have their numbers there already; new ones get theirs, in the order of `names`."""
+    """Of the trace. `threads` have their numbers there; new ones get theirs, in the order of `names`."""
     seen = dict.fromkeys(event.thread for event in window.events)
     for thread in [*(thread for thread in names if thread in seen), *seen]:
         threads.setdefault(thread, len(threads))
