@@ -14,6 +14,7 @@ import tomli_w
 from hpcsgd.config.kinds import Above, Minimum
 from hpcsgd.config.overrides import Typed, overlay
 from hpcsgd.config.reader import KEYS_BESIDE, as_table, read_section, read_toml
+from hpcsgd.config.windows import windows
 from hpcsgd.errors import UserError
 
 Count = Annotated[int, Minimum(1)]
@@ -148,6 +149,11 @@ class RunSection:
     """Where the run keeps what it writes; relative to the working directory."""
 
     folder: Path
+    trace: str | None = None  # steps as "10-17, 500", or "auto": what each rank does in them; docs/trace.md
+
+    def __post_init__(self) -> None:
+        if self.trace is not None:
+            windows(self.trace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

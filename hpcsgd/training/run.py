@@ -16,6 +16,7 @@ from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import MOVED, STOPPED, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.islands.meetings import Meetings, Over
+from hpcsgd.report import trace
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.devices import form_job
@@ -25,6 +26,7 @@ from hpcsgd.training.pace import tuned
 from hpcsgd.training.probing import take_answer
 from hpcsgd.training.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads
 from hpcsgd.training.stopping import Reasons, Stopping
+from hpcsgd.training.tracing import Trace
 from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, leave_together
 from hpcsgd.transport.streams import HOST
@@ -114,6 +116,8 @@ def _train(
     loop = setting.loop(parts, writer, stopping, aside)
     if setting.goes_on(resume):
         _go_on(setting, parts, Checkpoints(checkpoints, job), loop)
+    if (steps := setting.config.run.trace) is not None:
+        loop.tracer = Trace(job, aside, setting.folder / trace.NAME, steps, parts.optimizer.t)
     if job.rank == 0:
         loop.monitor = monitor
         loop.metrics = open_files.enter_context(
@@ -124,6 +128,7 @@ def _train(
     except Over:
         writer.finish()
         return None
+    loop.tracer.finish()
     if reason is None:
         _save_model(folder, parts)
     setting.conclude(complete=reason is None)

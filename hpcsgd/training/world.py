@@ -13,8 +13,9 @@ from typing import Any
 from hpcsgd.checkpoint import Writer
 from hpcsgd.config.schema import Config
 from hpcsgd.core.topology import Job
-from hpcsgd.report import run_folder
+from hpcsgd.report import run_folder, trace
 from hpcsgd.report.metrics import read
+from hpcsgd.report.overlap import per_step
 from hpcsgd.report.summary import summary, summary_text
 from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.loop import Loop
@@ -95,9 +96,13 @@ class World:
 
 def _report(folder: Path) -> None:
     from hpcsgd.report.curves import plot_curves  # matplotlib is slow to import
+    from hpcsgd.report.timeline import plot_timeline
 
     records = read(folder / "metrics.jsonl")
     numbers = summary(records)
+    if (traced := folder / trace.NAME).exists():
+        numbers["trace"] = per_step(traced)
+        plot_timeline(traced, folder / "timeline.png")
     run_folder.write_summary(folder, numbers)
     plot_curves(records, folder / "curves.png")
     log.info("%s\nwritten   %s", summary_text(numbers), folder)

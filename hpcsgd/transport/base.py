@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.transport.backend import ANY, Backend, Reduction
+from hpcsgd.transport.events import MESSAGE
 from hpcsgd.transport.lane import Lane, Work, close_lanes, finished
 from hpcsgd.transport.recording import Ledger
 
@@ -162,12 +163,15 @@ class Transport:
             try:
                 return operation()
             finally:
-                self.ledger.add(seconds=time.perf_counter() - start)
+                end = time.perf_counter()
+                self.ledger.add(seconds=end - start)
+                if self.size > 1:
+                    self.ledger.note(MESSAGE, what, start, end, sent, self.size)
 
-        what = f"{what} over {self.size} ranks"
+        told = f"{what} over {self.size} ranks"
         if self.size == 1:  # nobody to wait for
-            return finished(timed, what, self.ledger)
-        return self.lane.submit(timed, what, self.timeout, self.ledger, device_of(tensors), tensors)
+            return finished(timed, told, self.ledger)
+        return self.lane.submit(timed, told, self.timeout, self.ledger, device_of(tensors), tensors)
 
     def _relative(self, backend: Backend, lane: Lane) -> Transport:
         made = Transport(backend, timeout=self.timeout, lane=lane, ledger=self.ledger)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from hpcsgd.transport.backend import PeerLost
+from hpcsgd.transport.events import WAIT
 from hpcsgd.transport.recording import Ledger
 from hpcsgd.transport.streams import Moment, Streams, take_over
 
@@ -62,7 +63,7 @@ class Work:
         Raises `PeerLost` after the transport's timeout, and whatever the operation itself raised. Time
         that a lane waits for another one is not noted: its owner computes meanwhile.
         """
-        start = time.perf_counter()
+        start, standing = time.perf_counter(), not self._future.done()
         try:
             result, done = self._future.result(self._timeout)
         except FutureTimeout:
@@ -71,7 +72,10 @@ class Work:
             raise PeerLost(f"{self._what}: no answer within {self._timeout:g} s") from None
         finally:
             if not getattr(_here, "on_a_lane", False):
-                self._ledger.add(waited=time.perf_counter() - start)
+                end = time.perf_counter()
+                self._ledger.add(waited=end - start)
+                if standing:
+                    self._ledger.note(WAIT, self._what, start, end)
         if done is not None:
             done.precede()
             take_over(result)
