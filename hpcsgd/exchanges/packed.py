@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from hpcsgd.core.capabilities import is_piecemeal
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import State
 from hpcsgd.core.step import Departure, Exchange, Step
@@ -16,7 +17,7 @@ from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.exchanges.dense import AllToAll
 from hpcsgd.exchanges.published import PARAMETERS, Published
-from hpcsgd.transport import wide
+from hpcsgd.transport import Work, wide
 from hpcsgd.wires.base import Wire, throw
 from hpcsgd.wires.mean import mean_of_own, mean_on_all, padded, sent_by_mean
 
@@ -74,12 +75,16 @@ class Packed:
     def idle(self, job: Job) -> bool:
         return self._plain.idle(job)
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
+    @property
+    def piecemeal(self) -> bool:
+        """Whether it is through with each bucket by itself."""
+        return self.gradients is not None or is_piecemeal(self._plain)
+
+    def __call__(self, d: Departure, b: Bucket) -> Work | None:
         if self.idle(d.job):
-            return
+            return None
         if self.gradients is None:
-            self._plain(d, b)
-            return
+            return self._plain(d, b)
         if self._kept is None and self.gradients.keeps:
             self._kept = Kept(d, self.across, self._saved)
             self._saved = {}
@@ -88,12 +93,19 @@ class Packed:
         if d.job.K > 1:
             x = b.g.to(wide(b.g.dtype), copy=True) if self._kept is None else self._kept.add(IN_GROUP, i, b.g)
             mean = mean_of_own(x, d.job.group, self.gradients, partial(throw, d.job.rank, self._t, i, 0))
-        if self.across and d.job.P > 1:
-            x = padded(mean, d.job.P) if self._kept is None else self._kept.add(ACROSS, i, mean)
-            dice = partial(throw, d.job.rank, self._t, i, 1)
-            mean = mean_on_all(x, d.job.cross, self.gradients, dice)[: b.g_own.numel()]
-        b.g_own.copy_(mean)
+        t = self._t
         self._t += i + 1 == len(d.buckets)
+        if self.across and d.job.P > 1:
+            return d.job.cross.run(partial(self._across, d, b, mean, i, t), "mean of packed gradients", b.g)
+        b.g_own.copy_(mean)
+        return None
+
+    def _across(self, d: Departure, b: Bucket, mean: Tensor, i: int, t: int) -> None:
+        """The mean of `mean` over the groups, while the next bucket is in its group."""
+        assert self.gradients is not None
+        x = padded(mean, d.job.P) if self._kept is None else self._kept.add(ACROSS, i, mean)
+        dice = partial(throw, d.job.rank, t, i, 1)
+        b.g_own.copy_(mean_on_all(x, d.job.cross, self.gradients, dice)[: b.g_own.numel()])
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         if self.gradients is None:
