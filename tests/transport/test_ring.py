@@ -22,15 +22,15 @@ class Post:
     def __init__(self, rank: int, size: int, boxes: dict[tuple[int, int], queue.Queue[Tensor]]) -> None:
         self.rank, self.size, self._boxes = rank, size, boxes
 
-    def post_send(self, x: Tensor, to: int) -> Callable[[], None]:
+    def post_send(self, x: Tensor, to: int) -> Callable[[], object]:
         self._boxes[self.rank, to].put(x.clone())
         return lambda: None
 
-    def post_recv(self, out: Tensor, source: int) -> Callable[[], None]:
+    def post_recv(self, out: Tensor, source: int) -> Callable[[], object]:
         out.fill_(torch.nan)  # it may be written at any time from now on
         return lambda: out.copy_(self._boxes[source, self.rank].get(timeout=PATIENCE))
 
-    def complete(self, request: Callable[[], None]) -> None:
+    def complete(self, request: Callable[[], object]) -> None:
         request()
 
 
