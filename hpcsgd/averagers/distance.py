@@ -12,7 +12,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hpcsgd.core.capabilities import is_regardless_of_gradients, leaves_mean, of_chunks, one_by_one
+from hpcsgd.core.capabilities import (
+    BeforeBucket,
+    all_of,
+    is_regardless_of_gradients,
+    leaves_mean,
+    nothing,
+    of_chunks,
+    one_by_one,
+)
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import Averager, Step
@@ -64,17 +72,23 @@ class Measured:
         self.inner.before_update(s)
 
     def __call__(self, s: Step) -> None:
-        for _ in self.one_by_one(s):
-            pass
+        all_of(self.one_by_one(s, nothing))
 
-    def one_by_one(self, s: Step) -> Iterator[Bucket]:
-        mine = [b.own if self.shards else b.w for b in s.buckets]
-        brought = [x.clone() for x in mine]
+    def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
+        brought: dict[Bucket, Tensor] = {}
         apart: list[Tensor] = []
-        for b, before, mean in zip(one_by_one(self.inner, s), brought, mine, strict=True):
+
+        def note(b: Bucket) -> None:
+            before(b)
+            brought[b] = self._vector(b).clone()
+
+        for b in one_by_one(self.inner, s, note):
             yield b
-            apart.append(squared_norm(before.sub_(mean)))  # while the next one is on its way
+            apart.append(squared_norm(brought.pop(b).sub_(self._vector(b))))  # while others are on their way
         s.notes["distance"] = _of_norms(s, apart, self.shards)
+
+    def _vector(self, b: Bucket) -> Tensor:
+        return b.own if self.shards else b.w
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         yield from sends(self.inner, m)

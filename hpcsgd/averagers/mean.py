@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from hpcsgd.core.capabilities import BeforeBucket, all_of, nothing
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Central
 from hpcsgd.core.step import Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce
+from hpcsgd.transport import Work
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,13 @@ class Mean:
         pass
 
     def __call__(self, s: Step) -> None:
-        for _ in self.one_by_one(s):
-            pass
+        all_of(self.one_by_one(s, nothing))
 
-    def one_by_one(self, s: Step) -> Iterator[Bucket]:
-        works = [s.job.cross.allreduce(b.own, "mean") for b in s.buckets]
+    def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
+        works: list[Work] = []
+        for b in s.buckets:
+            before(b)
+            works.append(s.job.cross.allreduce(b.own, "mean"))
         for b, work in zip(s.buckets, works, strict=True):
             work.wait()
             yield b

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hpcsgd.averagers.joined import average_joined, require_same_layout
-from hpcsgd.core.capabilities import is_regardless_of_gradients, one_by_one
+from hpcsgd.core.capabilities import BeforeBucket, all_of, is_regardless_of_gradients, nothing, one_by_one
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Averager, Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce, sends
@@ -80,11 +80,10 @@ class Averaged:
         self.inner.before_update(s)
 
     def __call__(self, s: Step) -> None:
-        for _ in self.one_by_one(s):
-            pass
+        all_of(self.one_by_one(s, nothing))
 
-    def one_by_one(self, s: Step) -> Iterator[Bucket]:
-        yield from one_by_one(self.inner, s)
+    def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
+        yield from one_by_one(self.inner, s, before)
         named = s.moments.tensors()
         with phase("moments"):
             require_same_layout(named, s.job.cross, "the optimizers' state tensors")
@@ -141,11 +140,10 @@ class Reset:
         self.inner.before_update(s)
 
     def __call__(self, s: Step) -> None:
-        for _ in self.one_by_one(s):
-            pass
+        all_of(self.one_by_one(s, nothing))
 
-    def one_by_one(self, s: Step) -> Iterator[Bucket]:
-        yield from one_by_one(self.inner, s)
+    def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
+        yield from one_by_one(self.inner, s, before)
         s.moments.reset()
 
     def sends(self, m: Sizes) -> list[Message]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Averager, Step
+
+BeforeBucket = Callable[[Bucket], None]
 
 
 @runtime_checkable
@@ -125,18 +127,31 @@ class BucketByBucket(Protocol):
     """An averager that is through with one bucket after the other, so that one is gathered while the next is
     on its way. Whoever wraps one and moves w afterwards must not be one."""
 
-    def one_by_one(self, s: Step) -> Iterator[Bucket]:
-        """Does what a call does; gives each bucket, in their order, once it is as the call leaves it."""
+    def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
+        """Does what a call does, with each bucket not until `before` has returned for it; gives each, in
+        their order, once it is as the call leaves it."""
         ...
 
 
-def one_by_one(how: Averager, s: Step) -> Iterator[Bucket]:
+def one_by_one(how: Averager, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
     """All of them at the end of one that is not through before."""
     if isinstance(how, BucketByBucket):
-        yield from how.one_by_one(s)
-    else:
-        how(s)
-        yield from s.buckets
+        yield from how.one_by_one(s, before)
+        return
+    for b in s.buckets:
+        before(b)
+    how(s)
+    yield from s.buckets
+
+
+def all_of(buckets: Iterator[Bucket]) -> None:
+    """Until the last one is through."""
+    for _ in buckets:
+        pass
+
+
+def nothing(_: Bucket) -> None:
+    """Before a bucket that is ready."""
 
 
 @runtime_checkable

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
-from hpcsgd.core.capabilities import one_by_one
+from hpcsgd.core.capabilities import BeforeBucket, nothing, one_by_one
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Averager, Exchange, Publishing, Step, publisher
@@ -69,13 +69,27 @@ def publishing(job: Job, method: Method, exchange: Exchange) -> Publishing | Non
     return publisher(exchange)
 
 
-def meet(s: Step, how: Averager, gathering: Gathering) -> None:
-    """An averager of whole models finds them whole, and one of chunks leaves them `gathering`. Collective."""
+def once_in(updates: Iterator[Sequence[Bucket]]) -> BeforeBucket:
+    """Goes on with `updates` until a bucket is through."""
+    through: set[Bucket] = set()
+
+    def wait(b: Bucket) -> None:
+        while b not in through and (part := next(updates, None)) is not None:
+            through.update(part)
+
+    return wait
+
+
+def meet(s: Step, how: Averager, gathering: Gathering, updated: BeforeBucket = nothing) -> None:
+    """An averager of whole models finds them whole, and one of chunks leaves them `gathering`; it finds each
+    bucket once that is `updated`. Collective."""
     if gathering.shards and not how.shards:
+        for b in s.buckets:
+            updated(b)
         with phase("parameters"):
             gather_chunks(s)
     gathering.shards |= how.shards
     with phase("average"):
-        for b in one_by_one(how, s):
+        for b in one_by_one(how, s, updated):
             if how.shards:
                 gathering.chunks_are_final([b])

@@ -18,7 +18,7 @@ from hpcsgd.core.topology import Job
 from hpcsgd.engine.averaged import averaged, float_buffers
 from hpcsgd.engine.in_parts import is_elementwise
 from hpcsgd.engine.lr import rates_in_force
-from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, publishing
+from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, once_in, publishing
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.updating import Updating
@@ -171,12 +171,15 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
         gathering = Gathering(s, self._exchange.shards, self._publishing)
         self.method.how.before_update(s)
+        updates = self._updating(s.buckets)
         meets = self._meets() if goes_by_time(self.method.when) else None
-        for updated in self._updating(s.buckets):
+        if meets and not self._exchange.across:  # or gradients and models would cross groups in any order
+            meet(s, self.method.how, gathering, once_in(updates))
+        for updated in updates:
             if meets is False:
                 gathering.chunks_are_final(updated)
-        meets = self._meets() if meets is None else meets
-        if meets:
+        if (meets and self._exchange.across) or (meets is None and self._meets()):
+            meets = True
             meet(s, self.method.how, gathering)
         if (meets or self._exchange.across) and s.job.P > 1 and "distance" not in s.notes:
             s.notes["shared"] = 1.0

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
-from hpcsgd.core.capabilities import of_chunks, one_by_one
+from hpcsgd.core.capabilities import BeforeBucket, of_chunks, one_by_one
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
@@ -157,8 +157,8 @@ class Watching:
     def __call__(self, s: Step) -> None:
         self.inner(s)
 
-    def one_by_one(self, s: Step) -> Iterator[Bucket]:
-        return one_by_one(self.inner, s)
+    def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
+        return one_by_one(self.inner, s, before)
 
     def sends(self, m: Sizes) -> list[Message]:
         return sends(self.inner, m)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.errors import JobError
-from hpcsgd.transport import gpu_mpi, sums
+from hpcsgd.transport import gpu_mpi, ring, sums
 from hpcsgd.transport.backend import ANY, Backend, Reduction
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
@@ -45,6 +45,8 @@ _LEVELS = {
 _LARGEST = 1 << 30
 # And a single allreduce: MPICH was faster at 100 MB in such pieces than at once or in smaller ones.
 _PIECE = 1 << 22
+# The tag of its messages.
+_RING = 1
 # Seconds: how long to look for the end of an operation without a pause, and the longest pause thereafter.
 _EAGER = 1e-4
 _LONGEST_PAUSE = 5e-4
@@ -64,6 +66,7 @@ class MpiBackend(Backend):
         self.node = node
         self.name = " ".join(MPI.Get_library_version().splitlines()[0].strip(" \0\t").split())
         self._comm = comm
+        self._across_nodes = comm.allreduce(node, MPI.MIN) != comm.allreduce(node, MPI.MAX)
 
     def accepts(self, device: torch.device) -> bool:
         return device.type == "cpu"
@@ -93,6 +96,9 @@ class MpiBackend(Backend):
     def allreduce(self, x: Tensor, reduction: Reduction) -> None:
         if sums.is_narrow(x):
             sums.allreduce(self, x, reduction)
+            return
+        if self._across_nodes and reduction != "max" and x.is_floating_point() and ring.is_long(x, self.size):
+            ring.allreduce(_Posting(self._comm), x, reduction == "mean")
             return
         for piece in torch.split(x.view(-1), _PIECE):
             operand = [piece.numpy(), _REDUCED[x.dtype]]
@@ -146,6 +152,23 @@ class MpiBackend(Backend):
         for start in range(0, out.numel(), width):
             piece = out.view(-1)[start : start + width]
             self._sum_scatter(piece, rows[:, start : start + width].contiguous())
+
+
+class _Posting:
+    """Messages of a communicator, apart from those of whoever sends by it otherwise."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self._comm = comm
+
+    def post_send(self, x: Tensor, to: int) -> MPI.Request:
+        return self._comm.Isend(_carried(x), to, _RING)
+
+    def post_recv(self, out: Tensor, source: int) -> MPI.Request:
+        return self._comm.Irecv(_carried(out), source, _RING)
+
+    def complete(self, request: MPI.Request) -> object:
+        return _complete(request)
 
 
 def world(timeout: float = 600.0) -> Transport:

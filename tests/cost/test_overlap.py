@@ -12,6 +12,7 @@ from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.overlap import Buckets, Update, left, pipelined
 from hpcsgd.cost.price import Computed, StepCost, price
+from hpcsgd.cost.ways import Kind
 from hpcsgd.methods import Method, bsp, diloco, hierarchical
 
 BUCKETS = Buckets(inside=(1.0,) * 3, across=(4.0,) * 3, meeting=(5.0,) * 3, gather=(2.0,) * 3, apart=True)
@@ -57,18 +58,16 @@ M = Sizes.of(SMALL.named_parameters(), 4, 2, 1.0)
 B = 300 * 300 * 4
 ALPHA, INSIDE, ACROSS = 1e-7, 1e-9, 1e-8
 """Seconds of a message, which are little here, and of a byte of what each host has to send."""
+
+
+def link(kind: Kind, beta: float) -> Link:
+    return Link(
+        operation="any", kind=kind, alpha_seconds=(ALPHA,), beta_seconds_per_byte=(beta,), relative_error=0.0
+    )
+
+
 MACHINE = Machine(
-    machine=About(hosts=4, ranks_per_host=2),
-    link=tuple(
-        Link(
-            operation="any",
-            kind=kind,
-            alpha_seconds=(ALPHA,),
-            beta_seconds_per_byte=(beta,),
-            relative_error=0.0,
-        )
-        for kind, beta in (("inside", INSIDE), ("across", ACROSS))
-    ),
+    machine=About(hosts=4, ranks_per_host=2), link=(link("inside", INSIDE), link("across", ACROSS))
 )
 
 

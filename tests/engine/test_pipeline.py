@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hpcsgd
-from hpcsgd.averagers import Mean
+from hpcsgd.averagers import Mean, Measured
 from hpcsgd.core.capabilities import is_piecemeal
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Departure
@@ -28,7 +28,7 @@ from hpcsgd.engine.meeting import Gathering
 from hpcsgd.exchanges import AllToAll, Gathered, ReduceScatter, Sparse
 from hpcsgd.methods import Method, bsp, diloco, hierarchical, post_local, selsync
 from hpcsgd.methods.hierarchical import allreduce_local_sgd
-from hpcsgd.schedules import never
+from hpcsgd.schedules import Every, never
 from hpcsgd.sparsifiers import TopK
 from hpcsgd.transport import Transport, Work, threads
 from hpcsgd.transport.threads import ThreadBackend
@@ -49,6 +49,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "moments averaged": lambda: hierarchical(every=2, moments=hpcsgd.Averaged),
     "moments reset": lambda: hierarchical(every=2, moments=hpcsgd.Reset, exchange=ReduceScatter()),
     "bsp": bsp,
+    "bsp with meetings": lambda: Method(bsp().exchange, Every(2), Measured(Mean())),
     "diloco": lambda: diloco(every=2),
     "selsync": lambda: selsync(delta=0.3),
     "allreduce_local_sgd": lambda: allreduce_local_sgd(every=2),
@@ -101,7 +102,7 @@ def trained(
 def in_the_plain_order() -> Iterator[None]:
     """All gradients, the whole update, the meeting, all of the model: one after the other, on one lane."""
 
-    def met(s: Any, how: Any, gathering: Gathering) -> None:
+    def met(s: Any, how: Any, gathering: Gathering, *_: Any) -> None:
         nothing_early = mock.patch.object(gathering, "chunks_are_final", return_value=None)
         with nothing_early:
             meeting.meet(s, how, gathering)
@@ -200,14 +201,15 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-class UntilUpdated:
-    """As `AllToAll`, but all buckets wait until the first one has been updated."""
+class Until:
+    """As `AllToAll`, but all buckets wait until something has become of the first one's chunk."""
 
     shards = True
     across = False
     piecemeal = True
 
-    def __init__(self) -> None:
+    def __init__(self, become: Callable[[Tensor, Tensor], bool]) -> None:
+        self._become = become
         self._before: Tensor | None = None
 
     def idle(self, job: Job) -> bool:
@@ -219,12 +221,35 @@ class UntilUpdated:
             self._before = own.clone()
         else:
             before = self._before
-            until(lambda: not torch.equal(own, before))
+            until(lambda: self._become(own, before))
         AllToAll()(d, b)
 
 
+def has_changed(own: Tensor, before: Tensor) -> bool:
+    return not torch.equal(own, before)
+
+
 def test_a_bucket_is_updated_while_the_next_one_is_on_its_way() -> None:
-    threads.run(2, lambda world: one_step(world, 1, Method(UntilUpdated(), never, Mean())), timeout=PATIENCE)
+    def train(world: Transport) -> None:
+        one_step(world, 1, Method(Until(has_changed), never, Mean()))
+
+    threads.run(2, train, timeout=PATIENCE)
+
+
+def test_a_bucket_is_averaged_while_the_next_one_is_in_its_group() -> None:
+    averaged: list[int] = []
+
+    def allreduce(backend: ThreadBackend, *arguments: Any) -> None:
+        averaged.append(backend.rank)
+        plain(backend, *arguments)
+
+    def train(world: Transport) -> None:
+        exchange = Until(lambda own, before: has_changed(own, before) and len(averaged) > 0)
+        one_step(world, 2, Method(exchange, Every(1), Measured(Mean())))
+
+    plain = ThreadBackend.allreduce
+    with mock.patch.object(ThreadBackend, "allreduce", allreduce):
+        threads.run(4, train, timeout=PATIENCE)
 
 
 def test_a_bucket_crosses_groups_while_the_next_one_is_in_its_group() -> None:
