@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "elements.h"
+#include "packing.h"
 
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
 #define INLINE AVX2 __attribute__((always_inline)) inline
@@ -93,7 +94,17 @@ AVX2 double add(float* acc, typename Element::Bits* g, int64_t count) {
     return total(lanes);
 }
 
-constexpr Instructions WITH_AVX2 = {"avx2", passing, add<Float32>, add<BFloat16>, add<Float16>};
+// Those that the compiler vectorizes by itself, once it may.
+AVX2 int32_t largest(const float* x, int64_t count) { return largest_bits(x, count); }
+AVX2 void quantize(const float* x, int64_t count, float scale, const Rounding& how, uint32_t first, int8_t* q) {
+    quantize_block(x, count, scale, how, first, q);
+}
+AVX2 void scaled(const int8_t* q, int64_t count, float scale, float* x) { scale_block(q, count, scale, x); }
+AVX2 void join(const int8_t* q, int64_t count, uint8_t* code) { join_halves(q, count, code); }
+AVX2 void split(const uint8_t* code, int64_t count, int8_t* q) { split_halves(code, count, q); }
+
+constexpr Instructions WITH_AVX2 = {"avx2",  passing,  add<Float32>, add<BFloat16>, add<Float16>,
+                                    largest, quantize, scaled,       join,          split};
 
 }  // namespace
 

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+struct Rounding;
+
 constexpr int64_t WORD = 32;     // elements that share one mask
 constexpr int64_t BLOCK = 512;   // elements at most for one call of `passing`, so that they stay in L1
 constexpr int64_t LANES = 8;     // partial sums of `add_*`: element j of a call counts in j % LANES
@@ -23,6 +25,17 @@ struct Instructions {
     double (*add_float32)(float* acc, float* g, int64_t count);
     double (*add_bfloat16)(float* acc, uint16_t* g, int64_t count);
     double (*add_float16)(float* acc, uint16_t* g, int64_t count);
+
+    // The largest magnitude, as bits: those of NaNs are above all.
+    int32_t (*largest_bits)(const float* x, int64_t count);
+
+    // q = x / scale as whole numbers; `first` is the index of x[0] among all. x = q · scale.
+    void (*quantize)(const float* x, int64_t count, float scale, const Rounding& how, uint32_t first, int8_t* q);
+    void (*scale)(const int8_t* q, int64_t count, float scale, float* x);
+
+    // Numbers of 4 bits, two a byte.
+    void (*join_halves)(const int8_t* q, int64_t count, uint8_t* code);
+    void (*split_halves)(const uint8_t* code, int64_t count, int8_t* q);
 };
 
 const Instructions& best_instructions();      // those of this CPU

@@ -56,3 +56,13 @@ HPCSGD_API int64_t hpcsgd_encode(const int64_t* indices, int64_t count, uint8_t*
 
 // The inverse; MALFORMED where `code` does not hold exactly `count` indices below 2^63.
 HPCSGD_API int64_t hpcsgd_decode(const uint8_t* code, int64_t bytes, int64_t count, int64_t* indices);
+
+// x as numbers of 8 or 4 bits in blocks of `block` elements, a multiple of 8: a float32 for each block, then the
+// numbers, of 4 bits two a byte. Rounded to the nearest even, or up and down by chance, the dice being thrown by
+// `draw`. Blocks with a NaN or an infinity become NaNs.
+HPCSGD_API int64_t hpcsgd_pack(const float* x, int64_t n, int64_t block, int32_t bits, int32_t stochastic,
+                               uint32_t draw, uint8_t* code, int32_t threads, int32_t portable);
+
+// The inverse, but for the rounding.
+HPCSGD_API int64_t hpcsgd_unpack(const uint8_t* code, int64_t n, int64_t block, int32_t bits, float* x,
+                                 int32_t threads, int32_t portable);

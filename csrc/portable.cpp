@@ -5,6 +5,7 @@
 #include "instructions.h"
 #include "kernels.h"
 #include "magnitude.h"
+#include "packing.h"
 
 namespace {
 
@@ -32,7 +33,9 @@ double add(float* acc, typename Element::Bits* g, int64_t count) {
     return total(lanes);
 }
 
-constexpr Instructions PORTABLE = {"portable", passing, add<Float32>, add<BFloat16>, add<Float16>};
+constexpr Instructions PORTABLE = {
+    "portable",   passing,        add<Float32>, add<BFloat16>, add<Float16>,
+    largest_bits, quantize_block, scale_block,  join_halves,   split_halves};
 
 }  // namespace
 

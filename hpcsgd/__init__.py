@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcsgd import wires
     from hpcsgd.averagers import Averaged, Reset, kept
     from hpcsgd.core import graphs
     from hpcsgd.core.topology import Job
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from hpcsgd.engine.optimizer import DistributedOptimizer
     from hpcsgd.engine.scaling import GradScaler
     from hpcsgd.errors import JobError, UserError
-    from hpcsgd.exchanges import AllToAll, MomentumCorrection, RateInside, ReduceScatter, Sparse
+    from hpcsgd.exchanges import AllToAll, MomentumCorrection, Packed, RateInside, ReduceScatter, Sparse
     from hpcsgd.methods import (
         Method,
         ad_psgd,
@@ -81,6 +82,7 @@ _HOMES = {
     "MomentumCorrection": "exchanges",
     "NaturalGradient": "natural_gradient",
     "Overlapping": "data",
+    "Packed": "exchanges",
     "RateInside": "exchanges",
     "ReduceScatter": "exchanges",
     "Reset": "averagers",
@@ -115,6 +117,7 @@ _HOMES = {
     "ssp": "methods",
     "streamed": "methods",
     "switch": "methods",
+    "wires": "",
 }
 
 __all__ = [
@@ -137,6 +140,7 @@ __all__ = [
     "MomentumCorrection",
     "NaturalGradient",
     "Overlapping",
+    "Packed",
     "RateInside",
     "ReduceScatter",
     "Reset",
@@ -171,6 +175,7 @@ __all__ = [
     "ssp",
     "streamed",
     "switch",
+    "wires",
 ]
 
 
@@ -178,4 +183,6 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for: the command line answers `--help` without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not _HOMES[name]:
+        return importlib.import_module(f"{__name__}.{name}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcsgd
 import hpcsgd.transport
-from hpcsgd.core import method, step
+from hpcsgd.core import capabilities, method, step
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Searches, Sends
 from hpcsgd.data import Partition
@@ -37,6 +37,7 @@ from hpcsgd.exchanges.feedback import Feedback
 from hpcsgd.sparsifiers import Sparsifier
 from hpcsgd.sparsifiers.base import Foreseeing
 from hpcsgd.transport import Transport, threads
+from hpcsgd.wires.base import Rounding
 
 SECTIONS = re.compile(r"^(Args|Raises|Example|Source):$", re.MULTILINE)
 SUMMARY = re.compile(r"(?!Not to be confused|Args:|Raises:|Example:|Source:).+[.:]", re.DOTALL)
@@ -47,19 +48,21 @@ NO_PAPER = {
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (
-    method.Central, method.Composed, method.Stateful, method.Wrapping, step.Averager, step.GroupExchange,
-    Feedback, Foreseeing, Partition, Searches, Sends, Sparsifier, hpcsgd.graphs.Graph,
+    capabilities.BucketByBucket, capabilities.KeepsGradients, capabilities.Regardless, method.Central,
+    method.Composed, method.Stateful, method.Wrapping, step.Averager, step.GroupExchange, step.Publishing,
+    Feedback, Foreseeing, Partition, Rounding, Searches, Sends, Sparsifier, hpcsgd.graphs.Graph,
 )  # fmt: skip
 """What their members do is said there, once, and not again in every class that has them."""
 SAMPLES = 64
 
 
 def public() -> dict[str, Any]:
-    """The exported names, `graphs` with what is in it."""
+    """The exported names, `graphs` and `wires` with what is in them."""
     names = {name: getattr(hpcsgd, name) for name in hpcsgd.__all__}
-    graphs = names.pop("graphs")
+    graphs, wires = names.pop("graphs"), names.pop("wires")
     inside = {name: value for name, value in vars(graphs).items() if _home(value) == graphs.__name__}
-    return names | {f"graphs.{name}": x for name, x in inside.items() if not name.startswith("_")}
+    formats = {f"wires.{name}": getattr(wires, name) for name in wires.__all__ if not name.isupper()}
+    return names | {f"graphs.{name}": x for name, x in inside.items() if not name.startswith("_")} | formats
 
 
 def _home(value: Any) -> str | None:
@@ -231,7 +234,7 @@ def test_the_public_names_are_written_down_alike() -> None:
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     typed = {alias.name: node.module for node in imports for alias in node.names}
-    assert typed == {name: f"hpcsgd.{home}" for name, home in hpcsgd._HOMES.items()}
+    assert typed == {name: f"hpcsgd.{home}".rstrip(".") for name, home in hpcsgd._HOMES.items()}
     assert sorted(typed) == sorted(hpcsgd.__all__)
     assert all(getattr(hpcsgd, name) is not None for name in typed)
 

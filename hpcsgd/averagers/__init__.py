@@ -5,6 +5,7 @@ from hpcsgd.averagers.ensemble import Ensemble
 from hpcsgd.averagers.joined import average_joined
 from hpcsgd.averagers.mean import Mean, MeanOfAll, agree
 from hpcsgd.averagers.moments import MOMENTS, AroundMoments, Averaged, Reset, kept
+from hpcsgd.averagers.packed import PackedMean, mean_by
 
 __all__ = [
     "MOMENTS",
@@ -14,8 +15,10 @@ __all__ = [
     "Mean",
     "MeanOfAll",
     "Measured",
+    "PackedMean",
     "Reset",
     "agree",
     "average_joined",
     "kept",
+    "mean_by",
 ]

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from hpcsgd.core.capabilities import Counting
+from hpcsgd.core.capabilities import Counting, KeepsGradients, Referring
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Averager, Exchange, Schedule
 from hpcsgd.errors import UserError
@@ -22,7 +22,8 @@ State = dict[str, dict[str, Any]]
     same     the same on all ranks: it goes everywhere
     mean     each rank has its number: all get their mean
     chunks   a list with what belongs to `own` of every bucket (to `w` where the averager does not shard): cut
-             anew like the parameters, for another P the mean of the groups'; dropped where there is one group
+             anew like the parameters, for another P the mean of the groups'; dropped where there is one
+             group, unless they are an exchange's
     workers  by parameter as many elements, on each rank others: the mean over the ranks of a group, for
              another P over all; dropped where a group has nobody to exchange with
     own      of a group or rank as it was: dropped
@@ -156,7 +157,7 @@ class Method:
     def exchange_keeps(self) -> bool:
         """Whether an exchange, of a method inside, too, keeps something of a step's gradients for later."""
         exchanges = (part for _, part in self.by_role() if isinstance(part, Exchange))
-        return any(isinstance(part, Stateful) for exchange in exchanges for _, part in parts_of("", exchange))
+        return any(_keeps_gradients(part) for exchange in exchanges for _, part in parts_of("", exchange))
 
     def by_role(self) -> Iterator[tuple[str, Any]]:
         """All parts; those inside others, too."""
@@ -167,6 +168,18 @@ class Method:
 def remembering(part: Any) -> dict[str, Stateful]:
     """What has a memory of `part` and what is inside it, by role."""
     return {role: found for role, found in parts_of("how", part) if isinstance(found, Stateful)}
+
+
+def refer(how: Any, common: Sequence[Tensor]) -> None:
+    """Tell whoever in `how` sends differences that all groups have `common` now."""
+    while isinstance(how, Wrapping):
+        how = how.inner
+    if isinstance(how, Referring):
+        how.refer_to(common)
+
+
+def _keeps_gradients(part: Any) -> bool:
+    return part.keeps_gradients if isinstance(part, KeepsGradients) else isinstance(part, Stateful)
 
 
 def parts_of(role: str, part: Any) -> Iterator[tuple[str, Any]]:

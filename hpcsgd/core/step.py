@@ -5,7 +5,7 @@ backward → exchange in the group → update own chunk → [when?] average acro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -15,6 +15,8 @@ from torch import Tensor, optim
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import as_vector, squared_norm
 from hpcsgd.core.topology import Job
+from hpcsgd.core.traffic import Message, Sizes, gathers
+from hpcsgd.transport import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ class Moments(Protocol):
 class Exchange(Protocol):
     """How the K ranks of a group bring their gradients together, one bucket at a time.
 
-    Runs as blocking code on the communication thread, while the backward pass of earlier layers goes on.
+    Runs as blocking code on the communication thread, while the backward pass of earlier layers goes on. What
+    is left to another lane it may return: the next bucket begins meanwhile.
     """
 
     @property
@@ -155,7 +158,7 @@ class Exchange(Protocol):
         """Whether there is nothing to do in this job, so that gradients stay where autograd put them."""
         ...
 
-    def __call__(self, d: Departure, b: Bucket) -> None: ...
+    def __call__(self, d: Departure, b: Bucket) -> Work | None: ...
 
 
 @runtime_checkable
@@ -165,6 +168,40 @@ class GroupExchange(Exchange, Protocol):
     def across_groups(self) -> Exchange:
         """It, among them instead of those of a group."""
         ...
+
+
+@runtime_checkable
+class Publishing(Protocol):
+    """An exchange that says how the positions of a group give each other their chunks after an update, where
+    these do not travel as they are: between two steps all have what has arrived, and each knows more of its
+    own.
+    """
+
+    @property
+    def publishes(self) -> bool: ...
+
+    def take_back(self, s: Step) -> None:
+        """Before an update: `own` of every bucket becomes what its position knows of it."""
+        ...
+
+    def publish(self, s: Step) -> None:
+        """After it, in place of the allgather: `w` becomes what has arrived. Collective over the group."""
+        ...
+
+    def publications(self, m: Sizes) -> Iterable[Message]:
+        """What `publish` sends, as `sends` tells of the exchange."""
+        ...
+
+
+def publisher(exchange: Exchange) -> Publishing | None:
+    """It, if it publishes."""
+    return exchange if isinstance(exchange, Publishing) and exchange.publishes else None
+
+
+def publications(exchange: Exchange, m: Sizes) -> Iterable[Message]:
+    """What makes one model of the positions' chunks after a step."""
+    found = publisher(exchange)
+    return gathers(m) if found is None else found.publications(m)
 
 
 class Schedule(Protocol):

@@ -19,6 +19,7 @@ from hpcsgd.core.flat import cut
 
 Over = Literal["group", "cross", "world", "peers"]
 """The communicators of a `Job`; peers are jobs of their own, and what goes to them is in no ledger."""
+Stage = Literal["exchange", "meeting", "gather"]
 FLOAT64 = 8
 """Bytes of a norm, a loss or a count."""
 
@@ -38,7 +39,10 @@ class Message:
     times: float = 1.0
     """A step, or a meeting, on the mean."""
     bucket: int | None = None
-    """It leaves when the gradients of this bucket are there; None: when all has been computed."""
+    """It is of this bucket and leaves when that is there, others being on their way or not; None: it leaves
+    when all before it is done."""
+    stage: Stage = "exchange"
+    """Which one of a step it is part of."""
     hidden: int = 0
     """How many of the next steps are computed while it travels; 0: it is waited for."""
     reduced: float = 0.0
@@ -181,6 +185,13 @@ class Searches(Protocol):
 def sends(part: object, m: Sizes) -> list[Message]:
     """Of a part that sends nothing: none."""
     return list(part.sends(m)) if isinstance(part, Sends) else []
+
+
+def gathers(m: Sizes) -> list[Message]:
+    """What makes one model of the positions' chunks: T2 of eq. 8 of the hierarchical local SGD paper."""
+    if m.K == 1:
+        return []
+    return [Message("allgather", "group", b.nbytes, "parameters") for b in m.buckets]
 
 
 def allreduce(over: Over, nbytes: float, phase: str = "") -> Message:

@@ -7,10 +7,12 @@ from hpcsgd.exchanges.codecs import Gaps, Plain
 from hpcsgd.exchanges.combining import everyones, own
 from hpcsgd.exchanges.dense import AcrossGroups, AllReduce, AllToAll, Gathered, ReduceScatter
 from hpcsgd.exchanges.feedback import ErrorFeedback, MomentumCorrection, RateInside
+from hpcsgd.exchanges.packed import Packed
 from hpcsgd.exchanges.sparse import Sparse
 
 EXCHANGES: Mapping[str, Callable[..., Exchange]] = {
     "alltoall": AllToAll,
+    "packed": Packed,
     "reduce_scatter": ReduceScatter,
     "sparse": Sparse,
 }
@@ -25,6 +27,7 @@ __all__ = [
     "Gaps",
     "Gathered",
     "MomentumCorrection",
+    "Packed",
     "Plain",
     "RateInside",
     "ReduceScatter",

@@ -1,4 +1,5 @@
-"""What sparse gradient exchange does to whole gradients: accumulate them, choose the largest, name these.
+"""What must run at memory speed: of sparse exchange, gradients are accumulated, their largest elements chosen
+and named; of narrow wires, vectors are packed into few bits.
 
 float32 on the CPU and on NVIDIA's GPUs is served by the native libraries where these were built (csrc/,
 csrc/cuda/), other devices by `hpcsgd.kernels.on_device`, everything else by `hpcsgd.kernels.reference`, which
@@ -21,7 +22,20 @@ from hpcsgd.kernels import on_device, reference
 from hpcsgd.kernels.cuda import Cuda
 from hpcsgd.kernels.native import GRADIENT_TYPES, Native
 
-__all__ = ["Cuda", "Native", "above", "accumulate", "cuda", "decode", "encode", "largest", "native"]
+__all__ = [
+    "Cuda",
+    "Native",
+    "above",
+    "accumulate",
+    "cuda",
+    "decode",
+    "encode",
+    "largest",
+    "native",
+    "pack",
+    "packed_bytes",
+    "unpack",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +47,8 @@ def native() -> Native | None:
         return Native.load()
     except OSError as error:
         logger.warning(
-            "no native kernels, so sparse exchange will be slow; pip install hpcsgd again where there is a "
-            "C++ compiler (%s)",
+            "no native kernels, so sparse exchange and narrow wires will be slow; pip install hpcsgd again "
+            "where there is a C++ compiler (%s)",
             error,
         )
         return None
@@ -145,6 +159,41 @@ def decode(code: Tensor, count: int) -> Tensor:
         return on_device.decode(code, count)
     library = native() if _in_memory(code) else None
     return reference.decode(code, count) if library is None else library.decode(code, count)
+
+
+def packed_bytes(n: int, block: int, bits: int) -> int:
+    """Of what `pack` makes of n elements."""
+    return 4 * -(-n // block) + -(-n * bits // 8)
+
+
+def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None = None) -> None:
+    """`x` as numbers of 8 or 4 bits with a scale for every `block` elements, a multiple of 8, into `code`.
+
+    `x`: (n,) float32; `code`: uint8, `packed_bytes` of it, at an address that float32 may have. A number
+    times the scale is x to the nearest, of two the even one; with a `draw`, a number of 32 bits, up or down
+    by chance, so that the mean is x: the same every time, and others for another `draw`. The scale is the
+    largest magnitude over 127 or 7; NaN where there is a NaN or an infinity, so that the block becomes NaNs.
+    Blocks of magnitudes that float32 cannot divide by that, below 10⁻⁴³, become zeros.
+    """
+    _require_packable(x, code, block, bits)
+    library = native() if _in_memory(x) and _in_memory(code) else None
+    (library or reference).pack(x, code, block, bits, draw)
+
+
+def unpack(code: Tensor, out: Tensor, block: int, bits: int) -> None:
+    """The inverse of `pack`, but for the rounding."""
+    _require_packable(out, code, block, bits)
+    library = native() if _in_memory(code) and _in_memory(out) else None
+    (library or reference).unpack(code, out, block, bits)
+
+
+def _require_packable(x: Tensor, code: Tensor, block: int, bits: int) -> None:
+    assert x.dtype == torch.float32
+    assert code.dtype == torch.uint8
+    assert bits in (4, 8)
+    assert block > 0
+    assert block % 8 == 0
+    assert code.numel() == packed_bytes(x.numel(), block, bits)
 
 
 def _serving(x: Tensor) -> Native | Cuda | None:

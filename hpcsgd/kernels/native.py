@@ -31,6 +31,8 @@ _SIGNATURES = {
     "encoded_bytes": [_POINTER, _LONG],
     "encode": [_POINTER, _LONG, _POINTER],
     "decode": [_POINTER, _LONG, _LONG, _POINTER],
+    "pack": [_POINTER, _LONG, _LONG, _INT, _INT, ctypes.c_uint32, _POINTER, _INT, _INT],
+    "unpack": [_POINTER, _LONG, _LONG, _INT, _POINTER, _INT, _INT],
 }
 
 
@@ -117,6 +119,13 @@ class Native:
         indices = torch.empty(count, dtype=torch.int64, device="cpu")
         self._call("decode", code.data_ptr(), code.numel(), count, indices.data_ptr())
         return indices
+
+    def pack(self, x: Tensor, code: Tensor, block: int, bits: int, draw: int | None) -> None:
+        rounding = (int(draw is not None), draw or 0)
+        self._call("pack", x.data_ptr(), x.numel(), block, bits, *rounding, code.data_ptr(), *self._how())
+
+    def unpack(self, code: Tensor, out: Tensor, block: int, bits: int) -> None:
+        self._call("unpack", code.data_ptr(), out.numel(), block, bits, out.data_ptr(), *self._how())
 
     def _how(self) -> tuple[int, int]:
         return torch.get_num_threads(), int(self.portable)

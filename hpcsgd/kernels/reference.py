@@ -61,6 +61,60 @@ def decode(code: Tensor, count: int) -> Tensor:
     return torch.as_tensor(indices.astype(np.int64), device="cpu").to(code.device)
 
 
+def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None) -> None:
+    n, blocks, most = x.numel(), -(-x.numel() // block), largest_number(bits)
+    rows = x.new_zeros(blocks * block)
+    rows[:n] = x
+    rows = rows.view(blocks, block)
+    largest = rows.abs().amax(1)
+    scales = (largest / torch.full_like(largest, most)).masked_fill_(~largest.isfinite(), torch.nan)
+    values = rows / scales[:, None]  # by a tensor: torch multiplies by what a number is the inverse of
+    values = (
+        values.round() if draw is None else (values + chances(values.numel(), draw, x).view_as(rows)).floor()
+    )
+    values = values.masked_fill_(~(scales > 0)[:, None], 0).clamp_(-most, most)
+    numbers = values.view(-1)[:n].to(torch.int8)
+    code[: 4 * blocks].view(torch.float32).copy_(scales)
+    code[4 * blocks :].copy_(numbers.view(torch.uint8) if bits == 8 else _two_a_byte(numbers))
+
+
+def unpack(code: Tensor, out: Tensor, block: int, bits: int) -> None:
+    n, blocks = out.numel(), -(-out.numel() // block)
+    numbers = code[4 * blocks :]
+    numbers = numbers.view(torch.int8) if bits == 8 else _by_halves(numbers)
+    rows = numbers.new_zeros(blocks * block)
+    rows[:n] = numbers[:n]
+    scales = code[: 4 * blocks].view(torch.float32)
+    out.copy_((rows.view(blocks, block).float() * scales[:, None]).view(-1)[:n])
+
+
+def largest_number(bits: int) -> int:
+    """In magnitude, of what travels in so many bits."""
+    return (1 << bits - 1) - 1
+
+
+def chances(n: int, draw: int, like: Tensor) -> Tensor:
+    """Numbers from 0 on and below 1, of 24 random bits: another sequence for every `draw`."""
+    low = 0xFFFFFFFF
+    bits = (torch.arange(n, device=like.device) * 0x9E3779B1 + draw) & low
+    bits = ((bits ^ bits >> 16) * 0x85EBCA6B) & low
+    bits = ((bits ^ bits >> 13) * 0xC2B2AE35) & low
+    return ((bits ^ bits >> 16) >> 8).float() * 2.0**-24
+
+
+def _two_a_byte(numbers: Tensor) -> Tensor:
+    """Of 4 bits each, the first in the lower half; an odd one has a zero beside it."""
+    halves = numbers.new_zeros(-(-numbers.numel() // 2) * 2)
+    halves[: numbers.numel()] = numbers
+    low, high = (halves.view(torch.uint8) & 0xF).view(-1, 2).unbind(1)
+    return low | high << 4
+
+
+def _by_halves(code: Tensor) -> Tensor:
+    halves = torch.stack([code & 0xF, code >> 4], 1).view(-1)
+    return (halves ^ 8).to(torch.int8) - 8
+
+
 def integers(x: Tensor) -> list[int]:
     """Of a tensor on the CPU."""
     return [int(number) for number in x]

@@ -20,13 +20,14 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
+from hpcsgd.averagers import AroundMoments, Measured, kept, mean_by
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.transport import phase
+from hpcsgd.wires.base import Wire
 
 GAMMA = 1 / 2
 
@@ -129,6 +130,7 @@ def adacomm(
     block: int,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
     moments: AroundMoments = kept,
+    average: Wire | None = None,
 ) -> Method:
     """Local SGD whose groups meet seldom at first, and the more often the less loss is left.
 
@@ -144,6 +146,9 @@ def adacomm(
         exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
             AllToAll().
         moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
+        average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, …; of all
+            meetings but the first, in which they come together as they are. Default None: as they are, in
+            all.
 
     Raises:
         UserError: for an `interval` or `block` that is no whole number ≥ 1; in a step without a loss, or at a
@@ -163,4 +168,4 @@ def adacomm(
         J. Wang, G. Joshi: Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in
         Local-Update SGD, SysML 2019 (arXiv:1810.08313), section 4.
     """
-    return Method(exchange=exchange, when=Adaptive(interval, block), how=moments(Measured(Mean())))
+    return Method(exchange=exchange, when=Adaptive(interval, block), how=moments(Measured(mean_by(average))))

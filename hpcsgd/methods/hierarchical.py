@@ -18,17 +18,19 @@ transfer overlaps the backward pass but not the next forward pass.
 
 from __future__ import annotations
 
-from hpcsgd.averagers import AroundMoments, Mean, MeanOfAll, Measured, kept
+from hpcsgd.averagers import AroundMoments, MeanOfAll, Measured, kept, mean_by
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange
 from hpcsgd.exchanges import AllReduce, AllToAll
 from hpcsgd.schedules import Every
+from hpcsgd.wires.base import Wire
 
 
 def hierarchical(
     every: int,
     exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
     moments: AroundMoments = kept,
+    average: Wire | None = None,
 ) -> Method:
     """Local SGD of groups: they train apart and average the chunks that they own after every `every` steps.
 
@@ -45,6 +47,9 @@ def hierarchical(
             for K gradient chunks is short, or `Sparse(...)`. Default AllToAll().
         moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept, which
             sends nothing.
+        average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, …; of all
+            meetings but the first, in which they come together as they are. Default None: as they are, in
+            all.
 
     Raises:
         UserError: for `every` below 1.
@@ -59,7 +64,7 @@ def hierarchical(
         S. Lee, Q. Kang, A. Agrawal, A. Choudhary, W. Liao: Communication-Efficient Local Stochastic Gradient
         Descent for Scalable Deep Learning, IEEE Big Data 2020, section III-B, eq. 2.
     """
-    return Method(exchange=exchange, when=Every(every), how=moments(Measured(Mean())))
+    return Method(exchange=exchange, when=Every(every), how=moments(Measured(mean_by(average))))
 
 
 def allreduce_local_sgd(every: int, moments: AroundMoments = kept) -> Method:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from hpcsgd.averagers import MeanOfAll, agree
 from hpcsgd.core.capabilities import Foreseen
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method, State
-from hpcsgd.core.step import Averager, Departure, Step
+from hpcsgd.core.step import Averager, Departure, Publishing, Step, publications, publisher
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.errors import UserError
+from hpcsgd.transport import Work
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ class TheirExchange:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
         self.shards = turn.first.exchange.shards
+        self._beside: Publishing | None = None
+        """Who took back the chunks of this step."""
 
     @property
     def across(self) -> bool:
@@ -54,11 +58,31 @@ class TheirExchange:
     def idle(self, job: Job) -> bool:
         return self._turn.first.exchange.idle(job) and self._turn.then.exchange.idle(job)
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
-        self._turn.method.exchange(d, b)
+    def __call__(self, d: Departure, b: Bucket) -> Work | None:
+        return self._turn.method.exchange(d, b)
 
     def sends(self, m: Sizes) -> list[Message]:
         return sends(self._turn.method.exchange, m)
+
+    @property
+    def publishes(self) -> bool:
+        return any(publisher(method.exchange) for method in (self._turn.first, self._turn.then))
+
+    def take_back(self, s: Step) -> None:
+        self._beside = publisher(self._turn.method.exchange)
+        if self._beside is not None:
+            self._beside.take_back(s)
+
+    def publish(self, s: Step) -> None:
+        """In the last step of `first` as they are, so that nothing is kept that `then` does not know."""
+        if self._beside is not None and not self._turn.last:
+            self._beside.publish(s)
+        elif s.job.K > 1:
+            for b in s.buckets:
+                s.job.group.allgather(b.w, b.own).wait()
+
+    def publications(self, m: Sizes) -> Iterable[Message]:
+        return publications(self._turn.method.exchange, m)
 
 
 class TheirSchedule:
@@ -105,7 +129,7 @@ class TheirAverager:
 
     def sends(self, m: Sizes) -> list[Message]:
         """Of whoever's turn it is; the mean between the two is left out."""
-        return sends(self._turn.method.how, m)
+        return [replace(x, bucket=None) for x in sends(self._turn.method.how, m)]
 
     @property
     def inner(self) -> Averager:

@@ -22,6 +22,8 @@ from hpcsgd.methods import METHODS
 from hpcsgd.methods.diloco import MakeOptimizer
 from hpcsgd.methods.selsync import AGGREGATES, Aggregate
 from hpcsgd.sparsifiers import SPARSIFIERS, Sparsifier
+from hpcsgd.wires import ROUNDINGS, WIRES
+from hpcsgd.wires.base import Rounding, Wire
 
 
 def _subclasses(module: Any, base: type) -> dict[str, type]:
@@ -44,7 +46,9 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     GroupExchange: EXCHANGES,
     MakeOptimizer: OPTIMIZERS,
     Method: METHODS,
+    Rounding: ROUNDINGS,
     Sparsifier: SPARSIFIERS,
+    Wire: WIRES,
 }
 """By what the parameters for them are annotated with; each table stands beside what it names."""
 

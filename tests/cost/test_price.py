@@ -11,7 +11,7 @@ from hpcsgd.cost.compute import Busy, Compute
 from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.papers import Setting, allreduce_epoch, hierarchical_epoch
-from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, pipelined, price
+from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, price
 from hpcsgd.cost.ways import ways
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Sparse
@@ -93,12 +93,6 @@ def test_gradients_hide_behind_the_backward_pass() -> None:
     assert short.phases["gradients"] == pytest.approx(E - 3 / 4 * E / 10)
     slowed = price(bsp(), m, machine(2), Computed(forward=0.0, backward=100 * E, slowed=1.5))
     assert slowed.phases["compute"] == pytest.approx(100 * E + 0.5 * E)
-
-
-def test_pipelined() -> None:
-    assert pipelined([1.0, 2.0, 3.0], [0.5, 0.5, 0.5]) == 3.5
-    assert pipelined([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]) == 7.0
-    assert pipelined([], []) == 0.0
 
 
 def test_overlapped_gossip_counts_where_it_is_longer_than_the_step() -> None:

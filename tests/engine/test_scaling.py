@@ -162,7 +162,7 @@ def test_refusals() -> None:
         scaler.step(optimizer)
 
     for case, message in {
-        "sparse": "GradScaler with a sparse exchange",
+        "sparse": "GradScaler with an exchange that keeps gradients",
         "islands": "GradScaler among groups that may die",
     }.items():
         with pytest.raises(UserError, match=message):

@@ -15,11 +15,12 @@ from torch import Tensor, optim
 from hpcsgd.core.graphs import Exponential, Graph, Ring
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.topology import Job, form
-from hpcsgd.exchanges import ReduceScatter, Sparse
+from hpcsgd.exchanges import Packed, ReduceScatter, Sparse
 from hpcsgd.methods import METHODS, Method, bsp, diloco, hierarchical, sgp
 from hpcsgd.methods.selsync import gradients
 from hpcsgd.sparsifiers import Deft
 from hpcsgd.transport import Transport
+from hpcsgd.wires import fp16, int4, int8
 from local_methods import (
     NESTEROV,
     accumulating,
@@ -33,6 +34,7 @@ from local_methods import (
     with_outer,
 )
 from methods.invariants import Invariant, every_update_counts_once, reads_within, the_mean_is_kept
+from packing import Wires, by_blocks, half, packed
 from references import (
     MakeOptimizer,
     Meet,
@@ -170,6 +172,7 @@ def adam_outside(params: Sequence[Tensor]) -> optim.Optimizer:
     return optim.Adam(params, lr=0.1, eps=0.1)
 
 
+IN_FEW_BITS = Wires(half, by_blocks(8, 8), by_blocks(4, 16))
 REFERENCES: Mapping[str, Case] = {
     "adacomm": Case(
         "adacomm",
@@ -182,6 +185,11 @@ REFERENCES: Mapping[str, Case] = {
     ),
     "bsp": Case("bsp", dict, synchronous),
     "bsp by reduce-scatter": Case("bsp", lambda: {"exchange": ReduceScatter()}, synchronous),
+    "bsp in few bits": Case(
+        "bsp",
+        lambda: {"exchange": Packed(gradients=int8(block=8))},
+        lambda P, K, make: packed(P, K, Wires(gradients=by_blocks(8, 8)), make, STEPS, None),
+    ),
     "d_psgd": Case(
         "d_psgd",
         dict,
@@ -209,6 +217,11 @@ REFERENCES: Mapping[str, Case] = {
     "hierarchical": Case("hierarchical", lambda: {"every": EVERY}, averaging, invariants=(the_mean_is_kept,)),
     "hierarchical by reduce-scatter": Case(
         "hierarchical", lambda: {"every": EVERY, "exchange": ReduceScatter()}, averaging
+    ),
+    "hierarchical in few bits": Case(
+        "hierarchical",
+        lambda: {"every": 2, "exchange": Packed(fp16(), int8(block=8)), "average": int4(block=16)},
+        lambda P, K, make: packed(P, K, IN_FEW_BITS, make, STEPS, 2),
     ),
     "hierarchical with DEFT": Case(
         "hierarchical",

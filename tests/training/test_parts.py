@@ -25,6 +25,8 @@ from hpcsgd.methods.selsync import AGGREGATES, parameters
 from hpcsgd.schedules import Every
 from hpcsgd.sparsifiers import SPARSIFIERS, TopK
 from hpcsgd.training.parts import FAMILIES, OPTIMIZERS, make_method
+from hpcsgd.wires import ROUNDINGS, WIRES, Nearest
+from hpcsgd.wires.halves import Halves
 from training.launches import JOB
 
 STEPS_PER_EPOCH = 10
@@ -48,6 +50,15 @@ class AGraph(PowersOfTwo):
 
 
 class ASparsifier(TopK):
+    pass
+
+
+class AWire(Halves):
+    def __init__(self) -> None:
+        super().__init__(torch.bfloat16)
+
+
+class ARounding(Nearest):
     pass
 
 
@@ -104,6 +115,13 @@ NEW: dict[str, Case] = {
         AnExchange,
         'name = "bsp"\nexchange = { name = "NEW", rounds = { epoch = 2 } }\n',
         lambda m: type(m.exchange.inner) if m.exchange.inner.rounds == 2 * STEPS_PER_EPOCH else None,
+    ),
+    "a wire": (WIRES, AWire, LOCAL + 'average = "NEW"\n', lambda m: type(m.how.inner.wire)),
+    "a rounding": (
+        ROUNDINGS,
+        ARounding,
+        LOCAL + 'exchange = { name = "packed", parameters = { name = "int4", rounding = "NEW" } }\n',
+        lambda m: type(m.exchange.parameters.rounding),
     ),
     "a graph": (
         GRAPHS,

@@ -140,7 +140,7 @@ def test_masters_are_of_a_model_in_bfloat16(job_file: Path, tmp_path: Path) -> N
                 "--method.exchange",
                 SPARSE,
             ],
-            r"\[training\] precision: GradScaler with a sparse exchange",
+            r"\[training\] precision: GradScaler with an exchange that keeps gradients",
         ),
         (["--training.channels_last", "true"], r"\[training\] channels_last: the model has no convolution"),
         (["--training.precision", "fp8"], "Allowed: bf16, bf16_master, fp16, fp32"),

@@ -1,0 +1,97 @@
+"""Packing and unpacking by wire formats, against one copy of the vector in memory, on one thread.
+
+    python benchmarks/wire.py --json benchmarks/results/wire.json
+
+A copy reads and writes four bytes an element. What takes at most twice its time packs half as many bytes a
+second as memory moves, far more than a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.record import Goal, Run
+from harness.table import print_table
+from harness.timing import Contestant, Spread, interleaved, ratios
+from hpcsgd import kernels, wires
+from hpcsgd.wires.base import Wire
+
+COPY = "copy"
+OVER_COPY = 2.0
+"""Goal: of the seconds of a copy."""
+IN_MEMORY = 11_200_000
+"""Elements from which on the goals hold: a smaller vector lives in a cache."""
+SIZES = (1_000_000, IN_MEMORY, 25_600_000)
+WIRES: dict[str, Wire] = {
+    "bf16": wires.bf16(),
+    "fp16": wires.fp16(),
+    "int8": wires.int8(),
+    "int8 stochastic": wires.int8(rounding=wires.Stochastic()),
+    "int4": wires.int4(),
+    "int4 stochastic": wires.int4(rounding=wires.Stochastic()),
+}
+
+
+def contestants(x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """Each with room of its own that has been touched."""
+    room = torch.zeros_like(x)
+    found: dict[str, Callable[[], object]] = {COPY: lambda: room.copy_(x)}
+    for name, wire in WIRES.items():
+        code = torch.zeros(wire.nbytes(x.numel()), dtype=torch.uint8)
+        found[f"pack {name}"] = lambda wire=wire, code=code: wire.encode(x, code, 1)
+        if "stochastic" not in name:  # how it was rounded is all the same to whom it arrives
+            found[f"unpack {name}"] = lambda wire=wire, code=code: wire.decode(code, room)
+    return found
+
+
+def measured(n: int, rounds: int) -> Iterator[dict[str, Any]]:
+    x = torch.from_numpy(np.random.default_rng(0).standard_normal(n, np.float32))
+    blocks = interleaved({name: Contestant(call) for name, call in contestants(x).items()}, rounds=rounds)
+    for name, block in blocks.items():
+        over = ratios(block.wall, blocks[COPY].wall)
+        yield {"n": n, "who": name, "seconds": asdict(Spread.of(block.wall)), "over_copy": asdict(over)}
+
+
+def goals(rows: list[dict[str, Any]]) -> list[Goal]:
+    return [
+        Goal(f"{row['n']:,}: {row['who']} over a copy", row["over_copy"]["median"], OVER_COPY)
+        for row in rows
+        if row["n"] >= IN_MEMORY and row["who"] != COPY
+    ]
+
+
+def cells(row: dict[str, Any]) -> list[object]:
+    seconds, over = row["seconds"]["median"], row["over_copy"]
+    ratio = f"{over['median']:.3f} ({over['low']:.3f}–{over['high']:.3f})"
+    return [f"{row['n']:,}", row["who"], f"{1e3 * seconds:.3f}", f"{4 * row['n'] / seconds / 1e9:.2f}", ratio]
+
+
+HEAD = ["n", "who", "ms", "GB/s of float32", "over a copy (quartiles)"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Wire formats against a copy in memory.")
+    parser.add_argument("--quick", action="store_true", help="seconds: fewer sizes and rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    library = kernels.native()
+    if library is None:
+        raise SystemExit("no native kernels to measure: pip install -e . where there is a C++ compiler")
+    run = Run()
+    torch.set_num_threads(1)
+    sizes, rounds = (SIZES[:2], 10) if arguments.quick else (SIZES, 60)
+    rows = [row for n in sizes for row in measured(n, rounds)]
+    print(library)
+    print_table(map(cells, rows), HEAD)
+    run.conclude(rows, goals(rows), arguments.json, {"kernels": str(library)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""A byte or half a byte an element: whole numbers in blocks that have a scale each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hpcsgd import kernels
+from hpcsgd.errors import UserError
+from hpcsgd.wires.base import Rounding, Wire
+from hpcsgd.wires.rounding import Nearest
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Numbers of so many `bits`, and for every `block` of them a float32: see `kernels.pack`."""
+
+    bits: int
+    block: int
+    rounding: Rounding
+
+    def __post_init__(self) -> None:
+        if self.block < 8 or self.block % 8:
+            raise UserError(f"block = {self.block}: a multiple of 8 elements is expected")
+
+    @property
+    def keeps(self) -> bool:
+        return not self.rounding.unbiased
+
+    def nbytes(self, n: int) -> int:
+        return -(-self._used(n) // 4) * 4
+
+    def encode(self, x: Tensor, code: Tensor, dice: int) -> None:
+        kernels.pack(x, code[: self._used(x.numel())], self.block, self.bits, self.rounding.draw(dice))
+
+    def decode(self, code: Tensor, out: Tensor) -> None:
+        kernels.unpack(code[: self._used(out.numel())], out, self.block, self.bits)
+
+    def _used(self, n: int) -> int:
+        return kernels.packed_bytes(n, self.block, self.bits)
+
+
+def int8(block: int = 256, rounding: Rounding = Nearest()) -> Wire:  # noqa: B008 - frozen
+    """A byte an element: whole numbers from −127 to 127 times a scale that `block` elements share.
+
+    The scale is the block's largest magnitude over 127. A block with a NaN or an infinity arrives as NaNs.
+
+    Not to be confused with integer training: all that is computed stays float.
+
+    Args:
+        block: elements that share a scale, 4 bytes; a multiple of 8. Default 256: 1.6 % more bytes.
+        rounding: `Nearest()`, with error feedback, or `Stochastic()`. Default Nearest().
+
+    Raises:
+        UserError: for a `block` that is no multiple of 8.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=8, average=hpcsgd.wires.int8())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+
+    Source:
+        T. Dettmers: 8-Bit Approximations for Parallelism in Deep Learning, ICLR 2016; in blocks as G. Wang et
+        al.: ZeRO++, 2023 (arXiv:2306.10209).
+    """
+    return Blocks(8, block, rounding)
+
+
+def int4(block: int = 64, rounding: Rounding = Nearest()) -> Wire:  # noqa: B008 - frozen
+    """Half a byte an element: whole numbers from −7 to 7 times a scale that `block` elements share.
+
+    The scale is the block's largest magnitude over 7. A block with a NaN or an infinity arrives as NaNs.
+
+    Not to be confused with the 4-bit floats of Streaming DiLoCo (E3M0): as many bits, but no scale there.
+
+    Args:
+        block: elements that share a scale, 4 bytes; a multiple of 8. Default 64: 12.5 % more bytes.
+        rounding: `Nearest()`, with error feedback, or `Stochastic()`. Default Nearest().
+
+    Raises:
+        UserError: for a `block` that is no multiple of 8.
+
+    Example:
+        >>> method = hpcsgd.diloco(every=50, average=hpcsgd.wires.int4())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+
+    Source:
+        G. Wang et al.: ZeRO++, 2023 (arXiv:2306.10209), gradients of 4 bits in blocks; A. Douillard et al.:
+        Streaming DiLoCo, 2025 (arXiv:2501.18512), outer gradients of 4 bits.
+    """
+    return Blocks(4, block, rounding)

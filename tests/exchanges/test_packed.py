@@ -1,0 +1,220 @@
+"""Gradients and parameters in few bits: what holds whatever the wire, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd import wires
+from hpcsgd.averagers import MeanOfAll
+from hpcsgd.core.topology import form
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import AllToAll, Packed
+from hpcsgd.methods import Method, bsp, hierarchical, switch
+from hpcsgd.schedules import Every
+from hpcsgd.transport import Transport
+from hpcsgd.wires.base import Wire
+from references import batch, loss, model, vector
+
+SHAPES = [(1, 3), (2, 2), (3, 2)]
+DICE = wires.int4(block=8, rounding=wires.Stochastic(seed=3))
+
+
+@dataclass(frozen=True)
+class Whole:
+    """As they are: what is left of a wire without rounding."""
+
+    keeps = False
+
+    def nbytes(self, n: int) -> int:
+        return 4 * n
+
+    def encode(self, x: Tensor, code: Tensor, dice: int) -> None:
+        code.view(torch.float32).copy_(x)
+
+    def decode(self, code: Tensor, out: Tensor) -> None:
+        out.copy_(code.view(torch.float32))
+
+
+def momentum(params: Sequence[nn.Parameter]) -> optim.Optimizer:
+    return optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def trained(
+    world: Transport,
+    P: int,
+    new: Callable[[], Method],
+    dtype: torch.dtype = torch.float32,
+    steps: int = 5,
+    **options: Any,
+) -> list[Tensor]:
+    """Parameters after each step, of that type."""
+    net, job = model(dtype=dtype), form(world, P)
+    optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, job, new(), **options)
+    history = []
+    for t in range(5):
+        optimizer.zero_grad()
+        loss(net, *batch(t, world.rank, dtype)).backward()
+        optimizer.step()
+        history.append(vector(net))
+    return history
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+@pytest.mark.parametrize("wire", [None, Whole()], ids=["none", "float32"])
+def test_without_rounding_the_bits_are_those_of_all_to_all(run, wire: Wire | None, P: int, K: int) -> None:
+    plain = run(P * K, trained, P, lambda: hierarchical(2))
+    packed = run(P * K, trained, P, lambda: hierarchical(2, Packed(gradients=wire)))
+    for mine, theirs in zip(packed, plain, strict=True):
+        assert all(torch.equal(w, v) for w, v in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+@pytest.mark.parametrize(
+    "wire", [wires.fp16(), wires.int8(8), wires.int4(8), DICE], ids=["fp16", "int8", "int4", "dice"]
+)
+def test_by_the_same_seed_the_same_bits_on_all_positions(run, wire: Wire, P: int, K: int) -> None:
+    """In buckets of a layer, sent during the backward pass."""
+    runs = [
+        run(P * K, lambda world: trained(world, P, lambda: bsp(Packed(wire, wire)), bucket_mb=1e-4))
+        for _ in range(2)
+    ]
+    first = runs[0][0]
+    for found in (each for ranks in runs for each in ranks):
+        assert all(torch.equal(w, v) for w, v in zip(found, first, strict=True))
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("wire", [wires.bf16(), wires.int8(8), wires.int4(8)], ids=["bf16", "int8", "int4"])
+def test_updates_too_small_for_the_wire_arrive(run, wire: Wire, dtype: torch.dtype) -> None:
+    """In each step one element of a block moves by 1, the others by a thousandth, less than the wire tells
+    beside it: after many they are where they would have been, within what one step moves."""
+    steps, size = 400, 24
+    rates = torch.full((size,), 1e-3)
+    rates[::8] = 1.0
+
+    def one(world: Transport) -> Tensor:
+        net = nn.Module()
+        net.w = nn.Parameter(torch.zeros(size, dtype=dtype))
+        job = form(world, 1)
+        optimizer = hpcsgd.DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=1.0), net, job, hierarchical(2, Packed(parameters=wire)),
+            master=None if dtype == torch.float32 else torch.float32,
+        )  # fmt: skip
+        for t in range(steps):
+            net.w.grad = None
+            (net.w * rates.to(dtype) * (-1) ** (t % 2 * (rates == 1))).sum().backward()
+            optimizer.step()
+        return net.w.detach().float()
+
+    for w in run(3, one):
+        torch.testing.assert_close(w, -rates * steps * (rates < 1), rtol=0.01, atol=0.08)
+
+
+@pytest.mark.ranks(1)
+def test_what_is_known_alone_comes_home_where_a_group_is_of_one(run) -> None:
+    def one(world: Transport) -> tuple[Tensor, Tensor]:
+        net, job = model(dtype=torch.float32), form(world, 1)
+        exchange = Packed(parameters=wires.int8())
+        optimizer = hpcsgd.DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=0.0), net, job, hierarchical(2, exchange)
+        )
+        (bucket,) = optimizer.buckets
+        before = bucket.own.clone()
+        exchange.load_state_dict({"same": {"t": 0}, "chunks": {"parameters": [torch.ones_like(before)]}})
+        optimizer.step()
+        optimizer.step()
+        return before, bucket.own.clone()
+
+    before, after = run(1, one)[0]
+    assert torch.equal(after, before + 1)
+
+
+@pytest.mark.ranks(2)
+def test_optimizers_of_whole_tensors_train_and_say_that_parameters_do_not_travel(run, caplog) -> None:
+    def one(world: Transport) -> tuple[list[Tensor], list[Tensor]]:
+        found = []
+        for exchange in (Packed(None, wires.int4()), AllToAll()):
+            net, job = model(dtype=torch.float32), form(world, 1)
+            optimizer = hpcsgd.DistributedOptimizer(
+                momentum(list(net.parameters())), net, job, hierarchical(2, exchange), elementwise=False
+            )
+            loss(net, *batch(0, world.rank, torch.float32)).backward()
+            optimizer.step()
+            found.append(vector(net))
+        return found[0], found[1]
+
+    for packed, plain in run(2, one):
+        assert torch.equal(packed, plain)
+
+
+@pytest.mark.ranks(2)
+def test_meetings_of_whole_models_are_refused(run) -> None:
+    def one(world: Transport) -> None:
+        net = model()
+        method = Method(Packed(parameters=wires.int8()), Every(2), MeanOfAll())
+        hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, form(world, 1), method)
+
+    with pytest.raises(UserError, match="meet with whole models"):
+        run(2, one)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("gradients", "refused"), [(None, False), (wires.bf16(), False), (DICE, False), (wires.int8(), True)]
+)
+def test_loss_scales_go_with_what_keeps_nothing(run, gradients: Wire | None, refused: bool) -> None:
+    def one(world: Transport) -> None:
+        net, job = model(dtype=torch.float32), form(world, 1)
+        method = hierarchical(2, Packed(gradients, wires.int8()))
+        optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, job, method)
+        scaler = hpcsgd.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(loss(net, *batch(0, world.rank, torch.float32))).backward()
+        scaler.step(optimizer)
+
+    if refused:
+        with pytest.raises(UserError, match="of several scales"):
+            run(2, one)
+    else:
+        run(2, one)
+
+
+@pytest.mark.ranks(2)
+def test_infinite_gradients_arrive_as_such(run) -> None:
+    def one(world: Transport) -> Tensor:
+        net, job = model(dtype=torch.float32), form(world, 1)
+        optimizer = hpcsgd.DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=1.0),
+            net,
+            job,
+            hierarchical(2, Packed(wires.int8())),
+            overlap=False,
+        )
+        loss(net, *batch(0, world.rank, torch.float32)).backward()
+        if world.rank == 1:
+            next(net.parameters()).grad = torch.full((7, 5), torch.inf)
+        optimizer.step()
+        return vector(net)
+
+    for w in run(2, one):
+        assert not w.isfinite().all()
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
+def test_exchanges_that_take_turns(run, P: int, K: int) -> None:
+    """Nothing that one kept is missing to the other: by a wire that tells nearly all, little changes."""
+
+    def new(exchange: Callable[[], Any]) -> Method:
+        return switch(bsp(exchange()), hierarchical(2, exchange()), at=3)
+
+    plain = run(P * K, trained, P, lambda: new(AllToAll))
+    packed = run(P * K, trained, P, lambda: new(lambda: Packed(parameters=wires.bf16())))
+    for mine, theirs in zip(packed, plain, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-3)

@@ -1,0 +1,181 @@
+"""Wire formats, and what is trained by way of them, once more in plain numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from references import MakeOptimizer, gathered_step, model, vector
+from sparsifying import backwards_gradient, put_backwards
+
+Arrives = Callable[[np.ndarray], np.ndarray]
+"""What becomes of a vector on its way."""
+
+
+def by_blocks(bits: int, block: int) -> Arrives:
+    """In blocks with a scale, to the nearest."""
+
+    def arrives(x: np.ndarray) -> np.ndarray:
+        parts = np.split(x.astype(np.float32), range(block, len(x), block)) if len(x) else []
+        return np.concatenate([*map(one, parts), np.empty(0, np.float32)])
+
+    def one(x: np.ndarray) -> np.ndarray:
+        most = np.float32(2 ** (bits - 1) - 1)
+        scale = np.abs(x).max() / most
+        if not np.isfinite(scale):
+            return np.full_like(x, np.nan)
+        return np.clip(np.rint(x / scale), -most, most) * scale if scale else np.zeros_like(x)
+
+    return arrives
+
+
+def half(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float16).astype(np.float32)
+
+
+def add(kept: np.ndarray, x: np.ndarray, wire: Arrives) -> None:
+    """To what was lost, where that is kept: of 16 bits it is not."""
+    if wire is half:
+        kept[:] = 0
+    kept[: len(x)] += x
+
+
+def mean_of_pieces(accs: Sequence[np.ndarray], wire: Arrives) -> list[np.ndarray]:
+    """Of every rank's vector each rank's piece; leaves in `accs` what was lost."""
+    n = len(accs)
+    rows = [acc.reshape(n, -1) for acc in accs]
+    means = []
+    for p in range(n):
+        versions = [row[p].copy() if i == p else wire(row[p]).astype(float) for i, row in enumerate(rows)]
+        for row, version in zip(rows, versions, strict=True):
+            row[p] -= version
+        means.append(sum(versions) / n)
+    return means
+
+
+def mean_everywhere(accs: Sequence[np.ndarray], wire: Arrives) -> np.ndarray:
+    pieces = mean_of_pieces(accs, wire)
+    arrived = [wire(piece).astype(float) for piece in pieces]
+    for p, acc in enumerate(accs):
+        acc.reshape(len(accs), -1)[p] = (pieces[p] - arrived[p]) * len(accs)
+    return np.concatenate(arrived)
+
+
+def filled(x: np.ndarray, n: int) -> np.ndarray:
+    return np.concatenate([x, np.zeros(-len(x) % n)])
+
+
+@dataclass(frozen=True)
+class Wires:
+    gradients: Arrives | None = None
+    parameters: Arrives | None = None
+    average: Arrives | None = None
+
+
+class Group:
+    """A model that K ranks have in common, p, and what the owners know beyond it, e; both run backwards."""
+
+    def __init__(self, K: int, make: MakeOptimizer) -> None:
+        self.K, self.net = K, model()
+        self.optimizer = make(list(self.net.parameters()))
+        self.M = vector(self.net).numel()
+        self.size = self.M + -self.M % K
+        self.kept = [np.zeros(self.size) for _ in range(K)]
+        self.e = np.zeros(self.size)
+
+    def gradients(self, t: int, g: int, wires: Wires) -> np.ndarray:
+        """Their mean, from the K chunks."""
+        found = [filled(backwards_gradient(self.net, t, g * self.K + j), self.K) for j in range(self.K)]
+        if self.K == 1 or wires.gradients is None:
+            return np.mean(found, 0)
+        for room, gradient in zip(self.kept, found, strict=True):
+            add(room, gradient, wires.gradients)
+        return np.concatenate(mean_of_pieces(self.kept, wires.gradients))
+
+    def w(self) -> np.ndarray:
+        parts = [p.detach().reshape(-1).numpy() for p in reversed(list(self.net.parameters()))]
+        return filled(np.concatenate(parts), self.K)
+
+    def put(self, w: np.ndarray) -> None:
+        stop = self.M
+        with torch.no_grad():
+            for p in self.net.parameters():
+                p.copy_(torch.from_numpy(w[stop - p.numel() : stop].copy()).view_as(p))
+                stop -= p.numel()
+
+    def update(self, g: np.ndarray) -> None:
+        """Of what the owners know; p is left to `publish`."""
+        self.p = self.w()
+        self.put(self.p + self.e)
+        put_backwards(self.net, g[: self.M])
+        self.optimizer.step()
+
+    def publish(self, wire: Arrives | None) -> None:
+        if wire is None or self.K == 1:
+            return
+        x = self.w()
+        moved = np.concatenate([wire(chunk).astype(float) for chunk in np.split(x - self.p, self.K)])
+        self.put(self.p + moved)
+        self.e = x - self.w()
+
+
+class Meeting:
+    """Of the chunks of one position, or across groups of their gradients."""
+
+    def __init__(self, P: int, K: int) -> None:
+        self.P, self.K = P, K
+        self.theta: np.ndarray | None = None
+        self.kept: list[list[np.ndarray]] = []
+
+    def mean(self, vectors: Sequence[np.ndarray], wire: Arrives) -> np.ndarray:
+        """Of `vectors`, chunk by chunk, with what was lost before."""
+        chunks = [np.split(x, self.K) for x in vectors]
+        size = len(chunks[0][0])
+        if not self.kept:
+            self.kept = [[filled(np.zeros(size), self.P) for _ in vectors] for _ in range(self.K)]
+        means = []
+        for j, kept in enumerate(self.kept):
+            for room, theirs in zip(kept, chunks, strict=True):
+                add(room, theirs[j], wire)
+            means.append(mean_everywhere(kept, wire)[:size])
+        return np.concatenate(means)
+
+    def model(self, ws: Sequence[np.ndarray], wire: Arrives | None) -> np.ndarray:
+        theta = self.theta
+        if theta is None or wire is None:
+            self.theta = np.mean(ws, 0)
+        else:
+            self.theta = theta + self.mean([w - theta for w in ws], wire)
+        assert self.theta is not None
+        return self.theta
+
+
+def packed(
+    P: int, K: int, wires: Wires, make: MakeOptimizer, steps: int, every: int | None
+) -> list[list[Tensor]]:
+    """P groups of K that meet, or exchange gradients in every step where `every` is None. [step][group]."""
+    groups = [Group(K, make) for _ in range(P)]
+    meeting, history = Meeting(P, K), []
+    for t in range(steps):
+        if K == 1 and (every is not None or P == 1):  # nobody to exchange with
+            for g, group in enumerate(groups):
+                gathered_step(group.net, group.optimizer, t, range(g, g + 1))
+        else:
+            gs = [group.gradients(t, g, wires) for g, group in enumerate(groups)]
+            if every is None and P > 1:
+                assert wires.gradients is not None
+                gs = [meeting.mean(gs, wires.gradients)] * P
+            for group, g in zip(groups, gs, strict=True):
+                group.update(g)
+        if every is not None and P > 1 and (t + 1) % every == 0:
+            theta = meeting.model([group.w() for group in groups], wires.average)
+            for group in groups:
+                group.put(theta)
+        for group in groups:
+            group.publish(wires.parameters)
+        history.append([vector(group.net) for group in groups])
+    return history
