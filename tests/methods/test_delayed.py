@@ -15,7 +15,7 @@ from hpcsgd.averagers import Averaged, Mean, Reset
 from hpcsgd.core.step import Step
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import AllToAll, Sparse
 from hpcsgd.methods import (
     Method,
     adacomm,
@@ -36,10 +36,12 @@ from hpcsgd.methods import (
 )
 from hpcsgd.methods.selsync import gradients
 from hpcsgd.schedules import Every
+from hpcsgd.sparsifiers import Deft
 from hpcsgd.transport import PeerLost, Transport, threads
 from local_methods import NESTEROV, carried, in_turn
 from methods.test_battery import OPTIMIZERS
 from references import MakeOptimizer, alone, distributed, model, one_step, same, vector
+from sparsifying import deft, sparsified
 
 EVERY, STEPS = 3, 10
 MADE: dict[str, tuple[Callable[[], Method], MakeOptimizer | None]] = {
@@ -76,6 +78,14 @@ def test_without_delay_it_is_the_method_itself(run, method: str, P: int, K: int)
     late = run(P * K, distributed_by, P, lambda: delayed(new(), 0))
     for mine, theirs in zip(late, plain, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.ranks(4)
+def test_with_a_sparse_exchange(run) -> None:
+    """Each position updates all of w: what arrives are chunks, and the group gathers them."""
+    new = lambda: delayed(hierarchical(EVERY, Sparse(Deft(0.2))), 2)  # noqa: E731
+    expected = sparsified(2, 2, deft(0.2), OPTIMIZERS["SGD"], STEPS, in_turn(EVERY, 1, 2, carried))
+    same(run(4, lambda world: distributed(world, 2, new(), OPTIMIZERS["SGD"], STEPS)), expected, 2)
 
 
 def distributed_by(world: Transport, P: int, new: Callable[[], Method]) -> list[Tensor]:

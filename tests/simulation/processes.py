@@ -16,7 +16,7 @@ import simpy
 
 from hpcsgd.simulation.compute import Compute
 from hpcsgd.simulation.durations import Durations, Message
-from hpcsgd.simulation.rules import AdPsgd, AsyncSgd, Hierarchical, Push, Ssp
+from hpcsgd.simulation.rules import AdPsgd, AsyncSgd, Delayed, Hierarchical, Push, Ssp
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -103,6 +103,31 @@ def hierarchical(job: Job, rule: Hierarchical) -> np.ndarray:
                     job.event(t).succeed()
                 yield job.event(t)
                 yield job.env.timeout(job.d.meeting)
+            yield from job.gather(g, t)
+
+    return job.run(group)
+
+
+def delayed(job: Job, rule: Delayed) -> np.ndarray:
+    every = rule.method.every  # type: ignore[attr-defined]
+    arrived = [0] * job.T
+
+    def meeting(t: int) -> Process:
+        yield job.env.timeout(job.d.meeting)
+        job.event(t).succeed()
+
+    def group(g: int) -> Process:
+        for t in range(job.T):
+            yield from job.compute(g, t)
+            begun = t - rule.steps
+            if rule.steps and begun >= 0 and (begun + 1) % every == 0 and job.P > 1:
+                yield job.event(begun)
+            if (t + 1) % every == 0 and job.P > 1:
+                arrived[t] += 1
+                if arrived[t] == job.P:
+                    job.env.process(meeting(t))
+                if not rule.steps:
+                    yield job.event(t)
             yield from job.gather(g, t)
 
     return job.run(group)

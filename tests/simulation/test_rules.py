@@ -12,12 +12,15 @@ from hpcsgd.core import graphs
 from hpcsgd.simulation import Constant, Durations, Lasting, Layout, LogNormal, Measured, Message, Wandering
 from hpcsgd.simulation.compute import Compute
 from hpcsgd.simulation.course import Course, Rule
-from hpcsgd.simulation.rules import AdPsgd, AsyncSgd, Hierarchical, Push, Ssp, bsp, d_psgd, osgp, sgp
+from hpcsgd.simulation.rules import AdPsgd, AsyncSgd, Delayed, Hierarchical, Push, Ssp, bsp, d_psgd, osgp, sgp
 from simulation import processes
 
 CASES: list[tuple[Rule, Callable[..., np.ndarray]]] = [
     (bsp(), processes.hierarchical),
     (Hierarchical(4), processes.hierarchical),
+    (Delayed(Hierarchical(4), 0), processes.delayed),
+    (Delayed(Hierarchical(4), 2), processes.delayed),
+    (Delayed(Hierarchical(3), 3), processes.delayed),
     (Ssp(0), processes.ssp),
     (Ssp(3), processes.ssp),
     (AsyncSgd(), processes.async_sgd),

@@ -56,7 +56,13 @@ def test_parts_have_the_names_of_job_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", sorted(set(RULES) - {"allreduce_local_sgd", "hierarchical"}))
 def test_every_rule_can_be_named(tmp_path: Path, rule: str) -> None:
-    needed = {"ensemble": "every = 4", "osgp": "staleness = 1", "ssp": "staleness = 2"}.get(rule, "")
+    delayed = 'method = { name = "bsp" }\nsteps = 1'
+    needed = {
+        "delayed": delayed,
+        "ensemble": "every = 4",
+        "osgp": "staleness = 1",
+        "ssp": "staleness = 2",
+    }.get(rule, "")
     simulated = simulate(load(scenario(tmp_path, f'{SMALL}name = "{rule}"\n{needed}')))
     assert simulated.seconds == pytest.approx(2.0, rel=1e-9)
     assert simulated.steps_per_second == pytest.approx(10.0, rel=1e-9)

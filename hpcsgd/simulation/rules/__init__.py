@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from hpcsgd.simulation.course import Rule
 from hpcsgd.simulation.rules.ad_psgd import AdPsgd
+from hpcsgd.simulation.rules.delayed import Delayed
 from hpcsgd.simulation.rules.ensemble import Ensemble
 from hpcsgd.simulation.rules.push import Push, d_psgd, osgp, sgp
 from hpcsgd.simulation.rules.server import AsyncSgd, Ssp
@@ -17,6 +18,7 @@ RULES: Mapping[str, Callable[..., Rule]] = {
     "async_sgd": AsyncSgd,
     "bsp": bsp,
     "d_psgd": d_psgd,
+    "delayed": Delayed,
     "ensemble": Ensemble,
     "hierarchical": Hierarchical,
     "osgp": osgp,
@@ -29,6 +31,7 @@ __all__ = [
     "RULES",
     "AdPsgd",
     "AsyncSgd",
+    "Delayed",
     "Ensemble",
     "Hierarchical",
     "Push",
