@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         async_sgd,
         bsp,
         d_psgd,
+        delayed,
         diloco,
         ensemble,
         fedavg,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         selsync,
         sgp,
         ssp,
+        streamed,
         switch,
     )
     from hpcsgd.natural_gradient import NaturalGradient
@@ -97,6 +99,7 @@ _HOMES = {
     "async_sgd": "methods",
     "bsp": "methods",
     "d_psgd": "methods",
+    "delayed": "methods",
     "diloco": "methods",
     "ensemble": "methods",
     "fedavg": "methods",
@@ -112,6 +115,7 @@ _HOMES = {
     "selsync": "methods",
     "sgp": "methods",
     "ssp": "methods",
+    "streamed": "methods",
     "switch": "methods",
     "wires": "",
 }
@@ -153,6 +157,7 @@ __all__ = [
     "async_sgd",
     "bsp",
     "d_psgd",
+    "delayed",
     "diloco",
     "ensemble",
     "fedavg",
@@ -168,6 +173,7 @@ __all__ = [
     "selsync",
     "sgp",
     "ssp",
+    "streamed",
     "switch",
     "wires",
 ]

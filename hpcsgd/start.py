@@ -11,7 +11,7 @@ from hpcsgd.core.topology import Job, form, together
 from hpcsgd.errors import located
 from hpcsgd.islands.invitation import invitation
 from hpcsgd.transport import Transport
-from hpcsgd.transport.choice import AUTO, Wished, Wishes, chosen, own_device
+from hpcsgd.transport.choice import AUTO, Wished, Wishes, beside, chosen, own_device
 from hpcsgd.transport.launcher import intended_size
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ def _travelling(job: Job, wished: Wished, device: str) -> Job:
         group, why_group = chosen(job.group, wished.group, own, inside=True)
     with together(job.world, "choosing a transport"), located(f"transport cross = {wished.cross!r}"):
         cross, why_cross = chosen(job.cross, wished.cross, own, inside=False)
+    cross = beside(group, cross)
     if own.device is not None and job.rank == 0:
         log.info(
             "tensors on devices travel in groups by %s, across groups by %s",

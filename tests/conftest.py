@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of a rank: here, where it is read below, and in all that tests start
+# Stores of torch ask for the names of their clients' addresses; a name server that is not there costs 5 s.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 import threading
 from collections.abc import Callable, Iterator

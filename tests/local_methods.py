@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -169,3 +170,75 @@ def average_gradients(nets: list[nn.Module]) -> None:
         mean = torch.stack(grads).mean(0)
         for grad in grads:
             grad.copy_(mean)
+
+
+Arrive = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""What a part of the models becomes: of what it is now, what it was at the meeting, what came of that."""
+
+
+def carried(now: Tensor, then: Tensor, theta: Tensor) -> Tensor:
+    return theta + (now - then)
+
+
+def blended(alpha: float) -> Arrive:
+    return lambda now, then, theta: alpha * now + (1 - alpha) * theta
+
+
+def in_turn(every: int, F: int, delay: int, arrive: Arrive, make: MakeOptimizer | None = None) -> Meet:
+    """Parts of the model meet one after the other, on whole vectors; what comes of it arrives later."""
+    start, parts = vector(model()), strides(model(), F)
+    outer = [outer_step(make, start[part]) for part in parts]
+    under_way: dict[int, tuple[int, Tensor, Tensor]] = {}
+
+    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+        if len(nets) == 1:
+            return
+        w = torch.stack([vector(net) for net in nets])
+
+        def take_in() -> None:
+            for p in [p for p, (due, *_) in under_way.items() if due == t]:
+                _, then, theta = under_way.pop(p)
+                w[:, parts[p]] = arrive(w[:, parts[p]], then, theta)
+
+        take_in()
+        for p, part in enumerate(parts):
+            if (t + p * every // F) % every == 0:
+                then = w[:, part].clone()
+                under_way[p] = (t + delay, then, outer[p](then.mean(0)))
+        take_in()
+        for net, mine in zip(nets, w, strict=True):
+            set_vector(net, mine)
+
+    return meet
+
+
+def outer_step(make: MakeOptimizer | None, start: Tensor) -> Callable[[Tensor], Tensor]:
+    """What comes of a meeting with this mean."""
+    if make is None:
+        return lambda mean: mean
+    theta = nn.Parameter(start.clone())
+    optimizer = make([theta])
+
+    def step(mean: Tensor) -> Tensor:
+        theta.grad = theta.detach() - mean
+        optimizer.step()
+        return theta.detach().clone()
+
+    return step
+
+
+def strides(net: nn.Module, F: int) -> list[Tensor]:
+    """Which elements of the whole vector are in each of F fragments: of modules in order, in parts of an
+    F-th of the model at most, each goes where the least is."""
+    modules: dict[str, list[int]] = {}
+    M = 0
+    for name, p in net.named_parameters():
+        modules.setdefault(name.rpartition(".")[0], []).extend(range(M, M + p.numel()))
+        M += p.numel()
+    found: list[list[int]] = [[] for _ in range(F)]
+    for elements in modules.values():
+        n = math.ceil(len(elements) / math.ceil(M / F))
+        edges = [i * len(elements) // n for i in range(n + 1)]
+        for low, high in itertools.pairwise(edges):
+            min(found, key=len).extend(elements[low:high])
+    return [torch.tensor(elements, dtype=torch.long, device="cpu") for elements in found]

@@ -29,8 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcsgd
 import hpcsgd.transport
-from hpcsgd.core import method, step
-from hpcsgd.core.capabilities import KeepsGradients
+from hpcsgd.core import capabilities, method, step
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Searches, Sends
 from hpcsgd.data import Partition
@@ -49,9 +48,9 @@ NO_PAPER = {
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (
-    method.Central, method.Composed, method.Stateful, method.Wrapping, step.Averager, step.GroupExchange,
-    step.Publishing, KeepsGradients, Rounding, Feedback, Foreseeing, Partition, Searches, Sends, Sparsifier,
-    hpcsgd.graphs.Graph,
+    capabilities.BucketByBucket, capabilities.KeepsGradients, capabilities.Regardless, method.Central,
+    method.Composed, method.Stateful, method.Wrapping, step.Averager, step.GroupExchange, step.Publishing,
+    Feedback, Foreseeing, Partition, Rounding, Searches, Sends, Sparsifier, hpcsgd.graphs.Graph,
 )  # fmt: skip
 """What their members do is said there, once, and not again in every class that has them."""
 SAMPLES = 64

@@ -42,11 +42,13 @@ class Contestant:
 
     step: Callable[[], object]
     steps: int = 1
-    """In a block; before the first one it warms up for as many."""
+    """In a block."""
     settle: Callable[[], object] = lambda: None
     """After a block: messages under way must not meet the next one's."""
     warm: Callable[[], object] = lambda: None
     """After the warm-up: what a contestant counts begins here."""
+    warm_up: int | None = None
+    """Steps before the first block; without: as many as a block has, and WARM_UP at least."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def interleaved(
     """
     ranks, clock = ranks or Alone(), clock or WallClock()
     for each in contestants.values():
-        for _ in range(max(WARM_UP, each.steps)):
+        for _ in range(max(WARM_UP, each.steps) if each.warm_up is None else each.warm_up):
             each.step()
         each.settle()
         each.warm()

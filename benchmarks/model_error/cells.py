@@ -39,9 +39,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "ad_psgd": ad_psgd,
 }
 """Those that plan offers, and one that meets in every step because its gradients say so."""
-STEPS: Mapping[str, int] = dict.fromkeys(METHODS, EVERY) | {"ad_psgd": 16}
-"""Of a block: from one meeting to the next, or so many that every group has had some of the partners that
-chance draws."""
+STEPS: Mapping[str, int] = dict.fromkeys(METHODS, EVERY) | {"ad_psgd": 16, "osgp": 16}
+"""Of a block: from one meeting to the next; or so many that every group has had some of the partners that
+chance draws, and that the message which is under way at the end of a block counts for little."""
 
 
 @dataclass(frozen=True)

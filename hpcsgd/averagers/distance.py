@@ -7,12 +7,13 @@ have a D at evaluations, where the mean is made for a while.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from hpcsgd.core.capabilities import leaves_mean
+from hpcsgd.core.capabilities import is_regardless_of_gradients, leaves_mean, of_chunks, one_by_one
+from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import Averager, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
@@ -24,7 +25,11 @@ def distance(s: Step, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bo
 
     Collective; 8 bytes over the group, 8 over the groups. Leaves `mine` changed.
     """
-    squared = sum_on_host(squared_norm(w.sub_(mean_w)) for w, mean_w in zip(mine, mean, strict=True))
+    return _of_norms(s, [squared_norm(w.sub_(mean_w)) for w, mean_w in zip(mine, mean, strict=True)], shards)
+
+
+def _of_norms(s: Step, squared_norms: Iterable[Tensor], shards: bool) -> float:
+    squared = sum_on_host(squared_norms)
     with phase("distance"):
         if shards:
             s.job.group.allreduce(squared).wait()
@@ -47,14 +52,29 @@ class Measured:
     def leaves_mean(self) -> bool:
         return leaves_mean(self.inner)
 
+    @property
+    def regardless_of_gradients(self) -> bool:
+        return is_regardless_of_gradients(self.inner)
+
+    @property
+    def of_chunks(self) -> bool:
+        return of_chunks(self.inner)
+
     def before_update(self, s: Step) -> None:
         self.inner.before_update(s)
 
     def __call__(self, s: Step) -> None:
+        for _ in self.one_by_one(s):
+            pass
+
+    def one_by_one(self, s: Step) -> Iterator[Bucket]:
         mine = [b.own if self.shards else b.w for b in s.buckets]
         brought = [x.clone() for x in mine]
-        self.inner(s)
-        s.notes["distance"] = distance(s, brought, mine, self.shards)
+        apart: list[Tensor] = []
+        for b, before, mean in zip(one_by_one(self.inner, s), brought, mine, strict=True):
+            yield b
+            apart.append(squared_norm(before.sub_(mean)))  # while the next one is on its way
+        s.notes["distance"] = _of_norms(s, apart, self.shards)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         yield from sends(self.inner, m)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Central
 from hpcsgd.core.step import Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce
@@ -16,17 +17,26 @@ class Mean:
 
     shards = True
     leaves_mean = True
+    regardless_of_gradients = True
+    of_chunks = True
 
     def before_update(self, s: Step) -> None:
         pass
 
     def __call__(self, s: Step) -> None:
-        for b in s.buckets:
-            s.job.cross.allreduce(b.own, "mean").wait()
+        for _ in self.one_by_one(s):
+            pass
+
+    def one_by_one(self, s: Step) -> Iterator[Bucket]:
+        works = [s.job.cross.allreduce(b.own, "mean") for b in s.buckets]
+        for b, work in zip(s.buckets, works, strict=True):
+            work.wait()
+            yield b
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """T1 of eq. 7."""
-        return (allreduce("cross", b.nbytes / m.K) for b in m.buckets)
+        for i, b in enumerate(m.buckets):
+            yield replace(allreduce("cross", b.nbytes / m.K), bucket=i)
 
 
 @dataclass(frozen=True)
@@ -35,13 +45,14 @@ class MeanOfAll:
 
     shards = False
     leaves_mean = True
+    regardless_of_gradients = True
 
     def before_update(self, s: Step) -> None:
         pass
 
     def __call__(self, s: Step) -> None:
-        for b in s.buckets:
-            s.job.cross.allreduce(b.w, "mean").wait()
+        for work in [s.job.cross.allreduce(b.w, "mean") for b in s.buckets]:
+            work.wait()
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """The second term of eq. 5."""

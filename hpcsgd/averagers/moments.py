@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hpcsgd.averagers.joined import average_joined, require_same_layout
+from hpcsgd.core.capabilities import is_regardless_of_gradients, one_by_one
+from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Averager, Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce, sends
 from hpcsgd.transport import phase
@@ -70,11 +72,19 @@ class Averaged:
     def shards(self) -> bool:
         return self.inner.shards
 
+    @property
+    def regardless_of_gradients(self) -> bool:
+        return is_regardless_of_gradients(self.inner)
+
     def before_update(self, s: Step) -> None:
         self.inner.before_update(s)
 
     def __call__(self, s: Step) -> None:
-        self.inner(s)
+        for _ in self.one_by_one(s):
+            pass
+
+    def one_by_one(self, s: Step) -> Iterator[Bucket]:
+        yield from one_by_one(self.inner, s)
         named = s.moments.tensors()
         with phase("moments"):
             require_same_layout(named, s.job.cross, "the optimizers' state tensors")
@@ -123,11 +133,19 @@ class Reset:
     def shards(self) -> bool:
         return self.inner.shards
 
+    @property
+    def regardless_of_gradients(self) -> bool:
+        return is_regardless_of_gradients(self.inner)
+
     def before_update(self, s: Step) -> None:
         self.inner.before_update(s)
 
     def __call__(self, s: Step) -> None:
-        self.inner(s)
+        for _ in self.one_by_one(s):
+            pass
+
+    def one_by_one(self, s: Step) -> Iterator[Bucket]:
+        yield from one_by_one(self.inner, s)
         s.moments.reset()
 
     def sends(self, m: Sizes) -> list[Message]:

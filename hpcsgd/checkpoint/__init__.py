@@ -2,5 +2,6 @@
 
 from hpcsgd.checkpoint.folder import Checkpoints, Saved
 from hpcsgd.checkpoint.snapshot import capture, restore
+from hpcsgd.checkpoint.writer import Writer
 
-__all__ = ["Checkpoints", "Saved", "capture", "restore"]
+__all__ = ["Checkpoints", "Saved", "Writer", "capture", "restore"]

@@ -18,6 +18,7 @@ def train(
     *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
     resume: Annotated[bool, Parameter(negative="")] = False,
     probe: Path | None = None,
+    trace: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Train as a job file says; start it with mpiexec or srun for several ranks.
 
@@ -25,10 +26,11 @@ def train(
     :param overrides: Keys of the file to change, as in --training.epochs 3 --method.every 4.
     :param resume: Go on from the last checkpoint in the run folder.
     :param probe: A probe.json, for as many groups as it found.
+    :param trace: What every rank does in some steps, to trace.json.gz in the run folder; as --run.trace auto.
     """
     # Slurm's warning may come while torch is loading, and would end this rank; the run knows its end, too.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     from hpcsgd.training import run
 
-    run(job, overrides, resume, probe)
+    run(job, (*(["--run.trace", "auto"] if trace else []), *overrides), resume, probe)

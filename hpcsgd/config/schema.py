@@ -14,6 +14,7 @@ import tomli_w
 from hpcsgd.config.kinds import Above, Minimum
 from hpcsgd.config.overrides import Typed, overlay
 from hpcsgd.config.reader import KEYS_BESIDE, as_table, read_section, read_toml
+from hpcsgd.config.windows import windows
 from hpcsgd.errors import UserError
 
 Count = Annotated[int, Minimum(1)]
@@ -120,6 +121,9 @@ class TrainingSection:
     channels_last: bool = False  # images, and the weights of convolutions, with channels side by side
     compile: bool = False  # the model, by regions
     deterministic: bool = False  # only operations that give the same bits every time
+    bucket_mb: Annotated[float, Above(0)] | None = None  # gradients that leave at once; none: the default
+    overlap: bool | None = None  # whether they leave during the backward pass; none: yes
+    tune: Count | None = None  # steps with each of some sizes, with and without overlap, before the run
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.samples is not None:
@@ -145,6 +149,11 @@ class RunSection:
     """Where the run keeps what it writes; relative to the working directory."""
 
     folder: Path
+    trace: str | None = None  # steps as "10-17, 500", or "auto": what each rank does in them; docs/trace.md
+
+    def __post_init__(self) -> None:
+        if self.trace is not None:
+            windows(self.trace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

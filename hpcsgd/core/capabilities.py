@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Averager, Step
 
 
 @runtime_checkable
@@ -87,3 +90,78 @@ class Referring(Protocol):
 def leaves_mean(how: Any) -> bool:
     """False of one that cannot tell."""
     return isinstance(how, LeavesMean) and how.leaves_mean
+
+
+@runtime_checkable
+class Piecemeal(Protocol):
+    """An exchange that can tell whether it is through with each bucket by itself, and not with the last one
+    only, so that one is updated while the next is on its way."""
+
+    @property
+    def piecemeal(self) -> bool: ...
+
+
+def is_piecemeal(exchange: Any) -> bool:
+    """False of one that cannot tell."""
+    return isinstance(exchange, Piecemeal) and exchange.piecemeal
+
+
+@runtime_checkable
+class Regardless(Protocol):
+    """An averager that can tell whether its `before_update` neither looks at gradients nor changes them, so
+    that it may be called while they are on their way."""
+
+    @property
+    def regardless_of_gradients(self) -> bool: ...
+
+
+def is_regardless_of_gradients(how: Any) -> bool:
+    """False of one that cannot tell."""
+    return isinstance(how, Regardless) and how.regardless_of_gradients
+
+
+@runtime_checkable
+class BucketByBucket(Protocol):
+    """An averager that is through with one bucket after the other, so that one is gathered while the next is
+    on its way. Whoever wraps one and moves w afterwards must not be one."""
+
+    def one_by_one(self, s: Step) -> Iterator[Bucket]:
+        """Does what a call does; gives each bucket, in their order, once it is as the call leaves it."""
+        ...
+
+
+def one_by_one(how: Averager, s: Step) -> Iterator[Bucket]:
+    """All of them at the end of one that is not through before."""
+    if isinstance(how, BucketByBucket):
+        yield from how.one_by_one(s)
+    else:
+        how(s)
+        yield from s.buckets
+
+
+@runtime_checkable
+class ByTime(Protocol):
+    """A schedule that goes by t alone, and so gives its answer before the update as well as after it."""
+
+    @property
+    def by_time(self) -> bool: ...
+
+
+def goes_by_time(when: Any) -> bool:
+    """False of one that cannot tell."""
+    return isinstance(when, ByTime) and when.by_time
+
+
+@runtime_checkable
+class OfChunks(Protocol):
+    """An averager that goes by nothing but the chunks `own`, the step's number and what it remembers of
+    earlier meetings, over `group` and `cross`: it may be given copies of chunks, or of parts of them, while
+    the group trains on. What it does before updates has no effect on these."""
+
+    @property
+    def of_chunks(self) -> bool: ...
+
+
+def of_chunks(how: Any) -> bool:
+    """False of one that cannot tell."""
+    return isinstance(how, OfChunks) and how.of_chunks

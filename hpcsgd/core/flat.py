@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from hpcsgd.errors import UserError
 
+BUCKET_MB = 4.0
+"""Megabytes of a bucket, where nobody says otherwise."""
+
 
 class Slot:
     """One parameter as a view of its bucket's elements [start, stop)."""

@@ -157,12 +157,17 @@ class Method:
     def exchange_keeps(self) -> bool:
         """Whether an exchange, of a method inside, too, keeps something of a step's gradients for later."""
         exchanges = (part for _, part in self.by_role() if isinstance(part, Exchange))
-        return any(_keeps_gradients(part) for exchange in exchanges for _, part in _by_role("", exchange))
+        return any(_keeps_gradients(part) for exchange in exchanges for _, part in parts_of("", exchange))
 
     def by_role(self) -> Iterator[tuple[str, Any]]:
         """All parts; those inside others, too."""
         for role, part in (("exchange", self.exchange), ("when", self.when), ("how", self.how)):
-            yield from _by_role(role, part)
+            yield from parts_of(role, part)
+
+
+def remembering(part: Any) -> dict[str, Stateful]:
+    """What has a memory of `part` and what is inside it, by role."""
+    return {role: found for role, found in parts_of("how", part) if isinstance(found, Stateful)}
 
 
 def refer(how: Any, common: Sequence[Tensor]) -> None:
@@ -177,7 +182,8 @@ def _keeps_gradients(part: Any) -> bool:
     return part.keeps_gradients if isinstance(part, KeepsGradients) else isinstance(part, Stateful)
 
 
-def _by_role(role: str, part: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(role: str, part: Any) -> Iterator[tuple[str, Any]]:
+    """`part` and all parts inside it."""
     if isinstance(part, Method):
         for inner, found in part.by_role():
             yield f"{role}.{inner}", found
@@ -185,4 +191,4 @@ def _by_role(role: str, part: Any) -> Iterator[tuple[str, Any]]:
     yield role, part
     inside = {"inner": part.inner} if isinstance(part, Wrapping) else {}
     for name, inner in (part.parts if isinstance(part, Composed) else inside).items():
-        yield from _by_role(f"{role}.{name}", inner)
+        yield from parts_of(f"{role}.{name}", inner)

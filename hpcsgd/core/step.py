@@ -16,6 +16,7 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import as_vector, squared_norm
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, gathers
+from hpcsgd.transport import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,8 @@ class Moments(Protocol):
 class Exchange(Protocol):
     """How the K ranks of a group bring their gradients together, one bucket at a time.
 
-    Runs as blocking code on the communication thread, while the backward pass of earlier layers goes on.
+    Runs as blocking code on the communication thread, while the backward pass of earlier layers goes on. What
+    is left to another lane it may return: the next bucket begins meanwhile.
     """
 
     @property
@@ -156,7 +158,7 @@ class Exchange(Protocol):
         """Whether there is nothing to do in this job, so that gradients stay where autograd put them."""
         ...
 
-    def __call__(self, d: Departure, b: Bucket) -> None: ...
+    def __call__(self, d: Departure, b: Bucket) -> Work | None: ...
 
 
 @runtime_checkable

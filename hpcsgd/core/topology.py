@@ -6,6 +6,8 @@ group  the K ranks that share one local model by data parallelism      (j = 0 �
 cross  the P ranks of one position, each holding that chunk of its model (g = 0 … P−1)
 world  all N = P·K ranks, counted node by node so that a group stays on one node where it fits
 
+Cross has a lane of its own: a bucket crosses hosts while the next one is in its group.
+
 Jobs that live and die by themselves may average, too: each knows the others as its `peers` alone.
 """
 
@@ -165,7 +167,8 @@ def form(world: Transport, groups: int | None = None, group_size: int | None = N
             "%d of %d groups span more than one node (%d ranks a group, %d nodes): their gradients cross the "
             "network at every step", len(spread), P, K, len(set(nodes))
         )  # fmt: skip
-    return Job(world=world, group=world.split(g, j), cross=world.split(j, g), P=P, K=K)
+    group, cross = world.split(g, j), world.split(j, g).on_its_own_lane()
+    return Job(world=world, group=group, cross=cross, P=P, K=K)
 
 
 def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from hpcsgd.core.flat import cut
 
 Over = Literal["group", "cross", "world", "peers"]
 """The communicators of a `Job`; peers are jobs of their own, and what goes to them is in no ledger."""
+Stage = Literal["exchange", "meeting", "gather"]
 FLOAT64 = 8
 """Bytes of a norm, a loss or a count."""
 
@@ -38,9 +39,12 @@ class Message:
     times: float = 1.0
     """A step, or a meeting, on the mean."""
     bucket: int | None = None
-    """It leaves when the gradients of this bucket are there; None: when all has been computed."""
-    hidden: bool = False
-    """Whether it travels while the next step is computed."""
+    """It is of this bucket and leaves when that is there, others being on their way or not; None: it leaves
+    when all before it is done."""
+    stage: Stage = "exchange"
+    """Which one of a step it is part of."""
+    hidden: int = 0
+    """How many of the next steps are computed while it travels; 0: it is waited for."""
     reduced: float = 0.0
     """Elements that came with it, of which the rank then makes means."""
     leaving: float = 1.0
@@ -192,6 +196,11 @@ def gathers(m: Sizes) -> list[Message]:
 
 def allreduce(over: Over, nbytes: float, phase: str = "") -> Message:
     return Message("allreduce", over, nbytes, phase)
+
+
+def late(x: Message, steps: int) -> Message:
+    """It, on its way while so many steps are computed."""
+    return replace(x, hidden=steps)
 
 
 def _aligned(nbytes: int) -> int:

@@ -2,9 +2,10 @@
 
     forward → backward, while buckets leave → selection → [vote] → update → [meeting] → allgather
 
-Gradients travel while the backward pass goes on, bucket after bucket on one lane: of their time only what is
-left when the pass has ended counts. What travels during the next step counts where its computing is shorter.
-All else is a sum. Groups are taken to compute alike: how long they wait for the slowest one says `hpcsgd
+Gradients travel while the backward pass goes on, bucket after bucket: of their time only what is left when
+the pass has ended counts. Where groups have links of their own a bucket is in its group while another one is
+between groups: see `overlap`. What travels during the next steps counts where computing these is shorter. All
+else is a sum. Groups are taken to compute alike: how long they wait for the slowest one says `hpcsgd
 simulate`.
 """
 
@@ -12,14 +13,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from hpcsgd.core.capabilities import goes_by_time, is_piecemeal, is_regardless_of_gradients
 from hpcsgd.core.method import Method
 from hpcsgd.core.traffic import Message, Searches, Sizes
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.compute import Compute
 from hpcsgd.cost.machine import Machine
+from hpcsgd.cost.overlap import Buckets, Update, left
 from hpcsgd.cost.traffic import exchange_of, of_step
 from hpcsgd.cost.ways import Way, ways
 from hpcsgd.errors import UserError
@@ -62,7 +65,7 @@ class StepCost:
     hidden: float = 0.0
     """Seconds of communication behind computing."""
     behind: float = 0.0
-    """Seconds of the messages that travel during the next step, hidden or not."""
+    """Seconds of the messages that travel during the next steps, hidden or not."""
 
     @property
     def seconds(self) -> float:
@@ -91,14 +94,17 @@ def price(
     sent_in_step = of_step(method, m, elementwise=elementwise, meets=meets)
     over = ways(m.P, m.K, ranks_per_host or machine.ranks_per_host)
     over["peers"] = over["cross"]
+    flow = _flow(method, elementwise, over)
     beyond = LARGER * max(math.log2(m.N / (machine.hosts * machine.ranks_per_host)), 0.0)
 
     def total(sign: int) -> tuple[dict[str, float], float]:
         timed = [(x, _seconds(x, machine, over[x.over], beyond, sign)) for x in sent_in_step]
         inside = sum(
-            s for x, s in timed if over[x.over].kind == "inside" and not x.hidden and x.bucket is None
+            s
+            for x, s in timed
+            if over[x.over].kind == "inside" and not x.hidden and (x.bucket is None or x.stage == "gather")
         )
-        return _standing_still(timed, m, computed.times((1 + COMPUTE_ERROR) ** sign), inside)
+        return _standing_still(timed, m, computed.times((1 + COMPUTE_ERROR) ** sign), inside, flow)
 
     phases, hidden = total(0)
     behind = sum(_seconds(x, machine, over[x.over], beyond, 0) for x in sent_in_step if x.hidden)
@@ -128,12 +134,22 @@ def computed(
     )
 
 
-def pipelined(ready: Sequence[float], seconds: Sequence[float]) -> float:
-    """When the last of several is done that leave one after another, none before it is `ready`."""
-    done = 0.0
-    for start, takes in zip(ready, seconds, strict=True):
-        done = max(done, start) + takes
-    return done
+@dataclass(frozen=True)
+class _Flow:
+    """What may go on beside what."""
+
+    apart: bool
+    in_parts: bool
+    early: bool
+
+
+def _flow(method: Method, elementwise: bool, over: Mapping[str, Way]) -> _Flow:
+    """As `Updating` and `Gathering` of the engine do it; groups have links of their own where they are on one
+    host and others are not."""
+    exchange = exchange_of(method, elementwise)
+    in_parts = elementwise and is_piecemeal(exchange) and is_regardless_of_gradients(method.how)
+    apart = over["group"].kind == "inside" != over["cross"].kind
+    return _Flow(apart, in_parts, in_parts and goes_by_time(method.when))
 
 
 def _seconds(x: Message, machine: Machine, way: Way, beyond: float, sign: int) -> float:
@@ -148,28 +164,34 @@ def _seconds(x: Message, machine: Machine, way: Way, beyond: float, sign: int) -
 
 
 def _standing_still(
-    timed: Iterable[tuple[Message, float]], m: Sizes, c: Computed, inside: float
+    timed: Iterable[tuple[Message, float]], m: Sizes, c: Computed, inside: float, flow: _Flow
 ) -> tuple[dict[str, float], float]:
-    """By phase, and what is hidden. What travels behind the next step shares the network with its messages,
-    and so hides behind computing and what is `inside` hosts alone."""
+    """By phase, and what is hidden. What travels behind the next steps shares the network with their
+    messages, and so hides behind computing and what is `inside` hosts alone, in steps in which any does."""
     phases: dict[str, float] = defaultdict(float)
-    by_bucket, behind, behind_phase = [0.0] * len(m.buckets), 0.0, ""
+    stages = {stage: [0.0] * len(m.buckets) for stage in ("inside", "across", "meeting", "gather")}
+    behind, behind_phase, busy, share = 0.0, "", 0.0, 0.0
     for x, seconds in timed:
-        if x.bucket is not None:
-            by_bucket[x.bucket] += seconds
-        elif x.hidden:
-            behind, behind_phase = behind + seconds, x.phase
-        else:
+        if x.hidden:
+            behind, behind_phase, busy = behind + seconds, x.phase, max(busy, min(1.0, x.times * x.hidden))
+            continue
+        if x.bucket is None or x.stage == "meeting":
             phases[x.phase] += seconds
-    exchange = sum(by_bucket)
+        if x.bucket is not None:
+            stage = x.stage if x.stage != "exchange" else "across" if x.over == "cross" else "inside"
+            stages[stage][x.bucket] += seconds / (x.times or 1.0)
+            share = x.times if x.stage == "meeting" else share
+    buckets = Buckets(**stages, apart=flow.apart)
+    exchange, gather = sum(buckets.inside) + sum(buckets.across), sum(buckets.gather)
     backward = c.backward + (c.slowed - 1) * min(c.backward, exchange)
-    left = max(pipelined(_ready(m, backward), by_bucket) - backward, 0.0)
-    hidden = max(exchange - left, 0.0)
-    if left:
-        phases["gradients"] += left
+    rest = left(_ready(m, backward), backward, buckets, Update(c.update, flow.in_parts, flow.early))
+    gathering = (1 - share) * rest.gather + share * rest.gather_after_meeting
+    hidden = max(exchange - rest.exchange, 0.0) + gather - gathering
+    phases["gradients"] += rest.exchange
+    phases["parameters"] += gathering
     phases["compute"] = c.forward + backward + c.selection + c.update
     if behind:
-        over = max(behind - phases["compute"] - inside, 0.0)
+        over = max(behind - busy * (phases["compute"] + inside), 0.0)
         phases[behind_phase] += over
         hidden += behind - over
     return {name: seconds for name, seconds in phases.items() if seconds or name == "compute"}, hidden

@@ -7,9 +7,11 @@ What happens at a meeting counts with the share of the steps after which groups 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hpcsgd.core.capabilities import Foreseen, ForPeers
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Exchange, publications
+from hpcsgd.core.step import Exchange, publications, publisher
 from hpcsgd.core.traffic import Message, Sizes, gathers, sends
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
@@ -28,10 +30,11 @@ def of_step(
     if m.P > 1 or averages_with_peers(method):
         found += [x.within("other") for x in sends(method.when, m)]
         found += [
-            x.within("average", share_of_meetings(method, meets)) for x in of_meeting(method, exchange, m)
+            replace(x.within("average", share_of_meetings(method, meets)), stage="meeting")
+            for x in of_meeting(method, exchange, m)
         ]
     if exchange.shards:
-        found += publications(exchange, m)
+        found += gathered(exchange, m)
     return found
 
 
@@ -41,6 +44,14 @@ def of_meeting(method: Method, exchange: Exchange, m: Sizes) -> list[Message]:
     before = gathers(m) if exchange.shards and not how.shards else []
     after = gathers(m) if how.shards and not exchange.shards else []
     return [*before, *sends(how, m), *after]
+
+
+def gathered(exchange: Exchange, m: Sizes) -> list[Message]:
+    """What makes one model of the positions' chunks: each bucket while others are worked on, but where the
+    exchange has a way of its own, which knows all of them."""
+    if publisher(exchange) is not None:
+        return list(publications(exchange, m))
+    return [replace(x, bucket=i, stage="gather") for i, x in enumerate(gathers(m))]
 
 
 def exchange_of(method: Method, elementwise: bool = True) -> Exchange:

@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
+from hpcsgd.core.capabilities import one_by_one
+from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Averager, Exchange, Publishing, Step, publisher
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
-from hpcsgd.transport import phase
+from hpcsgd.transport import Work, phase
 
 log = logging.getLogger(__name__)
+
+
+class Gathering:
+    """At the end of a step w is made of the chunks that the positions of the group own, `shards`, or is whole
+    already. A bucket is gathered while others are worked on, in the same order on all ranks; all at the end
+    where somebody is `publishing`, who has them back before the update. Begins before that."""
+
+    def __init__(self, s: Step, shards: bool, publishing: Publishing | None = None) -> None:
+        self.shards = shards
+        self._s = s
+        self._publishing = publishing
+        self._begun: dict[Bucket, Work] = {}
+        if publishing is not None:
+            publishing.take_back(s)
+
+    def chunks_are_final(self, buckets: Iterable[Bucket]) -> None:
+        """Of these, for this step: w is made of them."""
+        if self.shards and self._s.job.K > 1 and self._publishing is None:
+            with phase("parameters"):
+                for b in buckets:
+                    self._begun[b] = self._s.job.group.allgather(b.w, b.own)
+
+    def finish(self) -> None:
+        """Return once all of w is whole; collective over the group."""
+        self.chunks_are_final(b for b in self._s.buckets if b not in self._begun)
+        with phase("parameters"):
+            for work in self._begun.values():
+                work.wait()
+            if self._publishing is not None:
+                self._publishing.publish(self._s)
 
 
 def gather_chunks(s: Step) -> None:
@@ -36,14 +69,13 @@ def publishing(job: Job, method: Method, exchange: Exchange) -> Publishing | Non
     return publisher(exchange)
 
 
-def meet(s: Step, how: Averager, shards: bool) -> None:
-    """An averager of whole models finds them whole, and one of chunks leaves the models whole; `shards`:
-    whether positions own chunks in this step. Collective."""
-    if shards and not how.shards:
+def meet(s: Step, how: Averager, gathering: Gathering) -> None:
+    """An averager of whole models finds them whole, and one of chunks leaves them `gathering`. Collective."""
+    if gathering.shards and not how.shards:
         with phase("parameters"):
             gather_chunks(s)
+    gathering.shards |= how.shards
     with phase("average"):
-        how(s)
-    if how.shards and not shards:
-        with phase("parameters"):
-            gather_chunks(s)
+        for b in one_by_one(how, s):
+            if how.shards:
+                gathering.chunks_are_final([b])

@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd.core.flat import Bucket, flatten, require_as_laid_out
+from hpcsgd.core.capabilities import goes_by_time
+from hpcsgd.core.flat import BUCKET_MB, Bucket, flatten, require_as_laid_out
 from hpcsgd.core.method import Method, State, alike_everywhere, beside
 from hpcsgd.core.norm import clip
 from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.averaged import averaged, float_buffers
+from hpcsgd.engine.in_parts import is_elementwise
 from hpcsgd.engine.lr import rates_in_force
-from hpcsgd.engine.meeting import gather_chunks, meet, publishing
+from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, publishing
 from hpcsgd.engine.reducer import GradientReducer
-from hpcsgd.engine.sharding import ShardedOptimizer, is_elementwise
+from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.engine.updating import Updating
 from hpcsgd.engine.wrapping import Scaled, require_alike, require_peers, share_start, trained_parameters
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
@@ -45,7 +48,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         method: such as `hierarchical(every=8)`; one for each optimizer, since it may have a memory.
         elementwise: overrides what is known about `optimizer`. Default None.
         accumulate: how many backward passes come before each `step()`. Default 1.
-        bucket_mb: gradients travel in buckets of about this many megabytes (10⁶ bytes). Default 25.0; smaller
+        bucket_mb: gradients travel in buckets of about this many megabytes (10⁶ bytes). Default 4.0; smaller
             ones leave sooner and cost more messages.
         overlap: whether they travel while the backward pass goes on. Default True; with False the gradients
             may be changed by hand between `backward()` and `step()`.
@@ -74,7 +77,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         *,
         elementwise: bool | None = None,
         accumulate: int = 1,
-        bucket_mb: float = 25.0,
+        bucket_mb: float = BUCKET_MB,
         overlap: bool = True,
         master: torch.dtype | None = None,
     ) -> None:
@@ -101,6 +104,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             self._reducer = GradientReducer(
                 self._exchange, buckets, self._departing, passes=accumulate, overlap=overlap
             )
+        self._updating = Updating(self.local, self._reducer, self._exchange, method.how)
         self._step = Step(
             Fixed(
                 job, buckets, moments=self.local, buffers=float_buffers(model),
@@ -108,13 +112,12 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             )
         )  # fmt: skip
         self._notes: dict[str, float] = {}
-        self._stepping = self._laid_out = False
+        self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
         self._laid_out = True
         self.state = optimizer.state
         # Whoever still holds the inner optimizer means the model.
         optimizer.zero_grad, optimizer.add_param_group = self.zero_grad, self.add_param_group
-        optimizer.register_step_pre_hook(self._only_from_here)
 
     @property
     def t(self) -> int:
@@ -162,26 +165,22 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
                 loss = closure()
         s = self._step
         require_as_laid_out(s.buckets, self._frozen)
-        if self._reducer is not None:
-            self._reducer.finish()
+        self._updating.ready()
         s.t += 1
         s.rates = self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        if self._publishing is not None:
-            self._publishing.take_back(s)
+        gathering = Gathering(s, self._exchange.shards, self._publishing)
         self.method.how.before_update(s)
-        self._stepping = True
-        self.local.step()
-        self._stepping = False
-        shared = self._exchange.across
-        if not s.job.alone and self.method.when(s):
-            shared = True
-            meet(s, self.method.how, self._exchange.shards)
-        if shared and s.job.P > 1 and "distance" not in s.notes:
+        meets = self._meets() if goes_by_time(self.method.when) else None
+        for updated in self._updating(s.buckets):
+            if meets is False:
+                gathering.chunks_are_final(updated)
+        meets = self._meets() if meets is None else meets
+        if meets:
+            meet(s, self.method.how, gathering)
+        if (meets or self._exchange.across) and s.job.P > 1 and "distance" not in s.notes:
             s.notes["shared"] = 1.0
-        if self._exchange.shards:
-            with phase("parameters"):
-                gather_chunks(s) if self._publishing is None else self._publishing.publish(s)
+        gathering.finish()
         self._take_notes()
         self.start_over()
         return loss
@@ -189,10 +188,9 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     @torch.no_grad()
     def meet(self) -> None:
         """The groups meet now, whatever the schedule says; collective, between two steps."""
-        with phase("average"):
-            self.method.how(self._step)
-        if self.method.how.shards:
-            self.gather_parameters()
+        gathering = Gathering(self._step, shards=False)  # models are whole
+        meet(self._step, self.method.how, gathering)
+        gathering.finish()
         self._take_notes()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -280,6 +278,9 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def _meets(self) -> bool:
+        return not self.job.alone and self.method.when(self._step)
+
     def _departing(self) -> Departure:
         """Of the step that gradients leave for."""
         return Departure(self._step.fixed, self.rates, self._step.notes)
@@ -287,9 +288,3 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     def _take_notes(self) -> None:
         """What comes from now on is of the next step: an exchange may begin before that."""
         self._notes, self._step.notes = self._step.notes, {}
-
-    def _only_from_here(self, *_: Any) -> None:
-        if not self._stepping:
-            raise UserError(
-                "step() of the wrapped optimizer was called: call step() of the DistributedOptimizer"
-            )

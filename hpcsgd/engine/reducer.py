@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import nn
 
@@ -57,15 +57,23 @@ class GradientReducer:
 
     def finish(self) -> None:
         """Return once every bucket has been exchanged, at once if they have been since the last gradient
-        arrived; called by every rank in every step."""
+        arrived; it or `arriving` is called by every rank in every step."""
+        for _ in self.arriving():
+            pass
+
+    def arriving(self) -> Iterator[Sequence[Bucket]]:
+        """All buckets in their order, so many together as have been exchanged by the time that one waits for
+        the first of them."""
         if self._exchanged:
+            yield self._buckets
             return
-        self._check_untouched()
-        self._settle_missing()
-        with phase("gradients"):
-            self._send_until(len(self._buckets))
-            for work in self._sent:
-                work.wait()
+        self._send_rest()
+        waiting = list(self._sent)
+        while waiting:
+            arrived = self._arrived(waiting)
+            first = len(self._sent) - len(waiting)
+            del waiting[:arrived]
+            yield self._buckets[first : first + arrived]
         self._reset()
         self._exchanged = True
 
@@ -106,6 +114,23 @@ class GradientReducer:
             ready += 1
         with phase("gradients"):
             self._send_until(ready)
+
+    def _send_rest(self) -> None:
+        self._check_untouched()
+        self._settle_missing()
+        with phase("gradients"):
+            self._send_until(len(self._buckets))
+
+    def _arrived(self, waiting: Sequence[Work]) -> int:
+        """How many are there, from the first on; waits for that one."""
+        arrived = 0
+        with phase("gradients"):
+            for work in waiting:
+                if arrived and not work.done():
+                    break
+                work.wait()
+                arrived += 1
+        return arrived
 
     def _send_until(self, stop: int) -> None:
         if self._departure is None:

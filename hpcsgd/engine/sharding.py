@@ -16,22 +16,12 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket, Piece
 from hpcsgd.core.on_host import on_host
+from hpcsgd.engine.in_parts import only
 from hpcsgd.engine.initial_state import complete, like_new
 from hpcsgd.engine.master import MASTER, Master, needs_master
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
-
-ELEMENTWISE = (
-    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,
-    optim.RMSprop, optim.Rprop, optim.ASGD,
-)  # fmt: skip
-"""Optimizers whose update of an element depends on that element alone, so that any cut of w is exact."""
-
-
-def is_elementwise(optimizer: optim.Optimizer) -> bool:
-    """Known to be: an unknown optimizer, or a subclass of a known one, may look at whole tensors."""
-    return type(optimizer) in ELEMENTWISE
 
 
 @dataclass(slots=True)
@@ -104,6 +94,7 @@ class ShardedOptimizer:
             for held in self.held:
                 held.keep_master(master)
         self._masters = [held.master for held in self.held if held.master is not None]
+        self._in_bucket = self._by_bucket()
         state = {param: optimizer.state[param] for param in self._params if param in optimizer.state}
         self._replace_params()
         optimizer.state.clear()
@@ -111,11 +102,22 @@ class ShardedOptimizer:
 
     def step(self) -> None:
         """One update from the gradients that the exchange left."""
-        for master in self._masters:
+        self._update(self.held)
+
+    def step_of(self, buckets: Sequence[Bucket]) -> None:
+        """Of these buckets alone."""
+        part = [held for b in buckets for held in self._in_bucket[b]]
+        with only(self.optimizer, [held.tensor for held in part]):
+            self._update(part)
+
+    def _update(self, held: Sequence[Held]) -> None:
+        masters = [each.master for each in held if each.master is not None]
+        for master in masters:
             master.follow()
-        self.take_gradients()
+        for each in held:
+            each.take_gradient()
         self.optimizer.step()
-        for master in self._masters:
+        for master in masters:
             master.give()
 
     @property
@@ -238,6 +240,15 @@ class ShardedOptimizer:
         else:
             for index, param in enumerate(self._params):
                 yield Held(index, param, param, 0, param.numel())
+
+    def _by_bucket(self) -> dict[Bucket, list[Held]]:
+        """What is held of each; frozen parameters are in none."""
+        bucket_of = {slot.param: bucket for bucket in self._buckets for slot in bucket.slots}
+        found: dict[Bucket, list[Held]] = {bucket: [] for bucket in self._buckets}
+        for held in self.held:
+            if held.param in bucket_of:
+                found[bucket_of[held.param]].append(held)
+        return found
 
     def _replace_params(self) -> None:
         by_param: dict[int, list[Tensor]] = {}

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hpcsgd.core.capabilities import is_piecemeal
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, sends
+from hpcsgd.transport import Work
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class AllToAll:
 
     shards = True
     across = False
+    piecemeal = True
 
     def across_groups(self) -> Exchange:
         return AcrossGroups(self)
@@ -81,6 +84,7 @@ class ReduceScatter:
 
     shards = True
     across = False
+    piecemeal = True
 
     def across_groups(self) -> Exchange:
         return AcrossGroups(self)
@@ -107,6 +111,7 @@ class AllReduce:
 
     shards = False
     across = False
+    piecemeal = True
 
     def across_groups(self) -> Exchange:
         return AcrossGroups(self)
@@ -128,7 +133,8 @@ class AllReduce:
 class AcrossGroups:
     """`inner`, then the mean of the gradient chunk over the groups: 2·(P−1)/P·M/K more sent.
 
-    With one group per host the slow links carry M/K a rank instead of the M of a flat all-to-all.
+    With one group per host the slow links carry M/K a rank instead of the M of a flat all-to-all. A bucket is
+    on them while the next one is in its group.
     """
 
     inner: Exchange
@@ -138,13 +144,16 @@ class AcrossGroups:
     def shards(self) -> bool:
         return self.inner.shards
 
+    @property
+    def piecemeal(self) -> bool:
+        return is_piecemeal(self.inner)
+
     def idle(self, job: Job) -> bool:
         return job.size == 1
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
-        self.inner(d, b)
-        if d.job.P > 1:
-            d.job.cross.allreduce(b.g_own if self.shards else b.g, "mean").wait()
+    def __call__(self, d: Departure, b: Bucket) -> Work | None:
+        complete(self.inner, d, b)
+        return d.job.cross.allreduce(b.g_own if self.shards else b.g, "mean") if d.job.P > 1 else None
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         yield from sends(self.inner, m)
@@ -166,17 +175,28 @@ class Gathered:
     def across(self) -> bool:
         return self.inner.across
 
+    @property
+    def piecemeal(self) -> bool:
+        return is_piecemeal(self.inner)
+
     def idle(self, job: Job) -> bool:
         return self.inner.idle(job)
 
     def __call__(self, d: Departure, b: Bucket) -> None:
-        self.inner(d, b)
+        complete(self.inner, d, b)
         if d.job.K > 1:
             d.job.group.allgather(b.g, b.g_own).wait()
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         yield from sends(self.inner, m)
         yield from _of_buckets("allgather", m)
+
+
+def complete(exchange: Exchange, d: Departure, b: Bucket) -> None:
+    """All of it, here and now: for what goes on with its result."""
+    under_way = exchange(d, b)
+    if under_way is not None:
+        under_way.wait()
 
 
 def _of_buckets(operation: str, m: Sizes) -> Iterator[Message]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
+from hpcsgd.core.flat import BUCKET_MB
 from hpcsgd.cost.links import Link, Points
 from hpcsgd.cost.machine import Machine
 from hpcsgd.cost.ways import Way
 from hpcsgd.measuring.messages import Series
 
-BUCKET_BYTES = 25_000_000
-"""What a bucket is without anybody asking for another size."""
+BUCKET_BYTES = int(BUCKET_MB * 1e6)
 ASYMPTOTIC = 0.9
 CLEAR = 1.1
 WIDE = 0.5

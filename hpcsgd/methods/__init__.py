@@ -10,6 +10,7 @@ from hpcsgd.methods.adacomm import adacomm
 from hpcsgd.methods.async_sgd import async_sgd
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.d_psgd import d_psgd
+from hpcsgd.methods.delayed import delayed
 from hpcsgd.methods.diloco import diloco
 from hpcsgd.methods.ensemble import ensemble
 from hpcsgd.methods.fedavg import fedavg
@@ -19,6 +20,7 @@ from hpcsgd.methods.sasgd import sasgd
 from hpcsgd.methods.selsync import selsync
 from hpcsgd.methods.sgp import osgp, sgp
 from hpcsgd.methods.ssp import ssp
+from hpcsgd.methods.streamed import streamed
 from hpcsgd.methods.switch import switch
 
 METHODS: Mapping[str, Callable[..., Method]] = {
@@ -28,6 +30,7 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "async_sgd": async_sgd,
     "bsp": bsp,
     "d_psgd": d_psgd,
+    "delayed": delayed,
     "diloco": diloco,
     "ensemble": ensemble,
     "fedavg": fedavg,
@@ -38,6 +41,7 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "selsync": selsync,
     "sgp": sgp,
     "ssp": ssp,
+    "streamed": streamed,
     "switch": switch,
 }
 
@@ -50,6 +54,7 @@ __all__ = [
     "async_sgd",
     "bsp",
     "d_psgd",
+    "delayed",
     "diloco",
     "ensemble",
     "fedavg",
@@ -60,5 +65,6 @@ __all__ = [
     "selsync",
     "sgp",
     "ssp",
+    "streamed",
     "switch",
 ]

@@ -80,7 +80,7 @@ class Pairwise:
             return []
         here = m.groups_per_host
         once = Message(
-            "exchange", "cross", m.parcel(), hidden=True,
+            "exchange", "cross", m.parcel(), hidden=1,
             leaving=1 - here // 2 / passive, senders=active / m.P,
             crowded=1 + (1.8 / here if here > 1 else 0.15 * (1 - 1 / passive)),
         )  # fmt: skip

@@ -26,6 +26,7 @@ class Neighbours:
     """x_i ← Σ_j w_ij x_j over an undirected graph, chunk by chunk."""
 
     shards = True
+    of_chunks = True
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ import torch
 from torch import Tensor, optim
 
 from hpcsgd.averagers import AroundMoments, Measured, kept, mean_by
+from hpcsgd.core.capabilities import is_regardless_of_gradients, of_chunks
 from hpcsgd.core.method import Method, State, refer
 from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, sends
@@ -64,6 +66,14 @@ class Outer:
     def shards(self) -> bool:
         return self.inner.shards
 
+    @property
+    def regardless_of_gradients(self) -> bool:
+        return is_regardless_of_gradients(self.inner)
+
+    @property
+    def of_chunks(self) -> bool:
+        return of_chunks(self.inner)
+
     def before_update(self, s: Step) -> None:
         if s.job.P > 1 and self._optimizer is None:
             self._start(self._mine(s))
@@ -81,7 +91,7 @@ class Outer:
         refer(self.inner, self._mine(s))
 
     def sends(self, m: Sizes) -> list[Message]:
-        return sends(self.inner, m)
+        return [replace(x, bucket=None) for x in sends(self.inner, m)]  # it moves w when all are there
 
     def state_dict(self) -> State:
         if self._optimizer is None:

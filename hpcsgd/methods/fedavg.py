@@ -39,6 +39,7 @@ class PerEpoch:
 
     x: int
     S: int
+    by_time = True
 
     def __post_init__(self) -> None:
         if type(self.x) is not int or not 1 <= self.x <= self.S:
@@ -61,6 +62,8 @@ class MeanOfSome:
     C: float
     seed: int
     shards = True
+    regardless_of_gradients = True
+    of_chunks = True
 
     def __post_init__(self) -> None:
         if not 0 < self.C <= 1:

@@ -24,13 +24,15 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
+from hpcsgd.core.capabilities import of_chunks, one_by_one
+from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
@@ -144,12 +146,19 @@ class Watching:
     def shards(self) -> bool:
         return self.inner.shards
 
+    @property
+    def of_chunks(self) -> bool:
+        return of_chunks(self.inner)
+
     def before_update(self, s: Step) -> None:
         self.significance.begin(s)
         self.inner.before_update(s)
 
     def __call__(self, s: Step) -> None:
         self.inner(s)
+
+    def one_by_one(self, s: Step) -> Iterator[Bucket]:
+        return one_by_one(self.inner, s)
 
     def sends(self, m: Sizes) -> list[Message]:
         return sends(self.inner, m)

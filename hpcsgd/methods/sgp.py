@@ -93,7 +93,7 @@ class PushSum:
         """Line 3: x_i and w_i to each out-neighbour; the mean over a period of the graph."""
         nbytes = mean_peers(self.graph, m.P) * m.parcel()
         leaving = mean_leaving(self.graph, m.P, m.groups_per_host)
-        return [Message("exchange", "cross", nbytes, hidden=self.staleness > 0, leaving=leaving)]
+        return [Message("exchange", "cross", nbytes, hidden=self.staleness, leaving=leaving)]
 
     def state_dict(self) -> State:
         """With the messages under way, which it waits for. Elsewhere groups start from z, of weight 1."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from hpcsgd.averagers import MeanOfAll, agree
@@ -14,6 +15,7 @@ from hpcsgd.core.step import Averager, Departure, Publishing, Step, publications
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.errors import UserError
+from hpcsgd.transport import Work
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +58,8 @@ class TheirExchange:
     def idle(self, job: Job) -> bool:
         return self._turn.first.exchange.idle(job) and self._turn.then.exchange.idle(job)
 
-    def __call__(self, d: Departure, b: Bucket) -> None:
-        self._turn.method.exchange(d, b)
+    def __call__(self, d: Departure, b: Bucket) -> Work | None:
+        return self._turn.method.exchange(d, b)
 
     def sends(self, m: Sizes) -> list[Message]:
         return sends(self._turn.method.exchange, m)
@@ -127,7 +129,7 @@ class TheirAverager:
 
     def sends(self, m: Sizes) -> list[Message]:
         """Of whoever's turn it is; the mean between the two is left out."""
-        return sends(self._turn.method.how, m)
+        return [replace(x, bucket=None) for x in sends(self._turn.method.how, m)]
 
     @property
     def inner(self) -> Averager:

@@ -13,17 +13,18 @@ from torch import nn, optim
 
 from hpcsgd import models
 from hpcsgd.config.schema import Config, MethodSection
+from hpcsgd.core.flat import BUCKET_MB
 from hpcsgd.core.method import Method
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.engine.averaged import float_buffers
-from hpcsgd.engine.sharding import is_elementwise
+from hpcsgd.engine.in_parts import is_elementwise
 from hpcsgd.errors import UserError
 from hpcsgd.training.assembly import make_optimizer
 from hpcsgd.training.loading import opened
 from hpcsgd.training.parts import make_method
 
-BUCKET_BYTES = 25e6
-"""As `DistributedOptimizer` has it, which a job file does not change."""
+BUCKET_BYTES = BUCKET_MB * 1e6
+"""A job file does not change it."""
 
 
 @dataclass(frozen=True)

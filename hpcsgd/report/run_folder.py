@@ -23,6 +23,7 @@ from hpcsgd.files.atomic import replacing
 
 logger = logging.getLogger(__name__)
 
+JOB_FILE = "job.toml"
 PACKAGES = ("hpcsgd", "torch", "numpy", "h5py", "mpi4py")
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 GIT_TIMEOUT = 10  # seconds; a repository on a slow file system must not hold up the job
@@ -56,7 +57,7 @@ def require_unused(folder: Path) -> None:
 
 def write_config(folder: Path, config: Config) -> None:
     """Write ``job.toml``; where a run resumes with another one than before, one warning names the changes."""
-    job = folder / "job.toml"
+    job = folder / JOB_FILE
     text = dump(config)
     if job.exists() and (found := changes(read_toml(job), tomllib.loads(text))):
         logger.warning("resuming with another configuration than before: %s", found)

@@ -150,6 +150,8 @@ def summary_text(numbers: Summary) -> str:
         )
     if numbers["seconds_per_phase"]:
         lines.append(f"time      {_shares(numbers['seconds_per_phase'])}")
+    if (traced := numbers.get("trace")) and traced["steps"]:
+        lines.append(f"traced    {_traced(traced)}")
     if any(numbers["bytes_per_phase"].values()):
         sizes = (f"{phase} {byte_text(size)}" for phase, size in numbers["bytes_per_phase"].items())
         lines.append(f"sent      {', '.join(sizes)}")
@@ -166,6 +168,22 @@ def _tested(numbers: Summary) -> str:
     best = f"best {figure.text(numbers[f'best_{first}'])} after epoch {numbers['best_epoch']}"
     more = "".join(f", {written({key: numbers[key]})}" for key in others)
     return f"{written({first: numbers[first]})} ({best}){more}"
+
+
+TOLD = 0.02
+"""The least part of all that a phase has to take to be worth a word."""
+
+
+def _traced(found: Summary) -> str:
+    """What `hpcsgd.report.overlap.per_step` found."""
+    exposed, hidden = (found[f"{quantity}_seconds"] for quantity in ("exposed", "hidden"))
+    both = Counter(exposed) + Counter(hidden)
+    told = (
+        f"{name} {second_text(exposed.get(name, 0.0))} exposed, {second_text(hidden.get(name, 0.0))} hidden"
+        for name, seconds in both.most_common()
+        if seconds >= TOLD * both.total()
+    )
+    return f"{found['steps']} steps, of one {'; '.join(told)}"
 
 
 def _ahead(numbers: Summary) -> str:

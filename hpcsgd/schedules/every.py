@@ -13,6 +13,7 @@ class Every:
     """After every I-th update (eq. 2 of the hierarchical local SGD paper: "after every I iterations")."""
 
     I: int  # noqa: E741 - the papers' letter
+    by_time = True
 
     def __post_init__(self) -> None:
         if self.I < 1:
@@ -35,6 +36,7 @@ class Never:
     """Groups have nothing to meet for."""
 
     share = 0.0
+    by_time = True
 
     def __call__(self, s: Step) -> bool:
         return False

@@ -23,7 +23,7 @@ from hpcsgd.engine.precision import Precision, precision
 from hpcsgd.engine.scaling import require_scalable
 from hpcsgd.errors import UserError, located
 from hpcsgd.natural_gradient import NaturalGradient
-from hpcsgd.training.devices import device_of, to_train_on
+from hpcsgd.training.devices import Delivery, device_of
 from hpcsgd.training.length import Length, length
 from hpcsgd.training.loading import dealing, make_loader, opened
 from hpcsgd.training.model_layout import compile_regions, lay_out
@@ -44,6 +44,8 @@ class Assembly:
     model: nn.Module
     device: torch.device
     """Where it is."""
+    deliver: Delivery
+    """Of samples, there."""
     task: Task
     precision: Precision
     optimizer: DistributedOptimizer
@@ -68,7 +70,7 @@ class Assembly:
     def vary(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """What to train on in place of these samples, on the device: transformed, and as the data has it."""
         x, y = self.train.vary(self.transform(x, self.generator), y, self.generator)
-        return to_train_on(x, self.device), to_train_on(y, self.device)
+        return self.deliver(x), self.deliver(y)
 
 
 def assemble(config: Config, job: Job, source: str) -> Assembly:
@@ -102,7 +104,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         method = make_method(config, steps_per_epoch)
     own = config.seed + 1 + number_of(job)
     seed_generators(own)  # from here on chance (dropout) differs between ranks
-    optimizer = DistributedOptimizer(inner, model, job, method, master=bits.master)
+    optimizer = DistributedOptimizer(inner, model, job, method, master=bits.master, **sending(config))
     with job.together("preparing the run"), located(source):
         if bits.scaler is not None:
             with located("[training] precision"):
@@ -115,6 +117,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
     return Assembly(
         model=model,
         device=device,
+        deliver=Delivery(device),
         task=task,
         precision=bits,
         optimizer=optimizer,
@@ -137,6 +140,12 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
 def number_of(job: Job) -> int:
     """This rank's among all that train together; with islands of unlike sizes some share one."""
     return job.peers.number * job.size + job.rank
+
+
+def sending(config: Config) -> dict[str, Any]:
+    """What is said of how gradients travel."""
+    said = {"bucket_mb": config.training.bucket_mb, "overlap": config.training.overlap}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def make_precision(config: Config, model: nn.Module) -> Precision:

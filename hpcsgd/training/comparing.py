@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 OWN_TO_A_START = (
     *(("job", "timeout"), ("run", "folder")),
     *(("training", "time_limit"), ("training", "stop_ahead")),
+    *(("training", "bucket_mb"), ("training", "overlap"), ("training", "tune")),
 )
 """Keys that may be others where a comparison goes on."""
 
@@ -151,7 +152,7 @@ def _open(folder: Path, trials: Sequence[Trial], ranks: int, *, resume: bool) ->
     if before != ranks:
         raise UserError(f"{folder}: was begun on {before} ranks, and here are {ranks}: go on with as many")
     for trial in trials:
-        job = trial.folder / "job.toml"
+        job = trial.folder / run_folder.JOB_FILE
         if job.exists() and (found := run_folder.changes(_lasting(read_toml(job)), _lasting(trial.config))):
             raise UserError(f"{trial.folder}: was begun otherwise: {found}: choose another [run] folder")
 

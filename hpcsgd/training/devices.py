@@ -10,7 +10,7 @@ from hpcsgd.core.topology import Job
 from hpcsgd.errors import located
 from hpcsgd.start import form_as_launched
 from hpcsgd.transport import Transport
-from hpcsgd.transport.streams import device_for, on_accelerator
+from hpcsgd.transport.streams import Moment, Streams, device_for, on_accelerator, take_over
 
 
 def form_job(world: Transport, config: Config) -> Job:
@@ -26,6 +26,21 @@ def device_of(config: Config, place: int) -> torch.device:
         return device_for(config.training.device, place)
 
 
-def to_train_on(x: Tensor, device: torch.device) -> Tensor:
-    """`x`, there. Nobody waits, and `x` may be forgotten: pinned memory is kept until the copy is through."""
-    return x.pin_memory().to(device, non_blocking=True) if on_accelerator(device) else x
+class Delivery:
+    """Brings samples to `device` on a stream of its own, while that computes what it was asked before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams = Streams()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x`, there. Nobody waits, and `x` may be forgotten: pinned memory is kept until the copy is
+        through."""
+        if not on_accelerator(self._device):
+            return x
+        with self._streams.on(self._device):
+            there = x.pin_memory().to(self._device, non_blocking=True)
+            arrived = Moment(self._device)
+        arrived.precede()
+        take_over(there)
+        return there

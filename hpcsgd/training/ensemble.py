@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from hpcsgd.checkpoint import Checkpoints
+from hpcsgd.checkpoint import Writer
 from hpcsgd.config.schema import Config
 from hpcsgd.core.topology import Job
 from hpcsgd.data import Batches
@@ -174,6 +174,7 @@ class EnsembleLoop(Loop):
         """Those with other ranks leave once a checkpoint is there, and all wait until they are back."""
         moving = self._moving()
         self._save()
+        self._checkpoints.finish()
         self._parts.optimizer.meet()
         if self.meetings.number in moving:
             self.meetings.move()
@@ -215,7 +216,7 @@ class Island:
         return None  # another island's chance is not this one's
 
     def loop(
-        self, parts: Assembly, checkpoints: Checkpoints, stopping: Stopping, aside: Transport
+        self, parts: Assembly, checkpoints: Writer, stopping: Stopping, aside: Transport
     ) -> EnsembleLoop:
         return EnsembleLoop(
             self.config, parts, checkpoints, stopping, aside,

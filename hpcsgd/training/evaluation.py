@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from hpcsgd.training.assembly import Assembly
-from hpcsgd.training.devices import to_train_on
 from hpcsgd.transport import phase
 
 BATCH = 256
@@ -37,7 +36,7 @@ def evaluate(parts: Assembly) -> Score:
         mine = torch.arange(len(parts.test), device="cpu")[world.rank :: world.size]
         for rows in mine.split(min(BATCH, task.at_once)):
             x, y = parts.test.collate(parts.test.__getitems__(rows.tolist()))
-            x, y = (to_train_on(each, parts.device) for each in (x, y))
+            x, y = parts.deliver(x), parts.deliver(y)
             with parts.precision.computing():
                 total += task.tally(parts.model(x), y)
         parts.model.train()

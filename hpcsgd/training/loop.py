@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcsgd.checkpoint import Checkpoints, capture
+from hpcsgd.checkpoint import Writer, capture
 from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.errors import JobError
@@ -25,6 +25,7 @@ from hpcsgd.training.divergence import diverged, require_finite
 from hpcsgd.training.evaluation import evaluate
 from hpcsgd.training.scheduler import scheduler_state, take_up_scheduler
 from hpcsgd.training.stopping import Stopping
+from hpcsgd.training.tracing import Tracer, Untraced
 from hpcsgd.transport import Transport, Work
 from hpcsgd.tuning.monitor import DistanceMonitor
 
@@ -41,7 +42,7 @@ class Loop(ABC):
         self,
         config: Config,
         parts: Assembly,
-        checkpoints: Checkpoints,
+        checkpoints: Writer,
         stopping: Stopping,
         aside: Transport,
     ) -> None:
@@ -59,6 +60,7 @@ class Loop(ABC):
         self._pass_size: int | None = None  # samples of a pass, where not all of a batch
         self._meter = Meter(parts.optimizer.job, aside, parts.optimizer.method.counted())
         self._readings: deque[tuple[Tree, Work]] = deque()  # under way: when they were taken, what they say
+        self.tracer: Tracer = Untraced()
         self.metrics: Metrics | None = None
         self.monitor: DistanceMonitor | None = None
 
@@ -86,6 +88,8 @@ class Loop(ABC):
             reason = self._train_epochs()
             if reason is not None:
                 self._save()
+            self._checkpoints.finish()
+            if reason is not None:
                 self._progress.note(f"{reason}: saved step {self._parts.optimizer.t}, go on with --resume")
         return reason
 
@@ -100,9 +104,11 @@ class Loop(ABC):
     def _step(self, x: Tensor, y: Tensor, data_seconds: float) -> None:
         parts = self._parts
         optimizer = parts.optimizer
+        self.tracer.waited(data_seconds)
         loss = self._backward(*parts.vary(x, y))
         self._lr = optimizer.rates[0]
-        made = parts.precision.step(optimizer, loss=loss)
+        with self.tracer.span("update"):
+            made = parts.precision.step(optimizer, loss=loss)
         parts.batches.advance()
         self._meter.step(loss, len(y), data_seconds, optimizer.notes if made else {})
         if made:
@@ -117,6 +123,7 @@ class Loop(ABC):
         if parts.scheduler is not None and self._per_step:
             parts.scheduler.step()
         self._note(optimizer.notes)
+        self.tracer.stepped(optimizer.t, optimizer.notes)
         if optimizer.t % self._config.log_every == 0:
             self._begin_reading()
         self._tell_readings()
@@ -127,19 +134,19 @@ class Loop(ABC):
         """In one pass, or in several of at most `_pass_size` samples; the mean loss."""
         parts = self._parts
         weight = parts.batches.weight(len(y))
-        pieces = list(
-            zip(x.split(self._pass_size or len(y)), y.split(self._pass_size or len(y)), strict=True)
-        )
+        size = self._pass_size or len(y)
+        pieces = list(zip(x.split(size), y.split(size), strict=True))
         total = torch.zeros((), device=parts.device)
         parts.optimizer.zero_grad()
         parts.optimizer.accumulate(len(pieces))
         for some_x, some_y in pieces:
-            with parts.precision.computing():
+            with self.tracer.span("forward"), parts.precision.computing():
                 loss = parts.task.loss(parts.model(some_x), some_y)
             if loss.is_cpu:  # for a device nobody waits: the next reading tells
                 require_finite(loss, parts.optimizer.t + 1)
             share = weight * len(some_y) / len(y)
-            parts.precision.backward(loss if share == 1 else loss * share)
+            with self.tracer.span("backward"):
+                parts.precision.backward(loss if share == 1 else loss * share)
             total = total + loss.detach() * (len(some_y) / len(y))
         return total
 
@@ -209,7 +216,8 @@ class Loop(ABC):
     def _evaluate(self) -> None:
         if not self._stands_for_all():
             return
-        score = evaluate(self._parts)
+        with self.tracer.span("evaluation"):
+            score = evaluate(self._parts)
         if not math.isfinite(score.loss):  # the same on all ranks
             raise JobError(diverged("test loss", score.loss, self._parts.optimizer.t))
         if self.metrics is not None:
@@ -258,21 +266,13 @@ class Loop(ABC):
         self._epoch_sums += torch.tensor(sums, device="cpu")
         told = {**taken, "loss": reading.loss}
         if self.metrics is not None:
-            self.metrics.step(
-                **told,
-                samples=reading.samples,
-                samples_per_s=reading.samples_per_s,
-                phase_seconds=reading.phase_seconds,
-                phase_bytes=reading.phase_bytes,
-                link_bytes=reading.link_bytes,
-                counts=reading.counts,
-            )
+            self.metrics.step(**taken, **vars(reading))
         if taken["step"] % self._config.log_every == 0:
             told.pop("shared")
             self._progress.step(**told, samples_per_s=reading.samples_per_s)
 
     def _save(self) -> None:
-        """Write a checkpoint of this step, once."""
+        """Begin to write a checkpoint of this step, once."""
         parts = self._parts
         now = parts.optimizer.t, self._epoch
         if self._saved_at == now or not self._stands_for_all():
@@ -289,7 +289,8 @@ class Loop(ABC):
         own = {**generators_state(parts.device), "transform": parts.generator.get_state()}
         if parts.natural_gradient is not None:
             own["natural_gradient"] = parts.natural_gradient.estimates()
-        self._checkpoints.write(parts.optimizer.t, capture(parts.optimizer, shared=shared, own=own))
+        with self.tracer.span("checkpoint"):
+            self._checkpoints.begin(parts.optimizer.t, capture(parts.optimizer, shared=shared, own=own))
         self._saved_at = now
         self._meter.pause()
 

@@ -10,20 +10,23 @@ from pathlib import Path
 
 import torch
 
-from hpcsgd.checkpoint import Checkpoints, restore
+from hpcsgd.checkpoint import Checkpoints, Writer, restore
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import MOVED, STOPPED, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.islands.meetings import Meetings, Over
+from hpcsgd.report import trace
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.devices import form_job
 from hpcsgd.training.ensemble import Island, Moved
 from hpcsgd.training.loop import Loop
+from hpcsgd.training.pace import tuned
 from hpcsgd.training.probing import take_answer
 from hpcsgd.training.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads
 from hpcsgd.training.stopping import Reasons, Stopping
+from hpcsgd.training.tracing import Trace
 from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, leave_together
 from hpcsgd.transport.streams import HOST
@@ -84,6 +87,7 @@ def train(
 ) -> str | None:
     """The run of `config`, read from the file `source`, in its folder; why it stopped early, or None.
     Collective."""
+    config = tuned(config, job, source, resume)
     aside = job.world.apart()
     parts = assemble(config, job, source)
     devices = Counter(job.world.gather_objects(str(parts.device)))
@@ -107,10 +111,13 @@ def _train(
     monitor: DistanceMonitor | None = None,
 ) -> str | None:
     job, folder = setting.job, setting.config.run.folder
-    checkpoints = Checkpoints(folder / "checkpoints", job)
-    loop = setting.loop(parts, checkpoints, stopping, aside)
+    checkpoints = folder / "checkpoints"
+    writer = Writer(checkpoints, job)
+    loop = setting.loop(parts, writer, stopping, aside)
     if setting.goes_on(resume):
-        _go_on(setting, parts, checkpoints, loop)
+        _go_on(setting, parts, Checkpoints(checkpoints, job), loop)
+    if (steps := setting.config.run.trace) is not None:
+        loop.tracer = Trace(job, aside, setting.folder / trace.NAME, steps, parts.optimizer.t)
     if job.rank == 0:
         loop.monitor = monitor
         loop.metrics = open_files.enter_context(
@@ -119,7 +126,9 @@ def _train(
     try:
         reason = loop.train()
     except Over:
+        writer.finish()
         return None
+    loop.tracer.finish()
     if reason is None:
         _save_model(folder, parts)
     setting.conclude(complete=reason is None)

@@ -10,11 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.checkpoint import Checkpoints
+from hpcsgd.checkpoint import Writer
 from hpcsgd.config.schema import Config
 from hpcsgd.core.topology import Job
-from hpcsgd.report import run_folder
+from hpcsgd.report import run_folder, trace
 from hpcsgd.report.metrics import read
+from hpcsgd.report.overlap import per_step
 from hpcsgd.report.summary import summary, summary_text
 from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.loop import Loop
@@ -83,9 +84,7 @@ class World:
         """What of a rank's own state in a checkpoint is for this one."""
         return state
 
-    def loop(
-        self, parts: Assembly, checkpoints: Checkpoints, stopping: Stopping, aside: Transport
-    ) -> WorldLoop:
+    def loop(self, parts: Assembly, checkpoints: Writer, stopping: Stopping, aside: Transport) -> WorldLoop:
         return WorldLoop(self.config, parts, checkpoints, stopping, aside)
 
     def conclude(self, complete: bool) -> None:
@@ -97,9 +96,13 @@ class World:
 
 def _report(folder: Path) -> None:
     from hpcsgd.report.curves import plot_curves  # matplotlib is slow to import
+    from hpcsgd.report.timeline import plot_timeline
 
     records = read(folder / "metrics.jsonl")
     numbers = summary(records)
+    if (traced := folder / trace.NAME).exists():
+        numbers["trace"] = per_step(traced)
+        plot_timeline(traced, folder / "timeline.png")
     run_folder.write_summary(folder, numbers)
     plot_curves(records, folder / "curves.png")
     log.info("%s\nwritten   %s", summary_text(numbers), folder)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.transport.backend import ANY, Backend, Reduction
+from hpcsgd.transport.events import MESSAGE
 from hpcsgd.transport.lane import Lane, Work, close_lanes, finished
 from hpcsgd.transport.recording import Ledger
 
@@ -127,9 +128,13 @@ class Transport:
     def apart(self) -> Transport:
         """The same ranks on a communicator and a lane of their own."""
         backend = self._start("split", 0, lambda: self.backend.split(0, self.rank)).wait()
+        return self._relative(backend, self.lane).on_its_own_lane()
+
+    def on_its_own_lane(self) -> Transport:
+        """The same communicator by way of a lane that nothing else uses: it is to be used by that alone."""
         lane = Lane(f"lane apart of rank {self.rank}")
         self.lanes_apart.append(lane)
-        return self._relative(backend, lane)
+        return self.on(lane)
 
     def on(self, lane: Lane) -> Transport:
         """The same communicator by way of another lane: one sends there while the other one receives."""
@@ -143,6 +148,7 @@ class Transport:
 
     def end_apart(self, timeout: float) -> bool:
         """End what was made apart; False if some of it was still busy `timeout` seconds later. Collective."""
+        self.run(lambda: None, "what may still be handed over to them").wait()
         return close_lanes(timeout, self.lanes_apart)
 
     def run(self, call: Callable[[], Any], what: str, *tensors: Tensor) -> Work:
@@ -157,12 +163,15 @@ class Transport:
             try:
                 return operation()
             finally:
-                self.ledger.add(seconds=time.perf_counter() - start)
+                end = time.perf_counter()
+                self.ledger.add(seconds=end - start)
+                if self.size > 1:
+                    self.ledger.note(MESSAGE, what, start, end, sent, self.size)
 
-        what = f"{what} over {self.size} ranks"
+        told = f"{what} over {self.size} ranks"
         if self.size == 1:  # nobody to wait for
-            return finished(timed, what, self.ledger)
-        return self.lane.submit(timed, what, self.timeout, self.ledger, device_of(tensors), tensors)
+            return finished(timed, told, self.ledger)
+        return self.lane.submit(timed, told, self.timeout, self.ledger, device_of(tensors), tensors)
 
     def _relative(self, backend: Backend, lane: Lane) -> Transport:
         made = Transport(backend, timeout=self.timeout, lane=lane, ledger=self.ledger)

@@ -107,6 +107,12 @@ def chosen(ranks: Transport, wish: Wish, own: Device, inside: bool) -> tuple[Tra
     return ranks, "; ".join(passed_over)
 
 
+def beside(group: Transport, cross: Transport) -> Transport:
+    """`cross`, on the lane of `group` where both put work on the device by libraries of their own: begun in
+    another order on each rank, these may wait for each other for ever."""
+    return cross if "mpi" in (group.way, cross.way) else cross.on(group.lane)
+
+
 def _without(ranks: Transport, wish: Wish, identities: Sequence[str]) -> tuple[Transport, str]:
     """Where not everybody has an accelerator."""
     lacking = [rank for rank, identity in enumerate(identities) if not identity]

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from hpcsgd.transport.backend import PeerLost
+from hpcsgd.transport.events import WAIT
 from hpcsgd.transport.recording import Ledger
 from hpcsgd.transport.streams import Moment, Streams, take_over
 
@@ -32,7 +33,8 @@ _numbers = itertools.count()
 
 
 class Work:
-    """Something under way on a lane.
+    """Something under way on a lane. A call that returns a `Work` has handed the rest to another lane: it is
+    done when that is.
 
     `keep` is kept alive until `wait()`: memory of a device is given away again in the order of the stream
     that asked for it, which knows nothing of the lane's.
@@ -49,7 +51,10 @@ class Work:
 
     def done(self) -> bool:
         """Whether `wait()` would return at once."""
-        return self._future.done()
+        if not self._future.done():
+            return False
+        rest = None if self._future.exception() else self._future.result()[0]
+        return rest.done() if isinstance(rest, Work) else True
 
     def wait(self) -> Any:
         """Block until it is done and return its result; on a device, until it has been put on the lane's
@@ -58,7 +63,7 @@ class Work:
         Raises `PeerLost` after the transport's timeout, and whatever the operation itself raised. Time
         that a lane waits for another one is not noted: its owner computes meanwhile.
         """
-        start = time.perf_counter()
+        start, standing = time.perf_counter(), not self._future.done()
         try:
             result, done = self._future.result(self._timeout)
         except FutureTimeout:
@@ -67,12 +72,15 @@ class Work:
             raise PeerLost(f"{self._what}: no answer within {self._timeout:g} s") from None
         finally:
             if not getattr(_here, "on_a_lane", False):
-                self._ledger.add(waited=time.perf_counter() - start)
+                end = time.perf_counter()
+                self._ledger.add(waited=end - start)
+                if standing:
+                    self._ledger.note(WAIT, self._what, start, end)
         if done is not None:
             done.precede()
             take_over(result)
         self._keep = None
-        return result
+        return result.wait() if isinstance(result, Work) else result
 
 
 def finished(call: Callable[[], Any], what: str, ledger: Ledger) -> Work:
@@ -125,12 +133,16 @@ class Lane:
         return Work(future, what, timeout, ledger, keep)
 
     def close(self, timeout: float) -> bool:
-        """End the thread after what is queued; False if that took longer than `timeout` seconds."""
+        """End the thread after what is queued; False if that took longer than `timeout` seconds. What is
+        submitted later has a new one."""
         if self._thread is None or self.here():
             return True
         self._calls.put(None)
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        return True
 
     def _carried_out(self, call: Callable[[], Any], asked: Moment | None) -> tuple[Any, Moment | None]:
         """What `call` returns, and when its work on a device is done."""

@@ -15,6 +15,8 @@ from collections.abc import Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
+from hpcsgd.transport.events import Event, Events
+
 _phase: ContextVar[str] = ContextVar("phase", default="other")
 
 
@@ -47,6 +49,8 @@ class Ledger:
         self._totals: dict[str, Total] = {}
         self._links: Counter[int] = Counter()
         self._lock = threading.Lock()
+        self.events: Events | None = None
+        """What is done and when, where somebody wants to know."""
 
     def add(self, *, calls: int = 0, sent: float = 0.0, seconds: float = 0.0, waited: float = 0.0) -> None:
         """Count under the phase in force."""
@@ -56,6 +60,12 @@ class Ledger:
             total.bytes += sent
             total.seconds += seconds
             total.waited += waited
+
+    def note(self, kind: str, name: str, start: float, end: float, sent: float = 0.0, ranks: int = 0) -> None:
+        """One event of the calling thread, under the phase in force."""
+        if (events := self.events) is not None:
+            thread = threading.get_ident()
+            events.note(Event(kind, name, _phase.get(), thread, start, end, sent, ranks))
 
     def add_messages(self, sizes: Mapping[int, float]) -> None:
         """Count bytes by the rank they went to, beside `add`."""

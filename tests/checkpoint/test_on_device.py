@@ -32,6 +32,14 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "losses": ("momentum", lambda: hpcsgd.adacomm(2, block=2)),
 }
 
+SOME = ["AdamW", "whole tensors", "messages under way"]
+NEVER_TWICE_ALIKE: dict[str, tuple[str, Any]] = {
+    "a server for groups that wait": ("momentum", lambda: hpcsgd.ssp(staleness=1)),
+    "a server for groups that do not": ("momentum", hpcsgd.async_sgd),
+    "partners drawn by chance": ("momentum", hpcsgd.ad_psgd),
+}
+"""Who comes first is left to chance: what was saved stays, and what follows differs."""
+
 
 def save(training: Training, folder: Path) -> None:
     state = capture(training.optimizer, shared={}, own={"rank": torch.tensor(training.optimizer.job.rank)})
@@ -46,7 +54,7 @@ def load(training: Training, folder: Path) -> None:
 
 
 def whole(world: Transport, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
-    training = Training(form(world, P), *SETTINGS[setting], device=device)
+    training = Training(form(world, P), *(SETTINGS | NEVER_TWICE_ALIKE)[setting], device=device)
     training.steps(SAVED)
     save(training, folder)
     training.steps(LAST - SAVED)
@@ -62,7 +70,7 @@ def resumed(world: Transport, setting: str, folder: Path, device: torch.device =
 
 def held(world: Transport, setting: str, folder: Path, device: torch.device = HOST) -> dict[str, Tensor]:
     """What a training that is given the checkpoint has."""
-    training = Training(form(world, P), *SETTINGS[setting], seed=1, device=device)
+    training = Training(form(world, P), *(SETTINGS | NEVER_TWICE_ALIKE)[setting], seed=1, device=device)
     load(training, folder)
     return training.everything()
 
@@ -81,14 +89,14 @@ def test_it_goes_on_with_the_same_bits(setting: str, tmp_path: Path) -> None:
     assert_same(threads.run(P * K, explicitly(resumed), setting, tmp_path), expected)
 
 
-@pytest.mark.parametrize("setting", ["AdamW", "whole tensors", "messages under way"])
+@pytest.mark.parametrize("setting", [*SOME, *NEVER_TWICE_ALIKE])
 def test_the_host_finds_what_a_device_saved(setting: str, tmp_path: Path) -> None:
     threads.run(P * K, explicitly(whole), setting, tmp_path)
     there = threads.run(P * K, explicitly(held), setting, tmp_path)
     assert_same(threads.run(P * K, held, setting, tmp_path), there)
 
 
-@pytest.mark.parametrize("setting", ["AdamW", "whole tensors", "messages under way"])
+@pytest.mark.parametrize("setting", [*SOME, *NEVER_TWICE_ALIKE])
 def test_a_device_finds_what_the_host_saved(setting: str, tmp_path: Path) -> None:
     threads.run(P * K, whole, setting, tmp_path)
     here = threads.run(P * K, held, setting, tmp_path)

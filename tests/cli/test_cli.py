@@ -45,6 +45,7 @@ def module(name: str, function: types.FunctionType) -> types.ModuleType:
         ("job.toml --resume", (Path("job.toml"), (), True, None)),
         ("job.toml --probe probe.json", (Path("job.toml"), (), False, Path("probe.json"))),
         ("--resume job.toml", (Path("job.toml"), (), True, None)),
+        ("job.toml --trace", (Path("job.toml"), ("--run.trace", "auto"), False, None)),
         (
             "job.toml --training.epochs 3 --resume --method.every=-4",
             (Path("job.toml"), ("--training.epochs", "3", "--method.every=-4"), True, None),

@@ -301,6 +301,9 @@ def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> N
             channels_last=True,
             compile=True,
             deterministic=True,
+            bucket_mb=2.0,
+            overlap=False,
+            tune=3,
         ),
         run=RunSection(folder=Path("r")),
     )

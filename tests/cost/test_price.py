@@ -11,11 +11,21 @@ from hpcsgd.cost.compute import Busy, Compute
 from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.papers import Setting, allreduce_epoch, hierarchical_epoch
-from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, pipelined, price
+from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, price
 from hpcsgd.cost.ways import ways
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Sparse
-from hpcsgd.methods import Method, allreduce_local_sgd, bsp, hierarchical, osgp, selsync, sgp
+from hpcsgd.methods import (
+    Method,
+    allreduce_local_sgd,
+    bsp,
+    delayed,
+    hierarchical,
+    osgp,
+    selsync,
+    sgp,
+    streamed,
+)
 from hpcsgd.sparsifiers import Deft
 
 ALPHA, BETA = 3e-6, 1e-9
@@ -85,12 +95,6 @@ def test_gradients_hide_behind_the_backward_pass() -> None:
     assert slowed.phases["compute"] == pytest.approx(100 * E + 0.5 * E)
 
 
-def test_pipelined() -> None:
-    assert pipelined([1.0, 2.0, 3.0], [0.5, 0.5, 0.5]) == 3.5
-    assert pipelined([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]) == 7.0
-    assert pipelined([], []) == 0.0
-
-
 def test_overlapped_gossip_counts_where_it_is_longer_than_the_step() -> None:
     m = sizes(8, 2)
     messages = price(sgp(), m, machine(2), NOTHING).phases["average"]
@@ -101,6 +105,24 @@ def test_overlapped_gossip_counts_where_it_is_longer_than_the_step() -> None:
     assert hidden.hidden == pytest.approx(messages, rel=1e-9)
     too_long = price(osgp(1), m, machine(2), NOTHING)
     assert too_long.seconds == pytest.approx(rest + messages - inside)  # what is inside a host has no link
+
+
+def test_a_late_meeting_counts_as_far_as_it_is_longer_than_its_delay() -> None:
+    """max(0, meeting − d steps) at each; fragments that follow each other closely hide behind all steps."""
+    m, I = sizes(8, 1), 4  # noqa: E741 - the papers' letter
+    at_once = price(hierarchical(I), m, machine(1), NOTHING)
+    meeting = I * at_once.seconds
+    for d, compute in ((1, meeting / 4), (2, meeting / 4), (3, meeting / 2), (0, meeting)):
+        cost = price(delayed(hierarchical(I), d), m, machine(1), Computed(forward=compute, backward=0.0))
+        left = max(meeting - d * compute, 0.0) / I
+        assert cost.seconds == pytest.approx(compute + left, rel=1e-9)
+        assert cost.hidden == pytest.approx(0.0 if d == 0 else meeting / I - left, rel=1e-9, abs=1e-15)
+        assert cost.nbytes == pytest.approx(at_once.nbytes, rel=1e-12)
+    compute = meeting / 10
+    always = price(streamed(hierarchical(I), 4, 2), m, machine(1), Computed(forward=compute, backward=0.0))
+    distance = 2 * np.log2(8) * ALPHA + 2 * 7 / 8 * 8 * BETA
+    more = 3 * (2 * np.log2(8) * ALPHA + distance)  # of the same bytes
+    assert always.seconds == pytest.approx((meeting + more) / I, rel=1e-9)
 
 
 def test_the_interval_is_that_of_the_errors() -> None:

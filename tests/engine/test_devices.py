@@ -69,7 +69,8 @@ def test_the_host_waits_for_the_staging_alone(run, P: int, K: int) -> None:
     within = ["event"] * BUCKETS if K > 1 else []
     meeting = [*["event"] * BUCKETS, "copy"] if P > 1 else []
     for rank in run(P * K, explicitly(waits), P):
-        assert rank == [[*within, *meeting * (t % 2), *within] for t in range(4)]
+        for t, found in enumerate(rank):  # the copy may come before what is gathered, or among it
+            assert sorted(found) == sorted([*within, *meeting * (t % 2), *within])
 
 
 LAYERS = 8

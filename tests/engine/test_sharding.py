@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, UserError, hierarchical
 from hpcsgd.core.topology import form
-from hpcsgd.engine.sharding import ELEMENTWISE, is_elementwise
+from hpcsgd.engine.in_parts import ELEMENTWISE, is_elementwise
 from hpcsgd.transport import Transport, threads
 
 Make = Callable[[nn.Module], optim.Optimizer]

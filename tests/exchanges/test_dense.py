@@ -10,6 +10,7 @@ from hpcsgd.core.flat import flatten
 from hpcsgd.core.step import Departure, Exchange, Fixed
 from hpcsgd.core.topology import form
 from hpcsgd.exchanges import AcrossGroups, AllReduce, AllToAll, Gathered, ReduceScatter
+from hpcsgd.exchanges.dense import complete
 from hpcsgd.transport import Transport
 
 EXCHANGES: dict[str, Exchange] = {
@@ -38,7 +39,7 @@ def exchanged(world: Transport, P: int, exchange: Exchange, dtype: torch.dtype) 
     for round_ in range(2):
         param.grad = gradient(job.rank, round_, dtype)
         bucket.gather()
-        exchange(Departure(Fixed(job, [bucket], moments=None), rates=(0.0,)), bucket)  # type: ignore[arg-type]
+        complete(exchange, Departure(Fixed(job, [bucket], moments=None), rates=(0.0,)), bucket)  # type: ignore[arg-type]
         found.append((bucket.g_own if exchange.shards else bucket.g).clone())
     return found
 

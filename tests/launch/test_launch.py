@@ -222,6 +222,7 @@ def test_all_save_and_stop_and_go_on(launch: Launch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_control_c(launch: Launch) -> None:
     launch.start()
     launch.process.send_signal(signal.SIGINT)

@@ -16,12 +16,23 @@ from hpcsgd.core.graphs import Exponential, Graph, Ring
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.topology import Job, form
 from hpcsgd.exchanges import Packed, ReduceScatter, Sparse
-from hpcsgd.methods import METHODS, Method, bsp, hierarchical, sgp
+from hpcsgd.methods import METHODS, Method, bsp, diloco, hierarchical, sgp
 from hpcsgd.methods.selsync import gradients
 from hpcsgd.sparsifiers import Deft
 from hpcsgd.transport import Transport
 from hpcsgd.wires import fp16, int4, int8
-from local_methods import NESTEROV, accumulating, adaptive, fed_averaging, gradients_of, selective, with_outer
+from local_methods import (
+    NESTEROV,
+    accumulating,
+    adaptive,
+    blended,
+    carried,
+    fed_averaging,
+    gradients_of,
+    in_turn,
+    selective,
+    with_outer,
+)
 from methods.invariants import Invariant, every_update_counts_once, reads_within, the_mean_is_kept
 from packing import Wires, by_blocks, half, packed
 from references import (
@@ -185,6 +196,12 @@ REFERENCES: Mapping[str, Case] = {
         lambda P, K, make: gossiped(P, K, Ring(), symmetric_matrix, make, STEPS),
         invariants=(the_mean_is_kept,),
     ),
+    "delayed": Case(
+        "delayed",
+        lambda: {"method": hierarchical(EVERY), "steps": 2},
+        local(lambda P: in_turn(EVERY, 1, 2, carried)),
+        invariants=(the_mean_is_kept,),
+    ),
     "diloco": Case("diloco", lambda: {"every": EVERY}, local(lambda P: with_outer(EVERY, NESTEROV))),
     "diloco with Adam outside": Case(
         "diloco",
@@ -237,6 +254,11 @@ REFERENCES: Mapping[str, Case] = {
         lambda P, K, make: [[w] * P for w in pushed(P, K, make, STEPS)],
         same_bits=False,
         invariants=(every_update_counts_once, reads_within(0)),
+    ),
+    "streamed": Case(
+        "streamed",
+        lambda: {"method": diloco(EVERY), "fragments": 2, "delay": 2},
+        local(lambda P: in_turn(EVERY, 2, 2, blended(0.5), NESTEROV)),
     ),
     "switch from bsp to hierarchical": Case(
         "switch",

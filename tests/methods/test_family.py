@@ -21,11 +21,13 @@ from hpcsgd.exchanges import AllToAll
 from hpcsgd.methods import (
     Method,
     adacomm,
+    delayed,
     diloco,
     fedavg,
     post_local,
     sasgd,
     sgp,
+    streamed,
     switch,
 )
 from hpcsgd.methods.diloco import NESTEROV, Outer
@@ -122,6 +124,8 @@ FAMILY: dict[str, Callable[[], Method]] = {
         AllToAll(), Every(1), Outer(PushSum(Exponential(), 1), NESTEROV)
     ),
     "diloco with momentum averaged": lambda: diloco(EVERY, moments=Averaged),
+    "diloco delayed": lambda: delayed(diloco(EVERY), 2),
+    "diloco streamed": lambda: streamed(diloco(EVERY), 2, 2),
     "adacomm, then sasgd": lambda: switch(adacomm(2, block=1), sasgd(EVERY), at=5),
     "diloco, then gossip": lambda: switch(diloco(2), sgp(), at=5),
 }

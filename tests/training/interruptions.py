@@ -19,6 +19,7 @@ from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, threads
 
+PATIENCE = 60.0  # seconds; the machine may be busy
 _run = importlib.import_module("hpcsgd.training.run")  # the package has a function of that name
 
 
@@ -32,6 +33,15 @@ def stopped(_: int) -> str:
 
 def killed(_: int) -> str:
     raise Killed
+
+
+class Never:
+    """In place of `Stopping`, which takes signals and so only the main thread."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def now(self) -> str | None:
+        return None
 
 
 class Interruption:
@@ -61,9 +71,12 @@ def train(
         parts = assemble(config, form(world, config.job.groups), job_file.name)
         interruption: Any = Interruption(parts, at, what)
         with ExitStack() as files:
-            return _run._train(
-                World(config, parts.optimizer.job), parts, interruption, world.apart(), resume, files
-            )
+            setting, aside = World(config, parts.optimizer.job), world.apart()
+            try:
+                return _run._train(setting, parts, interruption, aside, resume, files)
+            except Killed:
+                world.end_apart(PATIENCE)  # nobody is left to write
+                raise
 
     folder.mkdir(exist_ok=True)
     return threads.run(n, one)

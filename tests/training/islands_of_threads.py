@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcsgd.checkpoint import Checkpoints, restore
+from hpcsgd.checkpoint import Checkpoints, Writer, restore
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import Job, form
 from hpcsgd.islands.coordinator import Coordinator
@@ -155,18 +155,17 @@ class World:
         parts.transform = lambda x, _: x
         watch(parts, life, before_step)
         prepare(parts)
-        checkpoints = Checkpoints(self.folder, job)
         aside, unit = job.world.apart(), config.reallocation.unit
-        loop = EnsembleLoop(
-            config, parts, checkpoints, Stops(stops_at), aside, meetings=meetings, reallocated=unit
-        )
-        if (saved := checkpoints.newest()) is not None:
+        writer, stops = Writer(self.folder, job), Stops(stops_at)
+        loop = EnsembleLoop(config, parts, writer, stops, aside, meetings=meetings, reallocated=unit)
+        if (saved := Checkpoints(self.folder, job).newest()) is not None:
             shared, _ = restore(saved, parts.optimizer)
             loop.take_up(shared, None)
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"metrics-{meetings.number}-{job.rank}.jsonl"
         with Metrics(path, resumed_step=parts.optimizer.t) as loop.metrics:
             self._live(loop, life)
+            writer.finish()
         life.records = read(path)
         life.model = {name: value.clone() for name, value in parts.model.state_dict().items()}
         return life

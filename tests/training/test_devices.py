@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from hpcsgd.errors import UserError
-from hpcsgd.training.devices import to_train_on
+from hpcsgd.training import devices
+from hpcsgd.training.devices import Delivery
 from hpcsgd.transport import threads
 from hpcsgd.transport.choice import place_on_node
-from hpcsgd.transport.streams import HOST, device_for
+from hpcsgd.transport.streams import HOST, Moment, device_for
 
 LAUNCHERS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
 
@@ -75,4 +79,30 @@ def test_the_launcher_is_believed_before_slurm(monkeypatch: pytest.MonkeyPatch) 
 
 def test_samples_for_the_host_stay_what_they_are() -> None:
     x = torch.zeros(3)
-    assert to_train_on(x, HOST) is x
+    assert Delivery(HOST)(x) is x
+
+
+@pytest.mark.usefixtures("far_device")
+def test_samples_travel_while_the_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals: list[devices.Moment] = []
+
+    def noted(device: torch.device) -> devices.Moment:
+        arrivals.append(Moment(device))
+        return arrivals[-1]
+
+    monkeypatch.setattr(devices, "Moment", noted)
+    device, x = torch.device("far", 0), torch.arange(6.0)
+    computed = torch.zeros(6, device=device)
+    torch.ops.far.hold(0, 0, True)  # it is still at the step before
+    there = Delivery(device)(x)
+    computed += there
+    wait_for(arrivals[0].passed)
+    torch.ops.far.hold(0, 0, False)
+    assert torch.equal(computed.cpu(), x)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

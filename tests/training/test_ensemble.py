@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.checkpoint import Checkpoints
+from hpcsgd.checkpoint import Writer
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import NOBODY, Absent, Peers, form
 from hpcsgd.engine.optimizer import DistributedOptimizer
@@ -74,7 +74,7 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) 
     def plain(world: Transport) -> dict[str, Tensor]:
         config = load(job_file, [*WORDS, *words, "--method.name", "hierarchical", "--job.groups", "2"])
         parts = assemble(config, form(world, 2), "job.toml")
-        checkpoints, stopping = Checkpoints(tmp_path / "plain", parts.optimizer.job), cast(Any, Stops())
+        checkpoints, stopping = Writer(tmp_path / "plain", parts.optimizer.job), cast(Any, Stops())
         WorldLoop(config, parts, checkpoints, stopping, world.apart()).train()
         return parts.model.state_dict()
 

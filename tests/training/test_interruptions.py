@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from hpcsgd.data import convert
 from hpcsgd.errors import JobError
@@ -103,6 +104,29 @@ def test_four_ranks(job_file: Path, tmp_path: Path) -> None:
         if step:
             train(job_file, folder, *ON_4_RANKS, n=4, resume=True)
         assert_same_outcome(folder, runs[0])
+
+
+LATE: dict[str, str] = {
+    "delayed": '{ name = "delayed", steps = 2, method = { name = "diloco", every = 3 } }',
+    "streamed": '{ name = "streamed", fragments = 2, delay = 2, method = { name = "diloco", every = 3 } }',
+}
+
+
+@pytest.mark.parametrize("method", LATE)
+def test_stopped_while_a_meeting_is_under_way(job_file: Path, tmp_path: Path, method: str) -> None:
+    """Begun after step 3, and of the second fragment after 2, 5 and 8: nothing of it is lost."""
+    late = tmp_path / "job.toml"
+    store = f'store = "{job_file.parent / "digits.h5"}"'
+    plain = 'method = { name = "hierarchical", every = 3 }'
+    late.write_text(JOB.replace('store = "digits.h5"', store).replace(plain, f"method = {LATE[method]}"))
+    train(late, tmp_path / "whole", *ON_4_RANKS, n=4)
+    train(late, tmp_path / "parts", *ON_4_RANKS, n=4, at=4)
+    train(late, tmp_path / "parts", *ON_4_RANKS, n=4, resume=True)
+    (model, records), (parts, of_parts) = outcome(tmp_path / "whole"), outcome(tmp_path / "parts")
+    for record in (*records, *of_parts):
+        record.pop("phase_bytes", None)  # in which step a lane comes to send them
+    assert records == of_parts
+    assert all(torch.equal(value, parts[name]) for name, value in model.items())
 
 
 def test_the_interruption_matters(job_file: Path, whole: Path, tmp_path: Path) -> None:

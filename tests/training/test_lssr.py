@@ -19,6 +19,9 @@ ALONE = {
     DECAY + "--method.name post_local --method.every 2": 3,  # 1 to 6 are synchronous; 8, 10, 12 meet
     '--method.name switch --method.first {name="bsp"} --method.then {name="hierarchical",every=3}'
     " --method.at 4 --method.every!": 5,
+    '--method.name delayed --method.method {name="hierarchical",every=2} --method.steps 1 --method.every!': 7,
+    '--method.name streamed --method.method {name="hierarchical",every=4} --method.fragments 2'
+    " --method.delay 1 --method.every!": 7,  # 3, 5, … 11 arrive; what begins after 12 does not
     "--method.name sgp --method.every!": 0,
     "--method.name ssp --method.staleness 1 --method.every!": 0,
     "--method.name selsync --method.delta 1e300 --method.every!": 11,

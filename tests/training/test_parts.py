@@ -22,6 +22,7 @@ from hpcsgd.exchanges.combining import COMBINING
 from hpcsgd.exchanges.feedback import FEEDBACKS
 from hpcsgd.methods import METHODS, hierarchical
 from hpcsgd.methods.selsync import AGGREGATES, parameters
+from hpcsgd.schedules import Every
 from hpcsgd.sparsifiers import SPARSIFIERS, TopK
 from hpcsgd.training.parts import FAMILIES, OPTIMIZERS, make_method
 from hpcsgd.wires import ROUNDINGS, WIRES, Nearest
@@ -153,6 +154,17 @@ NEW: dict[str, Case] = {
         lambda m: method if m.how._turn.then == hierarchical(3) and m.how._turn.at == 10 else None,
     ),
 }
+
+
+def test_methods_around_methods(tmp_path: Path) -> None:
+    inner = 'method = { name = "diloco", every = 4, outer = { build = "SGD", lr = 0.5 } }\n'
+    late = made(tmp_path, f'name = "delayed"\nsteps = 3\n{inner}')
+    assert late.how.steps == 3
+    assert late.when.inner == Every(4)
+    in_turn = made(tmp_path, f'name = "streamed"\nfragments = 2\ndelay = 1\nblend = 0.25\n{inner}')
+    assert (in_turn.how.offsets, in_turn.how.delay, in_turn.how.blend) == ([0, 2], 1, 0.25)
+    for how in (late.how.inner, in_turn.how.how):
+        assert how.make_optimizer([torch.zeros(1)]).param_groups[0]["lr"] == 0.5
 
 
 @pytest.mark.parametrize("name", NEW)

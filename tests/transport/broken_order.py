@@ -70,6 +70,14 @@ def kept(rooms: threading.local) -> Callable[[Callable[[Tensor], Tensor], Tensor
     return find
 
 
+def here_alone(work: lane.Work) -> Any:
+    """Waits for its own lane."""
+    result, done = work._future.result()
+    if done is not None:
+        done.precede()
+    return result
+
+
 def without_keeping(*arguments: Any, work: Callable[..., None] = lane.Work.__init__) -> None:
     work(*arguments[:5])
 
@@ -89,6 +97,7 @@ MUTANTS: Mapping[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
     },
     "pinned memory is used again too early": ("one_letter_after_the_other", one_room_for_all),
     "tensors are not kept until wait()": ("dropped", patched(lane.Work, "__init__", without_keeping)),
+    "what was handed over is not waited for": ("handed_over", patched(lane.Work, "wait", here_alone)),
     "the result of a call stays the lane's": ("result_let_go", patched(lane, "take_over", lambda _: None)),
     "the lane says that it is done before it is": (
         "run_on_the_lane",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from far.ranks import on_the_host
-from hpcsgd.transport import Transport
+from hpcsgd.transport import Transport, Work
 from hpcsgd.transport.backend import Backend, Reduction
 
 LENGTH = 64
@@ -125,6 +125,17 @@ def run_on_the_lane(world: Transport, device: torch.device | None = None) -> lis
     return [world.run(call, "a call", x).wait() * 2]
 
 
+def handed_over(world: Transport, device: torch.device | None = None) -> list[Tensor]:
+    """One lane begins, another one goes on with it."""
+    x, across = late(world, device), world.split(0, world.rank).on_its_own_lane()
+
+    def call() -> Work:
+        return across.allreduce(x.mul_(2))
+
+    world.run(call, "a call", x).wait()
+    return [x * 3]
+
+
 def result_let_go(world: Transport, device: torch.device | None = None) -> list[Tensor]:
     """What the first call returned is freed while it is still read, and the second one wants memory."""
     x, free = late(world, device), threading.Event()
@@ -225,7 +236,7 @@ PROGRAMS: Mapping[str, Program] = {
     **{
         program.__name__: program
         for program in (
-            in_flight, one_letter_after_the_other, run_on_the_lane, result_let_go, own_stream,
+            in_flight, one_letter_after_the_other, run_on_the_lane, handed_over, result_let_go, own_stream,
             waited_for_elsewhere, dropped,
         )
     },

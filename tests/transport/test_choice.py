@@ -122,6 +122,19 @@ def test_what_is_split_off_or_made_apart_is_staged_again() -> None:
     assert threads.run(2, ask) == [["mpi: threads by way of pinned memory"] * 2] * 2
 
 
+def test_two_of_the_devices_own_libraries_share_a_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a bucket crosses groups on a lane of its own."""
+
+    def share(world: Transport) -> bool:
+        job = form_as_launched(world, 2, None)
+        job.cross.allreduce(torch.ones(3)).wait()
+        return job.group.lane is job.cross.lane
+
+    assert threads.run(4, share) == [False] * 4
+    monkeypatch.setattr(start, "own_device", there)
+    assert threads.run(4, share) == [True] * 4
+
+
 def test_a_job_tells_once_what_it_chose(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     monkeypatch.setattr(start, "own_device", there)
 

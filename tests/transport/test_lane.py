@@ -106,6 +106,36 @@ def test_submitting_from_the_lane_runs_at_once() -> None:
     assert lane.close(PATIENCE)
 
 
+def test_work_handed_over_to_another_lane_is_done_when_that_is() -> None:
+    here, there, release = Lane("here"), Lane("there"), threading.Event()
+    work = submit(here, lambda: submit(there, release.wait))
+    submit(here, lambda: None).wait()  # the lane itself is through with it
+    assert not work.done()
+    release.set()
+    assert work.wait() is True
+    assert work.done()
+    assert here.close(PATIENCE)
+    assert there.close(PATIENCE)
+
+
+def test_what_another_lane_raises_comes_through() -> None:
+    here, there = Lane("here"), Lane("there")
+
+    def fail() -> None:
+        raise PeerLost("rank 3")
+
+    work = submit(here, lambda: submit(there, fail))
+    with pytest.raises(PeerLost, match="rank 3"):
+        work.wait()
+    assert work.done()
+    alone = submit(here, fail)
+    with pytest.raises(PeerLost, match="rank 3"):
+        alone.wait()
+    assert alone.done()
+    assert here.close(PATIENCE)
+    assert there.close(PATIENCE)
+
+
 def test_closing_waits_for_what_is_queued() -> None:
     lane, done = Lane("test"), []
     submit(lane, lambda: time.sleep(0.05))
@@ -126,3 +156,14 @@ def test_a_finished_operation_lets_go_of_its_tensors() -> None:
         assert time.monotonic() < until
         time.sleep(0.01)
     assert lane.close(PATIENCE)
+
+
+def test_a_lane_that_was_closed_begins_again() -> None:
+    """One part of a program ends what it has on it, and another one goes on."""
+    lane, ledger = Lane("closed for a while"), Ledger()
+    first = lane.submit(threading.get_ident, "first", 60, ledger).wait()
+    assert lane.close(60)
+    assert lane.close(60)
+    assert lane.submit(threading.current_thread, "second", 60, ledger).wait().is_alive()
+    assert lane.close(60)
+    assert first != threading.get_ident()

@@ -1,0 +1,114 @@
+"""Who takes part in `step_time.py`: a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch.distributed as dist
+from torch import nn, optim
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post_local_sgd
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+
+import hpcsgd
+from harness.workloads import Step, Workload
+
+EVERY = 8
+ALONE, DDP = "compute alone", "DDP"
+
+
+@dataclass(frozen=True)
+class Entry:
+    make: Callable[[Workload, hpcsgd.Job], Step]
+    period: int = 1
+    """Steps after which all repeats."""
+    lead: int = 0
+    """Steps before the first block besides the warm-up: what is begun in a block must arrive in it, or a part
+    of it is on nobody's clock."""
+
+
+def method(make: Callable[[], hpcsgd.Method], period: int = 1, lead: int = 0) -> Entry:
+    """One of ours, with all else by default."""
+
+    def step(workload: Workload, job: hpcsgd.Job) -> Step:
+        model = workload.model()
+        return workload.training(model, hpcsgd.DistributedOptimizer(sgd(model), model, job, method=make()))
+
+    return Entry(step, period, lead)
+
+
+def sgd(model: nn.Module) -> optim.Optimizer:
+    """Without momentum: so many models are in memory at once."""
+    return optim.SGD(model.parameters(), lr=1e-3)
+
+
+def plain(workload: Workload, _: hpcsgd.Job) -> Step:
+    model = workload.model()
+    return workload.training(model, sgd(model))
+
+
+def ddp(bucket_mb: float) -> Entry:
+    def step(workload: Workload, _: hpcsgd.Job) -> Step:
+        model = parallel(workload, bucket_mb)
+        return workload.training(model, sgd(model))
+
+    return Entry(step)
+
+
+def parallel(workload: Workload, bucket_mb: float = 25) -> DistributedDataParallel:
+    """Without rank 0's buffers before each forward pass and without copying gradients back: its fastest."""
+    return DistributedDataParallel(
+        workload.model(),
+        bucket_cap_mb=bucket_mb,
+        forward_sync_buffers=False,
+        gradient_as_bucket_view=True,
+    )
+
+
+def ddp_power_sgd(workload: Workload, _: hpcsgd.Job) -> Step:
+    """PowerSGD of rank 1, as its hook comes; after the two steps without that it wants."""
+    model = parallel(workload)
+    state = power_sgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    model.register_comm_hook(state, power_sgd.powerSGD_hook)
+    return workload.training(model, sgd(model))
+
+
+def periodic_averager(workload: Workload, job: hpcsgd.Job) -> Step:
+    """Post-local SGD: DDP's allreduce inside groups, `PeriodicModelAverager` over all ranks."""
+    groups = [dist.new_group(range(g * job.K, (g + 1) * job.K)) for g in range(job.P)]
+    model = parallel(workload, 4)
+    state = post_local_sgd.PostLocalSGDState(None, groups[job.g], start_localSGD_iter=0)
+    model.register_comm_hook(state, post_local_sgd.post_localSGD_hook)
+    step = workload.training(model, sgd(model))
+    averager = PeriodicModelAverager(period=EVERY, warmup_steps=0)
+
+    def step_and_average() -> None:
+        step()
+        averager.average_parameters(model.parameters())
+
+    return step_and_average
+
+
+OURS = {
+    "bsp": method(hpcsgd.bsp),
+    "hierarchical(1)": method(lambda: hpcsgd.hierarchical(1)),
+    "hierarchical(8)": method(lambda: hpcsgd.hierarchical(EVERY), EVERY),
+}
+RIVALS = {
+    f"{DDP} 1 MB": ddp(1),
+    f"{DDP} 4 MB": ddp(4),
+    f"{DDP} 25 MB": ddp(25),
+    "PowerSGD hook": Entry(ddp_power_sgd, lead=2),
+    "model averager(8)": Entry(periodic_averager, EVERY),
+}
+if find_spec("torchft"):
+    from step_time.fault_tolerant import diloco, local_sgd
+
+    RIVALS |= {
+        "torchft LocalSGD(8)": Entry(lambda w, job: local_sgd(w, job, EVERY), EVERY),
+        "torchft DiLoCo(8)": Entry(lambda w, job: diloco(w, job, EVERY), EVERY),
+    }
+ENTRIES = {ALONE: Entry(plain), **OURS, **RIVALS}

@@ -1,0 +1,72 @@
+"""torchft's local SGD and DiLoCo, where it is installed: every rank a replica group of its own."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+from torch import nn, optim
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torchft import Manager, ProcessGroupGloo  # pyright: ignore[reportMissingImports]
+from torchft.coordination import LighthouseServer  # pyright: ignore[reportMissingImports]
+from torchft.local_sgd import DiLoCo, LocalSGD  # pyright: ignore[reportMissingImports]
+
+import hpcsgd
+from harness.workloads import Step, Workload
+
+PATIENCE = timedelta(seconds=600)
+PORT = 29600
+"""Of the first lighthouse; each training has one."""
+_kept: list[Any] = []
+"""Stores and lighthouses, which end with the process."""
+
+
+def local_sgd(workload: Workload, job: hpcsgd.Job, every: int) -> Step:
+    model = workload.model()
+    optimizer = optim.SGD(model.parameters(), lr=1e-3)
+    LocalSGD(_manager(job), model, optimizer, every).__enter__()
+    return workload.training(model, optimizer)
+
+
+def diloco(workload: Workload, job: hpcsgd.Job, every: int) -> Step:
+    """Not streamed: one fragment, nothing delayed."""
+    model = workload.model()
+    inner = optim.SGD(model.parameters(), lr=1e-3)
+    outer = optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    whole: list[nn.Module] = [model]
+    DiLoCo(_manager(job), whole, inner, outer, every, use_bucketization=True).__enter__()
+    return workload.training(model, inner)
+
+
+def _manager(job: hpcsgd.Job) -> Manager:
+    here, first = _address(), "10.77.0.1"
+    port = PORT + len(_kept)
+    store = TCPStore(here, 0, is_master=True, wait_for_workers=False)
+    lighthouse = None
+    if job.rank == 0:
+        lighthouse = LighthouseServer(bind=f"0.0.0.0:{port}", min_replicas=job.size)
+    _kept.append((store, lighthouse))
+    job.world.barrier()
+    return Manager(
+        pg=ProcessGroupGloo(timeout=PATIENCE),
+        load_state_dict=None,
+        state_dict=None,
+        min_replica_size=job.size,
+        use_async_quorum=False,
+        timeout=PATIENCE,
+        quorum_timeout=PATIENCE,
+        rank=0,
+        world_size=1,
+        store_addr=here,
+        store_port=store.port,
+        lighthouse_addr=f"http://{first}:{port}",
+        replica_id=f"replica_{job.rank}",
+        hostname=here,
+        init_sync=False,
+    )
+
+
+def _address() -> str:
+    """Of this host; see `harness.hosts`."""
+    return f"10.77.0.{socket.gethostname().rpartition('-')[2]}"

@@ -1,0 +1,37 @@
+"""Checkpoints that are written while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.checkpoint.folder import Checkpoints
+from hpcsgd.core.on_host import taken
+from hpcsgd.core.topology import Job
+from hpcsgd.transport import Work
+
+
+class Writer:
+    """Writes one checkpoint at a time, on a lane of its own; holds a copy of what it writes. Every method is
+    collective."""
+
+    def __init__(self, folder: Path, job: Job) -> None:
+        self._world = job.world.apart()
+        self._checkpoints = Checkpoints(folder, replace(job, world=self._world))
+        self._under_way: Work | None = None
+
+    def begin(self, step: int, state: Mapping[str, Any]) -> None:
+        """`state` of `step` may change once this returns. Waits for the checkpoint before this one."""
+        self.finish()
+        copy = taken(state)
+        self._under_way = self._world.run(
+            lambda: self._checkpoints.write(step, copy), f"checkpoint of step {step}"
+        )
+
+    def finish(self) -> None:
+        """Return once what has begun is on the disk. Raises `JobError` where a rank could not write it."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            under_way.wait()

@@ -1,0 +1,47 @@
+"""Which optimizers may update a part of the model by itself, and how: they know the tensors of that alone."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Collection, Generator
+from typing import Any
+
+from torch import Tensor, optim
+
+ELEMENTWISE = (
+    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,
+    optim.RMSprop, optim.Rprop, optim.ASGD,
+)  # fmt: skip
+"""Optimizers whose update of an element depends on that element alone, so that any cut of w is exact."""
+
+
+def is_elementwise(optimizer: optim.Optimizer) -> bool:
+    """Known to be: an unknown optimizer, or a subclass of a known one, may look at whole tensors."""
+    return type(optimizer) in ELEMENTWISE
+
+
+HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+"""Where torch keeps what is called before and after `step()`."""
+
+
+def hooks_around_step(optimizer: optim.Optimizer) -> list[Callable[..., object]]:
+    """Those of this optimizer and of all: in parts they would be called for each, and see one at a time."""
+    of_all: Any = sys.modules[optim.Optimizer.__module__]
+    places = [(optimizer, name) for name in HOOKS] + [(of_all, name) for name in HOOKS_OF_ALL]
+    return [hook for where, name in places for hook in vars(where).get(name, {}).values()]
+
+
+@contextlib.contextmanager
+def only(optimizer: optim.Optimizer, tensors: Collection[Tensor]) -> Generator[None, None, None]:
+    """It knows no others in the block; its groups and their options are what they were."""
+    wanted = set(tensors)
+    groups = [(group, group["params"]) for group in optimizer.param_groups]
+    for group, params in groups:
+        group["params"] = [x for x in params if x in wanted]
+    try:
+        yield
+    finally:
+        for group, params in groups:
+            group["params"] = params

@@ -1,0 +1,61 @@
+"""The local update of a step: of all at once, or of some buckets while others are on their way."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from hpcsgd.core.capabilities import is_piecemeal, is_regardless_of_gradients
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Averager, Exchange
+from hpcsgd.engine.in_parts import hooks_around_step, is_elementwise
+from hpcsgd.engine.reducer import GradientReducer
+from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.errors import UserError
+
+
+class Updating:
+    """Updates what has arrived where that changes nothing: the exchange is through with each bucket by
+    itself, the averager does not look at gradients before, the optimizer is known to look at each element
+    alone, and nobody else has hooks around its `step()`."""
+
+    def __init__(
+        self, local: ShardedOptimizer, reducer: GradientReducer | None, exchange: Exchange, how: Averager
+    ) -> None:
+        self._local, self._reducer = local, reducer
+        self._allowed = (
+            is_piecemeal(exchange) and is_regardless_of_gradients(how) and is_elementwise(local.optimizer)
+        )
+        self._running = False
+        local.optimizer.register_step_pre_hook(self._only_from_here)
+
+    def ready(self) -> None:
+        """Return once the step may begin: all gradients are there, or may come later; collective."""
+        if self._reducer is not None and not self._in_parts():
+            self._reducer.finish()
+
+    def __call__(self, buckets: Sequence[Bucket]) -> Iterator[Sequence[Bucket]]:
+        """Updates all of them; gives, in their order, those that are through. Collective."""
+        if self._reducer is None or not self._in_parts():
+            self._update(self._local.step)
+            yield buckets
+            return
+        for arrived in self._reducer.arriving():
+            self._update(functools.partial(self._local.step_of, arrived))
+            yield arrived
+
+    def _in_parts(self) -> bool:
+        hooks = hooks_around_step(self._local.optimizer)
+        return self._allowed and all(hook == self._only_from_here for hook in hooks)
+
+    def _update(self, step: Callable[[], None]) -> None:
+        self._running = True
+        step()
+        self._running = False
+
+    def _only_from_here(self, *_: Any) -> None:
+        if not self._running:
+            raise UserError(
+                "step() of the wrapped optimizer was called: call step() of the DistributedOptimizer"
+            )

@@ -1,0 +1,277 @@
+"""Streaming DiLoCo: fragments of the model meet in turn, while groups train on.
+
+A. Douillard et al.: Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch, 2025
+(arXiv:2501.18512), algorithm 2. Layers are divided among F fragments in strides. Fragment p meets every H
+steps at an offset of its own, so that the link always has something to carry:
+
+    after update t     θ_p ← OuterOpt(θ_p, θ_p − (1/P) Σ_i w_i,p)    begins
+    after update t+τ   w_i,p ← α·w_i,p + (1 − α)·θ_p                 arrives
+
+α = 0 drops what was learned of the fragment meanwhile, α = 1 would be no communication, the paper's is 1/2.
+
+Differences from the paper: its replica is a group here, and each position brings what it owns of a fragment.
+Layers of unlike sizes are divided evenly, see `hpcsgd.averagers.fragments`. The meeting is that of any method
+of a fixed interval I: without an outer optimizer θ_p is the mean. Offsets are I/F apart, rounded down.
+Numbers travel as they are, not in 4 bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcsgd.averagers.fragments import Fragment, fragments, put_together
+from hpcsgd.averagers.under_way import Meeting, apart, begin, step_of
+from hpcsgd.core.capabilities import Periodic
+from hpcsgd.core.method import Method, State, remembering
+from hpcsgd.core.step import Averager, Step
+from hpcsgd.core.topology import Job
+from hpcsgd.core.traffic import Message, Sizes, Vector, late, sends
+from hpcsgd.errors import UserError
+from hpcsgd.methods.delayed import require_of_chunks
+from hpcsgd.transport import wide
+
+log = logging.getLogger(__name__)
+
+LEFT = "left"
+"""What meetings under way have left, among the vectors of the state; others are of a part of the averager."""
+
+
+@dataclass
+class Stream:
+    """The meetings of one fragment, by an averager of its own."""
+
+    fragment: Fragment
+    how: Averager
+    meeting: Meeting | None = None
+    """The one under way."""
+    distance: float | None = None
+    """D of the last one."""
+
+    def saved(self) -> tuple[dict[str, list[Tensor]], dict[str, Any]]:
+        """What belongs to elements, of the meeting, once it is over, and of the averager's memory; and the
+        rest of that, by role."""
+        vectors: dict[str, list[Tensor]] = {}
+        if self.meeting is not None:
+            self.meeting.wait()
+            vectors[LEFT] = self.meeting.chunks
+        states = {role: part.state_dict() for role, part in remembering(self.how).items()}
+        for role, state in states.items():
+            vectors |= {f"{role} {name}": xs for name, xs in state.get("chunks", {}).items()}
+        return vectors, {role: state.get("same", {}) for role, state in states.items()}
+
+
+class Streamed:
+    """A copy of `how` for each fragment; fragment p begins to meet after updates t for which t + ⌊p·I/F⌋ is a
+    multiple of I.
+
+    Called where nothing arrives it makes groups meet at once with all of the model, after it has taken in
+    what is under way. The `distance` that it notes is that of all fragments as they last met.
+    """
+
+    shards = True
+
+    def __init__(self, how: Averager, every: int, fragments: int, delay: int, blend: float) -> None:
+        self.how, self.every, self.delay, self.blend = how, every, delay, blend
+        self.offsets = [p * every // fragments for p in range(fragments)]
+        self._streams: list[Stream] = []
+        self._owned: list[Tensor] = []
+        self._saved: State = {}
+        self._apart: Job | None = None
+
+    def before_update(self, s: Step) -> None:
+        if s.job.P > 1 and not self._streams:
+            self._start(s)
+
+    def arrives(self, s: Step) -> bool:
+        """Whether a fragment arrives after this update. Whose turn it is begins, if it is not under way."""
+        for stream in self._in_turn(s.t):
+            if stream.meeting is None:
+                self._begin(stream, s)
+        return any(self._arriving(s.t))
+
+    def __call__(self, s: Step) -> None:
+        arriving = list(self._arriving(s.t))
+        for stream in arriving or self._streams:
+            self._take_in(stream, s)
+        if not arriving:
+            self._meet(s)
+        elif self.delay:
+            for stream in self._in_turn(s.t):
+                if stream.meeting is None:  # until just now it was under way
+                    self._begin(stream, s)
+        distances = [stream.distance for stream in self._streams]
+        known = [D for D in distances if D is not None]
+        if len(known) == len(distances):
+            s.notes["distance"] = math.hypot(*known)
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """About an F-th of the model each time; while the F are on their way, F·τ steps are computed."""
+        F = len(self.offsets)
+        for p in range(F):
+            counts = [(b.used * (p + 1) // F - b.used * p // F, b.width) for b in m.buckets]
+            part = replace(m, buckets=tuple(Vector(n, n, width) for n, width in counts))
+            for x in sends(self.how, part):
+                yield late(replace(x, times=x.times / F), F * self.delay)
+
+    def state_dict(self) -> State:
+        """With what comes of the meetings under way, for which it waits."""
+        if not self._streams:
+            return copy.deepcopy(self._saved)
+        found, rest = zip(*(stream.saved() for stream in self._streams), strict=True)
+        chunks: dict[str, list[Tensor]] = {}
+        for name in dict.fromkeys(name for vectors in found for name in vectors):
+            having = zip(self._streams, found, strict=True)
+            pieces = [(stream.fragment, vectors[name]) for stream, vectors in having if name in vectors]
+            chunks[name] = put_together(self._owned, pieces)
+        meetings = [stream.meeting for stream in self._streams]
+        same = {
+            "due": [None if meeting is None else meeting.due for meeting in meetings],
+            "notes": [{} if meeting is None else dict(meeting.notes) for meeting in meetings],
+            "distances": [stream.distance for stream in self._streams],
+            "names": [list(vectors) for vectors in found],
+            "rest": list(rest),
+        }
+        return {"same": same, "chunks": chunks}
+
+    def load_state_dict(self, state: State) -> None:
+        """It counts from the next step on."""
+        for stream in self._streams:
+            if stream.meeting is not None:
+                stream.meeting.wait()
+        self._saved, self._streams = copy.deepcopy(state), []
+
+    def _start(self, s: Step) -> None:
+        self._owned = s.owned
+        cut = fragments(s.buckets, len(self.offsets))
+        self._streams = [Stream(fragment, copy.deepcopy(self.how)) for fragment in cut]
+        if "same" in self._saved:
+            self._go_on(s)
+        self._saved = {}
+        for stream in self._streams:
+            stream.how.before_update(step_of(s, s.job, stream.fragment.of(s.owned)))
+
+    def _go_on(self, s: Step) -> None:
+        """From the saved state; from one of as many fragments with the meetings under way."""
+        same, chunks = self._saved["same"], self._saved.get("chunks", {})
+        as_before = len(same["names"]) == len(self._streams)
+        if not as_before and s.job.rank == 0:
+            log.warning("streamed: other fragments than before: meetings that were under way are dropped")
+        everyones = set[str].intersection(*map(set, same["names"]))
+        for p, stream in enumerate(self._streams):
+            names = same["names"][p] if as_before else everyones
+            rest = same["rest"][p if as_before else 0]
+            mine = {name: stream.fragment.of(chunks[name]) for name in names if name in chunks}
+            left = mine.pop(LEFT, None)
+            for role, part in remembering(stream.how).items():
+                prefix = f"{role} "
+                theirs = {k.removeprefix(prefix): xs for k, xs in mine.items() if k.startswith(prefix)}
+                part.load_state_dict({"same": rest.get(role, {}), "chunks": theirs})
+            if as_before:
+                stream.distance = same["distances"][p]
+                if left is not None:
+                    stream.meeting = Meeting(same["due"][p], left, dict(same["notes"][p]))
+
+    def _in_turn(self, t: int) -> Iterator[Stream]:
+        pairs = zip(self._streams, self.offsets, strict=True)
+        return (stream for stream, offset in pairs if (t + offset) % self.every == 0)
+
+    def _arriving(self, t: int) -> Iterator[Stream]:
+        return (stream for stream in self._streams if stream.meeting is not None and stream.meeting.due <= t)
+
+    def _begin(self, stream: Stream, s: Step) -> None:
+        if self._apart is None:
+            self._apart = apart(s.job)
+        stream.meeting = begin(stream.how, s, self._apart, stream.fragment.of(s.owned), s.t + self.delay)
+
+    def _take_in(self, stream: Stream, s: Step) -> None:
+        meeting, stream.meeting = stream.meeting, None
+        if meeting is None:
+            return
+        meeting.wait()
+        for own, theta in stream.fragment.parts(s.owned, meeting.chunks):
+            x = theta.to(wide(theta.dtype))
+            own.copy_(torch.lerp(x, own.to(x.dtype), self.blend))
+        self._note(stream, meeting.notes, s)
+
+    def _meet(self, s: Step) -> None:
+        for stream in self._streams:
+            chunks = stream.fragment.of(s.owned)
+            mine = step_of(s, s.job, chunks)
+            stream.how(mine)
+            for own, theta in stream.fragment.parts(s.owned, chunks):
+                own.copy_(theta)
+            self._note(stream, mine.notes, s)
+
+    def _note(self, stream: Stream, notes: dict[str, float], s: Step) -> None:
+        stream.distance = notes.get("distance")
+        s.notes.update({name: value for name, value in notes.items() if name != "distance"})
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """The steps in which a fragment arrives."""
+
+    how: Streamed
+
+    @property
+    def share(self) -> float:
+        return len(self.how.offsets) / self.how.every
+
+    def __call__(self, s: Step) -> bool:
+        return self.how.arrives(s)
+
+
+def streamed(method: Method, fragments: int, delay: int, blend: float = 0.5) -> Method:
+    """`method`, whose groups meet with one fragment of the model after the other, and train on meanwhile.
+
+    Each fragment meets as often as the method says, the F of them in turn: a rank sends as much in all, in F
+    smaller parts, spread evenly over the steps. What comes of one is blended in `delay` steps later. An outer
+    optimizer, as that of `diloco`, has a θ and moments of each fragment. Noted once all fragments have met:
+    `distance`, that of all as they last met.
+
+    Not to be confused with `delayed`, where the whole model meets and nothing that was learned meanwhile is
+    dropped.
+
+    Args:
+        method: of a fixed interval I, whose meetings go by the chunks that a position owns and nothing else:
+            `hierarchical` or `diloco`, with moments kept. In a job file ``method = { name =
+            "diloco", every = 30 }``.
+        fragments: F, at least 1 and at most I. Layers go to them in strides, so that they are of about one
+            size.
+        delay: τ, steps from the beginning of a meeting to its arrival, at least 0 and at most I.
+        blend: α, the weight of what the group has by then: 0 ≤ α < 1; 0 takes over what comes of the meeting
+            and drops what was learned meanwhile. Default 0.5, the paper's.
+
+    Raises:
+        UserError: for other methods, and for arguments outside these bounds.
+
+    Example:
+        >>> method = hpcsgd.streamed(hpcsgd.diloco(every=4), fragments=2, delay=1)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=5)
+        >>> optimizer.notes["distance"] > 0     # of the second fragment after step 3, the first one after 5
+        True
+
+    Source:
+        A. Douillard et al.: Streaming DiLoCo with overlapping communication: Towards a Distributed Free
+        Lunch, 2025 (arXiv:2501.18512), algorithm 2.
+    """
+    require_of_chunks("streamed", method)
+    if not isinstance(method.when, Periodic):
+        raise UserError("streamed: fragments take turns, for which groups have to meet every so many steps")
+    every = method.when.steps_between
+    for name, value, low in (("fragments", fragments, 1), ("delay", delay, 0)):
+        if type(value) is not int or not low <= value <= every:
+            raise UserError(f"{name} = {value!r}: expected {low} to {every}, the steps between two meetings")
+    if not 0 <= blend < 1:
+        raise UserError(f"blend = {blend}: expected a number ≥ 0 and < 1; with 1 groups would never meet")
+    how = Streamed(method.how, every, fragments, delay, float(blend))
+    return Method(exchange=method.exchange, when=InTurn(how), how=how)

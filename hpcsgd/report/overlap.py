@@ -1,0 +1,95 @@
+"""What communication cost in the traced steps: seconds for which the training stood still, and seconds that
+were hidden behind it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.report.trace import Window, read
+from hpcsgd.transport.events import MESSAGE, WAIT
+
+Interval = tuple[float, float]
+PATIENT = ("recv",)
+"""Operations that are mostly waiting for somebody to send: no lane is busy with them."""
+QUANTITIES = ("exposed", "hidden")
+
+
+def overlap(window: Window, owner: int) -> dict[str, dict[str, float]]:
+    """Seconds of this rank by phase. Exposed: the thread `owner`, which trains, waited. Hidden: a lane was
+    busy with a message, of whichever lane, and the training did not wait, for whatever phase."""
+    waits: dict[str, list[Interval]] = defaultdict(list)
+    messages: dict[str, list[Interval]] = defaultdict(list)
+    for event in window.events:
+        start, end = max(event.start, window.begin), min(event.end, window.end)
+        if start >= end:
+            continue
+        if event.kind == WAIT and event.thread == owner:
+            waits[event.phase].append((start, end))
+        elif event.kind == MESSAGE and event.thread != owner and event.name not in PATIENT:
+            messages[event.phase].append((start, end))
+    standing = union(interval for some in waits.values() for interval in some)
+    return {
+        "exposed": {phase: length(union(some)) for phase, some in waits.items()},
+        "hidden": {phase: length(without(union(some), standing)) for phase, some in messages.items()},
+    }
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same moments in intervals apart from each other, in order."""
+    found: list[Interval] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
+
+
+def without(some: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
+    """The moments of the first that are none of the second, both as `union` gives them."""
+    found: list[Interval] = []
+    edges = [-math.inf, *(edge for interval in others for edge in interval), math.inf]
+    gaps = list(zip(edges[::2], edges[1::2], strict=True))
+    at = 0
+    for start, end in some:
+        while gaps[at][1] <= start:
+            at += 1
+        i = at
+        while i < len(gaps) and gaps[i][0] < end:
+            found.append((max(start, gaps[i][0]), min(end, gaps[i][1])))
+            i += 1
+    return [(start, end) for start, end in found if start < end]
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)
+
+
+def together(ranks: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """The mean over the ranks of what `overlap` says of each."""
+    sums = {quantity: Counter[str]() for quantity in QUANTITIES}
+    for rank in ranks:
+        for quantity in QUANTITIES:
+            sums[quantity].update(rank[quantity])
+    return {
+        quantity: {phase: seconds / len(ranks) for phase, seconds in of_phases.items()}
+        for quantity, of_phases in sums.items()
+    }
+
+
+def per_step(file: Path) -> dict[str, Any]:
+    """Of all windows of a trace: how many steps, seconds a step by phase, and how far clocks may be apart."""
+    windows = [line["args"] for line in read(file, '"overlap"') if line["name"] == "overlap"]
+    steps = sum(window["steps"] for window in windows)
+    found: dict[str, Any] = {"steps": steps}
+    for quantity in QUANTITIES:
+        sums = Counter[str]()
+        for window in windows:
+            sums.update(window[quantity])
+        found[f"{quantity}_seconds"] = {phase: total / max(steps, 1) for phase, total in sums.most_common()}
+    found["clock_error_seconds"] = max((window["clock_error"] for window in windows), default=0.0)
+    return found

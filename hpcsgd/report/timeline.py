@@ -1,0 +1,111 @@
+"""A few steps of a trace as a picture: what the training does and waits for, and what travels meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from hpcsgd.files.pictures import STYLE, save
+from hpcsgd.report.curves import PHASE_COLOURS
+from hpcsgd.report.trace import MEETINGS, TRAINING, Line, read
+from hpcsgd.transport.events import MESSAGE, SPAN, WAIT
+
+RANKS, STEPS = 4, 3
+"""At most so many of each are drawn."""
+LANE, GAP = 0.8, 0.35
+COMPUTING: Mapping[str, str] = {
+    "data": "#f0e442",
+    "forward": "#d9d9d9",
+    "backward": "#bdbdbd",
+    "update": "#969696",
+    "evaluation": "#e8e1d4",
+    "checkpoint": "#d8c8a8",
+}
+WAITING = "#b2182b"
+Row = tuple[int, int]
+"""Rank and thread."""
+
+
+def plot_timeline(trace: Path, target: Path) -> None:
+    """A PNG at `target`; none where no step has been traced."""
+    found = [line for line in read(trace, '"ph": "X"') if line["pid"] < RANKS]
+    extent = _extent(found)
+    if extent is None:
+        return
+    drawn = [line for line in found if line["ts"] < extent[1] - 1 and line["ts"] + line["dur"] > extent[0]]
+    rows = sorted({(line["pid"], line["tid"]) for line in drawn if line["tid"] != MEETINGS})
+    with rc_context(STYLE):
+        height = 1.6 + 0.42 * len(rows)
+        figure = Figure(figsize=(12, height), dpi=120, layout="constrained")
+        _draw(figure, drawn, rows, extent)
+        save(figure, target)
+
+
+def _extent(found: Sequence[Line]) -> tuple[float, float] | None:
+    """From the beginning to the end of a few steps: up to the last one in which groups met, if any did."""
+    steps = [line for line in found if line["pid"] == 0 and line["name"].startswith("step ")]
+    if not steps:
+        return None
+    met = {line["args"]["step"] for line in found if line["name"] == "meeting"}
+    last = max((i for i, line in enumerate(steps) if _number(line) in met), default=len(steps) - 1)
+    few = [
+        line
+        for line in steps[max(last - STEPS + 1, 0) : last + 1]
+        if _number(line) > _number(steps[last]) - STEPS
+    ]
+    return few[0]["ts"], few[-1]["ts"] + few[-1]["dur"]
+
+
+def _number(step: Line) -> int:
+    return int(step["name"].split()[1])
+
+
+def _draw(figure: Figure, drawn: Sequence[Line], rows: Sequence[Row], extent: tuple[float, float]) -> None:
+    axes = figure.subplots()
+    heights = dict(_places(rows))
+    phases = list(dict.fromkeys(line["args"]["phase"] for line in drawn if line["cat"] == MESSAGE))
+    colours = {name: PHASE_COLOURS[i % len(PHASE_COLOURS)] for i, name in enumerate(phases)}
+    for line in drawn:
+        row = line["pid"], line["tid"]
+        if row not in heights:
+            continue
+        start = max(line["ts"], extent[0])
+        bar = [((start - extent[0]) / 1e3, (min(line["ts"] + line["dur"], extent[1]) - start) / 1e3)]
+        low = heights[row]
+        if line["cat"] == SPAN and line["name"] in COMPUTING:
+            axes.broken_barh(bar, (low, LANE), color=COMPUTING[line["name"]], linewidth=0)
+        elif line["cat"] == WAIT and line["tid"] == TRAINING:
+            axes.broken_barh(bar, (low, LANE / 2), color=WAITING, linewidth=0, zorder=3)
+        elif line["cat"] == MESSAGE:
+            colour = colours[line["args"]["phase"]]
+            axes.broken_barh(bar, (low, LANE), facecolor=colour, edgecolor="white", linewidth=0.3)
+    for line in drawn:
+        if line["pid"] == 0 and line["name"].startswith("step "):
+            axes.axvline((line["ts"] - extent[0]) / 1e3, color="0.3", linewidth=0.8, linestyle=":")
+            top = heights[rows[0]] + LANE + 0.15
+            axes.text((line["ts"] - extent[0]) / 1e3, top, f" {line['name']}", fontsize=9, color="0.3")
+    axes.set_yticks([heights[row] + LANE / 2 for row in rows], [_name(row) for row in rows], fontsize=9)
+    axes.set(xlabel="milliseconds", xlim=(0, (extent[1] - extent[0]) / 1e3))
+    axes.grid(visible=False, axis="y")
+    spans = {line["name"] for line in drawn if line["cat"] == SPAN}
+    legend = [Patch(color=colour, label=name) for name, colour in COMPUTING.items() if name in spans]
+    legend.append(Patch(color=WAITING, label="waiting"))
+    legend += [Patch(color=colour, label=f"{name} (messages)") for name, colour in colours.items()]
+    figure.legend(handles=legend, loc="outside lower center", ncols=6, fontsize=9)
+
+
+def _places(rows: Sequence[Row]) -> Iterator[tuple[Row, float]]:
+    """From top to bottom, with a gap between ranks."""
+    low = 0.0
+    for i, row in enumerate(rows):
+        low -= 1 + (GAP if i and rows[i - 1][0] != row[0] else 0)
+        yield row, low
+
+
+def _name(row: Row) -> str:
+    rank, thread = row
+    return f"rank {rank}" if thread == TRAINING else f"lane {thread}"

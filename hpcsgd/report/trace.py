@@ -1,0 +1,173 @@
+"""A trace: what every thread of every rank did in some steps, for the viewers of Perfetto and Chrome.
+
+JSON in the Trace Event Format, gzipped. A process is a rank, its threads are the training and the lanes of
+its messages; times are microseconds on rank 0's clock since the trace began. An event is a line of its own:
+so windows of steps are added, and read again, without all of them in memory.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hpcsgd.files.atomic import replacing
+from hpcsgd.transport.events import MESSAGE, SPAN, WAIT, Event
+
+NAME = "trace.json.gz"
+TRAINING, MEETINGS = 0, 999
+"""Threads, beside those of lanes: 1, 2, …"""
+_END = "]}"
+_COMPRESSION = 5
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How this rank's is brought to the trace's, in seconds."""
+
+    ahead: float = 0.0
+    """Added to what `time.perf_counter` says here."""
+    error: float = 0.0
+    """At most so far from rank 0's: half of the fastest message there and back."""
+
+    def ns(self, seconds: float) -> int:
+        return round((seconds + self.ahead) * 1e9)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """After step `t`, at distance `D`, told when all of that step was over."""
+
+    t: int
+    D: float
+    told: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one rank has seen between two moments, and how often it made steps meanwhile."""
+
+    begin: float
+    end: float
+    steps: int
+    events: Sequence[Event]
+    meetings: Sequence[Meeting] = ()
+    lost: int = 0
+
+
+def lines(
+    window: Window, rank: int, label: str, threads: dict[int, int], names: Mapping[int, str], clock: Clock
+) -> Iterator[Line]:
+    """Of the trace. `threads` have their numbers there; new ones get theirs, in the order of `names`."""
+    seen = dict.fromkeys(event.thread for event in window.events)
+    for thread in [*(thread for thread in names if thread in seen), *seen]:
+        threads.setdefault(thread, len(threads))
+    yield from _named(rank, label, threads, names)
+    yield _instant(rank, clock, "clock", window.begin, error_us=clock.error * 1e6, events_lost=window.lost)
+    for event in sorted(window.events, key=lambda each: (each.start, -each.end)):
+        yield _complete(rank, threads[event.thread], clock, event)
+    for place, told in zip(_meetings(window), window.meetings, strict=True):
+        if place is not None:
+            event = Event(SPAN, "meeting", "average", 0, *place)
+            yield _complete(rank, MEETINGS, clock, event) | {"args": {"step": told.t, "distance": told.D}}
+
+
+def _named(rank: int, label: str, threads: Mapping[int, int], names: Mapping[int, str]) -> Iterator[Line]:
+    def told(what: str, tid: int, **arguments: Any) -> Line:
+        return {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": arguments}
+
+    yield told("process_name", 0, name=f"rank {rank}")
+    yield told("process_labels", 0, labels=label)
+    yield told("process_sort_index", 0, sort_index=rank)
+    for thread, tid in threads.items():
+        name = "training" if tid == TRAINING else names.get(thread, "thread that has ended")
+        yield told("thread_name", tid, name=name)
+        yield told("thread_sort_index", tid, sort_index=tid)
+    yield told("thread_name", MEETINGS, name="meetings")
+
+
+def _complete(rank: int, tid: int, clock: Clock, event: Event) -> Line:
+    start, end = clock.ns(event.start), clock.ns(event.end)
+    times = {"ts": start / 1000, "dur": (end - start) / 1000}
+    return {"ph": "X", "pid": rank, "tid": tid, **times, "cat": event.kind, **_what(event)}
+
+
+def _what(event: Event) -> Line:
+    if event.kind == MESSAGE:
+        told = {"operation": event.name, "bytes": round(event.sent), "ranks": event.ranks}
+        return {"name": f"{event.phase} {event.name}", "args": {"phase": event.phase, **told}}
+    if event.kind == WAIT:
+        return {"name": f"wait for {event.phase}", "args": {"phase": event.phase, "for": event.name}}
+    return {"name": event.name, "args": {}}
+
+
+def _instant(rank: int, clock: Clock, name: str, at: float, **arguments: Any) -> Line:
+    where = {"pid": rank, "tid": TRAINING, "ts": clock.ns(at) / 1000}
+    return {"ph": "i", "s": "t", "name": name, **where, "args": arguments}
+
+
+def _meetings(window: Window) -> Iterator[tuple[float, float] | None]:
+    """From the first to the last message of each."""
+    since = window.begin
+    for meeting in window.meetings:
+        own = [
+            event
+            for event in window.events
+            if event.kind == MESSAGE and event.phase == "average" and since <= event.start < meeting.told
+        ]
+        yield (min(e.start for e in own), max(e.end for e in own)) if own else None
+        since = meeting.told
+
+
+def totals_line(at: float, clock: Clock, totals: Mapping[str, Any]) -> Line:
+    """What the ranks of a window have come to together."""
+    return _instant(0, clock, "overlap", at, **totals)
+
+
+def text_of(found: Iterable[Line]) -> bytes:
+    return "".join(f",{json.dumps(line)}\n" for line in found).encode()
+
+
+def append(file: Path, began: float, pieces: Iterable[bytes]) -> None:
+    """Add lines, made by `text_of`, to the trace, which is always whole; `began`: see `beginning`."""
+    with replacing(file) as part, gzip.open(part, "wb", _COMPRESSION) as out:
+        # The standard library has no types for it.
+        whole = cast(Any, out)
+        if file.exists():
+            for line in _lines(file):
+                whole.write(f"{line}\n".encode())
+        else:
+            other = {"began": began, "clock": "that of rank 0"}
+            head = {"displayTimeUnit": "ms", "otherData": other}
+            whole.write(f'{json.dumps(head)[:-1]}, "traceEvents": [\n{{}}\n'.encode())
+        for piece in pieces:
+            whole.write(piece)
+        whole.write(f"{_END}\n".encode())
+
+
+def beginning(file: Path) -> float | None:
+    """The moment, as `time.time` told it, from which the trace counts; None where there is none yet."""
+    if not file.exists():
+        return None
+    return json.loads(next(_lines(file)) + _END)["otherData"]["began"]
+
+
+def read(file: Path, only: str = "") -> Iterator[Line]:
+    """Its events, or those alone in whose line `only` stands."""
+    found = _lines(file)
+    next(found)
+    for line in found:
+        if line.startswith(",") and only in line:
+            yield json.loads(line[1:])
+
+
+def _lines(file: Path) -> Iterator[str]:
+    """But for the end."""
+    with gzip.open(file, "rt", encoding="utf-8") as text:
+        for line in text:
+            if (bare := line.rstrip("\n")) != _END:
+                yield bare

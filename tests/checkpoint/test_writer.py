@@ -1,0 +1,84 @@
+"""Checkpoints written while training goes on are of their step, one after the other; failures are told."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+import torch
+
+from hpcsgd.checkpoint import Checkpoints, Writer, tree
+from hpcsgd.core.topology import form
+from hpcsgd.errors import JobError
+from hpcsgd.transport import Transport, threads
+
+PATIENCE = 60.0  # seconds; the machine may be busy
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """A disk that takes nothing until this is set."""
+    ready, write = threading.Event(), tree.write
+
+    def waiting(*given: Any) -> None:
+        assert ready.wait(PATIENCE)
+        write(*given)
+
+    monkeypatch.setattr(tree, "write", waiting)
+    return ready
+
+
+def found(world: Transport, path: Path) -> tuple[int, float] | None:
+    saved = Checkpoints(path, form(world)).newest()
+    if saved is None:
+        return None
+    with h5py.File(saved.rank_file(0, world.rank)) as file:
+        return saved.step, tree.read(file)["x"][0].item()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_is_written_is_of_its_step(n: int, tmp_path: Path, slow: threading.Event) -> None:
+    def train(world: Transport) -> None:
+        writer, x = Writer(tmp_path, form(world)), torch.zeros(50)
+        writer.begin(3, {"x": x, "inside": [x]})
+        x += 1  # the next step, while nothing of it is on the disk
+        world.allreduce(x).wait()
+        assert found(world, tmp_path) is None
+        world.barrier()
+        slow.set()
+        writer.finish()
+        assert found(world, tmp_path) == (3, 0.0)
+
+    threads.run(n, train)
+
+
+def test_one_after_the_other(tmp_path: Path, slow: threading.Event) -> None:
+    def train(world: Transport) -> None:
+        writer, x = Writer(tmp_path, form(world)), torch.zeros(50)
+        for step in (1, 2, 3):
+            writer.begin(step, {"x": x})
+            x += 1
+            world.barrier()
+            slow.set()
+            assert found(world, tmp_path) in {None, (1, 0.0), (2, 1.0), (3, 2.0)}
+        writer.finish()
+        assert found(world, tmp_path) == (3, 2.0)
+
+    threads.run(2, train)
+
+
+def test_a_failure_is_told_on_all_ranks_when_the_next_begins(tmp_path: Path) -> None:
+    def train(world: Transport) -> tuple[str, Any]:
+        writer = Writer(tmp_path, form(world))
+        writer.begin(1, {"x": torch.ones(2)})
+        writer.begin(2, {"x": {1} if world.rank == 1 else 1})
+        with pytest.raises(JobError) as told:
+            writer.begin(3, {"x": torch.zeros(2)})
+        writer.finish()  # there is nothing to wait for
+        return str(told.value), found(world, tmp_path)
+
+    message = "rank 1 of 2, writing a checkpoint: x: a set cannot be saved in a checkpoint"
+    assert threads.run(2, train) == [(message, (1, 1.0))] * 2

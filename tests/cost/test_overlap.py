@@ -1,0 +1,95 @@
+"""What goes on beside each other, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from hpcsgd.core.traffic import Sizes
+from hpcsgd.cost.links import Link
+from hpcsgd.cost.machine import About, Machine
+from hpcsgd.cost.overlap import Buckets, Update, left, pipelined
+from hpcsgd.cost.price import Computed, StepCost, price
+from hpcsgd.methods import Method, bsp, diloco, hierarchical
+
+BUCKETS = Buckets(inside=(1.0,) * 3, across=(4.0,) * 3, meeting=(5.0,) * 3, gather=(2.0,) * 3, apart=True)
+UPDATE = Update(seconds=3.0, in_parts=True, gathered=True)
+READY, BACKWARD = (0.0, 0.0, 0.0), 0.0
+
+
+def test_pipelined() -> None:
+    assert pipelined([1.0, 2.0, 3.0], [0.5, 0.5, 0.5]) == 3.5
+    assert pipelined([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]) == 7.0
+    assert pipelined([], []) == 0.0
+
+
+def test_only_what_the_last_bucket_waits_for_is_left() -> None:
+    """Exchanged after 5, 9, 13; updated after 6, 10, 14; gathered after 8, 12, 16; of a meeting one gather is
+    left."""
+    rest = left(READY, BACKWARD, BUCKETS, UPDATE)
+    assert (rest.exchange, rest.gather, rest.gather_after_meeting) == (14 - 3, 2, 2)
+
+
+def test_on_shared_links_all_is_one_after_the_other() -> None:
+    rest = left(READY, BACKWARD, replace(BUCKETS, apart=False), UPDATE)
+    assert (rest.exchange, rest.gather, rest.gather_after_meeting) == (15 + 1 - 3, 6, 6)
+
+
+def test_an_update_of_all_comes_after_the_last_bucket() -> None:
+    rest = left(READY, BACKWARD, BUCKETS, replace(UPDATE, in_parts=False))
+    assert (rest.exchange, rest.gather) == (13, 6)
+    rest = left(READY, BACKWARD, BUCKETS, replace(UPDATE, gathered=False))
+    assert (rest.exchange, rest.gather) == (11, 6)
+
+
+def test_behind_the_backward_pass_only_the_last_is_left() -> None:
+    rest = left((10.0, 20.0, 30.0), 30.0, BUCKETS, UPDATE)
+    assert (
+        rest.exchange == 3 * 1.0 + 3.0 - 3.0
+    )  # it arrives after 35; two parts of the update are made by then
+    assert rest.gather == 2
+
+
+SMALL = nn.Sequential(*(nn.Linear(300, 300, bias=False) for _ in range(4)))
+M = Sizes.of(SMALL.named_parameters(), 4, 2, 1.0)
+B = 300 * 300 * 4
+ALPHA, INSIDE, ACROSS = 1e-7, 1e-9, 1e-8
+"""Seconds of a message, which are little here, and of a byte of what each host has to send."""
+MACHINE = Machine(
+    machine=About(hosts=4, ranks_per_host=2),
+    link=tuple(
+        Link(
+            operation="any",
+            kind=kind,
+            alpha_seconds=(ALPHA,),
+            beta_seconds_per_byte=(beta,),
+            relative_error=0.0,
+        )
+        for kind, beta in (("inside", INSIDE), ("across", ACROSS))
+    ),
+)
+
+
+def near(seconds: float) -> object:
+    return pytest.approx(seconds, rel=0.01)
+
+
+def priced(method: Method) -> StepCost:
+    return price(method, M, MACHINE, Computed(forward=0.0, backward=0.0))
+
+
+def test_gradients_and_parameters_of_a_synchronous_step() -> None:
+    cost = priced(bsp())
+    exchange, across = B * INSIDE, 2 * 3 / 4 * B * ACROSS
+    assert cost.phases["gradients"] == near(exchange + 4 * across)
+    assert cost.phases["parameters"] == near(exchange)
+    assert cost.hidden == near(3 * exchange + 3 * exchange)
+
+
+def test_parameters_of_a_meeting() -> None:
+    """In every second step; in the others nothing crosses groups."""
+    exchange = B * INSIDE
+    assert priced(hierarchical(2)).phases["parameters"] == near((exchange + 4 * exchange) / 2)
+    assert priced(diloco(2)).phases["parameters"] == near(4 * exchange)  # it moves w afterwards

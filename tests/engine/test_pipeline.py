@@ -1,0 +1,386 @@
+"""Phases of a step that go on beside each other: to the bits of one after the other, and no later than they
+have to."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import hpcsgd
+from hpcsgd.averagers import Mean
+from hpcsgd.core.capabilities import is_piecemeal
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Departure
+from hpcsgd.core.topology import Job, form
+from hpcsgd.engine import meeting, optimizer, updating
+from hpcsgd.engine.meeting import Gathering
+from hpcsgd.exchanges import AllToAll, Gathered, ReduceScatter, Sparse
+from hpcsgd.methods import Method, bsp, diloco, hierarchical, post_local, selsync
+from hpcsgd.methods.hierarchical import allreduce_local_sgd
+from hpcsgd.schedules import never
+from hpcsgd.sparsifiers import TopK
+from hpcsgd.transport import Transport, Work, threads
+from hpcsgd.transport.threads import ThreadBackend
+from methods.table import REFERENCES, Case
+from references import batch, loss, vector
+from references import model as make_model
+
+STEPS = 4
+PATIENCE = 60.0  # seconds; the machine may be busy
+LAYER, FEW, WHOLE = 1e-6, 1e-4, 1.0
+"""Megabytes of a bucket: every parameter has its own; three buckets; one."""
+OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
+    "momentum": lambda net: optim.SGD(groups_of(net), lr=0.1, momentum=0.9, nesterov=True),
+    "AdamW": lambda net: optim.AdamW(groups_of(net), lr=0.01, weight_decay=0.1, amsgrad=True),
+}
+METHODS: dict[str, Callable[[], Method]] = {
+    "hierarchical": lambda: hierarchical(every=2),
+    "moments averaged": lambda: hierarchical(every=2, moments=hpcsgd.Averaged),
+    "moments reset": lambda: hierarchical(every=2, moments=hpcsgd.Reset, exchange=ReduceScatter()),
+    "bsp": bsp,
+    "diloco": lambda: diloco(every=2),
+    "selsync": lambda: selsync(delta=0.3),
+    "allreduce_local_sgd": lambda: allreduce_local_sgd(every=2),
+    "sparse": lambda: hierarchical(every=2, exchange=Sparse(TopK(0.2))),
+    "post_local": lambda: post_local(every=2),
+}
+
+
+SETTINGS = [
+    pytest.param(*setting, marks=[] if setting in [(LAYER, 1, None), (FEW, 4, 0.5)] else [pytest.mark.long])
+    for setting in itertools.product((LAYER, FEW, WHOLE), (1, 4), (None, 0.5))
+]
+
+
+def groups_of(net: nn.Module) -> list[dict[str, Any]]:
+    params = list(net.parameters())
+    return [{"params": params[1::2], "lr": 0.02}, {"params": params[0::2]}]
+
+
+def trained(
+    world: Transport,
+    P: int,
+    method: Callable[[], Method],
+    inner: str,
+    bucket_mb: float,
+    passes: int = 1,
+    clip: float | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> list[Tensor]:
+    """Parameters and the distance after each step."""
+    net = make_model(world.rank, dtype)
+    master = torch.float32 if dtype == torch.bfloat16 else None
+    job = form(world, P)
+    made = hpcsgd.DistributedOptimizer(
+        OPTIMIZERS[inner](net), net, job, method(), bucket_mb=bucket_mb, accumulate=passes, master=master
+    )
+    history = []
+    for t in range(STEPS):
+        made.zero_grad()
+        for i in range(passes):
+            loss(net, *batch(passes * t + i, world.rank, dtype)).backward()
+        if clip is not None:
+            made.clip_grad_norm_(clip)
+        made.step()
+        history += [vector(net), torch.tensor(made.notes.get("distance", -1.0))]
+    return history
+
+
+@contextlib.contextmanager
+def in_the_plain_order() -> Iterator[None]:
+    """All gradients, the whole update, the meeting, all of the model: one after the other, on one lane."""
+
+    def met(s: Any, how: Any, gathering: Gathering) -> None:
+        nothing_early = mock.patch.object(gathering, "chunks_are_final", return_value=None)
+        with nothing_early:
+            meeting.meet(s, how, gathering)
+
+    with (
+        mock.patch.object(updating.Updating, "_in_parts", return_value=False),
+        mock.patch.object(optimizer, "goes_by_time", return_value=False),
+        mock.patch.object(optimizer, "meet", met),
+        mock.patch.object(Transport, "on_its_own_lane", lambda transport: transport),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def in_many_parts() -> Iterator[None]:
+    """No bucket is there when the one before it is."""
+    with mock.patch.object(Work, "done", return_value=False):
+        yield
+
+
+def same_bits(here: list[list[Tensor]], there: list[list[Tensor]]) -> bool:
+    return all(
+        torch.equal(mine, theirs)
+        for ranks in zip(here, there, strict=True)
+        for mine, theirs in zip(*ranks, strict=True)
+    )
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2, "inner": "momentum", "method": {"bsp", "hierarchical"}})
+@pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 2), (4, 1), (2, 4)])
+@pytest.mark.parametrize(("bucket_mb", "passes", "clip"), SETTINGS)
+@pytest.mark.parametrize("inner", OPTIMIZERS)
+@pytest.mark.parametrize("method", ["hierarchical", "bsp"])
+def test_the_bits_are_those_of_the_plain_order(
+    run, method: str, inner: str, P: int, K: int, bucket_mb: float, passes: int, clip: float | None
+) -> None:
+    """Whatever becomes of gradients between backward() and step(), and whatever the buckets."""
+    arguments = (P, METHODS[method], inner, bucket_mb, passes, clip)
+    with in_the_plain_order():
+        plain = run(P * K, trained, *arguments)
+    with in_many_parts():
+        assert same_bits(run(P * K, trained, *arguments), plain)
+    assert same_bits(run(P * K, trained, *arguments), plain)
+
+
+@pytest.mark.parametrize(
+    ("P", "K", "dtype"), [(2, 2, torch.float64), (3, 1, torch.float64), (2, 3, torch.bfloat16)]
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_so_are_those_of_each_kind_of_method(run, method: str, dtype: torch.dtype, P: int, K: int) -> None:
+    """With masters, too."""
+    arguments = (P, METHODS[method], "AdamW", LAYER, 1, None, dtype)
+    with in_the_plain_order():
+        plain = run(P * K, trained, *arguments)
+    with in_many_parts():
+        assert same_bits(run(P * K, trained, *arguments), plain)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("label", [label for label, case in REFERENCES.items() if case.same_bits])
+def test_so_are_those_of_all_methods_of_the_table(run, label: str) -> None:
+    case: Case = REFERENCES[label]
+
+    def history(world: Transport) -> list[Tensor]:
+        job, net = case.form(world, 2), make_model()
+        made = hpcsgd.DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=0.1), net, job, case.new(), bucket_mb=LAYER
+        )
+        found = []
+        for t in range(STEPS):
+            made.zero_grad()
+            value = loss(net, *batch(t, world.rank))
+            value.backward()
+            made.step(loss=value)
+            found.append(vector(net))
+        return found
+
+    with in_the_plain_order():
+        plain = run(4, history)
+    with in_many_parts():
+        assert same_bits(run(4, history), plain)
+
+
+def one_step(world: Transport, P: int, method: Method) -> None:
+    net = make_model()
+    inner = optim.SGD(net.parameters(), lr=0.1)
+    made = hpcsgd.DistributedOptimizer(inner, net, form(world, P), method, bucket_mb=FEW)
+    loss(net, *batch(0, world.rank)).backward()
+    made.step()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it would have waited for ever"
+        time.sleep(0.001)
+
+
+class UntilUpdated:
+    """As `AllToAll`, but all buckets wait until the first one has been updated."""
+
+    shards = True
+    across = False
+    piecemeal = True
+
+    def __init__(self) -> None:
+        self._before: Tensor | None = None
+
+    def idle(self, job: Job) -> bool:
+        return False
+
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        own = d.buckets[0].own
+        if self._before is None:
+            self._before = own.clone()
+        else:
+            before = self._before
+            until(lambda: not torch.equal(own, before))
+        AllToAll()(d, b)
+
+
+def test_a_bucket_is_updated_while_the_next_one_is_on_its_way() -> None:
+    threads.run(2, lambda world: one_step(world, 1, Method(UntilUpdated(), never, Mean())), timeout=PATIENCE)
+
+
+def test_a_bucket_crosses_groups_while_the_next_one_is_in_its_group() -> None:
+    in_groups: list[int] = []
+
+    def alltoall(backend: ThreadBackend, *arguments: Tensor) -> None:
+        in_groups.append(backend.rank)
+        plain_alltoall(backend, *arguments)
+
+    def allreduce(backend: ThreadBackend, *arguments: Any) -> None:
+        until(lambda: len(in_groups) > 4)
+        plain_allreduce(backend, *arguments)
+
+    plain_alltoall, plain_allreduce = ThreadBackend.alltoall, ThreadBackend.allreduce
+    with (
+        mock.patch.object(ThreadBackend, "alltoall", alltoall),
+        mock.patch.object(ThreadBackend, "allreduce", allreduce),
+    ):
+        threads.run(4, one_step, 2, bsp(), timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("method", [bsp, lambda: hierarchical(every=1)], ids=["gradients", "models"])
+def test_a_bucket_is_gathered_while_the_next_one_crosses_groups(method: Callable[[], Method]) -> None:
+    gathered: list[int] = []
+    calls: Counter[ThreadBackend] = Counter()
+
+    def allgather(backend: ThreadBackend, *arguments: Tensor) -> None:
+        gathered.append(backend.rank)
+        plain_allgather(backend, *arguments)
+
+    def allreduce(backend: ThreadBackend, *arguments: Any) -> None:
+        calls[backend] += 1
+        until(lambda: calls[backend] == 1 or len(gathered) > 0)
+        plain_allreduce(backend, *arguments)
+
+    plain_allgather, plain_allreduce = ThreadBackend.allgather, ThreadBackend.allreduce
+    with (
+        mock.patch.object(ThreadBackend, "allgather", allgather),
+        mock.patch.object(ThreadBackend, "allreduce", allreduce),
+    ):
+        threads.run(4, lambda world: one_step(world, 2, method()), timeout=PATIENCE)
+
+
+def test_who_is_through_with_each_bucket_by_itself() -> None:
+    """A sparse exchange selects when it has seen the last one."""
+    assert is_piecemeal(bsp().exchange)
+    assert is_piecemeal(bsp(ReduceScatter()).exchange)
+    assert is_piecemeal(Gathered(AllToAll()))
+    assert not is_piecemeal(Sparse(TopK(0.1)))
+    assert not is_piecemeal(Gathered(Sparse(TopK(0.1))))
+
+
+@pytest.mark.ranks(2)
+def test_hooks_of_the_wrapped_optimizer_are_called_once_and_see_all(run) -> None:
+    """What they are registered at sees no parts."""
+
+    def train(world: Transport) -> tuple[list[int], float, int]:
+        net = make_model()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        made = hpcsgd.DistributedOptimizer(inner, net, form(world), bsp(), bucket_mb=LAYER)
+        warm_up = hpcsgd.WarmUp(inner, steps=4, start=0.5)
+        seen: list[int] = []
+        inner.register_step_pre_hook(
+            lambda of, *_: seen.append(sum(x.grad.ne(0).any().item() for x in of.param_groups[0]["params"]))
+        )
+        inner.register_step_post_hook(lambda of, *_: seen.append(len(of.param_groups[0]["params"])))
+        whole = len(inner.param_groups[0]["params"])
+        loss(net, *batch(0, world.rank)).backward()
+        made.step()
+        return seen, warm_up.factor(), whole
+
+    with in_many_parts():
+        for seen, factor, whole in run(2, train):
+            assert seen == [whole, whole]
+            assert factor == 0.5 + 0.5 / 4
+
+
+@pytest.mark.ranks(2)
+def test_hooks_of_all_optimizers_are_called_once(run) -> None:
+    seen: list[object] = []
+    handle = register_optimizer_step_post_hook(lambda of, *_: seen.append(of))
+
+    def train(world: Transport) -> object:
+        made = one_step_of_many_parts(world)
+        return sum(each is made.local.optimizer for each in seen)
+
+    try:
+        with in_many_parts():
+            assert run(2, train) == [1, 1]
+    finally:
+        handle.remove()
+
+
+def one_step_of_many_parts(world: Transport, kind: type[optim.SGD] = optim.SGD) -> Any:
+    net = make_model()
+    made = hpcsgd.DistributedOptimizer(
+        kind(net.parameters(), lr=0.1), net, form(world), bsp(), bucket_mb=LAYER, elementwise=True
+    )
+    loss(net, *batch(0, world.rank)).backward()
+    made.step()
+    return made
+
+
+class Counting(optim.SGD):
+    """Counts its steps itself, as some do in their param groups."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.steps += 1
+        super().step(closure)
+
+
+@pytest.mark.ranks(2)
+def test_who_is_not_known_makes_one_step(run) -> None:
+    """Whatever is said about its elements."""
+    with in_many_parts():
+        counts = run(2, lambda world: one_step_of_many_parts(world, Counting).local.optimizer.steps)
+    assert counts == [1, 1]
+
+
+@pytest.mark.ranks(2)
+def test_in_parts_the_optimizer_and_its_groups_stay(run) -> None:
+    """A scheduler notices each step, and state has counted it once."""
+
+    def train(world: Transport) -> tuple[list[float], bool, float]:
+        net = make_model()
+        inner = optim.AdamW(groups_of(net), lr=0.01)
+        schedule = optim.lr_scheduler.StepLR(inner, step_size=1, gamma=0.5)
+        groups = list(inner.param_groups)
+        made = hpcsgd.DistributedOptimizer(inner, net, form(world), bsp(), bucket_mb=LAYER)
+        params = [list(group["params"]) for group in groups]
+        for t in range(2):
+            made.zero_grad()
+            loss(net, *batch(t, world.rank)).backward()
+            made.step()
+            schedule.step()
+        same = all(a is b for a, b in zip(groups, inner.param_groups, strict=True))
+        for mine, group in zip(params, groups, strict=True):
+            same &= all(x is y for x, y in zip(mine, group["params"], strict=True))
+        (steps,) = {float(state["step"]) for state in inner.state.values()}
+        return [group["lr"] for group in groups], same, steps
+
+    with in_many_parts():
+        assert run(2, train) == [([0.005, 0.0025], True, 2.0)] * 2
+
+
+def test_lanes_end_with_what_was_never_used() -> None:
+    """One hands over to the other while that is about to end."""
+
+    def leave(world: Transport) -> None:
+        net = make_model()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        hpcsgd.DistributedOptimizer(inner, net, form(world, 2), bsp(), bucket_mb=LAYER)
+        loss(net, *batch(0, world.rank)).backward()
+
+    before = set(threading.enumerate())
+    threads.run(4, leave, timeout=PATIENCE)
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,267 @@
+"""Meetings whose result is taken in some steps after they began."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, optim
+
+import hpcsgd
+from hpcsgd.averagers import Averaged, Mean, Reset
+from hpcsgd.core.step import Step
+from hpcsgd.core.topology import form
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.methods import (
+    Method,
+    adacomm,
+    allreduce_local_sgd,
+    bsp,
+    d_psgd,
+    delayed,
+    diloco,
+    ensemble,
+    fedavg,
+    hierarchical,
+    sasgd,
+    selsync,
+    sgp,
+    ssp,
+    streamed,
+    switch,
+)
+from hpcsgd.methods.selsync import gradients
+from hpcsgd.schedules import Every
+from hpcsgd.transport import PeerLost, Transport, threads
+from local_methods import NESTEROV, carried, in_turn
+from methods.test_battery import OPTIMIZERS
+from references import MakeOptimizer, alone, distributed, model, one_step, same, vector
+
+EVERY, STEPS = 3, 10
+MADE: dict[str, tuple[Callable[[], Method], MakeOptimizer | None]] = {
+    "hierarchical": (lambda: hierarchical(EVERY), None),
+    "diloco": (lambda: diloco(EVERY), NESTEROV),
+}
+OF_CHUNKS: dict[str, Callable[[], Method]] = {
+    "adacomm": lambda: adacomm(2, block=2),
+    "d_psgd": d_psgd,
+    "diloco": lambda: diloco(EVERY),
+    "fedavg": lambda: fedavg(0.5, per_epoch=2, steps_per_epoch=5),
+    "hierarchical": lambda: hierarchical(EVERY),
+    "selsync": lambda: selsync(0.3, window=4, smoothing=0.5),
+}
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2, "d": 3})
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("method", MADE)
+def test_what_was_learned_meanwhile_stays(run, method: str, d: int, P: int, K: int) -> None:
+    """With d = I each meeting begins in the step in which the one before arrives, after that."""
+    make, (new, outer) = OPTIMIZERS["momentum"], MADE[method]
+    ranks = run(P * K, lambda w: distributed(w, P, delayed(new(), d), make, STEPS, bucket_mb=1e-4))
+    same(ranks, alone(P, K, make, STEPS, in_turn(EVERY, 1, d, carried, outer)), K)
+
+
+@pytest.mark.threads(unless={"method": "diloco", "K": 2})
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize("method", OF_CHUNKS)
+def test_without_delay_it_is_the_method_itself(run, method: str, P: int, K: int) -> None:
+    new = OF_CHUNKS[method]
+    plain = run(P * K, distributed_by, P, new)
+    late = run(P * K, distributed_by, P, lambda: delayed(new(), 0))
+    for mine, theirs in zip(late, plain, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def distributed_by(world: Transport, P: int, new: Callable[[], Method]) -> list[Tensor]:
+    return distributed(world, P, new(), OPTIMIZERS["momentum"], STEPS)
+
+
+def trained(
+    world: Transport, method: Method, steps: int, P: int = 2
+) -> tuple[hpcsgd.DistributedOptimizer, list[dict[str, float]], Callable[[], Tensor]]:
+    """After so many steps; what was noted in each; the parameters."""
+    job, net = form(world, P), model()
+    inner = optim.SGD(net.parameters(), lr=0.1)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
+    notes = []
+    for t in range(steps):
+        one_step(net, optimizer, job, t)
+        notes.append(optimizer.notes)
+    return optimizer, notes, lambda: vector(net)
+
+
+@pytest.mark.ranks(4)
+def test_a_meeting_counts_once_and_has_the_distance_of_its_beginning(run) -> None:
+    plain = run(4, lambda world: trained(world, hierarchical(EVERY), STEPS)[1])
+    late = run(4, lambda world: trained(world, delayed(hierarchical(EVERY), 2), STEPS)[1])
+    for noted, at_once in zip(late, plain, strict=True):
+        assert [t for t, notes in enumerate(noted, 1) if notes] == [5, 8]
+        assert noted[4] == at_once[2]
+        assert noted[7].keys() == {"distance"}
+
+
+@pytest.mark.ranks(2)
+def test_one_that_falls_due_while_another_is_under_way_is_left_out(run) -> None:
+    noted = run(2, lambda world: trained(world, delayed(selsync(0.0), 3), STEPS)[1])
+    for notes in noted:
+        assert [t for t, each in enumerate(notes, 1) if "distance" in each] == [4, 7, 10]
+
+
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+def test_meeting_now_takes_in_what_is_under_way(run, P: int, K: int) -> None:
+    def ends(world: Transport) -> tuple[Tensor, Tensor]:
+        optimizer, _, now = trained(world, delayed(hierarchical(EVERY), 2), 4, P)
+        mean = now()
+        optimizer.job.cross.allreduce(mean, "mean").wait()
+        optimizer.meet()
+        assert optimizer.method.state_dict()["how"]["same"]["due"] is None
+        return mean, now()
+
+    found = run(P * K, ends)
+    for mean, w in found:
+        torch.testing.assert_close(w, mean, rtol=0, atol=1e-12)  # carrying moves no mean
+        torch.testing.assert_close(w, found[0][1], rtol=0, atol=0)
+
+
+@pytest.mark.ranks(3)
+def test_a_switch_takes_in_what_is_under_way(run) -> None:
+    both = lambda: switch(delayed(diloco(EVERY), 2), bsp(), at=4)  # noqa: E731
+    ranks = run(3, lambda world: distributed(world, 3, both(), OPTIMIZERS["SGD"], STEPS))
+    assert any(not torch.equal(ranks[0][2], history[2]) for history in ranks)
+    for history in ranks:
+        for t in range(3, STEPS):
+            torch.testing.assert_close(history[t], ranks[0][t], rtol=0, atol=1e-13)
+
+
+class Held:
+    """A mean that does not begin before it may."""
+
+    shards = True
+    of_chunks = True
+
+    def __init__(self, may: threading.Event) -> None:
+        self.may = may
+
+    def before_update(self, s: Step) -> None: ...
+
+    def __call__(self, s: Step) -> None:
+        assert self.may.wait(60)
+        Mean()(s)
+
+
+@pytest.mark.ranks(4)
+def test_gradients_do_not_wait_for_a_meeting(run) -> None:
+    """Two steps are made, their gradients exchanged, before it begins; what meets is w_t all the same."""
+
+    def trained_meanwhile(world: Transport) -> list[Tensor]:
+        may = threading.Event()
+        job, net = form(world, 2), model()
+        method = delayed(Method(AllToAll(), Every(4), Held(may)), 3)
+        optimizer = hpcsgd.DistributedOptimizer(OPTIMIZERS["SGD"](list(net.parameters())), net, job, method)
+        history = [one_step(net, optimizer, job, t) for t in range(6)]
+        may.set()
+        return [*history, one_step(net, optimizer, job, 6)]
+
+    expected = alone(2, 2, OPTIMIZERS["SGD"], 7, in_turn(4, 1, 3, carried))
+    same(run(4, trained_meanwhile), expected, 2)
+
+
+class Broken:
+    """It fails on one rank, at its second meeting."""
+
+    shards = True
+    of_chunks = True
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.met = rank, 0
+
+    def before_update(self, s: Step) -> None: ...
+
+    def __call__(self, s: Step) -> None:
+        self.met += 1
+        if self.met == 2 and s.job.rank == self.rank:
+            raise OSError("the link is down")
+        Mean()(s)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_fault_in_a_meeting_under_way_ends_all(world_size: int) -> None:
+    reached = []
+
+    def train(world: Transport) -> None:
+        try:
+            trained(world, delayed(Method(AllToAll(), Every(2), Broken(1)), 2), 20, world.size)
+        except (OSError, PeerLost) as error:
+            reached.append(type(error))
+            raise
+
+    with pytest.raises(OSError, match="the link is down"):
+        threads.run(world_size, train, timeout=10)
+    assert len(reached) == world_size
+
+
+def test_a_rank_that_dies_while_a_meeting_is_under_way_ends_all() -> None:
+    reached = []
+
+    def train(world: Transport) -> None:
+        optimizer, *_ = trained(world, delayed(hierarchical(2), 2), 3)
+        if world.rank == 1:
+            raise OSError("out of memory")
+        try:
+            optimizer.averaged().__enter__()
+        except PeerLost:
+            reached.append(world.rank)
+            raise
+
+    with pytest.raises(OSError, match="out of memory"):
+        threads.run(4, train, timeout=10)
+    assert 0 in reached
+
+
+NOT_OF_CHUNKS: list[Callable[[], Method]] = [
+    lambda: hierarchical(2, moments=Averaged),
+    lambda: hierarchical(2, moments=Reset),
+    lambda: allreduce_local_sgd(2),
+    lambda: ensemble(2),
+    lambda: sasgd(2),
+    sgp,
+    lambda: ssp(1),
+    lambda: selsync(0.3, gradients),
+    lambda: switch(bsp(), hierarchical(2), at=3),
+    lambda: delayed(hierarchical(2), 1),
+    lambda: streamed(hierarchical(2), 1, 1),
+]
+
+
+@pytest.mark.parametrize("new", NOT_OF_CHUNKS)
+@pytest.mark.parametrize("wrap", [lambda m: delayed(m, 1), lambda m: streamed(m, 1, 1)])
+def test_what_meetings_need_more_than_chunks(new: Callable[[], Method], wrap: Any) -> None:
+    with pytest.raises(UserError, match="meetings of this method need more than the chunks"):
+        wrap(new())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: delayed(hierarchical(2), -1), "steps = -1: a meeting arrives 0 or more steps after"),
+        (lambda: delayed(hierarchical(2), 1.5), "steps = 1.5: a meeting arrives 0 or more"),  # type: ignore[arg-type]
+        (lambda: delayed(hierarchical(2), 3), "steps = 3: expected 0 to 2, the steps from one meeting"),
+        (lambda: delayed(bsp(), 1), "delayed: groups of this method never meet"),
+        (lambda: streamed(bsp(), 1, 1), "streamed: groups of this method never meet"),
+        (lambda: streamed(selsync(0.3), 1, 1), "streamed: fragments take turns"),
+        (lambda: streamed(hierarchical(2), 3, 1), "fragments = 3: expected 1 to 2"),
+        (lambda: streamed(hierarchical(2), 0, 1), "fragments = 0: expected 1 to 2"),
+        (lambda: streamed(hierarchical(2), 2, 3), "delay = 3: expected 0 to 2"),
+        (lambda: streamed(hierarchical(2), 2, 1, 1.0), "blend = 1.0: expected a number ≥ 0 and < 1"),
+    ],
+)
+def test_refusals(make: Callable[[], Method], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,203 @@
+"""Fragments of the model that meet in turn."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd.averagers.fragments import fragments
+from hpcsgd.core.flat import Bucket, flatten
+from hpcsgd.core.topology import form
+from hpcsgd.methods import Method, delayed, diloco, hierarchical, streamed
+from hpcsgd.transport import Transport
+from local_methods import NESTEROV, blended, in_turn, strides
+from methods.test_battery import OPTIMIZERS
+from methods.test_delayed import EVERY, MADE, distributed_by, trained
+from methods.test_unused_parts import Branches
+from references import MakeOptimizer, alone, distributed, model, one_step, same, vector
+
+I, STEPS = 4, 10  # noqa: E741 - the papers' letter
+NEW: dict[str, tuple[Callable[[], Method], MakeOptimizer | None]] = {
+    "hierarchical": (lambda: hierarchical(I), None),
+    "diloco": (lambda: diloco(I), NESTEROV),
+}
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2, "F": 2, "tau": 2})
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("F", "tau", "alpha"), [(1, 2, 0.0), (1, 2, 0.5), (2, 0, 0.5), (2, 2, 0.0), (4, 2, 0.5), (4, 4, 0.5)]
+)
+@pytest.mark.parametrize("method", NEW)
+def test_equals_plain_torch(run, method: str, F: int, tau: int, alpha: float, P: int, K: int) -> None:
+    """F·τ > I: several are under way; τ = I: one begins in the step in which the one before arrives."""
+    make, (new, outer) = OPTIMIZERS["momentum"], NEW[method]
+
+    def models(world: Transport) -> list[Tensor]:
+        return distributed(world, P, streamed(new(), F, tau, alpha), make, STEPS, bucket_mb=3e-4)
+
+    expected = alone(P, K, make, STEPS, in_turn(I, F, tau, blended(alpha), outer))
+    same(run(P * K, models), expected, K)
+
+
+@pytest.mark.threads(unless={"method": "diloco", "K": 2})
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize("method", MADE)
+def test_one_fragment_at_once_is_the_method_itself(run, method: str, P: int, K: int) -> None:
+    new, _ = MADE[method]
+    plain = run(P * K, distributed_by, P, new)
+    whole = run(P * K, distributed_by, P, lambda: streamed(new(), 1, 0, 0.0))
+    for mine, theirs in zip(whole, plain, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.ranks(8)
+def test_positions_that_own_nothing_of_a_fragment(run) -> None:
+    make, outer = OPTIMIZERS["SGD"], lambda params: optim.AdamW(params, lr=0.02)
+    ranks = run(8, lambda w: distributed(w, 2, streamed(diloco(I, outer), 4, 1), make, STEPS))
+    same(ranks, alone(2, 4, make, STEPS, in_turn(I, 4, 1, blended(0.5), outer)), 4)
+
+
+def elements(net: nn.Module, K: int, bucket_bytes: float, F: int) -> list[list[tuple[str, int]]]:
+    """Of each fragment, by parameter, over all positions."""
+    found: list[list[tuple[str, int]]] = [[] for _ in range(F)]
+    for j in range(K):
+        buckets: list[Bucket] = flatten(list(net.named_parameters()), K, j, bucket_bytes)
+        for p, fragment in enumerate(fragments(buckets, F)):
+            for b, cuts in zip(buckets, fragment.cuts, strict=True):
+                owners = [(piece.slot.name, i) for piece in b.pieces for i in range(piece.start, piece.stop)]
+                found[p] += [owner for c in cuts for owner in owners[c]]
+    return [sorted(each) for each in found]
+
+
+@pytest.mark.parametrize("F", [1, 2, 3, 7])
+@pytest.mark.parametrize("make", [model, Branches])
+def test_every_element_is_in_one_fragment_whatever_the_chunks(make: Callable[[], nn.Module], F: int) -> None:
+    expected = elements(make(), 1, 1e9, F)
+    whole = [(name, i) for name, p in make().named_parameters() for i in range(p.numel())]
+    assert sorted(owner for each in expected for owner in each) == sorted(whole)
+    assert max(map(len, expected)) <= 2 * math.ceil(len(whole) / F)
+    for K, bucket_bytes in ((2, 1e9), (3, 200.0), (4, 1.0)):
+        assert elements(make(), K, bucket_bytes, F) == expected
+    for mine, theirs in zip(expected, strides(make(), F), strict=True):
+        assert mine == sorted(whole[i] for i in theirs.tolist())
+
+
+def test_layers_of_one_size_go_around() -> None:
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(7)))
+    found = elements(net, 2, 50.0, 3)
+    layers = [sorted({int(name.split(".")[0]) for name, _ in each}) for each in found]
+    assert layers == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+@pytest.mark.ranks(4)
+def test_the_distance_is_that_of_all_fragments(run) -> None:
+    """Each counts once; with groups that stay where they are that of all is that of the model."""
+
+    def noted(world: Transport) -> tuple[list[dict[str, float]], float]:
+        job, net = form(world, 2), model()
+        optimizer = hpcsgd.DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=0.0), net, job, streamed(hierarchical(I), 2, 1, 0.0)
+        )
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(job.g * torch.arange(p.numel(), dtype=p.dtype).view_as(p))
+        D = (vector(net) - vector(model())).norm().item() if job.g else 0.0
+        notes = []
+        for t in range(STEPS):
+            one_step(net, optimizer, job, t)
+            notes.append(optimizer.notes)
+        return notes, D
+
+    found = run(4, noted)
+    D = max(D for _, D in found) / 2  # each of two groups is half the way from the mean
+    for notes, _ in found:
+        assert [t for t, each in enumerate(notes, 1) if each] == [3, 5, 7, 9]
+        assert notes[2] == {"shared": 1.0}
+        assert notes[4] == {"distance": pytest.approx(D, rel=1e-12)}
+        assert notes[8] == {"distance": 0.0}
+
+
+@pytest.mark.ranks(4)
+def test_a_link_carries_as_much_in_smaller_parts(run) -> None:
+    def sent(world: Transport, method: Method) -> list[float]:
+        job, net = form(world, 2), model()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
+        counts = []
+        for t in range(2 * I):
+            before = world.ledger.totals()
+            one_step(net, optimizer, job, t)
+            optimizer.method.state_dict()  # waits for what is under way
+            grown = world.ledger.since(before).get("average")
+            counts.append(0.0 if grown is None else grown.bytes)
+        return counts
+
+    whole, parts = (
+        [sum(ranks) for ranks in zip(*run(4, lambda world, m=method: sent(world, m())), strict=True)]
+        for method in (lambda: hierarchical(I), lambda: streamed(hierarchical(I), 4, 2))
+    )
+    assert whole[:I] == [0, 0, 0, whole[I - 1]]
+    assert sum(parts) == sum(whole)
+    assert all(0 < nbytes < whole[I - 1] / 2 for nbytes in parts)
+
+
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+def test_meeting_now_is_with_all_of_the_model(run, P: int, K: int) -> None:
+    def ends(world: Transport) -> tuple[Tensor, dict[str, float]]:
+        optimizer, _, now = trained(world, streamed(hierarchical(EVERY), 2, 2), 4, P)
+        optimizer.meet()
+        assert optimizer.method.state_dict()["how"]["same"]["due"] == [None, None]
+        return now(), optimizer.notes
+
+    found = run(P * K, ends)
+    for w, notes in found:
+        assert torch.equal(w, found[0][0])
+        assert notes == {"distance": found[0][1]["distance"]}
+
+
+@pytest.mark.ranks(2)
+def test_goes_on_with_other_fragments(run, caplog: pytest.LogCaptureFixture) -> None:
+    """θ and its momentum come along by element; what is under way does not, and that is said."""
+    caplog.set_level(logging.WARNING)
+
+    def resumed(world: Transport, F: int) -> tuple[Any, Any]:
+        optimizer, *_ = trained(world, streamed(diloco(I), 2, 1), I)
+        state = optimizer.state_dict()
+        again, *_ = trained(world, streamed(diloco(I), F, 1), 0)
+        again.load_state_dict(state)
+        for p in again.model.parameters():
+            p.grad = torch.zeros_like(p)
+        again.step()
+        return state["hpcsgd"]["method"]["how"], again.method.state_dict()["how"]
+
+    for before, after in run(2, resumed, 2):
+        assert before["same"]["due"] == [I + 1, None]
+        assert after["same"]["due"] == [None, None]
+        assert all(map(torch.equal, before["chunks"]["how theta"], after["chunks"]["how theta"]))
+    assert not caplog.records
+    for before, after in run(2, resumed, 3):
+        assert after["same"]["due"] == [None] * 3
+        assert all(map(torch.equal, before["chunks"]["how theta"], after["chunks"]["how theta"]))
+    assert "meetings that were under way are dropped" in caplog.text
+
+
+@pytest.mark.ranks(2)
+def test_delayed_and_streamed_differ_in_what_stays(run) -> None:
+    """With α = 0 what was learned meanwhile is dropped: all groups are alike at the arrival."""
+    ends = [
+        run(2, lambda w, m=method: distributed(w, 2, m(), OPTIMIZERS["SGD"], EVERY + 1))
+        for method in (
+            lambda: streamed(hierarchical(EVERY), 1, 1, 0.0),
+            lambda: delayed(hierarchical(EVERY), 1),
+        )
+    ]
+    assert torch.equal(ends[0][0][-1], ends[0][1][-1])
+    assert not torch.equal(ends[1][0][-1], ends[1][1][-1])
