@@ -207,6 +207,24 @@ def test_infinite_gradients_arrive_as_such(run) -> None:
         assert not w.isfinite().all()
 
 
+@dataclass(frozen=True)
+class Mute(Whole):
+    """Nothing arrives."""
+
+    def decode(self, code: Tensor, out: Tensor) -> None:
+        out.zero_()
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
+def test_the_last_step_of_an_exchange_tells_all_that_was_kept(run, P: int, K: int) -> None:
+    method = lambda: switch(bsp(Packed(None, Mute())), bsp(Packed(None, Mute())), at=3)  # noqa: E731
+    for found in run(P * K, trained, P, method):
+        start = vector(model(dtype=torch.float32))
+        assert all(torch.equal(found[t], start) for t in (0, 1))
+        assert (found[2] != start).float().mean() > 0.9
+        assert all(torch.equal(found[t], found[2]) for t in (3, 4))
+
+
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_exchanges_that_take_turns(run, P: int, K: int) -> None:
     """Nothing that one kept is missing to the other: by a wire that tells nearly all, little changes."""
