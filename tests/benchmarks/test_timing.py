@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,14 @@ def test_even_a_short_block_is_warmed_up_for():
     told = Told()
     interleaved({"A": told.contestant("A", steps=1)}, rounds=1)
     assert told.events.index("A is warm") == WARM_UP + 1
+
+
+def test_who_has_been_warmed_up_elsewhere_is_not_again():
+    told = Told()
+    again = replace(told.contestant("B", steps=5), warm_up=0)
+    interleaved({"A": told.contestant("A"), "B": again}, rounds=1)
+    assert told.events.count("A steps") == WARM_UP + 1
+    assert told.events.count("B steps") == 5
 
 
 def test_everybody_is_warm_before_anybody_is_timed():

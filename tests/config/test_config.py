@@ -189,6 +189,7 @@ BAD_OVERRIDES = {
     "--training.epochs.x 3": "--training.epochs.x 3: 'epochs' is a single value",
     "--training 3": "--training 3: expected a section of keys",
     "--schedule.scaling liner": "--schedule.scaling liner: did you mean 'linear'? Allowed: linear",
+    "--run.trace often": '--run.trace often: trace = "often": expected steps from 1 on, in order',
     "--model.arguments 3": "--model.arguments 3: expected a table of keys",
     "--optimizer.lr nan": "--optimizer.lr nan: expected number > 0",
     "--training.epochs": "--training.epochs: expected a value after it",
