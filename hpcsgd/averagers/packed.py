@@ -36,6 +36,7 @@ class PackedMean:
 
     shards = True
     leaves_mean = True
+    of_chunks = True
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
@@ -52,7 +53,8 @@ class PackedMean:
             self._begin(s.owned)
         else:
             for i, own in enumerate(s.owned):
-                own.copy_(self._mean(s, i, own))
+                if own.numel():  # of a fragment a position may own nothing
+                    own.copy_(self._mean(s, i, own))
             self.refer_to(s.owned)
         self._meetings += 1
 

@@ -199,8 +199,8 @@ def allreduce(over: Over, nbytes: float, phase: str = "") -> Message:
 
 
 def late(x: Message, steps: int) -> Message:
-    """It, on its way while so many steps are computed."""
-    return replace(x, hidden=steps)
+    """It, on its way while so many steps are computed; what came of it is taken in when all is there."""
+    return replace(x, hidden=steps, bucket=None)
 
 
 def _aligned(nbytes: int) -> int:

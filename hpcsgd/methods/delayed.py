@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.averagers.under_way import Meeting, apart, begin
-from hpcsgd.core.capabilities import Foreseen, Periodic, of_chunks
+from hpcsgd.core.capabilities import Foreseen, Periodic, is_regardless_of_gradients, of_chunks
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Schedule, Step
 from hpcsgd.core.topology import Job
@@ -48,6 +48,10 @@ class Delayed:
         self._wanted = 0
         """The last update after which groups were to meet."""
         self._apart: Job | None = None
+
+    @property
+    def regardless_of_gradients(self) -> bool:
+        return is_regardless_of_gradients(self.inner)
 
     def before_update(self, s: Step) -> None:
         self.inner.before_update(s)

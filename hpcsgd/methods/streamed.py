@@ -77,6 +77,7 @@ class Streamed:
     """
 
     shards = True
+    regardless_of_gradients = True
 
     def __init__(self, how: Averager, every: int, fragments: int, delay: int, blend: float) -> None:
         self.how, self.every, self.delay, self.blend = how, every, delay, blend
@@ -173,7 +174,9 @@ class Streamed:
             for role, part in remembering(stream.how).items():
                 prefix = f"{role} "
                 theirs = {k.removeprefix(prefix): xs for k, xs in mine.items() if k.startswith(prefix)}
-                part.load_state_dict({"same": rest.get(role, {}), "chunks": theirs})
+                part.load_state_dict(
+                    {"same": rest[role], "chunks": theirs} if theirs else {"same": rest[role]}
+                )
             if as_before:
                 stream.distance = same["distances"][p]
                 if left is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
+from hpcsgd import wires
 from hpcsgd.averagers import Averaged, Mean, Reset
 from hpcsgd.core.step import Step
 from hpcsgd.core.topology import form
@@ -54,6 +55,8 @@ OF_CHUNKS: dict[str, Callable[[], Method]] = {
     "diloco": lambda: diloco(EVERY),
     "fedavg": lambda: fedavg(0.5, per_epoch=2, steps_per_epoch=5),
     "hierarchical": lambda: hierarchical(EVERY),
+    "packed": lambda: hierarchical(EVERY, average=wires.int4()),
+    "packed diloco": lambda: diloco(EVERY, average=wires.int8()),
     "selsync": lambda: selsync(0.3, window=4, smoothing=0.5),
 }
 

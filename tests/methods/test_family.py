@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hpcsgd
+from hpcsgd import wires
 from hpcsgd.averagers import Averaged
 from hpcsgd.core.graphs import Exponential
 from hpcsgd.core.topology import form
@@ -24,6 +25,7 @@ from hpcsgd.methods import (
     delayed,
     diloco,
     fedavg,
+    hierarchical,
     post_local,
     sasgd,
     sgp,
@@ -126,6 +128,8 @@ FAMILY: dict[str, Callable[[], Method]] = {
     "diloco with momentum averaged": lambda: diloco(EVERY, moments=Averaged),
     "diloco delayed": lambda: delayed(diloco(EVERY), 2),
     "diloco streamed": lambda: streamed(diloco(EVERY), 2, 2),
+    "packed, delayed": lambda: delayed(hierarchical(2, average=wires.int4()), 2),
+    "packed diloco, streamed": lambda: streamed(diloco(EVERY, average=wires.int8()), 3, 2),
     "adacomm, then sasgd": lambda: switch(adacomm(2, block=1), sasgd(EVERY), at=5),
     "diloco, then gossip": lambda: switch(diloco(2), sgp(), at=5),
 }

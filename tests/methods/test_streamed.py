@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd import wires
 from hpcsgd.averagers.fragments import fragments
 from hpcsgd.core.flat import Bucket, flatten
 from hpcsgd.core.topology import form
@@ -63,6 +64,17 @@ def test_positions_that_own_nothing_of_a_fragment(run) -> None:
     make, outer = OPTIMIZERS["SGD"], lambda params: optim.AdamW(params, lr=0.02)
     ranks = run(8, lambda w: distributed(w, 2, streamed(diloco(I, outer), 4, 1), make, STEPS))
     same(ranks, alone(2, 4, make, STEPS, in_turn(I, 4, 1, blended(0.5), outer)), 4)
+
+
+@pytest.mark.ranks(8)
+def test_packed_fragments_of_which_positions_own_nothing(run) -> None:
+    """8 bits of what moved are near the mean."""
+    make = OPTIMIZERS["SGD"]
+    packed = lambda: streamed(hierarchical(I, average=wires.int8()), 4, 1)  # noqa: E731
+    ranks = run(8, lambda w: distributed(w, 2, packed(), make, STEPS))
+    expected = alone(2, 4, make, STEPS, in_turn(I, 4, 1, blended(0.5)))
+    for rank, history in enumerate(ranks):
+        torch.testing.assert_close(history[-1], expected[-1][rank // 4], rtol=0, atol=1e-2)
 
 
 def elements(net: nn.Module, K: int, bucket_bytes: float, F: int) -> list[list[tuple[str, int]]]:
