@@ -33,6 +33,7 @@ SETTINGS = [
     Setting("100mbit", "6 M", "emulated", rounds=3, steps=1),
     Setting("100mbit", "6 M", "real", rounds=2, steps=1),
     Setting("100mbit", "25 M", "emulated", rounds=1, steps=1, at_once=4,
-            left_out=("DDP 1 MB", "DDP 4 MB", "hierarchical(1)")),
+            left_out=("DDP 1 MB", "DDP 4 MB", "hierarchical(1)", "PowerSGD hook", "model averager(8)",
+                      "torchft LocalSGD(8)", "torchft DiLoCo(8)")),
 ]  # fmt: skip
 QUICK = [Setting("1gbit", "6 M", "emulated", rounds=1, steps=1, seconds=0.1)]
