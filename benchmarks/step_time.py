@@ -39,6 +39,8 @@ MEETING, STEP, EXPOSED = 1.10, 0.95, 0.15
 """Goals: over the link's bound, over DDP's step, of the lesser of communication and computing."""
 SEVERAL_STEPS = 1.05
 """Goal of what meets beside the training: over computing alone."""
+TIMES_DDP = 6.5
+"""And how many times as fast as DDP, at the slowest rate."""
 BESIDE = ("delayed", "streamed")
 SCRIPT = Path(__file__).with_suffix("") / "rank.py"
 Row = dict[str, Any]
@@ -109,6 +111,8 @@ def goals(steps: Sequence[Row], meetings: Sequence[Row]) -> list[Goal]:
         if row["who"].startswith(BESIDE) and row["kind"] == "emulated":
             over = median(row["seconds"]) / row["compute"]
             found.append(Goal(f"{name} over computing", over, SEVERAL_STEPS))
+            if RATES[row["rate"]] == min(RATES.values()) and "ratio" in row:
+                found.append(Goal(f"{name} over {row['against']}", row["ratio"]["median"], 1 / TIMES_DDP))
     return found
 
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hpcsgd
 from harness.workloads import Step, Workload
 
-EVERY = 8
+EVERY, FRAGMENTS = 8, 4
 ALONE, DDP = "compute alone", "DDP"
 
 
@@ -96,6 +96,12 @@ OURS = {
     "bsp": method(hpcsgd.bsp),
     "hierarchical(1)": method(lambda: hpcsgd.hierarchical(1)),
     "hierarchical(8)": method(lambda: hpcsgd.hierarchical(EVERY), EVERY),
+    "delayed(8)": method(lambda: hpcsgd.delayed(hpcsgd.hierarchical(EVERY), EVERY), EVERY, EVERY - 1),
+    "streamed(8)": method(
+        lambda: hpcsgd.streamed(hpcsgd.hierarchical(EVERY), FRAGMENTS, EVERY // FRAGMENTS),
+        EVERY,
+        EVERY // FRAGMENTS - 1,
+    ),
 }
 RIVALS = {
     f"{DDP} 1 MB": ddp(1),
