@@ -17,18 +17,26 @@ PATIENCE = 60.0  # seconds; the machine may be busy
 
 
 class Post:
-    """Messages of threads; what is sent is copied late, when its send is completed or received."""
+    """Messages of threads. What is received has room of its own until it is there."""
 
     def __init__(self, rank: int, size: int, boxes: dict[tuple[int, int], queue.Queue[Tensor]]) -> None:
         self.rank, self.size, self._boxes = rank, size, boxes
+        self._rooms: set[int] = set()
 
     def post_send(self, x: Tensor, to: int) -> Callable[[], object]:
         self._boxes[self.rank, to].put(x.clone())
         return lambda: None
 
     def post_recv(self, out: Tensor, source: int) -> Callable[[], object]:
+        assert not out.numel() or out.data_ptr() not in self._rooms
+        self._rooms.add(out.data_ptr())
         out.fill_(torch.nan)  # it may be written at any time from now on
-        return lambda: out.copy_(self._boxes[source, self.rank].get(timeout=PATIENCE))
+
+        def received() -> None:
+            out.copy_(self._boxes[source, self.rank].get(timeout=PATIENCE))
+            self._rooms.discard(out.data_ptr())
+
+        return received
 
     def complete(self, request: Callable[[], object]) -> None:
         request()
