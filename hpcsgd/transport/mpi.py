@@ -45,8 +45,8 @@ _LEVELS = {
 _LARGEST = 1 << 30
 # And a single allreduce: MPICH was faster at 100 MB in such pieces than at once or in smaller ones.
 _PIECE = 1 << 22
-# The tag of its messages.
-_RING = 1
+# Tags: of messages that somebody asked for, and of those that a ring is made of.
+_ASKED, _RING = 0, 1
 # Seconds: how long to look for the end of an operation without a pause, and the longest pause thereafter.
 _EAGER = 1e-4
 _LONGEST_PAUSE = 5e-4
@@ -110,16 +110,17 @@ class MpiBackend(Backend):
         _complete(self._comm.Ibcast(_carried(x), root))
 
     def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
-        requests = [self._comm.Irecv(_carried(out), source) for source, out in recv.items()]
-        requests += [self._comm.Isend(_carried(x), to) for to, x in send.items()]
+        requests = [self._comm.Irecv(_carried(out), source, _ASKED) for source, out in recv.items()]
+        requests += [self._comm.Isend(_carried(x), to, _ASKED) for to, x in send.items()]
         for request in requests:
             _complete(request)
 
     def send(self, x: Tensor, to: int) -> None:
-        _complete(self._comm.Isend(_carried(x), to))
+        _complete(self._comm.Isend(_carried(x), to, _ASKED))
 
     def recv(self, out: Tensor, source: int) -> int:
-        request = self._comm.Irecv(_carried(out), MPI.ANY_SOURCE if source == ANY else source)
+        anybody = MPI.ANY_SOURCE if source == ANY else source
+        request = self._comm.Irecv(_carried(out), anybody, _ASKED)
         return _complete(request).Get_source()
 
     def gather_objects(self, item: Any) -> list[Any]:
