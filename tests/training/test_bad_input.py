@@ -127,8 +127,8 @@ CASES = {
         "--method.name hierachical",
     ),
     "unknown argument of a method": Case(
-        "job.toml: [method]: hierarchical has no argument 'evry'; did you mean 'every'? Allowed: every, "
-        "exchange, moments",
+        "job.toml: [method]: hierarchical has no argument 'evry'; did you mean 'every'? Allowed: "
+        "average, every, exchange, moments",
         "--method.evry 2",
     ),
     "method out of range": Case(
@@ -139,7 +139,7 @@ CASES = {
     ),
     "unknown part": Case(
         "job.toml: [method] exchange: no 'all2all'; did you mean 'alltoall'? "
-        + NAMES.format("alltoall, reduce_scatter, sparse"),
+        + NAMES.format("alltoall, packed, reduce_scatter, sparse"),
         "--method.exchange all2all",
     ),
     "unknown model": Case(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -52,10 +53,17 @@ def kill_rank_2(ranks: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def killed(runs: Runs) -> str:
-    """Killed in mid-epoch, with checkpoints of steps 10 and 15."""
-    runs.interrupted("killed", *MID_EPOCH, after=17, by=kill_rank_2)
+    """Killed in mid-epoch, with checkpoints of steps 10 and 15, which were written meanwhile."""
+
+    def kill_once_saved(ranks: list[int]) -> None:
+        deadline = time.monotonic() + 60
+        while runs.checkpoints("killed") != ["step-00000010", "step-00000015"]:
+            assert time.monotonic() < deadline, runs.checkpoints("killed")
+            time.sleep(0.02)
+        kill_rank_2(ranks)
+
+    runs.interrupted("killed", *MID_EPOCH, after=17, by=kill_once_saved)
     assert not (runs.folder / "killed" / "model.pt").exists()
-    assert runs.checkpoints("killed") == ["step-00000010", "step-00000015"]
     return "killed"
 
 
