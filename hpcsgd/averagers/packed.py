@@ -68,7 +68,8 @@ class PackedMean:
             yield from sent_by_mean(self.wire, m.chunk(b), m)
 
     def state_dict(self) -> State:
-        chunks = {"theta": self._theta, "kept": self._kept}
+        kept = {"theta": self._theta, "kept": self._kept}
+        chunks = {name: [x.clone() for x in vectors] for name, vectors in kept.items()}
         state: State = {"same": {"meetings": self._meetings}}
         return {**state, "chunks": {k: v for k, v in chunks.items() if v}} if self._theta else state
 

@@ -56,6 +56,8 @@ class Checkpoints:
     def __init__(self, folder: Path, job: Job) -> None:
         self._folder = folder
         self._job = job
+        self.writing = False
+        """Whether this rank's own file is being written now."""
 
     def write(self, step: int, state: Mapping[str, Any]) -> None:
         """Save this rank's `state` of `step`; afterwards the `KEPT` newest checkpoints are there.
@@ -100,14 +102,20 @@ class Checkpoints:
                 hidden.mkdir(parents=True)
         entry: dict[str, Any] = {}
         with self._job.together("writing a checkpoint"), _writing(hidden):
-            target = hidden / _name(self._job.rank)
-            with new_file(target) as file:
-                tree.write(file, on_host(state))
-            entry = _fingerprint(target)
+            entry = self._write_own(hidden / _name(self._job.rank), state)
         files = self._job.world.gather_objects(entry)
         with self._job.together("writing a checkpoint"), _writing(hidden):
             if self._job.rank == 0:
                 self._complete(hidden, step, files)
+
+    def _write_own(self, target: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+        self.writing = True
+        try:
+            with new_file(target) as file:
+                tree.write(file, on_host(state))
+            return _fingerprint(target)
+        finally:
+            self.writing = False
 
     def _damage(self, path: Path) -> str | None:
         """What is wrong with a checkpoint; each rank looks at some of its files."""

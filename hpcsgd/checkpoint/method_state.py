@@ -36,7 +36,7 @@ def restored(
     states = dict(mine) if goes_on else _elsewhere(source, optimizer)
     dropped = _dropped(mine, states)
     for role, chunks in source.chunk_names().items():
-        if optimizer.job.P == 1 and not role.startswith("exchange"):  # nobody to meet
+        if optimizer.job.P == 1 and "exchange" not in role.split("."):  # nobody to meet
             dropped += [f"{name} of {role}" for name in chunks]
         else:
             made = {name: _cut(source, role, name, optimizer) for name in chunks}

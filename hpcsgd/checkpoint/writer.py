@@ -10,7 +10,7 @@ from typing import Any
 from hpcsgd.checkpoint.folder import Checkpoints
 from hpcsgd.core.on_host import taken
 from hpcsgd.core.topology import Job
-from hpcsgd.transport import Work
+from hpcsgd.transport import PeerLost, Work
 
 
 class Writer:
@@ -31,7 +31,13 @@ class Writer:
         )
 
     def finish(self) -> None:
-        """Return once what has begun is on the disk. Raises `JobError` where a rank could not write it."""
-        if self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
-            under_way.wait()
+        """Return once what has begun is on the disk: however long this rank's own file takes, and no longer
+        than the timeout for others. Raises `JobError` where a rank could not write."""
+        under_way, self._under_way = self._under_way, None
+        while under_way is not None:
+            try:
+                under_way.wait()
+                return
+            except PeerLost:
+                if not self._checkpoints.writing:
+                    raise

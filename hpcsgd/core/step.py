@@ -188,6 +188,10 @@ class Publishing(Protocol):
         """After it, in place of the allgather: `w` becomes what has arrived. Collective over the group."""
         ...
 
+    def forget(self) -> None:
+        """In place of `publish`, where chunks have been gathered as they are."""
+        ...
+
     def publications(self, m: Sizes) -> Iterable[Message]:
         """What `publish` sends, as `sends` tells of the exchange."""
         ...

@@ -86,15 +86,17 @@ def price(
     ranks_per_host: int | None = None,
     elementwise: bool = True,
     meets: float | None = None,
+    overlap: bool = True,
 ) -> StepCost:
-    """A step of `method` on `machine`. `meets`: see `hpcsgd.cost.traffic.of_step`.
+    """A step of `method` on `machine`. `meets`: see `hpcsgd.cost.traffic.of_step`; `overlap`: gradients leave
+    during the backward pass.
 
     Raises `UserError` for what cannot be told of the method, and where the machine has no such links.
     """
     sent_in_step = of_step(method, m, elementwise=elementwise, meets=meets)
     over = ways(m.P, m.K, ranks_per_host or machine.ranks_per_host)
     over["peers"] = over["cross"]
-    flow = _flow(method, elementwise, over)
+    flow = _flow(method, elementwise, over, overlap)
     beyond = LARGER * max(math.log2(m.N / (machine.hosts * machine.ranks_per_host)), 0.0)
 
     def total(sign: int) -> tuple[dict[str, float], float]:
@@ -138,18 +140,19 @@ def computed(
 class _Flow:
     """What may go on beside what."""
 
+    overlap: bool
     apart: bool
     in_parts: bool
     early: bool
 
 
-def _flow(method: Method, elementwise: bool, over: Mapping[str, Way]) -> _Flow:
+def _flow(method: Method, elementwise: bool, over: Mapping[str, Way], overlap: bool) -> _Flow:
     """As `Updating` and `Gathering` of the engine do it; groups have links of their own where they are on one
     host and others are not."""
     exchange = exchange_of(method, elementwise)
     in_parts = elementwise and is_piecemeal(exchange) and is_regardless_of_gradients(method.how)
     apart = over["group"].kind == "inside" != over["cross"].kind
-    return _Flow(apart, in_parts, in_parts and goes_by_time(method.when))
+    return _Flow(overlap, apart, in_parts, in_parts and goes_by_time(method.when))
 
 
 def _seconds(x: Message, machine: Machine, way: Way, beyond: float, sign: int) -> float:
@@ -170,10 +173,12 @@ def _standing_still(
     messages, and so hides behind computing and what is `inside` hosts alone, in steps in which any does."""
     phases: dict[str, float] = defaultdict(float)
     stages = {stage: [0.0] * len(m.buckets) for stage in ("inside", "across", "meeting", "gather")}
-    behind, behind_phase, busy, share = 0.0, "", 0.0, 0.0
+    behind: dict[str, float] = defaultdict(float)
+    busy = share = 0.0
     for x, seconds in timed:
         if x.hidden:
-            behind, behind_phase, busy = behind + seconds, x.phase, max(busy, min(1.0, x.times * x.hidden))
+            behind[x.phase] += seconds
+            busy = max(busy, min(1.0, x.times * x.hidden))
             continue
         if x.bucket is None or x.stage == "meeting":
             phases[x.phase] += seconds
@@ -184,21 +189,26 @@ def _standing_still(
     buckets = Buckets(**stages, apart=flow.apart)
     exchange, gather = sum(buckets.inside) + sum(buckets.across), sum(buckets.gather)
     backward = c.backward + (c.slowed - 1) * min(c.backward, exchange)
-    rest = left(_ready(m, backward), backward, buckets, Update(c.update, flow.in_parts, flow.early))
+    rest = left(
+        _ready(m, backward, flow.overlap), backward, buckets, Update(c.update, flow.in_parts, flow.early)
+    )
     gathering = (1 - share) * rest.gather + share * rest.gather_after_meeting
     hidden = max(exchange - rest.exchange, 0.0) + gather - gathering
     phases["gradients"] += rest.exchange
     phases["parameters"] += gathering
     phases["compute"] = c.forward + backward + c.selection + c.update
-    if behind:
-        over = max(behind - busy * (phases["compute"] + inside), 0.0)
-        phases[behind_phase] += over
-        hidden += behind - over
+    late = sum(behind.values())
+    over = max(late - busy * (phases["compute"] + inside), 0.0)
+    for name, seconds in behind.items():
+        phases[name] += seconds * over / late if late else 0.0
+    hidden += late - over
     return {name: seconds for name, seconds in phases.items() if seconds or name == "compute"}, hidden
 
 
-def _ready(m: Sizes, backward: float) -> list[float]:
-    """When the gradients of each bucket are there: the pass is taken to go through elements evenly."""
+def _ready(m: Sizes, backward: float, overlap: bool) -> list[float]:
+    """When the gradients of each bucket leave: the pass is taken to go through elements evenly."""
+    if not overlap:
+        return [backward] * len(m.buckets)
     done, found = 0, []
     for b in m.buckets:
         done += b.used

@@ -62,10 +62,14 @@ def publishing(job: Job, method: Method, exchange: Exchange) -> Publishing | Non
     if publisher(exchange) is None:
         asked = any(isinstance(part, Publishing) and part.publishes for _, part in method.by_role())
         if asked and job.size > 1 and job.rank == 0:
-            log.warning("parameters travel as they are, if at all: the optimizer looks at whole tensors")
+            log.warning(
+                "Packed(parameters=…): the optimizer looks at whole tensors, so parameters travel as they are"
+            )
         return None
     if not method.how.shards:
-        raise UserError("parameters in few bits: groups meet with whole models here; leave them as they are")
+        raise UserError(
+            "Packed(parameters=…): groups of this method meet with whole models; leave `parameters` out"
+        )
     return publisher(exchange)
 
 

@@ -98,7 +98,9 @@ def _distributed(optimizer: optim.Optimizer) -> DistributedOptimizer | None:
 def require_scalable(optimizer: DistributedOptimizer) -> None:
     """Raises `UserError` where a `GradScaler` is of no use."""
     if optimizer.method.exchange_keeps():
-        raise UserError("GradScaler with an exchange that keeps gradients: they would be of several scales")
+        raise UserError(
+            "GradScaler with an exchange that keeps gradients, which would be of several scales: use bfloat16"
+        )
     if optimizer.job.has_peers:
         raise UserError("GradScaler among groups that may die: each would skip other steps; use bfloat16")
     if optimizer.local.has_masters:

@@ -51,8 +51,10 @@ class Updating:
 
     def _update(self, step: Callable[[], None]) -> None:
         self._running = True
-        step()
-        self._running = False
+        try:
+            step()
+        finally:
+            self._running = False
 
     def _only_from_here(self, *_: Any) -> None:
         if not self._running:

@@ -96,7 +96,9 @@ class Packed:
         t = self._t
         self._t += i + 1 == len(d.buckets)
         if self.across and d.job.P > 1:
-            return d.job.cross.run(partial(self._across, d, b, mean, i, t), "mean of packed gradients", b.g)
+            return d.job.cross.run(
+                partial(self._across, d, b, mean, i, t), "mean of packed gradients", b.g, mean
+            )
         b.g_own.copy_(mean)
         return None
 
@@ -133,6 +135,10 @@ class Packed:
     def publish(self, s: Step) -> None:
         assert self._published is not None
         self._published.publish(s)
+
+    def forget(self) -> None:
+        assert self._published is not None
+        self._published.forget()
 
     def publications(self, m: Sizes) -> Iterator[Message]:
         assert self._published is not None
@@ -176,10 +182,10 @@ class Kept:
     def state_dict(self) -> State:
         state: State = {}
         if IN_GROUP in self._room:
-            state["workers"] = {"kept": self._layers()}
+            state["workers"] = {"kept": {name: x.clone() for name, x in self._layers().items()}}
         if ACROSS in self._room:
             rooms = zip(self._room[ACROSS], self._sizes, strict=True)
-            state["chunks"] = {ACROSS: [x[:size] for x, size in rooms]}
+            state["chunks"] = {ACROSS: [x[:size].clone() for x, size in rooms]}
         return state
 
     def _layers(self) -> dict[str, Tensor]:

@@ -67,6 +67,10 @@ class Published:
             b.w.copy_(b.w.to(p.dtype).add_(moved))
             p.copy_(x.sub_(b.own.to(p.dtype)))
 
+    def forget(self) -> None:
+        """Everybody knows all: chunks have been gathered as they are."""
+        self._beside, self._saved = [], []
+
     def publications(self, m: Sizes) -> Iterator[Message]:
         if m.K > 1:
             for b in m.buckets:
@@ -74,8 +78,8 @@ class Published:
 
     def chunks(self) -> dict[str, list[Tensor]]:
         """Between two steps."""
-        kept = self._beside or list(self._saved)
-        return {PARAMETERS: kept} if kept else {}
+        kept = self._beside or self._saved
+        return {PARAMETERS: [x.clone() for x in kept]} if kept else {}
 
     def take_up(self, kept: Sequence[Tensor]) -> None:
         """Go on with what `chunks` gave."""

@@ -34,7 +34,8 @@ def answers(machine: Machine, measured: Sequence[Series]) -> Iterator[str]:
     for way in _groups(machine):
         yield from _exchange(machine, way)
         bucket = _bucket(machine, way) / 1e6
-        yield f"{told(way)}: bucket_mb = {bucket:.2g} reaches {ASYMPTOTIC:.0%} of the speed of the largest"
+        share = f"{ASYMPTOTIC:.0%} of the speed of the largest"
+        yield f"{told(way)}: bucket_mb = {bucket:.2g} or more reaches {share}"
     lanes = [p.seconds[0] - p.bare_seconds[0] for p in machine.points]
     if lanes:
         yield f"a lane adds {1e6 * median(lanes):.0f} µs to a small message; computing goes on meanwhile"

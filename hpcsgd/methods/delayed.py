@@ -139,7 +139,7 @@ def require_of_chunks(name: str, method: Method) -> None:
             "hierarchical, diloco, fedavg, adacomm, d_psgd, selsync by parameters do not, with moments kept"
         )
     if isinstance(method.when, Foreseen) and method.when.share == 0:
-        raise UserError(f"{name}: groups of this method never meet")
+        raise UserError(f"{name}: groups of this method never meet; use it alone")
 
 
 def delayed(method: Method, steps: int) -> Method:

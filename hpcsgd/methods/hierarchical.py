@@ -12,8 +12,9 @@ A step sends 2·(K−1)/K·M, a meeting 2·(P−1)/P·M/K elements a rank: K tim
 which allreduces all of M (eqs. 5 to 8).
 
 Differences from the paper: its update is SGD or Adam, here any optimizer (whole-tensor ones after one more
-allgather); it leaves the moments' fate open, here they are kept unless asked otherwise; the gradient's
-transfer overlaps the backward pass but not the next forward pass.
+allgather); it leaves the moments' fate open, here they are kept unless asked otherwise. The gradient's
+transfer overlaps the backward pass; buckets are updated, averaged and gathered beside each other; nothing is
+left to the next forward pass, but for meetings inside `delayed` or `streamed`.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class PushSum:
         """What is updated is x_i = w_i·z_i."""
         if self.weight != 1:
             for b in s.buckets:
-                b.w.mul_(self.weight)
+                (b.own if s.fixed.shards else b.w).mul_(self.weight)
 
     def __call__(self, s: Step) -> None:
         x = [own.to(wide(own.dtype)) for own in s.owned]  # the chunks themselves, but for 16-bit ones

@@ -12,7 +12,7 @@ steps at an offset of its own, so that the link always has something to carry:
 Differences from the paper: its replica is a group here, and each position brings what it owns of a fragment.
 Layers of unlike sizes are divided evenly, see `hpcsgd.averagers.fragments`. The meeting is that of any method
 of a fixed interval I: without an outer optimizer θ_p is the mean. Offsets are I/F apart, rounded down.
-Numbers travel as they are, not in 4 bits.
+Numbers travel as they are, or by `average` of the method inside, in blocks with a scale in place of E3M0.
 """
 
 from __future__ import annotations
@@ -269,7 +269,10 @@ def streamed(method: Method, fragments: int, delay: int, blend: float = 0.5) -> 
     """
     require_of_chunks("streamed", method)
     if not isinstance(method.when, Periodic):
-        raise UserError("streamed: fragments take turns, for which groups have to meet every so many steps")
+        raise UserError(
+            "streamed: fragments take turns, for which groups have to meet every so many steps, as those of "
+            "hierarchical and diloco do; others go with delayed"
+        )
     every = method.when.steps_between
     for name, value, low in (("fragments", fragments, 1), ("delay", delay, 0)):
         if type(value) is not int or not low <= value <= every:

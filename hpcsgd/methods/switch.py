@@ -77,9 +77,15 @@ class TheirExchange:
         """In the last step of `first` as they are, so that nothing is kept that `then` does not know."""
         if self._beside is not None and not self._turn.last:
             self._beside.publish(s)
-        elif s.job.K > 1:
+            return
+        if s.job.K > 1:
             for b in s.buckets:
                 s.job.group.allgather(b.w, b.own).wait()
+        self.forget()
+
+    def forget(self) -> None:
+        if self._beside is not None:
+            self._beside.forget()
 
     def publications(self, m: Sizes) -> Iterable[Message]:
         return publications(self._turn.method.exchange, m)

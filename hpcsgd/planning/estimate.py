@@ -73,7 +73,8 @@ def estimate(
         raise UserError(f"{subject.samples} samples are not one batch of {subject.B} for each of {P} groups")
     compute = measured(machine)
     own = computed(method, m, compute, subject.B / K, elementwise=subject.elementwise)
-    step = price(method, m, machine, own, elementwise=subject.elementwise, meets=meets)
+    overlap = subject.config.training.overlap is not False
+    step = price(method, m, machine, own, elementwise=subject.elementwise, meets=meets, overlap=overlap)
     shards = exchange_of(method, subject.elementwise).shards
     return Estimate(
         option=option,

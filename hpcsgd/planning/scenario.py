@@ -36,7 +36,8 @@ def scenario_of(e: Estimate) -> str:
         senders = max(e.ranks_per_host // e.K, 1)
         messages["link_seconds"] = (e.step.behind or between) / senders / sent
     else:
-        messages["meeting_seconds"] = between * table.get("every", 1)
+        every = table.get("method", table).get("every", 1)  # of the method inside, where there is one
+        messages["meeting_seconds"] = (e.step.behind or between) * every
     scenario = {
         "job": {
             "groups": e.P,

@@ -23,9 +23,6 @@ from hpcsgd.training.assembly import make_optimizer
 from hpcsgd.training.loading import opened
 from hpcsgd.training.parts import make_method
 
-BUCKET_BYTES = BUCKET_MB * 1e6
-"""A job file does not change it."""
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -54,9 +51,9 @@ class Subject:
 
     def sizes(self, P: int, K: int, ranks_per_host: int) -> Sizes:
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        buffers = float_buffers(self.model)
+        buffers, bucket = float_buffers(self.model), (self.config.training.bucket_mb or BUCKET_MB) * 1e6
         return Sizes.of(
-            trained, P, K, BUCKET_BYTES, self.moments, self.numbers, buffers, max(ranks_per_host // K, 1)
+            trained, P, K, bucket, self.moments, self.numbers, buffers, max(ranks_per_host // K, 1)
         )
 
     def method(self, table: Mapping[str, Any], P: int) -> Method:

@@ -85,7 +85,11 @@ class Loop(ABC):
         length, done = self._parts.length, self._parts.optimizer.t
         self._meter.pause()
         with Progress(length.expected, length.epochs, first_step=done) as self._progress:
-            reason = self._train_epochs()
+            try:
+                reason = self._train_epochs()
+            except JobError:  # on all ranks: what is being written need not be lost
+                self._checkpoints.finish()
+                raise
             if reason is not None:
                 self._save()
             self._checkpoints.finish()
@@ -241,12 +245,8 @@ class Loop(ABC):
         self._tell_readings(all_of_them=True)
 
     def _begin_reading(self) -> None:
-        now = {
-            "step": self._parts.optimizer.t,
-            "epoch": self._epoch + 1,
-            "lr": self._lr,
-            "shared": self._shared,
-        }
+        t = self._parts.optimizer.t
+        now = {"step": t, "epoch": self._epoch + 1, "lr": self._lr, "shared": self._shared}
         self._shared = 0
         self._readings.append((now, self._meter.read()))
 

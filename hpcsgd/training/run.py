@@ -117,7 +117,7 @@ def _train(
     if setting.goes_on(resume):
         _go_on(setting, parts, Checkpoints(checkpoints, job), loop)
     if (steps := setting.config.run.trace) is not None:
-        loop.tracer = Trace(job, aside, setting.folder / trace.NAME, steps, parts.optimizer.t)
+        loop.tracer = Trace(job, job.world.apart(), setting.folder / trace.NAME, steps, parts.optimizer.t)
     if job.rank == 0:
         loop.monitor = monitor
         loop.metrics = open_files.enter_context(

@@ -124,6 +124,7 @@ class MpiBackend(Backend):
         return _complete(request).Get_source()
 
     def gather_objects(self, item: Any) -> list[Any]:
+        _complete(self._comm.Ibarrier())  # the blocking call below spins where others are late
         return self._comm.allgather(item)
 
     def split(self, color: int, key: int) -> Backend:

@@ -15,9 +15,11 @@ from torch import Tensor, nn, optim
 from hpcsgd.checkpoint import Checkpoints, capture, restore
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
-from hpcsgd.exchanges import ReduceScatter
+from hpcsgd.exchanges import Packed, ReduceScatter
+from hpcsgd.methods import bsp, switch
 from hpcsgd.methods.sgp import PushSum, sgp
 from hpcsgd.transport import Transport, threads
+from hpcsgd.wires import int4
 from trainings import METHODS, OPTIMIZERS, PLAIN, WAITING_FOR_NOBODY, Net, Training, two_groups
 
 SAVED, LAST = 4, 7
@@ -92,6 +94,16 @@ def methods_and_optimizers() -> list[Any]:
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_goes_on_bit_for_bit(run, tmp_path: Path, P: int, K: int, method: str, optimizer: str) -> None:
     check_goes_on(run, tmp_path, P, K, optimizer, method)
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
+def test_exchanges_that_take_turns_go_on(run, tmp_path: Path, P: int, K: int) -> None:
+    """What positions know more of their chunks than others, also where there is one group."""
+
+    def packed() -> Method:
+        return bsp(Packed(gradients=int4(), parameters=int4()))
+
+    check_goes_on(run, tmp_path, P, K, "momentum", lambda: switch(packed(), packed(), at=99))
 
 
 @pytest.mark.parametrize("method", PLAIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn, optim
+from torch.utils._pytree import tree_leaves
 
 import hpcsgd
 from hpcsgd import wires
@@ -16,9 +18,9 @@ from hpcsgd.averagers import MeanOfAll
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll, Packed
-from hpcsgd.methods import Method, bsp, hierarchical, switch
+from hpcsgd.methods import Method, bsp, hierarchical, osgp, switch
 from hpcsgd.schedules import Every
-from hpcsgd.transport import Transport
+from hpcsgd.transport import Transport, threads
 from hpcsgd.wires.base import Wire
 from references import batch, loss, model, vector
 
@@ -236,3 +238,56 @@ def test_exchanges_that_take_turns(run, P: int, K: int) -> None:
     packed = run(P * K, trained, P, lambda: new(lambda: Packed(parameters=wires.bf16())))
     for mine, theirs in zip(packed, plain, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
+def test_one_exchange_in_both_turns(run, P: int, K: int) -> None:
+    """As two of a kind: at the change it begins anew."""
+
+    def shared() -> Method:
+        exchange = Packed(parameters=wires.int8(block=8))
+        return switch(hierarchical(2, exchange), hierarchical(2, exchange), at=2)
+
+    def apart() -> Method:
+        one, other = (Packed(parameters=wires.int8(block=8)) for _ in range(2))
+        return switch(hierarchical(2, one), hierarchical(2, other), at=2)
+
+    one, two = run(P * K, trained, P, shared), run(P * K, trained, P, apart)
+    for mine, theirs in zip(one, two, strict=True):
+        assert all(torch.equal(w, v) for w, v in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.ranks(4)
+def test_positions_keep_one_model_while_weights_of_push_sum_differ(run) -> None:
+    """A group's w_i is ½ in the second step of osgp: x_i = w_i·z_i is of the own chunk alone."""
+    found = run(4, trained, 2, lambda: osgp(1, exchange=Packed(parameters=wires.int8(block=8))))
+    plain = run(4, trained, 2, lambda: osgp(1))
+    for group in (found[:2], found[2:]):
+        assert all(torch.equal(w, v) for w, v in zip(*group, strict=True))
+    for mine, theirs in zip(found, plain, strict=True):
+        torch.testing.assert_close(mine[-1], theirs[-1], rtol=0, atol=0.05)
+
+
+def test_a_state_is_of_its_time() -> None:
+    """What is trained later does not change it."""
+
+    def one(world: Transport) -> None:
+        net, job = model(dtype=torch.float32), form(world, 2)
+        method = hierarchical(1, Packed(wires.int8(), wires.int8()), average=wires.int8())
+        optimizer = hpcsgd.DistributedOptimizer(momentum(list(net.parameters())), net, job, method)
+
+        def step(t: int) -> None:
+            optimizer.zero_grad()
+            loss(net, *batch(t, world.rank, torch.float32)).backward()
+            optimizer.step()
+
+        for t in range(3):
+            step(t)
+        state = optimizer.method.state_dict()
+        before = copy.deepcopy(state)
+        step(3)
+        kept, leaves = (tree_leaves(each) for each in (before, state))
+        assert any(isinstance(x, Tensor) for x in leaves)
+        assert all(torch.equal(x, y) for x, y in zip(kept, leaves, strict=True) if isinstance(x, Tensor))
+
+    threads.run(4, one)

@@ -35,6 +35,7 @@ def estimated(subject: Subject, table: dict[str, Any], N: int, P: int) -> Estima
         {"name": "sgp"},
         {"name": "d_psgd"},
         {"name": "osgp", "staleness": 1},
+        {"name": "delayed", "method": {"name": "hierarchical", "every": 4}, "steps": 2},
     ],
     ids=lambda table: table["name"],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(JOB)
     without_pictures(monkeypatch)
+    monkeypatch.setattr(pace, "gc", SimpleNamespace(collect=lambda: None))  # it is slow
     return tmp_path / "job.toml"
 
 
