@@ -16,7 +16,7 @@ from hpcsgd.checkpoint import Checkpoints, capture, restore
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.exchanges import Packed, ReduceScatter
-from hpcsgd.methods import bsp, switch
+from hpcsgd.methods import Method, bsp, switch
 from hpcsgd.methods.sgp import PushSum, sgp
 from hpcsgd.transport import Transport, threads
 from hpcsgd.wires import int4

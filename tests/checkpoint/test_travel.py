@@ -38,7 +38,7 @@ MORE: dict[str, Callable[[], Method]] = {
 ALL = METHODS | PLAIN | WAITING_FOR_NOBODY | MORE
 SHAPES = [(4, 1), (1, 4), (1, 1), (8, 1)]
 WAYS = [((2, 2), now) for now in SHAPES] + [(before, (2, 2)) for before in SHAPES]
-LONG = [way for way in WAYS if (8, 1) in way or (1, 1) in way]
+LONG = [way for way in WAYS if way not in {((2, 2), (4, 1)), ((1, 4), (2, 2))}]
 
 Vectors = dict[tuple[str, str, str], list[tuple[int, Tensor]]]
 """By role, name and parameter: where pieces begin, and the pieces."""
