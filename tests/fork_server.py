@@ -23,6 +23,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import hpcsgd.training.run  # noqa: F401 - what the commands import; MPI starts later
+
 torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer imports torch's compiler
 
 MESSAGE, FILES = 1 << 18, 64  # bytes and open files of an order, at most

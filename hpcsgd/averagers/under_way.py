@@ -48,7 +48,7 @@ class Meeting:
 def apart(job: Job) -> Job:
     """The same ranks on communicators of their own, which share a lane; collective."""
     world = job.world.apart()
-    group, cross = (ranks.apart().on(world.lane) for ranks in (job.group, job.cross))
+    group, cross = (ranks.split(0, ranks.rank).on(world.lane) for ranks in (job.group, job.cross))
     return replace(job, world=world, group=group, cross=cross)
 
 

@@ -66,7 +66,8 @@ class MpiBackend(Backend):
         self.node = node
         self.name = " ".join(MPI.Get_library_version().splitlines()[0].strip(" \0\t").split())
         self._comm = comm
-        self._across_nodes = comm.allreduce(node, MPI.MIN) != comm.allreduce(node, MPI.MAX)
+        # Where ranks share nodes the library's own sends less between these: it adds up in each first.
+        self._one_a_node = len(set(comm.allgather(node))) == self.size > 1
 
     def accepts(self, device: torch.device) -> bool:
         return device.type == "cpu"
@@ -97,7 +98,7 @@ class MpiBackend(Backend):
         if sums.is_narrow(x):
             sums.allreduce(self, x, reduction)
             return
-        if self._across_nodes and reduction != "max" and x.is_floating_point() and ring.is_long(x, self.size):
+        if self._one_a_node and reduction != "max" and x.is_floating_point() and ring.is_long(x, self.size):
             ring.allreduce(_Posting(self._comm), x, reduction == "mean")
             return
         for piece in torch.split(x.view(-1), _PIECE):

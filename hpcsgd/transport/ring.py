@@ -1,4 +1,4 @@
-"""An allreduce as a ring of messages: of long vectors between nodes, whose links the library's own leaves
+"""An allreduce as a ring of messages: of long vectors between ranks on nodes of their own, whose links the library's own leaves
 idle while ranks add up.
 
 P. Patarasuk, X. Yuan: Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, JPDC 2009. The

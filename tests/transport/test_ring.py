@@ -84,7 +84,7 @@ def test_by_way_of_mpi(run, size: int, dtype: torch.dtype, monkeypatch) -> None:
         ranks = world.split(int(world.rank < size), world.rank)
         if world.rank >= size:
             return []
-        ranks.backend.host._across_nodes = True  # type: ignore[attr-defined]
+        ranks.backend.host._one_a_node = True  # type: ignore[attr-defined]
         xs = [torch.arange(n, dtype=dtype) * (i + 1) + world.rank for i, n in enumerate((1009, 10, 4001))]
         for work in [ranks.allreduce(x, "mean") for x in xs]:
             work.wait()
