@@ -1,5 +1,5 @@
-"""An allreduce as a ring of messages: of long vectors between ranks on nodes of their own, whose links the library's own leaves
-idle while ranks add up.
+"""An allreduce as a ring of messages: of long vectors between ranks on nodes of their own, whose links the
+library's own leaves idle while ranks add up. Where ranks share nodes that sends less, and is taken.
 
 P. Patarasuk, X. Yuan: Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, JPDC 2009. The
 vector is cut in P runs. In step s < P − 1 rank r sends run r − s on to its right and adds what comes from its
