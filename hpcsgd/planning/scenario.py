@@ -37,7 +37,7 @@ def scenario_of(e: Estimate) -> str:
         messages["link_seconds"] = (e.step.behind or between) / senders / sent
     else:
         every = table.get("method", table).get("every", 1)  # of the method inside, where there is one
-        messages["meeting_seconds"] = (e.step.behind or between) * every
+        messages["meeting_seconds"] = _late(e, between, every, table) if e.step.behind else between * every
     scenario = {
         "job": {
             "groups": e.P,
@@ -51,6 +51,14 @@ def scenario_of(e: Estimate) -> str:
         "method": table,
     }
     return f"# {e.option} on {e.N} ranks, by hpcsgd plan\n\n{tomli_w.dumps(scenario)}"
+
+
+def _late(e: Estimate, waited: float, every: int, table: dict[str, Any]) -> float:
+    """Seconds of a meeting that arrives steps later. Rules know no links: where it shares them with its group's
+    own messages it takes so long that groups stand still for as long as was estimated."""
+    if waited == 0:
+        return e.step.behind * every
+    return waited * every + (e.step.seconds - waited) * table["steps"]
 
 
 def _rule(e: Estimate) -> dict[str, Any]:
