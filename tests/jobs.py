@@ -45,6 +45,8 @@ class Slow(nn.Module):
         if self.training:
             time.sleep(float(os.environ.get("SECONDS_PER_STEP", "0")))
             self.steps += 1
+            if self.steps > LAST:
+                Path(f"waiting-{RANK}").touch()
             while self.steps > LAST and not Path("interrupted").exists():
                 time.sleep(0.02)
         return x
@@ -123,15 +125,15 @@ class Runs:
         code: int | None = None,
         pace: float = 0,
     ) -> str:
-        """Start a run; after so many steps do something to its ranks, given as process ids.
+        """Start a run; after so many steps, in the next one, do something to its ranks, given as process ids.
 
         `pace`: seconds of a step, for ranks that ask each other every second whether to go on.
         """
         told = self.folder / "interrupted"
         told.unlink(missing_ok=True)
-        wait_after = str(after - self.step(run) + 2)  # a step is recorded when another one was made
+        wait_after = str(after - self.step(run))
         process = self._start(run, *options, n=4, SECONDS_PER_STEP=str(pace), WAIT_AFTER=wait_after)
-        wait_until(lambda: self.step(run) >= after, process)
+        wait_until(lambda: len([*self.folder.glob("waiting-*")]) == 4, process)
         by([int((self.folder / f"pid-{rank}").read_text()) for rank in range(4)])
         told.touch()
         return finish(process, code)
@@ -168,8 +170,9 @@ class Runs:
         return sorted(path.name for path in (self.folder / run / "checkpoints").iterdir())
 
     def _start(self, run: str, *options: str, n: int, **environment: str) -> subprocess.Popen[str]:
-        for left in [*self.folder.glob("pid-*"), *self.folder.glob("seen-*")]:
-            left.unlink()
+        for kind in ("pid", "seen", "waiting"):
+            for left in self.folder.glob(f"{kind}-*"):
+                left.unlink()
         assert MPIEXEC is not None
         train = python("-m", "hpcsgd", "train", "job.toml", *options, "--run.folder", run)
         return subprocess.Popen(
