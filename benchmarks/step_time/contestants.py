@@ -30,12 +30,15 @@ class Entry:
     of it is on nobody's clock."""
 
 
-def method(make: Callable[[], hpcsgd.Method], period: int = 1, lead: int = 0) -> Entry:
+def method(
+    make: Callable[[], hpcsgd.Method], period: int = 1, lead: int = 0, *, prefetch: bool = False
+) -> Entry:
     """One of ours, with all else by default."""
 
     def step(workload: Workload, job: hpcsgd.Job) -> Step:
         model = workload.model()
-        return workload.training(model, hpcsgd.DistributedOptimizer(sgd(model), model, job, method=make()))
+        optimizer = hpcsgd.DistributedOptimizer(sgd(model), model, job, make(), prefetch=prefetch)
+        return workload.training(model, optimizer)
 
     return Entry(step, period, lead)
 
@@ -94,6 +97,7 @@ def periodic_averager(workload: Workload, job: hpcsgd.Job) -> Step:
 
 OURS = {
     "bsp": method(hpcsgd.bsp),
+    "bsp, prefetch": method(hpcsgd.bsp, lead=1, prefetch=True),
     "hierarchical(1)": method(lambda: hpcsgd.hierarchical(1)),
     "hierarchical(8)": method(lambda: hpcsgd.hierarchical(EVERY), EVERY),
     "delayed(8)": method(lambda: hpcsgd.delayed(hpcsgd.hierarchical(EVERY), EVERY), EVERY, EVERY - 1),

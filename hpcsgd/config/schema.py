@@ -123,11 +123,16 @@ class TrainingSection:
     deterministic: bool = False  # only operations that give the same bits every time
     bucket_mb: Annotated[float, Above(0)] | None = None  # gradients that leave at once; none: the default
     overlap: bool | None = None  # whether they leave during the backward pass; none: yes
+    prefetch: bool = False  # parameters arrive while the next forward pass goes on
     tune: Count | None = None  # steps with each of some sizes, with and without overlap, before the run
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.samples is not None:
             raise UserError(f"steps = {self.steps} and samples = {self.samples}: give one of them, not both")
+        if self.prefetch and self.compile:
+            raise UserError(
+                "prefetch and compile: compiled code does not wait for weights: give one of them, not both"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

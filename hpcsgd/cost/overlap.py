@@ -71,6 +71,16 @@ def pipelined(ready: Seconds, seconds: Seconds) -> float:
     return done
 
 
+def awaited(used: Seconds, gather: Seconds, forward: float) -> float:
+    """Seconds that a forward pass waits for weights that leave when it begins, those used first before the
+    rest. `used`: how much of the model is in each bucket; buckets run backwards."""
+    done = arrived = 0.0
+    for elements, seconds in zip(reversed(used), reversed(gather), strict=True):
+        arrived += seconds
+        done = max(done, arrived) + forward * elements / sum(used)
+    return done - forward
+
+
 def _exchanged(ready: Seconds, b: Buckets) -> tuple[float, list[float]]:
     """When the lane of the group is through, and when each bucket is."""
     inside = across = 0.0

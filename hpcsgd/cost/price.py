@@ -22,7 +22,7 @@ from hpcsgd.core.traffic import Message, Searches, Sizes
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.compute import Compute
 from hpcsgd.cost.machine import Machine
-from hpcsgd.cost.overlap import Buckets, Update, left
+from hpcsgd.cost.overlap import Buckets, Update, awaited, left
 from hpcsgd.cost.traffic import exchange_of, of_step
 from hpcsgd.cost.ways import Way, ways
 from hpcsgd.errors import UserError
@@ -87,16 +87,17 @@ def price(
     elementwise: bool = True,
     meets: float | None = None,
     overlap: bool = True,
+    prefetch: bool = False,
 ) -> StepCost:
     """A step of `method` on `machine`. `meets`: see `hpcsgd.cost.traffic.of_step`; `overlap`: gradients leave
-    during the backward pass.
+    during the backward pass; `prefetch`: parameters arrive during the next forward pass.
 
     Raises `UserError` for what cannot be told of the method, and where the machine has no such links.
     """
     sent_in_step = of_step(method, m, elementwise=elementwise, meets=meets)
     over = ways(m.P, m.K, ranks_per_host or machine.ranks_per_host)
     over["peers"] = over["cross"]
-    flow = _flow(method, elementwise, over, overlap)
+    flow = _flow(method, elementwise, over, overlap, prefetch)
     beyond = LARGER * max(math.log2(m.N / (machine.hosts * machine.ranks_per_host)), 0.0)
 
     def total(sign: int) -> tuple[dict[str, float], float]:
@@ -141,18 +142,19 @@ class _Flow:
     """What may go on beside what."""
 
     overlap: bool
+    prefetch: bool
     apart: bool
     in_parts: bool
     early: bool
 
 
-def _flow(method: Method, elementwise: bool, over: Mapping[str, Way], overlap: bool) -> _Flow:
+def _flow(method: Method, elementwise: bool, over: Mapping[str, Way], overlap: bool, prefetch: bool) -> _Flow:
     """As `Updating` and `Gathering` of the engine do it; groups have links of their own where they are on one
     host and others are not."""
     exchange = exchange_of(method, elementwise)
     in_parts = elementwise and is_piecemeal(exchange) and is_regardless_of_gradients(method.how)
     apart = over["group"].kind == "inside" != over["cross"].kind
-    return _Flow(overlap, apart, in_parts, in_parts and goes_by_time(method.when))
+    return _Flow(overlap, prefetch, apart, in_parts, in_parts and goes_by_time(method.when))
 
 
 def _seconds(x: Message, machine: Machine, way: Way, beyond: float, sign: int) -> float:
@@ -193,6 +195,8 @@ def _standing_still(
         _ready(m, backward, flow.overlap), backward, buckets, Update(c.update, flow.in_parts, flow.early)
     )
     gathering = (1 - share) * rest.gather + share * rest.gather_after_meeting
+    if flow.prefetch:
+        gathering = awaited([b.used for b in m.buckets], buckets.gather, c.forward)
     hidden = max(exchange - rest.exchange, 0.0) + gather - gathering
     phases["gradients"] += rest.exchange
     phases["parameters"] += gathering

@@ -10,6 +10,7 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Averager, Exchange, Publishing, Step, publisher
 from hpcsgd.core.topology import Job
+from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, phase
 
@@ -19,10 +20,20 @@ log = logging.getLogger(__name__)
 class Gathering:
     """At the end of a step w is made of the chunks that the positions of the group own, `shards`, or is whole
     already. A bucket is gathered while others are worked on, in the same order on all ranks; all at the end
-    where somebody is `publishing`, who has them back before the update. Begins before that."""
+    where somebody is `publishing`, who has them back before the update. Begins before that.
 
-    def __init__(self, s: Step, shards: bool, publishing: Publishing | None = None) -> None:
+    `arrivals`: where w may come later, all is gathered at the end, what is used first before the rest.
+    """
+
+    def __init__(
+        self,
+        s: Step,
+        shards: bool,
+        publishing: Publishing | None = None,
+        arrivals: Arrivals | None = None,
+    ) -> None:
         self.shards = shards
+        self._arrivals = arrivals if arrivals is not None and arrivals.wanted else None
         self._s = s
         self._publishing = publishing
         self._begun: dict[Bucket, Work] = {}
@@ -31,19 +42,27 @@ class Gathering:
 
     def chunks_are_final(self, buckets: Iterable[Bucket]) -> None:
         """Of these, for this step: w is made of them."""
-        if self.shards and self._s.job.K > 1 and self._publishing is None:
-            with phase("parameters"):
-                for b in buckets:
-                    self._begun[b] = self._s.job.group.allgather(b.w, b.own)
+        if self._arrivals is None:
+            self._begin(buckets)
 
     def finish(self) -> None:
-        """Return once all of w is whole; collective over the group."""
-        self.chunks_are_final(b for b in self._s.buckets if b not in self._begun)
+        """Return once all of w is whole, or is to arrive; collective over the group."""
+        order = self._s.buckets if self._arrivals is None else reversed(self._s.buckets)
+        self._begin(b for b in order if b not in self._begun)
+        if self._arrivals is not None:
+            self._arrivals.begin(self._begun)
+            self._begun = {}
         with phase("parameters"):
             for work in self._begun.values():
                 work.wait()
             if self._publishing is not None:
                 self._publishing.publish(self._s)
+
+    def _begin(self, buckets: Iterable[Bucket]) -> None:
+        if self.shards and self._s.job.K > 1 and self._publishing is None:
+            with phase("parameters"):
+                for b in buckets:
+                    self._begun[b] = self._s.job.group.allgather(b.w, b.own)
 
 
 def gather_chunks(s: Step) -> None:

@@ -15,6 +15,7 @@ from hpcsgd.core.method import Method, State, alike_everywhere, beside
 from hpcsgd.core.norm import clip
 from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
+from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.averaged import averaged, float_buffers
 from hpcsgd.engine.in_parts import is_elementwise
 from hpcsgd.engine.lr import rates_in_force
@@ -31,11 +32,10 @@ from hpcsgd.transport import phase
 class DistributedOptimizer(Scaled, optim.Optimizer):
     """Trains `model` by `method` over the ranks of `job`; the training loop stays as it is.
 
-    The optimizer object, its `param_groups` and learning-rate schedulers made from it keep working, before
-    and after the wrapping. All ranks start from rank 0's parameters and buffers, and call `step()`,
-    `clip_grad_norm_()`, `state_dict()` and `averaged()` the same number of times: these are collective. A
-    parameter without a gradient counts as having a zero one: unlike in plain torch, momentum and weight decay
-    act on it wherever gradients are exchanged.
+    The optimizer object, its `param_groups` and schedulers made from it keep working, before and after. All
+    ranks start from rank 0's parameters and buffers, and call `step()`, `clip_grad_norm_()`, `state_dict()`
+    and `averaged()` the same number of times: these are collective. A parameter without a gradient counts as
+    having a zero one: unlike in plain torch, momentum and weight decay act on it where gradients travel.
 
     Not to be confused with torch's DistributedDataParallel, which wraps the model and knows one group.
 
@@ -48,10 +48,11 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         method: such as `hierarchical(every=8)`; one for each optimizer, since it may have a memory.
         elementwise: overrides what is known about `optimizer`. Default None.
         accumulate: how many backward passes come before each `step()`. Default 1.
-        bucket_mb: gradients travel in buckets of about this many megabytes (10⁶ bytes). Default 4.0; smaller
-            ones leave sooner and cost more messages.
+        bucket_mb: gradients travel in buckets of so many MB (10⁶ bytes). Default 4.0; small ones leave early.
         overlap: whether they travel while the backward pass goes on. Default True; with False the gradients
             may be changed by hand between `backward()` and `step()`.
+        prefetch: whether `step()` returns while parameters travel, and whoever uses them waits. Default
+            False; views of them that somebody keeps, as `param.data`, cannot wait.
         master: a dtype, as torch.float32: parameters of fewer bits are updated by way of copies of that type,
             of the own chunk, and so is the optimizer's state. Default None: as they are.
 
@@ -79,10 +80,12 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         accumulate: int = 1,
         bucket_mb: float = BUCKET_MB,
         overlap: bool = True,
+        prefetch: bool = False,
         master: torch.dtype | None = None,
     ) -> None:
         with job.together("wrapping the optimizer"):
             require_peers(job, method)
+            self._arrivals = Arrivals(model, prefetch)
             if isinstance(getattr(optimizer.zero_grad, "__self__", None), DistributedOptimizer):
                 raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
             self.trained = trained_parameters(optimizer, model)
@@ -102,8 +105,9 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self._reducer = None
         if not self._exchange.idle(job):
             self._reducer = GradientReducer(
-                self._exchange, buckets, self._departing, passes=accumulate, overlap=overlap
-            )
+                self._exchange, buckets, lambda: Departure(self._step.fixed, self.rates, self._step.notes),
+                passes=accumulate, overlap=overlap,
+            )  # fmt: skip
         self._updating = Updating(self.local, self._reducer, self._exchange, method.how)
         self._step = Step(
             Fixed(
@@ -147,7 +151,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     @property
     def buckets(self) -> Sequence[Bucket]:
         """The model as flat vectors."""
-        return self._step.buckets
+        return self._settled.buckets
 
     @property
     def exchanges(self) -> bool:
@@ -163,13 +167,13 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        s = self._step
+        s = self._settled
         require_as_laid_out(s.buckets, self._frozen)
         self._updating.ready()
         s.t += 1
         s.rates = self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        gathering = Gathering(s, self._exchange.shards, self._publishing)
+        gathering = Gathering(s, self._exchange.shards, self._publishing, self._arrivals)
         self.method.how.before_update(s)
         updates = self._updating(s.buckets)
         meets = self._meets() if goes_by_time(self.method.when) else None
@@ -191,7 +195,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     @torch.no_grad()
     def meet(self) -> None:
         """The groups meet now, whatever the schedule says; collective, between two steps."""
-        gathering = Gathering(self._step, shards=False)  # models are whole
+        gathering = Gathering(self._settled, shards=False)  # models are whole
         meet(self._step, self.method.how, gathering)
         gathering.finish()
         self._take_notes()
@@ -236,11 +240,11 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         it; collective.
 
         Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are from it."""
-        return averaged(self._step, self.method.central())
+        return averaged(self._settled, self.method.central())
 
     def state_dict(self) -> dict[str, Any]:
         """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
-        job = self._step.job
+        job = self._settled.job
         state = self.local.state_dict(job.group)
         ours = {"t": self._step.t, "shape": [job.P, job.K], "method": self.method.state_dict()}
         return {**state, "hpcsgd": ours}
@@ -261,7 +265,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     def gather_parameters(self) -> None:
         """Make every position's model from the chunks that each owns; collective over the group."""
-        gather_chunks(self._step)
+        gather_chunks(self._settled)
 
     def take_up(
         self, t: int, groups: Sequence[Mapping[str, Any]], method: Mapping[str, State] | None
@@ -281,12 +285,14 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    @property
+    def _settled(self) -> Step:
+        """With all of w in place."""
+        self._arrivals.finish()
+        return self._step
+
     def _meets(self) -> bool:
         return not self.job.alone and self.method.when(self._step)
-
-    def _departing(self) -> Departure:
-        """Of the step that gradients leave for."""
-        return Departure(self._step.fixed, self.rates, self._step.notes)
 
     def _take_notes(self) -> None:
         """What comes from now on is of the next step: an exchange may begin before that."""

@@ -73,8 +73,11 @@ def estimate(
         raise UserError(f"{subject.samples} samples are not one batch of {subject.B} for each of {P} groups")
     compute = measured(machine)
     own = computed(method, m, compute, subject.B / K, elementwise=subject.elementwise)
-    overlap = subject.config.training.overlap is not False
-    step = price(method, m, machine, own, elementwise=subject.elementwise, meets=meets, overlap=overlap)
+    training = subject.config.training
+    step = price(
+        method, m, machine, own, elementwise=subject.elementwise, meets=meets,
+        overlap=training.overlap is not False, prefetch=training.prefetch,
+    )  # fmt: skip
     shards = exchange_of(method, subject.elementwise).shards
     return Estimate(
         option=option,

@@ -54,8 +54,8 @@ def scenario_of(e: Estimate) -> str:
 
 
 def _late(e: Estimate, waited: float, every: int, table: dict[str, Any]) -> float:
-    """Seconds of a meeting that arrives steps later. Rules know no links: where it shares them with its group's
-    own messages it takes so long that groups stand still for as long as was estimated."""
+    """Seconds of a meeting that arrives steps later. Rules know no links: where it shares them with its
+    group's own messages it takes so long that groups stand still for as long as was estimated."""
     if waited == 0:
         return e.step.behind * every
     return waited * every + (e.step.seconds - waited) * table["steps"]

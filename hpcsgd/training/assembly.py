@@ -143,8 +143,8 @@ def number_of(job: Job) -> int:
 
 
 def sending(config: Config) -> dict[str, Any]:
-    """What is said of how gradients travel."""
-    said = {"bucket_mb": config.training.bucket_mb, "overlap": config.training.overlap}
+    """What is said of how gradients and parameters travel."""
+    said = {name: getattr(config.training, name) for name in ("bucket_mb", "overlap", "prefetch")}
     return {name: value for name, value in said.items() if value is not None}
 
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 OWN_TO_A_START = (
     *(("job", "timeout"), ("run", "folder")),
     *(("training", "time_limit"), ("training", "stop_ahead")),
-    *(("training", "bucket_mb"), ("training", "overlap"), ("training", "tune")),
+    *(("training", name) for name in ("bucket_mb", "overlap", "prefetch", "tune")),
 )
 """Keys that may be others where a comparison goes on."""
 

@@ -10,7 +10,7 @@ from torch import nn
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
-from hpcsgd.cost.overlap import Buckets, Update, left, pipelined
+from hpcsgd.cost.overlap import Buckets, Update, awaited, left, pipelined
 from hpcsgd.cost.price import Computed, StepCost, price
 from hpcsgd.cost.ways import Kind
 from hpcsgd.methods import Method, bsp, diloco, hierarchical
@@ -43,6 +43,13 @@ def test_an_update_of_all_comes_after_the_last_bucket() -> None:
     assert (rest.exchange, rest.gather) == (13, 6)
     rest = left(READY, BACKWARD, BUCKETS, replace(UPDATE, gathered=False))
     assert (rest.exchange, rest.gather) == (11, 6)
+
+
+def test_a_forward_pass_waits_for_what_it_uses_first() -> None:
+    """Weights of the last bucket arrive after 2, 4 s of computing follow, in which the others come."""
+    assert awaited([100, 200, 400], [2.0, 2.0, 2.0], 7.0) == 2.0
+    assert awaited([400, 200, 100], [2.0, 2.0, 2.0], 7.0) == 2.0 + 1.0
+    assert awaited([1, 1, 1], [2.0, 2.0, 2.0], 0.0) == 6.0
 
 
 def test_behind_the_backward_pass_only_the_last_is_left() -> None:

@@ -78,14 +78,16 @@ def trained(
     passes: int = 1,
     clip: float | None = None,
     dtype: torch.dtype = torch.float64,
+    prefetch: bool = False,
 ) -> list[Tensor]:
     """Parameters and the distance after each step."""
     net = make_model(world.rank, dtype)
     master = torch.float32 if dtype == torch.bfloat16 else None
     job = form(world, P)
     made = hpcsgd.DistributedOptimizer(
-        OPTIMIZERS[inner](net), net, job, method(), bucket_mb=bucket_mb, accumulate=passes, master=master
-    )
+        OPTIMIZERS[inner](net), net, job, method(),
+        bucket_mb=bucket_mb, accumulate=passes, master=master, prefetch=prefetch,
+    )  # fmt: skip
     history = []
     for t in range(STEPS):
         made.zero_grad()
@@ -145,6 +147,7 @@ def test_the_bits_are_those_of_the_plain_order(
         plain = run(P * K, trained, *arguments)
     with in_many_parts():
         assert same_bits(run(P * K, trained, *arguments), plain)
+    assert same_bits(run(P * K, trained, *arguments, prefetch=True), plain)
     assert same_bits(run(P * K, trained, *arguments), plain)
 
 
@@ -159,6 +162,7 @@ def test_so_are_those_of_each_kind_of_method(run, method: str, dtype: torch.dtyp
         plain = run(P * K, trained, *arguments)
     with in_many_parts():
         assert same_bits(run(P * K, trained, *arguments), plain)
+    assert same_bits(run(P * K, trained, *arguments, prefetch=True), plain)
 
 
 @pytest.mark.ranks(4)

@@ -16,7 +16,8 @@ import pytest
 from system.machines import HERE, free_ports, skip_unless_root_with
 
 STARTER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what they start beside them ignore it
 from system.machines import held
 with held(*sys.argv[1:]):
     print("up", flush=True)

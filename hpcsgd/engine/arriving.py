@@ -1,0 +1,119 @@
+"""Weights that are still on their way when a step returns: whoever uses one first waits for its bucket.
+
+Until then a parameter is of a class of its own, whose operations torch hands over here before it carries them
+out. So it does not matter which module a weight is read by, or whether any is: a method of the model, a norm,
+`state_dict()` and `detach()` find it in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from hpcsgd.core.flat import Bucket
+from hpcsgd.errors import UserError
+from hpcsgd.transport import Work, phase
+
+_GRAD: Any = Tensor.grad
+_ABOUT: set[Any] = {
+    *(getattr(Tensor, name).__get__ for name in ("grad", "requires_grad", "shape", "dtype", "device")),
+    *(_GRAD.__set__, _GRAD.__delete__),
+}
+"""What is asked of a parameter without its values; `zero_grad()` is not to wait."""
+
+
+class Arrivals:
+    """The buckets that a step has left under way, if it is to leave any (`wanted`)."""
+
+    def __init__(self, model: nn.Module, wanted: bool) -> None:
+        if wanted:
+            _require_interpreted(model)
+            for module in model.modules():  # for extensions in C++ that operate on their own weights
+                module.register_forward_pre_hook(_wait_for_own)
+        self.wanted = wanted
+        self._under_way: list[_Arrival] = []
+
+    def begin(self, works: Mapping[Bucket, Work]) -> None:
+        """These are, each until its weights are used."""
+        self._under_way = [_Arrival(b, work) for b, work in works.items()]
+
+    def finish(self) -> None:
+        """Return once all are here."""
+        for arrival in self._under_way:
+            arrival.finish()
+        self._under_way = []
+
+
+class _Arrival:
+    """Of one bucket."""
+
+    def __init__(self, b: Bucket, work: Work) -> None:
+        self._params = [slot.param for slot in b.slots]
+        self._work = work
+        if any(type(param) is not nn.Parameter for param in self._params):
+            work.wait()  # classes of others have a meaning that is not to be lost
+            self._params = []
+        for param in self._params:
+            param.__class__ = _Arriving
+            param.arrival = self  # type: ignore[attr-defined]
+
+    def finish(self) -> None:
+        if self._params:
+            with phase("parameters"):
+                self._work.wait()
+        for param in self._params:
+            param.__class__ = nn.Parameter
+            del param.arrival  # type: ignore[attr-defined]
+        self._params = []
+
+
+class _Arriving(nn.Parameter):
+    arrival: _Arrival
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _ABOUT:
+            plain = cast("Callable[..., Any]", super().__torch_function__)  # pyright: ignore[reportUnknownMemberType]
+            return plain(func, types, args, kwargs or {})
+        for arrival in _arrivals([*args, kwargs]):
+            arrival.finish()
+        return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        self.arrival.finish()
+        return self.__deepcopy__(memo)  # of the class that it has now
+
+
+def _wait_for_own(module: nn.Module, _: Any) -> None:
+    for arrival in _arrivals(module.parameters(recurse=False)):
+        arrival.finish()
+
+
+def _arrivals(given: Iterable[Any]) -> Iterator[_Arrival]:
+    """Of the parameters in what a function was given, in lists and in tables, too."""
+    for each in given:
+        if isinstance(each, _Arriving):
+            yield each.arrival
+        elif isinstance(each, list | tuple):
+            yield from _arrivals(cast("list[Any]", each))
+        elif isinstance(each, dict):
+            yield from _arrivals(cast("dict[Any, Any]", each).values())
+
+
+def _require_interpreted(model: nn.Module) -> None:
+    """Compiled code reads weights without asking, or is compiled anew for those that are under way."""
+    for name, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
+        compiled = getattr(module, "_compiled_call_impl", None), hasattr(module, "_orig_mod")
+        if any(compiled) or "ScriptModule" in type(module).__name__:
+            raise UserError(
+                f"prefetch: {name or 'the model'} is compiled, and compiled code does not wait for weights: "
+                "leave one of them out"
+            )

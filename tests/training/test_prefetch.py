@@ -1,0 +1,31 @@
+"""A run whose parameters arrive during the next forward pass: interrupted or not, that of plain steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.interruptions import (
+    assert_interruptions_change_nothing,
+    assert_same_outcome,
+    train,
+    without_pictures,
+)
+from training.launches import JOB, make_store
+
+OPTIONS = ("--job.groups", "2", "--training.checkpoint_every", "2", "--training.bucket_mb", "1e-5")
+
+
+@pytest.mark.parametrize("method", ["hierarchical", "bsp"])
+def test_a_run_has_the_bits_of_one_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    without_pictures(monkeypatch)
+    make_store(tmp_path / "small.h5")
+    (tmp_path / "job.toml").write_text(JOB)
+    job, plain = tmp_path / "job.toml", tmp_path / "plain"
+    options = (*OPTIONS, "--method.name", method)
+    train(job, plain, *options, n=4)
+    assert_interruptions_change_nothing(job, tmp_path, *options, "--training.prefetch", "true")
+    assert_same_outcome(plain, tmp_path / "whole")
