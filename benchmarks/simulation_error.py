@@ -26,16 +26,16 @@ from hpcsgd.simulation.compute import Constant
 from hpcsgd.simulation.durations import Layout
 from hpcsgd.simulation.simulate import Simulation
 from simulation_error import kills
-from simulation_error.cases import CASES, LATE, P
+from simulation_error.cases import CASES, LATE, RATE, P
 
-HOSTS, RATE = 4, "300mbit"
+HOSTS = 4
 WORST = 0.1
 SEEDS = 20
 """Simulations of ranks that are late by chance, whose mean counts."""
 
 
 def measured(methods: list[str], steps: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder, shaped_hosts(HOSTS, RATE, "32kb") as name:
+    with tempfile.TemporaryDirectory() as folder, shaped_hosts(HOSTS, f"{RATE:.0f}bit", "32kb") as name:
         out = Path(folder) / "rates.json"
         words = ["--out", str(out), "--steps", str(steps), "--methods", *methods]
         on_hosts(name, HOSTS, Path(__file__).with_suffix("") / "rank.py", words, 1800)
@@ -63,8 +63,8 @@ def simulated(method: str, late: str, computing: float, alone: float, steps: int
 
 
 def with_kills(rounds: int, mtbf: float) -> dict[str, Any]:
-    _, undisturbed, _ = kills.real(RATE, 10, 1e6)
-    rate, _, downs = kills.real(RATE, rounds, mtbf)
+    _, undisturbed, _ = kills.real(f"{RATE:.0f}bit", 10, 1e6)
+    rate, _, downs = kills.real(f"{RATE:.0f}bit", rounds, mtbf)
     told = kills.simulated(rounds, mtbf, undisturbed - kills.EVERY * kills.SECONDS)
     late = f"{downs} hosts go down"
     return {

@@ -19,6 +19,8 @@ from hpcsgd.simulation.rules import sgp as gossip
 
 P = 4
 """Groups of one rank, a host each."""
+RATE = 300e6
+"""Bits a second of each host's link."""
 SECONDS = 0.15
 """Of a step's computing: a pause, since four hosts share two cores here, and a pass through a small model."""
 INPUTS, WIDTH = 64, 400
@@ -36,9 +38,11 @@ def one_by_one(between: float) -> Durations:
     return Durations(message=Message(link=between))
 
 
-def own(between: float) -> Durations:
-    """The message is behind the next step: what is left is the group's own."""
-    return Durations(update=between)
+def behind(between: float) -> Durations:
+    """The message is behind the next step, unless that has to wait for it: it takes what the link does, and
+    what is left of a step is the group's own."""
+    nbytes = sum(4 * param.numel() for param in network().parameters())
+    return Durations(update=between, message=Message(link=8 * nbytes / RATE))
 
 
 CASES = {
@@ -47,7 +51,7 @@ CASES = {
         lambda: hierarchical(4), lambda: Hierarchical(every=4), lambda s: Durations(meeting=4 * s)
     ),
     "sgp": Case(sgp, gossip, one_by_one),
-    "osgp": Case(lambda: osgp(1), lambda: late_gossip(1), own),
+    "osgp": Case(lambda: osgp(1), lambda: late_gossip(1), behind),
     "ssp": Case(lambda: ssp(2), lambda: Ssp(staleness=2), one_by_one),
     "async_sgd": Case(async_sgd, AsyncSgd, one_by_one),
 }

@@ -99,3 +99,13 @@ def test_parameters_of_a_meeting() -> None:
     exchange = B * INSIDE
     assert priced(hierarchical(2)).phases["parameters"] == near((exchange + 4 * exchange) / 2)
     assert priced(diloco(2)).phases["parameters"] == near(4 * exchange)  # it moves w afterwards
+
+
+def test_parameters_of_which_a_forward_pass_hides_all_but_the_first() -> None:
+    """Each of the four takes as long as a quarter of the pass."""
+    exchange = B * INSIDE
+    computing = Computed(forward=4 * exchange, backward=0.0)
+    cost = price(bsp(), M, MACHINE, computing, prefetch=True)
+    assert cost.phases["parameters"] == near(exchange)
+    assert cost.phases["gradients"] == near(exchange + 4 * 2 * 3 / 4 * B * ACROSS)
+    assert cost.hidden == near(3 * exchange + 3 * exchange)

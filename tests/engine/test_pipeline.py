@@ -4,6 +4,7 @@ have to."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import time
@@ -100,6 +101,9 @@ def trained(
     return history
 
 
+late = functools.partial(trained, prefetch=True)
+
+
 @contextlib.contextmanager
 def in_the_plain_order() -> Iterator[None]:
     """All gradients, the whole update, the meeting, all of the model: one after the other, on one lane."""
@@ -147,7 +151,7 @@ def test_the_bits_are_those_of_the_plain_order(
         plain = run(P * K, trained, *arguments)
     with in_many_parts():
         assert same_bits(run(P * K, trained, *arguments), plain)
-    assert same_bits(run(P * K, trained, *arguments, prefetch=True), plain)
+    assert same_bits(run(P * K, late, *arguments), plain)
     assert same_bits(run(P * K, trained, *arguments), plain)
 
 
@@ -162,7 +166,7 @@ def test_so_are_those_of_each_kind_of_method(run, method: str, dtype: torch.dtyp
         plain = run(P * K, trained, *arguments)
     with in_many_parts():
         assert same_bits(run(P * K, trained, *arguments), plain)
-    assert same_bits(run(P * K, trained, *arguments, prefetch=True), plain)
+    assert same_bits(run(P * K, late, *arguments), plain)
 
 
 @pytest.mark.ranks(4)
