@@ -157,8 +157,9 @@ class Transport:
         return self.lane.submit(call, what, self.timeout, self.ledger, device_of(tensors), tensors)
 
     def _start(self, what: str, sent: float, operation: Callable[[], Any], *tensors: Tensor) -> Work:
+        self.ledger.add(calls=1, sent=sent)  # in the step that asks, whenever the lane comes to it
+
         def timed() -> Any:
-            self.ledger.add(calls=1, sent=sent)  # before anybody can have it
             start = time.perf_counter()
             try:
                 return operation()

@@ -14,18 +14,20 @@ from training.interruptions import (
 )
 from training.launches import JOB, make_store
 
-OPTIONS = ("--job.groups", "2", "--training.checkpoint_every", "2", "--training.bucket_mb", "1e-5")
+WORDS = "--job.groups 2 --data.batch_size 8 --training.epochs 2 --training.checkpoint_every 2"
+SMALL = ("--model.build", "training.small:steady", "--model.arguments", "{ inputs = 36 }")
+OPTIONS = (*WORDS.split(), *SMALL, "--training.bucket_mb", "1e-5")
+PLAIN = 'name = "hierarchical"\nevery = 2'
 
 
-@pytest.mark.parametrize("method", ["hierarchical", "bsp"])
+@pytest.mark.parametrize("method", [PLAIN, 'name = "bsp"'], ids=["hierarchical", "bsp"])
 def test_a_run_has_the_bits_of_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     without_pictures(monkeypatch)
     make_store(tmp_path / "small.h5")
-    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "job.toml").write_text(JOB.replace(PLAIN, method))
     job, plain = tmp_path / "job.toml", tmp_path / "plain"
-    options = (*OPTIONS, "--method.name", method)
-    train(job, plain, *options, n=4)
-    assert_interruptions_change_nothing(job, tmp_path, *options, "--training.prefetch", "true")
+    train(job, plain, *OPTIONS, n=4)
+    assert_interruptions_change_nothing(job, tmp_path, *OPTIONS, "--training.prefetch", "true")
     assert_same_outcome(plain, tmp_path / "whole")
