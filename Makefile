@@ -53,6 +53,8 @@ bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/alpha_beta.py --quick
 	"$(BIN)/python" benchmarks/simulation_speed.py --quick
 	"$(BIN)/python" benchmarks/paper_scaling.py --quick
+	"$(BIN)/python" benchmarks/wire.py --quick
+	"$(BIN)/python" benchmarks/late_accuracy.py --quick
 	"$(BIN)/python" benchmarks/gpu.py --quick
 
 doctor: $(ENV)

@@ -1,0 +1,1 @@
+"""The parts of `late_accuracy.py`."""

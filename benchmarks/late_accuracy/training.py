@@ -1,0 +1,92 @@
+"""One training of `late_accuracy.py`, by the library, its groups threads of one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from math import cos, pi
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+import hpcsgd
+from density.tasks import Samples
+from density.training import loss_of, test
+from harness import WallClock
+from hpcsgd import wires
+from hpcsgd.core.topology import form
+from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.transport import Transport, threads
+from late_accuracy.tasks import Task
+
+GROUPS, EVERY = 4, 8
+WARM_UP = 0.05
+"""Of the steps."""
+TIMEOUT = 3600.0
+
+
+def plain() -> hpcsgd.Method:
+    return hpcsgd.hierarchical(EVERY)
+
+
+PLAIN = "plain"
+CONTESTANTS: dict[str, Callable[[], hpcsgd.Method]] = {
+    PLAIN: plain,
+    "delayed 1": lambda: hpcsgd.delayed(plain(), steps=1),
+    "delayed 4": lambda: hpcsgd.delayed(plain(), steps=4),
+    "streamed": lambda: hpcsgd.streamed(plain(), fragments=4, delay=2),
+    "8 bits": lambda: hpcsgd.hierarchical(EVERY, average=wires.int8()),
+    "4 bits": lambda: hpcsgd.hierarchical(EVERY, average=wires.int4()),
+}
+
+
+def measure(task: Task, who: str, seed: int, folder: Path) -> dict[str, Any]:
+    """A row: how good the mean of the groups is in the end."""
+    clock = WallClock()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    torch.manual_seed(seed)
+    samples, start = task.samples(folder, task.count), task.build()
+    found = threads.run(GROUPS, train, task, samples, start, who, seed, timeout=TIMEOUT)
+    row = {"who": who, "seed": seed, "samples": task.count, "epochs": task.epochs, "groups": GROUPS}
+    means = {name: mean(each[name] for each in found) for name in found[0]}
+    return {**row, **means, "seconds": round(clock.stop(), 1)}
+
+
+def train(
+    world: Transport, task: Task, samples: Samples, start: nn.Module, who: str, seed: int
+) -> dict[str, float]:
+    """As one of the groups; what the mean of all makes of its share of what is tested."""
+    model, rows = copy.deepcopy(start), batches(task, len(samples.x), seed, world.rank)
+    job = form(world, groups=GROUPS)
+    optimizer = hpcsgd.DistributedOptimizer(
+        task.optimizer(model.parameters()), model, job, method=CONTESTANTS[who]()
+    )
+    schedule = LambdaLR(optimizer, lambda t: rate((t + 1) / len(rows)))
+    distances = []
+    for mine in rows:
+        optimizer.zero_grad()
+        loss_of(model(samples.x[mine]), samples.y[mine]).backward()
+        optimizer.step()
+        schedule.step()
+        distances.append(optimizer.notes.get("distance"))
+    with optimizer.averaged():
+        share = slice(world.rank, None, world.size)
+        good = test(model, Samples(samples.x, samples.y, samples.test_x[share], samples.test_y[share]))
+    return {**good, "steps": len(rows), "distance": mean(D for D in distances if D is not None)}
+
+
+def rate(part: float) -> float:
+    """Of the highest rate, after this part of the steps."""
+    return min(part / WARM_UP, 0.5 * (1 + cos(pi * min(part, 1.0))))
+
+
+def batches(task: Task, count: int, seed: int, group: int) -> list[Tensor]:
+    """Rows of the group's batches; the order of the samples is another one in every epoch."""
+    chance, step = torch.Generator().manual_seed(seed), GROUPS * task.batch
+    orders = (torch.randperm(count, generator=chance)[: count // step * step] for _ in range(task.epochs))
+    return [rows for order in orders for rows in order.view(-1, GROUPS, task.batch)[:, group]]
