@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hpcsgd
 from harness.workloads import Step, Workload
+from hpcsgd.core.flat import BUCKET_MB
 
 EVERY, FRAGMENTS = 8, 4
 ALONE, DDP = "compute alone", "DDP"
@@ -31,13 +32,20 @@ class Entry:
 
 
 def method(
-    make: Callable[[], hpcsgd.Method], period: int = 1, lead: int = 0, *, prefetch: bool = False
+    make: Callable[[], hpcsgd.Method],
+    period: int = 1,
+    lead: int = 0,
+    *,
+    bucket_mb: float = BUCKET_MB,
+    prefetch: bool = False,
 ) -> Entry:
     """One of ours, with all else by default."""
 
     def step(workload: Workload, job: hpcsgd.Job) -> Step:
         model = workload.model()
-        optimizer = hpcsgd.DistributedOptimizer(sgd(model), model, job, make(), prefetch=prefetch)
+        optimizer = hpcsgd.DistributedOptimizer(
+            sgd(model), model, job, make(), bucket_mb=bucket_mb, prefetch=prefetch
+        )
         return workload.training(model, optimizer)
 
     return Entry(step, period, lead)

@@ -73,14 +73,16 @@ def contestants(
     for name, entry in entries.items():
         step, wire = entry.make(work, job), Wire()
         steps = -(-setting.steps // entry.period) * entry.period
-        found[name] = Contestant(wire.counted(step), steps, wire.settle, warm=_warm(step, entry.lead, wire))
+        found[name] = Contestant(wire.counted(step), steps, wire.settle, warm=warmed(step, entry.lead, wire))
         if setting.kind == "emulated":
             found[BARE + name] = Contestant(compute.without(step), steps, RANKS.meet, warm_up=0)
         wires[name] = wire
     return found, wires
 
 
-def _warm(step: Callable[[], None], lead: int, wire: Wire) -> Callable[[], None]:
+def warmed(step: Callable[[], None], lead: int, wire: Wire) -> Callable[[], None]:
+    """What is begun in a block arrives in it; see `Entry.lead`."""
+
     def warm() -> None:
         for _ in range(lead):
             step()

@@ -1,0 +1,136 @@
+"""Strong scaling, as in figures 5 and 9 of the hierarchical local SGD paper; needs root and iproute2.
+
+    python benchmarks/strong_scaling.py [--ranks N …] [--quick] [--json FILE] [--plot FILE]
+
+The same global batch on 1, 2, 4, 8 and 16 ranks, two a host, so on up to 8 hosts with links of 30 Mbit/s.
+Computing is emulated: ranks sleep for their part of the batch, layer by layer, and the rest is real. Beside
+synchronous SGD (`bsp`, a group a host, and DistributedDataParallel over gloo): local SGD by allreduces,
+hierarchical local SGD, and that with meetings that arrive with the next; 4 groups that meet every 8 steps, as
+in figure 5, and 8 that meet every 4, as in figure 9. Buckets of 0.25 MB for all of them.
+
+Predicted is what `hpcsgd.cost` makes of the rate of the links and of guesses for all else. Cores: how many
+all ranks keep busy; where that comes near to what there are, steps are longer than on hosts of their own.
+Five minutes, of which one goes into starting; --ranks and --keep divide it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness import Goal, Run, Spread, print_table
+from harness.hosts import on_hosts, shaped_hosts
+from strong_scaling import picture
+from strong_scaling.places import (
+    BASELINE,
+    BITS,
+    COMPUTE,
+    DDP,
+    FIGURES,
+    OURS,
+    RANKS,
+    RANKS_PER_HOST,
+    RATE,
+    SYNC,
+    Place,
+    hosts,
+)  # fmt: skip
+from strong_scaling.prediction import predicted
+
+SCRIPT = Path(__file__).with_suffix("") / "rank.py"
+BURST = "16kb"
+Row = dict[str, Any]
+
+
+def measured(ranks: Sequence[int], compute: float, rounds: int) -> list[Row]:
+    """Where one rank would compute for `compute` seconds a step."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hosts without names are warned of otherwise
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder, shaped_hosts(hosts(max(ranks)), RATE, BURST) as name:
+        for N in ranks:
+            out = Path(folder) / f"{N}.json"
+            words = ["--out", str(out), "--seconds", str(compute / N), "--rounds", str(rounds)]
+            on_hosts(name, hosts(N), SCRIPT, words, 600, min(N, RANKS_PER_HOST))
+            rows += [{"compute": compute / N, **row} for row in json.loads(out.read_text())]
+    return rows
+
+
+def judged(rows: Sequence[Row]) -> list[Row]:
+    """With what the cost model says, and speed-ups where there is a run of one rank."""
+    alone = [row for row in rows if row["ranks"] == 1]
+    found = []
+    for row in sorted(rows, key=lambda row: row["ranks"]):
+        place = Place(row["who"], row["figure"], row["P"], row["K"])
+        told = None if place.who == DDP else predicted(place, row["compute"])
+        more: Row = {"predicted": told, "speedup": None, "predicted_speedup": None}
+        if alone:
+            more["speedup"] = median(alone[0]["seconds"]) / median(row["seconds"])
+            more["predicted_speedup"] = alone[0]["compute"] / told if told else None
+        found.append({**row, **more})
+    return found
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """Where most ranks are at it: no slower than the baseline, nor than the faster synchronous SGD."""
+    most = [row for row in rows if row["ranks"] == max(each["ranks"] for each in rows)]
+    seconds = {(row["figure"], row["who"]): median(row["seconds"]) for row in most}
+    together = {who: seconds["", who] for who in (SYNC, DDP) if ("", who) in seconds}
+    found = []
+    for name in FIGURES:
+        if (name, OURS) in seconds:
+            best = min(together, key=together.__getitem__)
+            rivals = {
+                BASELINE: seconds[name, BASELINE],
+                f"the faster synchronous SGD ({best})": together[best],
+            }
+            what = f"as {name}, {most[0]['ranks']} ranks: seconds of {OURS} over"
+            found += [
+                Goal(f"{what} {who}", seconds[name, OURS] / rival, 1.0) for who, rival in rivals.items()
+            ]
+    return found
+
+
+def cells(row: Row) -> list[object]:
+    told, sent = row["predicted"], row["sent"]
+    speedups = [f"{x:.2f}" if x else "" for x in (row["speedup"], row["predicted_speedup"])]
+    return [
+        row["ranks"], row["figure"] or "both", f"{row['P']} × {row['K']}", row["who"],
+        Spread.of(row["seconds"]), f"{told:.3f}" if told else "", *speedups,
+        f"{sent / 1e6:.2f}", f"{sent * 8 / BITS:.3f}",
+        f"{row['cpu'] * row['ranks'] / median(row['seconds']):.2f}",
+    ]  # fmt: skip
+
+
+HEAD = ["ranks", "as", "P × K", "who", "s/step (quartiles)", "predicted", "speed-up", "predicted"]
+HEAD += ["MB a host", "÷ rate", "cores"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Strong scaling on hosts with slow links.")
+    parser.add_argument("--ranks", type=int, nargs="+", choices=RANKS, default=list(RANKS), metavar="N")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--keep", type=Path, nargs="+", metavar="FILE", default=[], help="of other --ranks")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="speed-up against ranks")
+    given = parser.parse_args()
+    ranks, rounds, compute = given.ranks, given.rounds, COMPUTE
+    if given.quick:
+        ranks, rounds, compute = [1, 4], 1, COMPUTE / 4
+    run = Run()
+    kept = [row for file in given.keep for row in run.kept(file) if row["ranks"] not in ranks]
+    rows = judged(kept + measured(ranks, compute, rounds))
+    print_table(map(cells, rows), HEAD)
+    if given.plot:
+        picture.draw(rows, given.plot)
+    run.conclude(rows, goals(rows), given.json, {"rate": RATE, "hosts": hosts(max(RANKS))})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The parts of `strong_scaling.py`."""

@@ -1,0 +1,38 @@
+"""What `hpcsgd plan` would say of the steps of `strong_scaling.py`, from constants that nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpcsgd.core.traffic import Sizes
+from hpcsgd.cost.links import Link
+from hpcsgd.cost.machine import About, Machine
+from hpcsgd.cost.price import Computed, price
+from hpcsgd.cost.ways import Kind
+from step_time.networks import FORWARD, Compute
+from strong_scaling.places import BITS, BUCKET_MB, RANKS_PER_HOST, Place, hosts, network
+
+LATENCY = 2e-4
+"""Seconds of a message, by the lane and TCP."""
+PAYLOAD = 0.95
+"""Of what leaves a host; the rest is headers."""
+MEMORY = 1e-9
+"""Seconds of a byte inside a host."""
+LINK = 8 / BITS / PAYLOAD
+"""Of one that leaves it."""
+LINKS: Mapping[Kind, float] = {"inside": MEMORY, "across": LINK, "mixed": LINK}
+
+
+def predicted(place: Place, compute: float) -> float:
+    """Seconds of a step in which a rank computes so long."""
+    N = place.P * place.K
+    links = tuple(
+        Link(operation="any", kind=kind, alpha_seconds=(LATENCY,), beta_seconds_per_byte=(beta,))
+        for kind, beta in LINKS.items()
+    )
+    machine = Machine(machine=About(hosts=hosts(N), ranks_per_host=N // hosts(N)), link=links)
+    groups_per_host = max(machine.ranks_per_host // place.K, 1)
+    named = network(Compute(compute)).named_parameters()
+    m = Sizes.of(named, place.P, place.K, BUCKET_MB * 1e6, groups_per_host=groups_per_host)
+    own = Computed(FORWARD * compute, (1 - FORWARD) * compute)
+    return price(place.method(), m, machine, own, ranks_per_host=min(RANKS_PER_HOST, N)).seconds
