@@ -4,8 +4,8 @@
 
 Each method runs three times on four hosts of one rank with links of 300 Mbit/s: with nobody late, with one
 rank that takes twice as long all the time, and with one in five ranks, others in each step, that take three
-times as long. The simulation is told what a rank computes and, from the first run, how long messages take; it
-has to tell the speed of the two others.
+times as long. The simulation is told what a rank computes, who is late in which step and, from the first run,
+how long messages take; it has to tell the speed of the two others.
 
 Four islands, which meet every 0.5 s, run once with nobody dying, which tells how long a meeting takes, and
 once with hosts that go down every 20 s each, on average, and come back 2.5 s later.
@@ -26,12 +26,10 @@ from hpcsgd.simulation.compute import Constant
 from hpcsgd.simulation.durations import Layout
 from hpcsgd.simulation.simulate import Simulation
 from simulation_error import kills
-from simulation_error.cases import CASES, LATE, RATE, P
+from simulation_error.cases import CASES, RATE, AsInTheRun, P
 
 HOSTS = 4
 WORST = 0.1
-SEEDS = 20
-"""Simulations of ranks that are late by chance, whose mean counts."""
 
 
 def measured(methods: list[str], steps: int) -> dict[str, Any]:
@@ -45,21 +43,15 @@ def measured(methods: list[str], steps: int) -> dict[str, Any]:
 def simulated(method: str, late: str, computing: float, alone: float, steps: int) -> float:
     """Steps per second; `alone`: seconds of a real step with nobody late."""
     rule, durations = CASES[method].rule(), CASES[method].durations(max(alone - computing, 0.0))
-    rates = [
-        simulate(
-            Simulation(
-                layout=Layout(P, 1, 1),
-                compute=Constant(computing),
-                durations=durations,
-                rule=rule,
-                steps=steps,
-                stragglers=LATE[late],
-                seed=seed,
-            )
-        ).steps_per_second
-        for seed in range(SEEDS)
-    ]
-    return sum(rates) / len(rates)
+    simulation = Simulation(
+        layout=Layout(P, 1, 1),
+        compute=Constant(computing),
+        durations=durations,
+        rule=rule,
+        steps=steps,
+        stragglers=AsInTheRun(late),
+    )
+    return simulate(simulation).steps_per_second
 
 
 def with_kills(rounds: int, mtbf: float) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.random import Generator
 from torch import nn
 
 from hpcsgd.methods import Method, async_sgd, bsp, hierarchical, osgp, sgp, ssp
-from hpcsgd.simulation.compute import Lasting, Stragglers, Wandering
+from hpcsgd.simulation.compute import Seconds
 from hpcsgd.simulation.course import Rule
 from hpcsgd.simulation.durations import Durations, Message
 from hpcsgd.simulation.rules import AsyncSgd, Hierarchical, Ssp
@@ -55,21 +57,32 @@ CASES = {
     "ssp": Case(lambda: ssp(2), lambda: Ssp(staleness=2), one_by_one),
     "async_sgd": Case(async_sgd, AsyncSgd, one_by_one),
 }
-LATE: dict[str, Stragglers | None] = {
-    "nobody": None,
-    "rank 2, twice as long": Lasting(factor=2.0, ranks=(2,)),
-    "one in five, thrice as long": Wandering(factor=3.0, fraction=0.2),
-}
+LATE = ["nobody", "rank 2, twice as long", "one in five, thrice as long"]
+FIRST = 1
+"""Step that counts: the one before sets up."""
 
 
-def pause(late: str, rank: int, t: int) -> float:
-    """Seconds that this rank takes in step t."""
+def factor(late: str, rank: int, t: int) -> float:
+    """How many times as long as others this rank takes in step t."""
     if late == "nobody":
-        return SECONDS
+        return 1.0
     if late.startswith("rank 2"):
-        return SECONDS * (2.0 if rank == 2 else 1.0)
+        return 2.0 if rank == 2 else 1.0
     drawn = torch.rand(1, generator=torch.Generator().manual_seed(1000 * t + rank)).item()
-    return SECONDS * (3.0 if drawn < 0.2 else 1.0)
+    return 3.0 if drawn < 0.2 else 1.0
+
+
+class AsInTheRun:
+    """The same ranks are late in the same steps; asked for one step after another."""
+
+    def __init__(self, late: str) -> None:
+        self._late = late
+        self._t = FIRST
+
+    def factors(self, steady: Generator, anew: Generator, n: int) -> Seconds:
+        told = np.array([factor(self._late, rank, self._t) for rank in range(n)])
+        self._t += 1
+        return told
 
 
 def network() -> nn.Module:

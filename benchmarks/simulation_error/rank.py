@@ -16,7 +16,7 @@ from harness import WallClock
 from harness.mpi import Together
 from hpcsgd.core.topology import form
 from hpcsgd.transport import Transport, mpi
-from simulation_error.cases import CASES, INPUTS, LATE, P, network, pause
+from simulation_error.cases import CASES, FIRST, INPUTS, LATE, SECONDS, P, factor, network
 
 
 def computed(net: nn.Module, seconds: float) -> None:
@@ -28,10 +28,10 @@ def computed(net: nn.Module, seconds: float) -> None:
 def alone(ranks: Together, steps: int) -> float:
     """Seconds that a rank computes, all of them at it."""
     net, clock, found = network(), WallClock(), []
-    for t in range(steps):
+    for _ in range(steps):
         ranks.meet()
         clock.start()
-        computed(net, pause("nobody", 0, t))
+        computed(net, SECONDS)
         found.append(clock.stop())
     return ranks.slowest(median(found))
 
@@ -43,13 +43,13 @@ def rate(world: Transport, method: str, late: str, steps: int, ranks: Together) 
         optim.SGD(net.parameters(), lr=1e-4), net, job, CASES[method].method()
     )
     clock = WallClock()
-    for t in range(steps + 1):
-        if t == 1:  # the first one sets up
+    for t in range(FIRST + steps):
+        if t == FIRST:
             optimizer.state_dict()
             ranks.meet()
             clock.start()
         optimizer.zero_grad()
-        computed(net, pause(late, world.rank, t))
+        computed(net, SECONDS * factor(late, world.rank, t))
         optimizer.step()
     mine = steps / clock.stop()
     optimizer.state_dict()
