@@ -21,7 +21,9 @@ from typing import Any
 from harness import Goal, Run, WallClock, print_table
 from hpcsgd.simulation import RULES, Durations, Failures, Layout, LogNormal, Message, Simulation, simulate
 
-ARGUMENTS: dict[str, dict[str, int]] = {
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "allreduce_local_sgd": {"every": 8},
+    "delayed": {"method": RULES["hierarchical"](every=8), "steps": 4},
     "ensemble": {"every": 8},
     "hierarchical": {"every": 8},
     "osgp": {"staleness": 1},
