@@ -7,8 +7,8 @@ have a D at evaluations, where the mean is made for a while.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -33,11 +33,11 @@ def distance(s: Step, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bo
 
     Collective; 8 bytes over the group, 8 over the groups. Leaves `mine` changed.
     """
-    return _of_norms(s, [squared_norm(w.sub_(mean_w)) for w, mean_w in zip(mine, mean, strict=True)], shards)
+    squared = sum_on_host(squared_norm(w.sub_(mean_w)) for w, mean_w in zip(mine, mean, strict=True))
+    return _of_squared(s, squared, shards)
 
 
-def _of_norms(s: Step, squared_norms: Iterable[Tensor], shards: bool) -> float:
-    squared = sum_on_host(squared_norms)
+def _of_squared(s: Step, squared: Tensor, shards: bool) -> float:
     with phase("distance"):
         if shards:
             s.job.group.allreduce(squared).wait()
@@ -46,11 +46,13 @@ def _of_norms(s: Step, squared_norms: Iterable[Tensor], shards: bool) -> float:
     return D.item() / s.job.P
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measured:
     """`inner`, with D noted in `s.notes["distance"]`."""
 
     inner: Averager
+    squared: float | None = field(default=None, init=False, compare=False)
+    beside: float = field(default=0.0, init=False, compare=False)
 
     @property
     def shards(self) -> bool:
@@ -85,7 +87,9 @@ class Measured:
         for b in one_by_one(self.inner, s, note):
             yield b
             apart.append(squared_norm(brought.pop(b).sub_(self._vector(b))))  # while others are on their way
-        s.notes["distance"] = _of_norms(s, apart, self.shards)
+        squared = sum_on_host(apart)
+        self.squared = squared.item()
+        s.notes["distance"] = _of_squared(s, squared.add_(self.beside), self.shards)
 
     def _vector(self, b: Bucket) -> Tensor:
         return b.own if self.shards else b.w

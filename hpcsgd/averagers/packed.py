@@ -36,6 +36,7 @@ class PackedMean:
 
     shards = True
     leaves_mean = True
+    regardless_of_gradients = True
     of_chunks = True
 
     def __init__(self, wire: Wire) -> None:
@@ -61,6 +62,9 @@ class PackedMean:
     def refer_to(self, common: Sequence[Tensor]) -> None:
         for theta, chunk in zip(self._theta, common, strict=True):
             theta.copy_(chunk)
+
+    def holds(self, m: Sizes) -> float:
+        return (2 if self.wire.keeps else 1) * m.owned(wide=True)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """Of every meeting but the first."""

@@ -7,14 +7,14 @@ become of the copies is taken into the model, and how, is the business of whoeve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor
 
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.step import Averager, Fixed, Step
+from hpcsgd.core.step import Fixed, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.transport import Work, phase
 
@@ -58,7 +58,7 @@ def step_of(s: Step, job: Job, chunks: Sequence[Tensor]) -> Step:
     return Step(Fixed(job, buckets, moments=s.moments), t=s.t, rates=s.rates)
 
 
-def begin(how: Averager, s: Step, job: Job, chunks: list[Tensor], due: int) -> Meeting:
+def under_way(how: Callable[[Step], None], s: Step, job: Job, chunks: list[Tensor], due: int) -> Meeting:
     """Hand `chunks`, copies of what this group has after the update, to `how` on the lane of `job`."""
     mine = step_of(s, job, chunks)
     with phase("average"):

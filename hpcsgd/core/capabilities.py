@@ -168,6 +168,33 @@ def goes_by_time(when: Any) -> bool:
 
 
 @runtime_checkable
+class Beginning(Protocol):
+    """An averager whose meetings go on while groups train: one begins with what they have after an update,
+    and arrives with a call after a later one."""
+
+    def begin(self, s: Step) -> None:
+        """All chunks are updated, and none arrives after this update: begin what is due to. Leaves w alone,
+        which is being gathered meanwhile."""
+        ...
+
+
+def begin(how: Averager, s: Step) -> None:
+    """What there is to begin, after an update after which `how` is not called."""
+    if isinstance(how, Beginning):
+        how.begin(s)
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """An averager that notes D."""
+
+    squared: float | None
+    """At this position: ‖what groups brought − what they left with‖² of its last meeting."""
+    beside: float
+    """The same of what meets apart from its chunks; it counts in D."""
+
+
+@runtime_checkable
 class OfChunks(Protocol):
     """An averager that goes by nothing but the chunks `own`, the step's number and what it remembers of
     earlier meetings, over `group` and `cross`: it may be given copies of chunks, or of parts of them, while

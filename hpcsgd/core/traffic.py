@@ -1,4 +1,4 @@
-"""What a method sends, told before it is sent: the operations of a step and their bytes.
+"""What a method sends and keeps, told beforehand: the operations of a step and their bytes.
 
 Parts of a method that send something have `sends`, beside the code that does it and in the terms of their
 paper. `hpcsgd.cost` puts the parts together as the engine does and asks a machine what it takes; a test holds
@@ -144,6 +144,10 @@ class Sizes:
         """Elements of a position's part of a bucket."""
         return b.padded // self.K
 
+    def owned(self, *, wide: bool = False) -> int:
+        """Bytes of all chunks of a position, as wide as they are or as sums of them are made."""
+        return sum(self.chunk(b) * (b.wide if wide else b.width) for b in self.buckets)
+
     def pieces(self) -> float:
         """Parts of parameters that a position owns, on the mean over the K."""
         layers, count = iter(self.layers), 0
@@ -180,6 +184,20 @@ class Searches(Protocol):
     def searched(self, m: Sizes) -> float:
         """Elements that a rank looks through, on the mean."""
         ...
+
+
+@runtime_checkable
+class Holds(Protocol):
+    """A part of a method that keeps vectors from one step to the next."""
+
+    def holds(self, m: Sizes) -> float:
+        """Bytes of a rank: the most that they are, of all that is not inside parts that tell for themselves;
+        of a part of a meeting, where there are groups to meet."""
+        ...
+
+
+def held(parts: Iterable[object], m: Sizes) -> float:
+    return sum(part.holds(m) for part in parts if isinstance(part, Holds))
 
 
 def sends(part: object, m: Sizes) -> list[Message]:

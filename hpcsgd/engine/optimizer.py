@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd.core.capabilities import goes_by_time
+from hpcsgd.core.capabilities import begin, goes_by_time
 from hpcsgd.core.flat import BUCKET_MB, Bucket, flatten, require_as_laid_out
 from hpcsgd.core.method import Method, State, alike_everywhere, beside
 from hpcsgd.core.norm import clip
@@ -185,6 +185,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         if (meets and self._exchange.across) or (meets is None and self._meets()):
             meets = True
             meet(s, self.method.how, gathering)
+        elif not meets and not s.job.alone:
+            begin(self.method.how, s)
         if (meets or self._exchange.across) and s.job.P > 1 and "distance" not in s.notes:
             s.notes["shared"] = 1.0
         gathering.finish()
@@ -251,8 +253,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take `state_dict`, made by the method of that name here or on other numbers of ranks, or a plain
-        optimizer's.
-        """
+        optimizer's."""
         self.local.load_state_dict(state_dict)
         if "hpcsgd" in state_dict:
             ours, job = state_dict["hpcsgd"], self._step.job

@@ -5,7 +5,7 @@ A meeting begins with w_t, the models after update t, and arrives d updates late
     w̄_t = what the averager makes of w_t                 while updates t+1 … t+d are made
     w ← w̄_t + (w_{t+d} − w_t)                            after update t+d
 
-so that no update is lost. With d = 0 it is the method itself, bit for bit. One meeting is under way at a
+so that no update is lost. With d = 0 it is the method itself. One meeting is under way at a
 time: of two, the later one would take away once more by how far groups are apart.
 
 That averages may come late is from Q. Zhou et al.: DaSGD: Squeezing SGD Parallelization Performance in
@@ -20,8 +20,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpcsgd.averagers.under_way import Meeting, apart, begin
-from hpcsgd.core.capabilities import Foreseen, Periodic, is_regardless_of_gradients, of_chunks
+from hpcsgd.averagers.under_way import Meeting, apart, under_way
+from hpcsgd.core.capabilities import (
+    Foreseen,
+    Periodic,
+    goes_by_time,
+    is_regardless_of_gradients,
+    of_chunks,
+)
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Schedule, Step
 from hpcsgd.core.topology import Job
@@ -31,7 +37,7 @@ from hpcsgd.transport import wide
 
 
 class Delayed:
-    """`inner`, whose meetings arrive `steps` updates after they began.
+    """`inner`, whose meetings arrive `steps` ≥ 1 updates after they began.
 
     Called where none arrives it makes groups meet at once, after it has taken in what is under way. D is that
     of w_t, noted at the arrival.
@@ -57,21 +63,31 @@ class Delayed:
         self.inner.before_update(s)
 
     def arrives(self, s: Step, wanted: bool) -> bool:
-        """Whether a meeting arrives after this update. One that is `wanted` begins, if none is under way."""
+        """Whether a meeting arrives after this update. One that is `wanted` begins then, if none is under way
+        any more."""
         if wanted:
             self._wanted = s.t
-        if wanted and self._meeting is None:
-            self._begin(s)
         return self._meeting is not None and self._meeting.due <= s.t
 
-    def __call__(self, s: Step) -> None:
-        if self._meeting is None or self._meeting.due > s.t:
-            self._take_in(s)
-            self.inner(s)
+    def begin(self, s: Step) -> None:
+        if self._wanted != s.t or self._meeting is not None:
             return
+        if self._apart is None:
+            self._apart = apart(s.job)
+        self._brought = [own.clone() for own in s.owned]
+        copies = [x.clone() for x in self._brought]
+        self._meeting = under_way(self.inner, s, self._apart, copies, s.t + self.steps)
+
+    def __call__(self, s: Step) -> None:
+        at_once = self._meeting is None or self._meeting.due > s.t
         self._take_in(s)
-        if self.steps and self._wanted == s.t:  # the one before was still under way
-            self._begin(s)
+        if at_once:
+            self.inner(s)
+        else:
+            self.begin(s)
+
+    def holds(self, m: Sizes) -> float:
+        return 2 * m.owned()
 
     def sends(self, m: Sizes) -> list[Message]:
         return [late(x, self.steps) for x in sends(self.inner, m)]
@@ -91,16 +107,9 @@ class Delayed:
             self._meeting.wait()
         chunks, same = state.get("chunks", {}), state["same"]
         brought, left = ([x.clone() for x in chunks.get(name, [])] for name in ("brought", "left"))
-        under_way = same["due"] is not None
-        self._meeting = Meeting(same["due"], left, dict(same["notes"])) if under_way else None
+        some = same["due"] is not None
+        self._meeting = Meeting(same["due"], left, dict(same["notes"])) if some else None
         self._brought = brought
-
-    def _begin(self, s: Step) -> None:
-        if self._apart is None:
-            self._apart = apart(s.job)
-        self._brought = [own.clone() for own in s.owned]
-        copies = [x.clone() for x in self._brought]
-        self._meeting = begin(self.inner, s, self._apart, copies, s.t + self.steps)
 
     def _take_in(self, s: Step) -> None:
         if self._meeting is None:
@@ -119,6 +128,10 @@ class Arrivals:
 
     inner: Schedule
     how: Delayed
+
+    @property
+    def by_time(self) -> bool:
+        return goes_by_time(self.inner)
 
     @property
     def share(self) -> float | None:
@@ -185,5 +198,7 @@ def delayed(method: Method, steps: int) -> Method:
     if isinstance(method.when, Periodic) and steps > method.when.steps_between:
         I = method.when.steps_between  # noqa: E741 - the papers' letter
         raise UserError(f"steps = {steps}: expected 0 to {I}, the steps from one meeting to the next")
+    if steps == 0:
+        return method
     how = Delayed(method.how, steps)
     return Method(exchange=method.exchange, when=Arrivals(method.when, how), how=how)

@@ -55,7 +55,7 @@ class Outer:
     """
 
     def __init__(self, inner: Averager, make_optimizer: MakeOptimizer) -> None:
-        _try_out(make_optimizer)
+        self._moments = _try_out(make_optimizer)
         self.inner = inner
         self.make_optimizer = make_optimizer
         self._theta: list[Tensor] = []
@@ -89,6 +89,9 @@ class Outer:
             w.copy_(theta)
             theta.grad = None
         refer(self.inner, self._mine(s))
+
+    def holds(self, m: Sizes) -> float:
+        return (1 + self._moments) * m.owned(wide=True) * (1 if self.shards else m.K)
 
     def sends(self, m: Sizes) -> list[Message]:
         return [replace(x, bucket=None) for x in sends(self.inner, m)]  # it moves w when all are there
@@ -126,8 +129,8 @@ def _is_like(value: Any, theta: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == theta.shape
 
 
-def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> None:
-    """What is wrong with an optimizer shows now, and not at the first meeting."""
+def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> int:
+    """How many moments it keeps. What is wrong with an optimizer shows now, and not at the first meeting."""
     if not callable(make_optimizer):
         raise UserError(
             f"outer = {make_optimizer!r}: expected what makes an optimizer of tensors, in a job file "
@@ -139,6 +142,7 @@ def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> None:
         raise UserError(f"outer: it makes a {type(made).__name__}, expected a torch optimizer")
     theta.grad = torch.zeros_like(theta)
     made.step()
+    return sum(_is_like(value, theta) for value in made.state[theta].values())
 
 
 def diloco(

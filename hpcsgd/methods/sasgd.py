@@ -68,6 +68,9 @@ class Accumulated:
             b.own.copy_(w)
             total.zero_()
 
+    def holds(self, m: Sizes) -> float:
+        return 2 * m.owned(wide=True)
+
     def sends(self, m: Sizes) -> list[Message]:
         return [allreduce("cross", m.chunk(b) * b.wide) for b in m.buckets]
 

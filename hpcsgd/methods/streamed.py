@@ -19,61 +19,34 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from hpcsgd.averagers.fragments import Fragment, fragments, put_together
-from hpcsgd.averagers.under_way import Meeting, apart, begin, step_of
+from hpcsgd.averagers.fragments import fragments, put_together
+from hpcsgd.averagers.streams import LEFT, Stream
+from hpcsgd.averagers.under_way import Meeting, apart, step_of, under_way
 from hpcsgd.core.capabilities import Periodic
-from hpcsgd.core.method import Method, State, remembering
+from hpcsgd.core.method import Method, State, parts_of
 from hpcsgd.core.step import Averager, Step
 from hpcsgd.core.topology import Job
-from hpcsgd.core.traffic import Message, Sizes, Vector, late, sends
+from hpcsgd.core.traffic import Message, Sizes, Vector, held, late, sends
 from hpcsgd.errors import UserError
 from hpcsgd.methods.delayed import require_of_chunks
 from hpcsgd.transport import wide
 
 log = logging.getLogger(__name__)
 
-LEFT = "left"
-"""What meetings under way have left, among the vectors of the state; others are of a part of the averager."""
-
-
-@dataclass
-class Stream:
-    """The meetings of one fragment, by an averager of its own."""
-
-    fragment: Fragment
-    how: Averager
-    meeting: Meeting | None = None
-    """The one under way."""
-    distance: float | None = None
-    """D of the last one."""
-
-    def saved(self) -> tuple[dict[str, list[Tensor]], dict[str, Any]]:
-        """What belongs to elements, of the meeting, once it is over, and of the averager's memory; and the
-        rest of that, by role."""
-        vectors: dict[str, list[Tensor]] = {}
-        if self.meeting is not None:
-            self.meeting.wait()
-            vectors[LEFT] = self.meeting.chunks
-        states = {role: part.state_dict() for role, part in remembering(self.how).items()}
-        for role, state in states.items():
-            vectors |= {f"{role} {name}": xs for name, xs in state.get("chunks", {}).items()}
-        return vectors, {role: state.get("same", {}) for role, state in states.items()}
-
 
 class Streamed:
     """A copy of `how` for each fragment; fragment p begins to meet after updates t for which t + ⌊p·I/F⌋ is a
     multiple of I.
 
-    Called where nothing arrives it makes groups meet at once with all of the model, after it has taken in
-    what is under way. The `distance` that it notes is that of all fragments as they last met.
+    Called where nothing arrives, or unasked, it makes groups meet at once with all of the model, after it has
+    taken in what is under way. The `distance` that it notes is that of all fragments as they last met.
     """
 
     shards = True
@@ -86,32 +59,41 @@ class Streamed:
         self._owned: list[Tensor] = []
         self._saved: State = {}
         self._apart: Job | None = None
+        self._asked = -1
+        """The last update after which it was asked what arrives."""
 
     def before_update(self, s: Step) -> None:
         if s.job.P > 1 and not self._streams:
             self._start(s)
 
     def arrives(self, s: Step) -> bool:
-        """Whether a fragment arrives after this update. Whose turn it is begins, if it is not under way."""
+        """Whether a fragment arrives after this update."""
+        self._asked = s.t
+        if self.delay == 0:
+            self.begin(s)
+        return any(self._arriving(s.t))
+
+    def begin(self, s: Step) -> None:
+        """Whose turn it is, if it is not under way any more."""
         for stream in self._in_turn(s.t):
             if stream.meeting is None:
                 self._begin(stream, s)
-        return any(self._arriving(s.t))
 
     def __call__(self, s: Step) -> None:
-        arriving = list(self._arriving(s.t))
+        arriving = list(self._arriving(s.t)) if self._asked == s.t else []
         for stream in arriving or self._streams:
             self._take_in(stream, s)
         if not arriving:
             self._meet(s)
         elif self.delay:
-            for stream in self._in_turn(s.t):
-                if stream.meeting is None:  # until just now it was under way
-                    self._begin(stream, s)
-        distances = [stream.distance for stream in self._streams]
-        known = [D for D in distances if D is not None]
-        if len(known) == len(distances):
-            s.notes["distance"] = math.hypot(*known)
+            self.begin(s)
+
+    def holds(self, m: Sizes) -> float:
+        """With averagers of all fragments, which together have what one of the model has."""
+        begun = [[(t + offset) % self.every for offset in self.offsets] for t in range(self.every)]
+        most = max(sum(steps_ago < self.delay for steps_ago in each) for each in begun)
+        under_way = most / len(self.offsets) * m.owned()
+        return under_way + held((part for _, part in parts_of("how", self.how)), m)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """About an F-th of the model each time; while the F are on their way, F·τ steps are computed."""
@@ -136,11 +118,11 @@ class Streamed:
         same = {
             "due": [None if meeting is None else meeting.due for meeting in meetings],
             "notes": [{} if meeting is None else dict(meeting.notes) for meeting in meetings],
-            "distances": [stream.distance for stream in self._streams],
             "names": [list(vectors) for vectors in found],
             "rest": list(rest),
         }
-        return {"same": same, "chunks": chunks}
+        own = {"distances": [stream.distance for stream in self._streams]}
+        return {"same": same, "chunks": chunks, "own": own}
 
     def load_state_dict(self, state: State) -> None:
         """It counts from the next step on."""
@@ -160,27 +142,31 @@ class Streamed:
             stream.how.before_update(step_of(s, s.job, stream.fragment.of(s.owned)))
 
     def _go_on(self, s: Step) -> None:
-        """From the saved state; from one of as many fragments with the meetings under way."""
+        """From the saved state; from one of as many fragments with the meetings under way, else with what is
+        known of every element, and numbers of the fragment that knows no more."""
         same, chunks = self._saved["same"], self._saved.get("chunks", {})
-        as_before = len(same["names"]) == len(self._streams)
-        if not as_before and s.job.rank == 0:
-            log.warning("streamed: other fragments than before: meetings that were under way are dropped")
-        everyones = set[str].intersection(*map(set, same["names"]))
+        known = [{name for name in names if name != LEFT} for names in same["names"]]
+        fewest = min(range(len(known)), key=lambda p: len(known[p]))
+        if len(known) != len(self._streams):
+            self._tell_dropped(s, set[str]().union(*known) - known[fewest])
+            for stream in self._streams:
+                stream.take_up(_of(stream, known[fewest], chunks), same["rest"][fewest])
+            return
+        distances = self._saved.get("own", {}).get("distances", [None] * len(known))
         for p, stream in enumerate(self._streams):
-            names = same["names"][p] if as_before else everyones
-            rest = same["rest"][p if as_before else 0]
-            mine = {name: stream.fragment.of(chunks[name]) for name in names if name in chunks}
-            left = mine.pop(LEFT, None)
-            for role, part in remembering(stream.how).items():
-                prefix = f"{role} "
-                theirs = {k.removeprefix(prefix): xs for k, xs in mine.items() if k.startswith(prefix)}
-                part.load_state_dict(
-                    {"same": rest[role], "chunks": theirs} if theirs else {"same": rest[role]}
-                )
-            if as_before:
-                stream.distance = same["distances"][p]
-                if left is not None:
-                    stream.meeting = Meeting(same["due"][p], left, dict(same["notes"][p]))
+            mine = _of(stream, same["names"][p], chunks)
+            stream.take_up(mine, same["rest"][p])
+            if LEFT in mine:
+                stream.meeting = Meeting(same["due"][p], mine[LEFT], dict(same["notes"][p]))
+            if (measuring := stream.measuring) is not None:
+                measuring.squared = distances[p]
+
+    def _tell_dropped(self, s: Step, unknown: Collection[str]) -> None:
+        if s.job.rank == 0:
+            also = f", and {', '.join(sorted(unknown))}, which not all had yet" if unknown else ""
+            log.warning(
+                "streamed: other fragments than before: meetings that were under way are dropped%s", also
+            )
 
     def _in_turn(self, t: int) -> Iterator[Stream]:
         pairs = zip(self._streams, self.offsets, strict=True)
@@ -192,7 +178,11 @@ class Streamed:
     def _begin(self, stream: Stream, s: Step) -> None:
         if self._apart is None:
             self._apart = apart(s.job)
-        stream.meeting = begin(stream.how, s, self._apart, stream.fragment.of(s.owned), s.t + self.delay)
+        how = partial(stream.meet, others=self._beside(stream))
+        stream.meeting = under_way(how, s, self._apart, stream.fragment.of(s.owned), s.t + self.delay)
+
+    def _beside(self, stream: Stream) -> list[Stream]:
+        return [other for other in self._streams if other is not stream]
 
     def _take_in(self, stream: Stream, s: Step) -> None:
         meeting, stream.meeting = stream.meeting, None
@@ -202,20 +192,22 @@ class Streamed:
         for own, theta in stream.fragment.parts(s.owned, meeting.chunks):
             x = theta.to(wide(theta.dtype))
             own.copy_(torch.lerp(x, own.to(x.dtype), self.blend))
-        self._note(stream, meeting.notes, s)
+        s.notes.update(meeting.notes)
 
     def _meet(self, s: Step) -> None:
         for stream in self._streams:
             chunks = stream.fragment.of(s.owned)
             mine = step_of(s, s.job, chunks)
-            stream.how(mine)
+            stream.meet(mine, self._beside(stream))
             for own, theta in stream.fragment.parts(s.owned, chunks):
                 own.copy_(theta)
-            self._note(stream, mine.notes, s)
+            s.notes.update(mine.notes)
 
-    def _note(self, stream: Stream, notes: dict[str, float], s: Step) -> None:
-        stream.distance = notes.get("distance")
-        s.notes.update({name: value for name, value in notes.items() if name != "distance"})
+
+def _of(
+    stream: Stream, names: Collection[str], chunks: Mapping[str, list[Tensor]]
+) -> dict[str, list[Tensor]]:
+    return {name: stream.fragment.of(chunks[name]) for name in names if name in chunks}
 
 
 @dataclass(frozen=True)
@@ -223,6 +215,11 @@ class InTurn:
     """The steps in which a fragment arrives."""
 
     how: Streamed
+
+    @property
+    def by_time(self) -> bool:
+        """Without delay a fragment is asked for when it is updated."""
+        return self.how.delay > 0
 
     @property
     def share(self) -> float:

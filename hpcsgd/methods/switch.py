@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from hpcsgd.averagers import MeanOfAll, agree
-from hpcsgd.core.capabilities import Foreseen
+from hpcsgd.core.capabilities import Foreseen, begin
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Departure, Publishing, Step, publications, publisher
@@ -132,6 +132,9 @@ class TheirAverager:
             else:
                 MeanOfAll()(s)
             turn.over = True
+
+    def begin(self, s: Step) -> None:
+        begin(self._turn.method.how, s)
 
     def sends(self, m: Sizes) -> list[Message]:
         """Of whoever's turn it is; the mean between the two is left out."""

@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hpcsgd
+from hpcsgd import wires
 from hpcsgd.averagers import Mean, Measured
 from hpcsgd.core.capabilities import is_piecemeal
 from hpcsgd.core.flat import Bucket
@@ -26,8 +27,9 @@ from hpcsgd.core.step import Departure
 from hpcsgd.core.topology import Job, form
 from hpcsgd.engine import meeting, optimizer, updating
 from hpcsgd.engine.meeting import Gathering
+from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.exchanges import AllToAll, Gathered, ReduceScatter, Sparse
-from hpcsgd.methods import Method, bsp, diloco, hierarchical, post_local, selsync
+from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, post_local, selsync, streamed, switch
 from hpcsgd.methods.hierarchical import allreduce_local_sgd
 from hpcsgd.schedules import Every, never
 from hpcsgd.sparsifiers import TopK
@@ -56,6 +58,14 @@ METHODS: dict[str, Callable[[], Method]] = {
     "allreduce_local_sgd": lambda: allreduce_local_sgd(every=2),
     "sparse": lambda: hierarchical(every=2, exchange=Sparse(TopK(0.2))),
     "post_local": lambda: post_local(every=2),
+    "delayed": lambda: delayed(hierarchical(every=2), 1),
+    "delayed, one after the other": lambda: delayed(hierarchical(every=2), 2),
+    "delayed selsync": lambda: delayed(selsync(delta=0.3), 1),
+    "delayed by a narrow wire": lambda: delayed(hierarchical(every=2, average=wires.int8()), 1),
+    "delayed, gradients across": lambda: delayed(Method(bsp().exchange, Every(2), Measured(Mean())), 1),
+    "delayed, then bsp": lambda: switch(delayed(hierarchical(every=2), 2), bsp(), at=3),
+    "streamed": lambda: streamed(diloco(every=2), 2, 1),
+    "streamed without delay": lambda: streamed(hierarchical(every=2), 2, 0),
 }
 
 
@@ -299,6 +309,40 @@ def test_a_bucket_is_gathered_while_the_next_one_crosses_groups(method: Callable
         mock.patch.object(ThreadBackend, "allreduce", allreduce),
     ):
         threads.run(4, lambda world: one_step(world, 2, method()), timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda: hierarchical(2),
+        lambda: delayed(hierarchical(2), 1),
+        lambda: delayed(hierarchical(1), 1),
+        lambda: streamed(hierarchical(2), 2, 1),
+    ],
+    ids=["alone", "nothing due", "one begins", "a fragment begins"],
+)
+def test_a_bucket_is_gathered_while_the_next_one_is_updated(method: Callable[[], Method]) -> None:
+    """Where nobody meets after the step, and where no late meeting arrives."""
+    gathered: list[int] = []
+    updated: Counter[ShardedOptimizer] = Counter()
+
+    def allgather(backend: ThreadBackend, *arguments: Tensor) -> None:
+        gathered.append(backend.rank)
+        plain_allgather(backend, *arguments)
+
+    def step_of(local: ShardedOptimizer, buckets: Sequence[Bucket]) -> None:
+        until(lambda: updated[local] == 0 or len(gathered) > 0)
+        updated[local] += 1
+        plain_step_of(local, buckets)
+
+    plain_allgather, plain_step_of = ThreadBackend.allgather, ShardedOptimizer.step_of
+    with (
+        in_many_parts(),
+        mock.patch.object(ThreadBackend, "allgather", allgather),
+        mock.patch.object(ShardedOptimizer, "step_of", step_of),
+    ):
+        threads.run(4, lambda world: one_step(world, 2, method()), timeout=PATIENCE)
+    assert min(updated.values()) > 1
 
 
 def test_who_is_through_with_each_bucket_by_itself() -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, optim
@@ -13,8 +14,9 @@ from torch import Tensor, optim
 import hpcsgd
 from hpcsgd import wires
 from hpcsgd.averagers import Averaged, Mean, Reset
-from hpcsgd.core.step import Step
-from hpcsgd.core.topology import form
+from hpcsgd.averagers.under_way import apart, step_of
+from hpcsgd.core.step import Averager, Step
+from hpcsgd.core.topology import Job, form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import AllToAll, Sparse
 from hpcsgd.methods import (
@@ -72,15 +74,70 @@ def test_what_was_learned_meanwhile_stays(run, method: str, d: int, P: int, K: i
     same(ranks, alone(P, K, make, STEPS, in_turn(EVERY, 1, d, carried, outer)), K)
 
 
+class OnCopies:
+    """`inner`, which is given copies of the chunks and a job apart."""
+
+    shards = True
+
+    def __init__(self, inner: Averager) -> None:
+        self.inner = inner
+        self._apart: Job | None = None
+
+    def before_update(self, s: Step) -> None:
+        self.inner.before_update(s)
+
+    def __call__(self, s: Step) -> None:
+        self._apart = self._apart or apart(s.job)
+        copies = [own.clone() for own in s.owned]
+        self.inner(step_of(s, self._apart, copies))
+        for own, copied in zip(s.owned, copies, strict=True):
+            own.copy_(copied)
+
+
 @pytest.mark.threads(unless={"method": "diloco", "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("method", OF_CHUNKS)
-def test_without_delay_it_is_the_method_itself(run, method: str, P: int, K: int) -> None:
-    new = OF_CHUNKS[method]
-    plain = run(P * K, distributed_by, P, new)
-    late = run(P * K, distributed_by, P, lambda: delayed(new(), 0))
-    for mine, theirs in zip(late, plain, strict=True):
+def test_whose_meetings_go_by_chunks_may_be_given_copies(run, method: str, P: int, K: int) -> None:
+    def with_copies() -> Method:
+        made = OF_CHUNKS[method]()
+        return Method(made.exchange, made.when, OnCopies(made.how))
+
+    plain = run(P * K, distributed_by, P, OF_CHUNKS[method])
+    copied = run(P * K, distributed_by, P, with_copies)
+    for mine, theirs in zip(copied, plain, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_without_delay_it_is_the_method_itself() -> None:
+    method = hierarchical(EVERY)
+    assert delayed(method, 0) is method
+
+
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    "new", [lambda: delayed(diloco(EVERY), 2), lambda: streamed(diloco(EVERY), 2, 2)], ids=["whole", "parts"]
+)
+def test_an_evaluation_is_of_the_mean_of_what_groups_train_on(
+    run, new: Callable[[], Method], P: int, K: int
+) -> None:
+    """And D is how far they are from it, whatever is under way, which goes on."""
+
+    def evaluated(world: Transport) -> tuple[Tensor, Tensor, float, list[Any]]:
+        optimizer, _, now = trained(world, new(), EVERY + 1, P)
+        mine = now()
+        with optimizer.averaged() as D:
+            inside = now()
+        assert torch.equal(now(), mine)
+        return mine, inside, D, optimizer.method.state_dict()["how"]["same"]["due"]
+
+    found = run(P * K, evaluated)
+    groups = torch.stack([mine for mine, *_ in found[::K]]).numpy()
+    mean = groups.mean(0)
+    D = np.sqrt(((groups - mean) ** 2).sum(1)).mean()
+    for _, inside, noted, due in found:
+        np.testing.assert_allclose(inside.numpy(), mean, rtol=0, atol=1e-12)
+        assert noted == pytest.approx(D, rel=1e-12)
+        assert due in (EVERY + 2, [EVERY + 2, None])  # it is under way
 
 
 @pytest.mark.ranks(4)

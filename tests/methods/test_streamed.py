@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from hpcsgd import wires
 from hpcsgd.averagers.fragments import fragments
 from hpcsgd.core.flat import Bucket, flatten
 from hpcsgd.core.topology import form
-from hpcsgd.methods import Method, delayed, diloco, hierarchical, streamed
+from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, streamed, switch
 from hpcsgd.transport import Transport
 from local_methods import NESTEROV, blended, in_turn, strides
 from methods.test_battery import OPTIMIZERS
@@ -110,32 +111,35 @@ def test_layers_of_one_size_go_around() -> None:
     assert layers == [[0, 3, 6], [1, 4], [2, 5]]
 
 
-@pytest.mark.ranks(4)
-def test_the_distance_is_that_of_all_fragments(run) -> None:
-    """Each counts once; with groups that stay where they are that of all is that of the model."""
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+def test_the_distance_is_that_of_all_fragments(run, P: int, K: int) -> None:
+    """Each counts once; with groups that stay where they are that of all is that of the model, also where
+    groups are far apart in unlike parts of it."""
 
-    def noted(world: Transport) -> tuple[list[dict[str, float]], float]:
-        job, net = form(world, 2), model()
+    def noted(world: Transport) -> tuple[list[dict[str, float]], Tensor]:
+        job, net = form(world, P), model()
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.0), net, job, streamed(hierarchical(I), 2, 1, 0.0)
         )
         with torch.no_grad():
             for p in net.parameters():
-                p.add_(job.g * torch.arange(p.numel(), dtype=p.dtype).view_as(p))
-        D = (vector(net) - vector(model())).norm().item() if job.g else 0.0
-        notes = []
+                p.add_(
+                    (torch.arange(p.numel(), dtype=p.dtype) % 5 + job.g).sin().view_as(p) * p.numel() ** job.g
+                )
+        start, notes = vector(net), []
         for t in range(STEPS):
             one_step(net, optimizer, job, t)
             notes.append(optimizer.notes)
-        return notes, D
+        return notes, start
 
-    found = run(4, noted)
-    D = max(D for _, D in found) / 2  # each of two groups is half the way from the mean
+    found = run(P * K, noted)
+    groups = torch.stack([start for _, start in found[::K]])
+    D = (groups - groups.mean(0)).norm(dim=1).mean().item()
     for notes, _ in found:
         assert [t for t, each in enumerate(notes, 1) if each] == [3, 5, 7, 9]
         assert notes[2] == {"shared": 1.0}
         assert notes[4] == {"distance": pytest.approx(D, rel=1e-12)}
-        assert notes[8] == {"distance": 0.0}
+        assert notes[8]["distance"] < 1e-12 * D
 
 
 @pytest.mark.ranks(4)
@@ -177,6 +181,60 @@ def test_meeting_now_is_with_all_of_the_model(run, P: int, K: int) -> None:
 
 
 @pytest.mark.ranks(2)
+def test_a_switch_takes_in_all_that_is_under_way(run) -> None:
+    """In its last step one fragment arrives, and another one would later."""
+
+    def ends(world: Transport) -> tuple[Any, Tensor]:
+        method = switch(streamed(hierarchical(I), 2, 3), bsp(), at=5)
+        before = trained(world, method, 4)[0].method.state_dict()["how.first.how"]["same"]["due"]
+        assert before == [7, 5]
+        method = switch(streamed(hierarchical(I), 2, 3), bsp(), at=5)
+        optimizer, _, now = trained(world, method, 5)
+        return optimizer.method.state_dict()["how.first.how"]["same"]["due"], now()
+
+    for due, w in (found := run(2, ends)):
+        assert due == [None, None]
+        assert torch.equal(w, found[0][1])
+
+
+@pytest.mark.ranks(2)
+def test_the_distance_goes_on(run) -> None:
+    """What a fragment begins after a restart is noted with the others of before."""
+
+    def noted(world: Transport) -> tuple[dict[str, float], dict[str, float]]:
+        optimizer, *_ = trained(world, streamed(hierarchical(I), 2, 1), 6)
+        before = copy.deepcopy((optimizer.model.state_dict(), optimizer.state_dict()))
+        again, *_ = trained(world, streamed(hierarchical(I), 2, 1), 0)
+        again.model.load_state_dict(before[0])
+        again.load_state_dict(before[1])
+        for t in range(6, 2 * I + 1):
+            for each in (optimizer, again):
+                one_step(each.model, each, each.job, t)
+        return optimizer.notes, again.notes
+
+    for whole, resumed in run(2, noted):
+        assert whole["distance"] > 0
+        assert resumed == whole
+
+
+@pytest.mark.ranks(2)
+def test_goes_on_with_a_meeting_that_takes_longer(run) -> None:
+    """No other one of the fragment begins before that has arrived, 4 steps after it began."""
+
+    def due(world: Transport) -> list[Any]:
+        state = trained(world, streamed(hierarchical(4), 1, 4), 4)[0].state_dict()
+        again, *_ = trained(world, streamed(hierarchical(2), 1, 1), 0)
+        again.load_state_dict(state)
+        found = []
+        for t in range(4, 9):
+            one_step(again.model, again, again.job, t)
+            found += again.method.state_dict()["how"]["same"]["due"]
+        return found
+
+    assert run(2, due) == [[8, 8, 8, 9, None]] * 2
+
+
+@pytest.mark.ranks(2)
 def test_goes_on_with_other_fragments(run, caplog: pytest.LogCaptureFixture) -> None:
     """θ and its momentum come along by element; what is under way does not, and that is said."""
     caplog.set_level(logging.WARNING)
@@ -200,6 +258,39 @@ def test_goes_on_with_other_fragments(run, caplog: pytest.LogCaptureFixture) -> 
         assert after["same"]["due"] == [None] * 3
         assert all(map(torch.equal, before["chunks"]["how theta"], after["chunks"]["how theta"]))
     assert ("meetings that were under way are dropped" in caplog.text) == (RANK == 0)  # which tells
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("steps", [I - 1, I])
+def test_goes_on_with_other_fragments_and_Adam_outside(
+    run, caplog: pytest.LogCaptureFixture, steps: int
+) -> None:
+    """Its moments come along once all fragments have met; after I − 1 steps one has not."""
+    caplog.set_level(logging.WARNING)
+
+    def outside(params: Sequence[Tensor]) -> optim.Optimizer:
+        return optim.Adam(params, lr=0.02)
+
+    def resumed(world: Transport) -> tuple[Any, Any, list[Tensor]]:
+        optimizer, *_ = trained(world, streamed(diloco(I, outside), 2, 1), steps)
+        state = optimizer.state_dict()
+        again, _, now = trained(world, streamed(diloco(I, outside), 3, 1), 0)
+        again.load_state_dict(state)
+        for p in again.model.parameters():
+            p.grad = torch.zeros_like(p)
+        again.method.how.before_update(again._step)
+        kept = again.method.state_dict()["how"]["chunks"]
+        history = [one_step(again.model, again, again.job, t) for t in range(steps, 3 * I)]
+        return state["hpcsgd"]["method"]["how"]["chunks"], kept, [*history, now()]
+
+    for before, after, history in run(2, resumed):
+        assert all(map(torch.equal, before["how theta"], after["how theta"]))
+        assert ("how outer exp_avg" in after) == (steps == I)
+        if steps == I:
+            assert all(map(torch.equal, before["how outer exp_avg"], after["how outer exp_avg"]))
+        assert all(w.isfinite().all() for w in history)
+    left_out = "outer exp_avg, how outer exp_avg_sq, which not all had yet" in caplog.text
+    assert left_out == (RANK == 0 and steps < I)
 
 
 @pytest.mark.ranks(2)
