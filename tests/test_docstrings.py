@@ -31,7 +31,7 @@ import hpcsgd
 import hpcsgd.transport
 from hpcsgd.core import capabilities, method, step
 from hpcsgd.core.topology import form
-from hpcsgd.core.traffic import Searches, Sends
+from hpcsgd.core.traffic import Holds, Searches, Sends
 from hpcsgd.data import Partition
 from hpcsgd.exchanges.feedback import Feedback
 from hpcsgd.sparsifiers import Sparsifier
@@ -50,7 +50,7 @@ NO_PAPER = {
 PROTOCOLS = (
     capabilities.BucketByBucket, capabilities.KeepsGradients, capabilities.Regardless, method.Central,
     method.Composed, method.Stateful, method.Wrapping, step.Averager, step.GroupExchange, step.Publishing,
-    Feedback, Foreseeing, Partition, Rounding, Searches, Sends, Sparsifier, hpcsgd.graphs.Graph,
+    Feedback, Foreseeing, Holds, Partition, Rounding, Searches, Sends, Sparsifier, hpcsgd.graphs.Graph,
 )  # fmt: skip
 """What their members do is said there, once, and not again in every class that has them."""
 SAMPLES = 64

@@ -150,6 +150,13 @@ def dump(machine: Machine) -> str:
     return _NUMBERS.sub(lambda found: f"[{', '.join(found[1].replace(',', ' ').split())}]", text)
 
 
+def measured(machine: Machine) -> Compute:
+    """What computing takes there. Raises `UserError` where the file does not say."""
+    if machine.compute is None:
+        raise UserError("the machine file has no [compute]: hpcsgd measure JOB says what the model takes")
+    return machine.compute
+
+
 def versions() -> dict[str, str]:
     """Of what times depend on, here and now."""
     return {name: known for name in PACKAGES if (known := _version(name)) is not None}

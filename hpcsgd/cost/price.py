@@ -190,7 +190,8 @@ def _standing_still(
             share = x.times if x.stage == "meeting" else share
     buckets = Buckets(**stages, apart=flow.apart)
     exchange, gather = sum(buckets.inside) + sum(buckets.across), sum(buckets.gather)
-    backward = c.backward + (c.slowed - 1) * min(c.backward, exchange)
+    beside = min(c.backward, exchange) if flow.overlap else 0.0
+    backward = c.backward + (c.slowed - 1) * beside
     rest = left(
         _ready(m, backward, flow.overlap), backward, buckets, Update(c.update, flow.in_parts, flow.early)
     )

@@ -57,6 +57,9 @@ class AllToAll:
         d.job.group.alltoall(b.received, b.g).wait()
         torch.mean(b.received.view(d.job.K, -1), 0, out=b.g_own)
 
+    def holds(self, m: Sizes) -> float:
+        return m.K * m.owned() if m.K > 1 else 0
+
     def sends(self, m: Sizes) -> Iterator[Message]:
         """T0 of eq. 6."""
         for x, b in zip(_of_buckets("alltoall", m), m.buckets, strict=True):
@@ -99,6 +102,9 @@ class ReduceScatter:
             b.received = torch.empty_like(b.g_own)
         d.job.group.reduce_scatter(b.received, b.g, "mean").wait()
         b.g_own.copy_(b.received)
+
+    def holds(self, m: Sizes) -> float:
+        return m.owned() if m.K > 1 else 0
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """As much as T0 of eq. 6."""

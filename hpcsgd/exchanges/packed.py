@@ -11,10 +11,10 @@ from torch import Tensor
 
 from hpcsgd.core.capabilities import is_piecemeal
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.method import State
+from hpcsgd.core.method import State, parts_of
 from hpcsgd.core.step import Departure, Exchange, Step
 from hpcsgd.core.topology import Job
-from hpcsgd.core.traffic import Message, Sizes, sends
+from hpcsgd.core.traffic import Message, Sizes, held, sends
 from hpcsgd.exchanges.dense import AllToAll
 from hpcsgd.exchanges.published import PARAMETERS, Published
 from hpcsgd.transport import Work, wide
@@ -108,6 +108,14 @@ class Packed:
         x = padded(mean, d.job.P) if self._kept is None else self._kept.add(ACROSS, i, mean)
         dice = partial(throw, d.job.rank, t, i, 1)
         b.g_own.copy_(mean_on_all(x, d.job.cross, self.gradients, dice)[: b.g_own.numel()])
+
+    def holds(self, m: Sizes) -> float:
+        published = m.owned(wide=True) if self.publishes and m.K > 1 else 0
+        if self.gradients is None:
+            return published + held((part for _, part in parts_of("", self._plain)), m)
+        in_group = m.K * m.owned(wide=True) if m.K > 1 else 0
+        across = sum(-(-m.chunk(b) // m.P) * m.P * b.wide for b in m.buckets) if m.P > 1 else 0
+        return published + self.gradients.keeps * (in_group + self.across * across)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         if self.gradients is None:

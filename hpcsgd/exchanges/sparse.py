@@ -127,6 +127,11 @@ class Sparse:
         over = "world" if self.across else "group"
         return foreseen.messages(self.sparsifier, self.combine, self.indices, over, m)
 
+    def holds(self, m: Sizes) -> float:
+        width = max((b.width for b in m.buckets), default=0)
+        vectors = 2 if self.feedback.velocity else 1
+        return vectors * m.M * (8 if width == 8 else 4) if (m.N if self.across else m.K) > 1 else 0
+
     def searched(self, m: Sizes) -> float:
         n = m.N if self.across else m.K
         return foreseen.expected(self.sparsifier, n, m).searched if n > 1 else 0.0

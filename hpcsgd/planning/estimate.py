@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpcsgd.core.traffic import Sizes
-from hpcsgd.cost.compute import Compute
-from hpcsgd.cost.machine import Machine
+from hpcsgd.cost.machine import Machine, measured
+from hpcsgd.cost.memory import kept
 from hpcsgd.cost.price import StepCost, computed, price
-from hpcsgd.cost.traffic import exchange_of
 from hpcsgd.errors import UserError
 from hpcsgd.planning.candidates import Option, shapes
-from hpcsgd.planning.subject import Subject
+from hpcsgd.training.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class Estimate:
     epochs: int
     B: int
     memory: float
-    """Bytes a rank: parameters, gradients, optimizer state and room for the exchange; no activations."""
+    """Bytes a rank: parameters, gradients, optimizer state, what the method holds; no activations."""
     ranks_per_host: int
     alone: float
     """Samples/s of a rank in a job of one node."""
@@ -78,7 +76,6 @@ def estimate(
         method, m, machine, own, elementwise=subject.elementwise, meets=meets,
         overlap=training.overlap is not False, prefetch=training.prefetch,
     )  # fmt: skip
-    shards = exchange_of(method, subject.elementwise).shards
     return Estimate(
         option=option,
         P=P,
@@ -88,7 +85,7 @@ def estimate(
         steps_per_epoch=steps,
         epochs=subject.config.training.epochs,
         B=subject.B,
-        memory=_memory(m, len(subject.moments), shards=shards),
+        memory=kept(method, m, len(subject.moments), elementwise=subject.elementwise),
         ranks_per_host=min(machine.ranks_per_host, P * K),
         alone=alone,
     )
@@ -107,16 +104,3 @@ def alone(subject: Subject, machine: Machine, most_groups: int | None = None) ->
     if not found:
         raise UserError(f"no groups of a node's {R} ranks can share batches of {subject.B}")
     return max(found)
-
-
-def measured(machine: Machine) -> Compute:
-    if machine.compute is None:
-        raise UserError("the machine file has no [compute]: hpcsgd measure JOB says what the model takes")
-    return machine.compute
-
-
-def _memory(m: Sizes, moments: int, *, shards: bool) -> float:
-    vectors = sum(b.nbytes for b in m.buckets)
-    state = moments * vectors / (m.K if shards else 1)
-    room = vectors if m.K > 1 and shards else 0
-    return 2 * vectors + state + room

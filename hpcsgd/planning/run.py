@@ -16,11 +16,11 @@ from hpcsgd.files.atomic import replacing
 from hpcsgd.planning import report
 from hpcsgd.planning.candidates import Option, options, ranks_from, shapes
 from hpcsgd.planning.choice import Wishes, ranked
-from hpcsgd.planning.estimate import Estimate, alone, estimate, measured
+from hpcsgd.planning.estimate import Estimate, alone, estimate
 from hpcsgd.planning.job_file import write_choice
 from hpcsgd.planning.picture import draw
 from hpcsgd.planning.scenario import scenario_of
-from hpcsgd.planning.subject import Subject, subject_of
+from hpcsgd.training.subject import Subject, require_same_model, subject_of
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def run(
     config, machine = load(path, overrides), machines.load(machine_file)
     with located(str(path)):
         subject = subject_of(config, samples)
-    _require_same_model(subject, machine, machine_file)
+    require_same_model(subject, machine, machine_file)
     limit = config.job.groups if probe is None else groups_of(probe)
     wanted = _ranks(ranks, machine)
     asked = None if methods is None else [name.strip() for name in methods.split(",")]
@@ -127,14 +127,6 @@ def measured_run(folder: Path, subject: Subject) -> dict[str, Any]:
         return {"run": str(folder), "ranks": last["P"] * last["K"], "epoch_seconds": seconds}
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(f"--runs {folder}: not the folder of a run that was trained: {error}") from error
-
-
-def _require_same_model(subject: Subject, machine: Machine, file: Path) -> None:
-    numel = measured(machine).numel
-    if numel is not None and numel != subject.M:
-        raise UserError(
-            f"{file}: [compute] numel = {numel}: the job's model has {subject.M} parameters: measure this job"
-        )
 
 
 def _ranks(text: str | None, machine: Machine) -> list[int]:

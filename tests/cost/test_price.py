@@ -93,6 +93,8 @@ def test_gradients_hide_behind_the_backward_pass() -> None:
     assert short.phases["gradients"] == pytest.approx(E - 3 / 4 * E / 10)
     slowed = price(bsp(), m, machine(2), Computed(forward=0.0, backward=100 * E, slowed=1.5))
     assert slowed.phases["compute"] == pytest.approx(100 * E + 0.5 * E)
+    alone = Computed(forward=0.0, backward=100 * E, slowed=1.5)
+    assert price(bsp(), m, machine(2), alone, overlap=False).phases["compute"] == pytest.approx(100 * E)
 
 
 def test_overlapped_gossip_counts_where_it_is_longer_than_the_step() -> None:

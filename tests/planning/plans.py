@@ -10,7 +10,7 @@ import pytest
 from hpcsgd.config.schema import load
 from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import Machine
-from hpcsgd.planning.subject import Subject, subject_of
+from hpcsgd.training.subject import Subject, subject_of
 
 JOB = """\
 # of ours

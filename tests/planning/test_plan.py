@@ -18,7 +18,7 @@ from hpcsgd.planning.choice import Wishes, ranked
 from hpcsgd.planning.estimate import Estimate, alone
 from hpcsgd.planning.job_file import nodes_of, write_choice
 from hpcsgd.planning.run import estimates
-from hpcsgd.planning.subject import Subject, subject_of
+from hpcsgd.training.subject import Subject, subject_of
 from planning.plans import JOB, MACHINE
 
 

@@ -12,9 +12,9 @@ from hpcsgd.planning.candidates import Option
 from hpcsgd.planning.estimate import Estimate
 from hpcsgd.planning.run import estimates
 from hpcsgd.planning.scenario import scenario_of
-from hpcsgd.planning.subject import Subject
 from hpcsgd.simulation import simulate
 from hpcsgd.simulation.scenario import load
+from hpcsgd.training.subject import Subject
 from planning.plans import machine_of, subject_of_ours
 
 __all__ = ["subject_of_ours"]

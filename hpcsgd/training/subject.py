@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from hpcsgd.config.schema import Config, MethodSection
 from hpcsgd.core.flat import BUCKET_MB
 from hpcsgd.core.method import Method
 from hpcsgd.core.traffic import Sizes
+from hpcsgd.cost.machine import Machine, measured
 from hpcsgd.engine.averaged import float_buffers
 from hpcsgd.engine.in_parts import is_elementwise
 from hpcsgd.errors import UserError
@@ -60,7 +62,15 @@ class Subject:
         """Raises `UserError` for arguments that the method does not take."""
         arguments = {key: value for key, value in table.items() if key != "name"}
         section = MethodSection(name=table["name"], arguments=arguments)
-        return make_method(dataclasses.replace(self.config, method=section), self.steps_per_epoch(P))
+        return self.with_config(dataclasses.replace(self.config, method=section)).own_method(P)
+
+    def own_method(self, P: int) -> Method:
+        """That of the job file."""
+        return make_method(self.config, self.steps_per_epoch(P))
+
+    def with_config(self, config: Config) -> Subject:
+        """The same model and samples, trained otherwise."""
+        return dataclasses.replace(self, config=config)
 
 
 def subject_of(config: Config, samples: int | None = None) -> Subject:
@@ -78,6 +88,15 @@ def subject_of(config: Config, samples: int | None = None) -> Subject:
         moments=moments,
         numbers=numbers,
     )
+
+
+def require_same_model(subject: Subject, machine: Machine, file: Path) -> None:
+    """Raise `UserError` where the machine file's computing times are another model's."""
+    numel = measured(machine).numel
+    if numel is not None and numel != subject.M:
+        raise UserError(
+            f"{file}: [compute] numel = {numel}: the job's model has {subject.M} parameters: measure this job"
+        )
 
 
 def _state(kind: type[optim.Optimizer], like: optim.Optimizer) -> tuple[tuple[str, ...], tuple[str, ...]]:
