@@ -18,6 +18,7 @@ from hpcsgd.launch.run import group_sizes
 from hpcsgd.report.run_folder import require_unused
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.comparing import folder_of
+from hpcsgd.training.foretold import foretold
 from hpcsgd.training.loading import make_injection, make_partition, require_divisible
 from hpcsgd.training.probing import plan_of, take_answer
 from hpcsgd.transport import Transport, threads
@@ -113,6 +114,9 @@ def _placed(config: Config, path: Path, allocation: Allocation) -> str:
         P, K = shape(allocation.ranks, config.job.groups, config.job.group_size)
     with located(str(path)):
         require_divisible(config, P, K)
+    if (machine := config.training.machine) is not None:
+        with located(f"{path}: [training] machine"):
+            foretold(config, P, K, machine, allocation.ranks_per_node)
     return _placement(allocation, P, K)
 
 

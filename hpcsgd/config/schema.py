@@ -124,7 +124,8 @@ class TrainingSection:
     bucket_mb: Annotated[float, Above(0)] | None = None  # gradients that leave at once; none: the default
     overlap: bool | None = None  # whether they leave during the backward pass; none: yes
     prefetch: bool = False  # parameters arrive while the next forward pass goes on
-    tune: Count | None = None  # steps with each of some sizes, with and without overlap, before the run
+    tune: Count | None = None  # steps with each way that gradients may travel, before the run
+    machine: Path | None = None  # the machine file that tells the way; absolute after `load`
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.samples is not None:
@@ -133,6 +134,8 @@ class TrainingSection:
             raise UserError(
                 "prefetch and compile: compiled code does not wait for weights: give one of them, not both"
             )
+        if self.tune is not None and self.machine is not None:
+            raise UserError(f"tune = {self.tune} and machine = {self.machine}: give one of them, not both")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +183,8 @@ class Config:
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, lay ``--section.key value`` overrides over it and check everything.
 
-    A relative ``data.store`` is meant from the file's folder, or, as an override, from the working directory.
+    A relative ``data.store`` or ``training.machine`` is meant from the file's folder, or, as an override,
+    from the working directory.
     Raises `UserError`, one line: what was given, what is allowed, the file and key or the flag.
     """
     return checked(read_tables(path, overrides), path)
@@ -198,9 +202,16 @@ def checked(table: dict[str, Any], path: Path) -> Config:
     if isinstance(run := table.setdefault("run", {}), dict):
         run.setdefault("folder", f"runs/{path.stem}")
     config = read_section(Config, table, path)
-    typed = isinstance(table["data"]["store"], Typed)
-    store = os.path.abspath(config.data.store if typed else path.parent / config.data.store)
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, store=Path(store)))
+    data = dataclasses.replace(config.data, store=_absolute(config.data.store, table["data"]["store"], path))
+    training = config.training
+    if training.machine is not None:
+        machine = _absolute(training.machine, table["training"]["machine"], path)
+        training = dataclasses.replace(training, machine=machine)
+    return dataclasses.replace(config, data=data, training=training)
+
+
+def _absolute(given: Path, said: Any, path: Path) -> Path:
+    return Path(os.path.abspath(given if isinstance(said, Typed) else path.parent / given))
 
 
 def dump(config: Config) -> str:

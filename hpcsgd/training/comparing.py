@@ -24,6 +24,7 @@ from hpcsgd.training.assembly import assemble
 from hpcsgd.training.devices import form_job
 from hpcsgd.training.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads
 from hpcsgd.training.run import end_as, train
+from hpcsgd.training.sending import as_it_began
 from hpcsgd.training.stopping import Reasons
 from hpcsgd.transport import PeerLost, Transport
 
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 OWN_TO_A_START = (
     *(("job", "timeout"), ("run", "folder")),
     *(("training", "time_limit"), ("training", "stop_ahead")),
-    *(("training", name) for name in ("bucket_mb", "overlap", "prefetch", "tune")),
+    *(("training", name) for name in ("bucket_mb", "overlap", "prefetch", "tune", "machine")),
 )
 """Keys that may be others where a comparison goes on."""
 
@@ -153,7 +154,8 @@ def _open(folder: Path, trials: Sequence[Trial], ranks: int, *, resume: bool) ->
         raise UserError(f"{folder}: was begun on {before} ranks, and here are {ranks}: go on with as many")
     for trial in trials:
         job = trial.folder / run_folder.JOB_FILE
-        if job.exists() and (found := run_folder.changes(_lasting(read_toml(job)), _lasting(trial.config))):
+        asked = as_it_began(trial.config)
+        if job.exists() and (found := run_folder.changes(_lasting(read_toml(job)), _lasting(asked))):
             raise UserError(f"{trial.folder}: was begun otherwise: {found}: choose another [run] folder")
 
 

@@ -1,89 +1,81 @@
-"""How gradients travel fastest here: a few steps with each choice, before the run, which has the best one.
-
-Sums have other bits in other buckets. So the choice is written into the run's own job file, and a run that is
-resumed keeps it.
-"""
+"""How gradients travel fastest: by a few steps with each choice before the run, or by a machine file."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from statistics import median
 
 import torch
 
-from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError, located
 from hpcsgd.report.run_folder import JOB_FILE
 from hpcsgd.training.assembly import Assembly, assemble
+from hpcsgd.training.foretold import foretold
 from hpcsgd.training.loading import batch_of_rank
+from hpcsgd.training.sending import Open, Sending, is_to_choose, left_open, of_the_run
 from hpcsgd.transport import PeerLost
 from hpcsgd.transport.streams import on_accelerator, settle
 
 log = logging.getLogger(__name__)
 
-BUCKETS_MB = (1.0, 4.0, 25.0)
-
-
-@dataclass(frozen=True)
-class Sending:
-    """Buckets of so many megabytes, and whether they leave during the backward pass."""
-
-    bucket_mb: float
-    overlap: bool
-
-    def within(self, config: Config) -> Config:
-        training = replace(config.training, bucket_mb=self.bucket_mb, overlap=self.overlap, tune=None)
-        return replace(config, training=training)
-
-    def __str__(self) -> str:
-        return f"bucket_mb = {self.bucket_mb:g}, overlap = {'true' if self.overlap else 'false'}"
-
 
 def tuned(config: Config, job: Job, source: str, resume: bool) -> Config:
-    """`config`, read from `source`, with what made steps fastest where it asks for that; collective."""
-    if config.training.tune is None:
+    """`config`, read from `source`, with what makes steps fastest where it asks for that; collective."""
+    if not is_to_choose(config):
         return config
-    with job.together("choosing buckets"), located(f"{source}: [training] tune"):
+    section = config.training
+    most = max(Counter(job.world.gather_objects(job.world.backend.node)).values())
+    kept: Sending | None = None
+    with job.together("choosing how gradients travel"), located(f"{source}: [training]"):
         if job.has_peers:
             raise UserError(
-                "groups that `hpcsgd launch` starts are not tried out: give bucket_mb and overlap"
+                "tune, machine: nothing is chosen for groups that `hpcsgd launch` starts: give bucket_mb and "
+                "overlap"
             )
-        kept = of_the_run(config.run.folder) if resume and job.rank == 0 else None
+        choices = left_open(config, job.K)
+        if job.rank == 0:
+            kept = of_the_run(config) if resume else None
+            if kept is None and section.machine is not None:
+                with located("machine"):
+                    kept = _told(foretold(config, job.P, job.K, section.machine, most))
     kept = job.world.gather_objects(kept)[0]
-    if kept is None:
-        kept = fastest(config, job, source, config.training.tune)
+    if kept is None and section.tune is not None:
+        kept = fastest(config, choices, job, source, section.tune)
+    assert kept is not None
     return kept.within(config)
 
 
-def of_the_run(folder: Path) -> Sending | None:
-    """What was chosen when it began."""
-    file = folder / JOB_FILE
-    told = read_toml(file)["training"] if file.exists() else {}
-    return Sending(told["bucket_mb"], told["overlap"]) if {"bucket_mb", "overlap"} <= told.keys() else None
-
-
-def fastest(config: Config, job: Job, source: str, steps: int) -> Sending:
-    """Of all choices that `config` leaves open; collective."""
-    sizes = BUCKETS_MB if config.training.bucket_mb is None else (config.training.bucket_mb,)
-    overlap = config.training.overlap
+def fastest(config: Config, choices: Open, job: Job, source: str, steps: int) -> Sending:
+    """Of each size, of the best one by the other exchange, and of the best of these without overlap;
+    collective."""
+    overlap, exchange = choices.overlaps[0], choices.exchanges[0]
     found: dict[Sending, float] = {}
-    for size in sizes:
-        sending = Sending(size, overlap is not False)
-        found[sending] = _seconds(sending.within(config), job, source, steps)
+
+    def best_of(tried: Iterable[Sending]) -> Sending:
+        for sending in tried:
+            if sending not in found:
+                found[sending] = _seconds(sending.within(config), job, source, steps)
+        return min(found, key=lambda sending: found[sending])
+
+    best = best_of(Sending(size, overlap, exchange) for size in choices.sizes)
+    best = best_of([replace(best, exchange=exchange) for exchange in choices.exchanges])
+    best_of([replace(best, overlap=overlap) for overlap in choices.overlaps])
+    return _told(found)
+
+
+def _told(found: Mapping[Sending, float]) -> Sending:
+    """The best of them."""
     best = min(found, key=lambda sending: found[sending])
-    if overlap is None:
-        after = Sending(best.bucket_mb, overlap=False)
-        found[after] = _seconds(after.within(config), job, source, steps)
-        best = min(best, after, key=lambda sending: found[sending])
     for sending, seconds in found.items():
         log.info("%.4g s a step with %s%s", seconds, sending, ": taken" if sending == best else "")
+    log.info("other buckets and exchanges add up in other orders, to other bits: %s keeps these", JOB_FILE)
     return best
 
 

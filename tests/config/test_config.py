@@ -304,7 +304,7 @@ def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> N
             deterministic=True,
             bucket_mb=2.0,
             overlap=False,
-            tune=3,
+            machine=Path("/m"),
         ),
         run=RunSection(folder=Path("r")),
     )

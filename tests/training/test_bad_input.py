@@ -80,7 +80,8 @@ CASES = {
     "unknown key": Case(
         "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: bucket_mb, "
         "channels_last, checkpoint_every, compile, deterministic, device, epochs, evaluate_every, "
-        "log_every, overlap, precision, prefetch, samples, steps, stop_ahead, threads, time_limit, tune",
+        "log_every, machine, overlap, precision, prefetch, samples, steps, stop_ahead, threads, time_limit, "
+        "tune",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(

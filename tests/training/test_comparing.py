@@ -196,6 +196,18 @@ def test_what_goes_on_has_to_be_the_same(job_file: Path, tmp_path: Path) -> None
     compare(job_file, run.absolute(), "bsp", *STEADY, "--training.time_limit", "9", n=1, resume=True)
 
 
+def test_what_a_variant_chose_is_no_other_beginning(job_file: Path, tmp_path: Path) -> None:
+    """Its exchange stands in its job file, and not in that of all."""
+    said = ("--training.bucket_mb", "1", "--training.overlap", "true", *STEADY)
+    words = ("--job.groups", "1", "--training.tune", "1", *said)
+    compare(job_file, tmp_path / "run", "bsp", *words)
+    before = (variant(tmp_path / "run", "bsp") / "job.toml").read_text()
+    assert "exchange" in before
+    assert compare(job_file, tmp_path / "run", "bsp", *words, resume=True)[0] == {None}
+    with pytest.raises(JobError, match=r"was begun otherwise: method.exchange"):
+        compare(job_file, tmp_path / "run", "bsp", "--job.groups", "1", *said, resume=True)
+
+
 def test_ranks_count_before_anything_is_complete(job_file: Path, tmp_path: Path) -> None:
     """As where the first variant is killed."""
     with pytest.raises(UserError, match="the loss is nan"):
