@@ -9,6 +9,7 @@ from torch import nn
 
 from hpcsgd.config import reference
 from hpcsgd.models.cnn import cnn
+from hpcsgd.models.gpt import gpt
 from hpcsgd.models.lstm import lstm
 from hpcsgd.models.mlp import mlp
 from hpcsgd.models.ncf import ncf
@@ -19,6 +20,7 @@ from hpcsgd.models.resnet50 import resnet50
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cifar_resnet": cifar_resnet,
     "cnn": cnn,
+    "gpt": gpt,
     "lstm": lstm,
     "mlp": mlp,
     "ncf": ncf,
@@ -46,6 +48,7 @@ __all__ = [
     "build",
     "cifar_resnet",
     "cnn",
+    "gpt",
     "lstm",
     "mlp",
     "ncf",

@@ -16,6 +16,7 @@ from hpcsgd.models.resnet50 import Bottleneck
 EXAMPLES: dict[str, dict[str, Any]] = {
     "cifar_resnet": {"depth": 8, "classes": 7},
     "cnn": {"shape": [3, 32, 32], "classes": 7},
+    "gpt": {"types": 7, "width": 12, "layers": 2, "heads": 3},
     "lstm": {"types": 7, "embedding": 6, "hidden": 5, "layers": 2},
     "mlp": {"inputs": 3 * 32 * 32, "hidden": [8, 4], "classes": 7},
     "ncf": {"users": 7, "items": 7},
@@ -31,7 +32,7 @@ def test_every_name_has_an_example() -> None:
     assert EXAMPLES.keys() == MODELS.keys()
 
 
-IDS = {"lstm": [2, 4], "ncf": [2, 7, 2]}
+IDS = {"gpt": [2, 4], "lstm": [2, 4], "ncf": [2, 7, 2]}
 """The shape of what other models than those of images take."""
 
 

@@ -64,9 +64,8 @@ def assert_one_line(done: Ended, line: str) -> None:
 
 
 NAMES = 'Allowed: {}, or "package.module:function"'
-MODELS = (
-    "cifar_resnet, cnn, lstm, mlp, ncf, resnet110, resnet18, resnet20, resnet32, resnet44, resnet50, resnet56"
-)
+IMAGES = "resnet110, resnet18, resnet20, resnet32, resnet44, resnet50, resnet56"
+MODELS = f"cifar_resnet, cnn, gpt, lstm, mlp, ncf, {IMAGES}"
 
 CASES = {
     # the file
