@@ -66,7 +66,7 @@ def words(path: Path, count: int) -> Samples:
     """Rare ones are all the same, so that the model is of a size to train in minutes."""
     x, y = first(Windows(path, "train", bptt=WINDOW), count)
     test_x, test_y = first(Windows(path, "test", bptt=WINDOW), 2000)
-    numbers = torch.full((len(Windows(path, "test", bptt=WINDOW).types),), WORDS)
+    numbers = torch.full((Windows(path, "test", bptt=WINDOW).types,), WORDS)
     frequent = torch.bincount(x.flatten(), minlength=len(numbers)).topk(WORDS).indices
     numbers[frequent] = torch.arange(WORDS)
     return Samples(numbers[x], _renamed(numbers, y), numbers[test_x], _renamed(numbers, test_y))

@@ -55,7 +55,7 @@ def _text(path: Path, split: str, count: int) -> str:
     """Enough for so many windows."""
     words = Windows(path, split, bptt=(count * WINDOW + 1) // TO_A_WORD)
     [[tokens, _]] = [words.collate(words.__getitems__([0]))]
-    return " ".join(words.types[i] for i in tokens[0].tolist()).replace("<eos>", "\n")
+    return words.tokenizer.decode(tokens[0].tolist()).replace("<eos>", "\n")
 
 
 def windows(text: str, places: dict[str, int], count: int) -> tuple[Tensor, Tensor]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from hpcsgd.data.augment import crop_and_flip
 from hpcsgd.data.batches import Batches
-from hpcsgd.data.convert import Summary, convert
+from hpcsgd.data.convert import Summary, convert, convert_text
 from hpcsgd.data.formats import READERS
 from hpcsgd.data.injection import Injected, InjectedBatches, Injection
+from hpcsgd.data.loader import Loader, reading, require_a_batch
 from hpcsgd.data.open_split import open_split
 from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlapping, Partition, SelDP
 from hpcsgd.data.ratings import Ratings
-from hpcsgd.data.sampler import AsRank, Sampler
+from hpcsgd.data.sampler import AsRank, Sampler, Stream
 from hpcsgd.data.split import Batch, Split, collate
 from hpcsgd.data.store import Store
 from hpcsgd.data.windows import Windows
@@ -27,6 +28,7 @@ __all__ = [
     "Injected",
     "InjectedBatches",
     "Injection",
+    "Loader",
     "Overlapping",
     "Partition",
     "Ratings",
@@ -34,10 +36,14 @@ __all__ = [
     "SelDP",
     "Split",
     "Store",
+    "Stream",
     "Summary",
     "Windows",
     "collate",
     "convert",
+    "convert_text",
     "crop_and_flip",
     "open_split",
+    "reading",
+    "require_a_batch",
 ]

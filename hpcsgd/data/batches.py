@@ -12,18 +12,22 @@ import torch.utils.data
 
 from hpcsgd.data.sampler import Sampler
 
+AHEAD = 32
+"""Batches that data are told of before they are read."""
+
 
 class Batches(torch.utils.data.Sampler[list[int]]):
     """For `DataLoader(batch_sampler=...)`: what is left of the epoch of `sampler`, which deals to groups.
 
     Position j takes the samples j, j + K, j + 2K, … of each batch. A last batch of less than K samples is
-    left out.
+    left out; of a `Stream` every one that is not whole.
     """
 
     def __init__(self, sampler: Sampler, B: int, K: int = 1, j: int = 0) -> None:
         assert B >= K
         self.sampler = sampler
         self._B, self._K, self._j = B, K, j
+        self._least = B if sampler.whole_batches else K
 
     @property
     def per_step(self) -> int:
@@ -32,12 +36,15 @@ class Batches(torch.utils.data.Sampler[list[int]]):
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self.sampler), self._B)
-        return whole + (rest >= self._K)
+        return whole + (rest >= self._least)
 
     def __iter__(self) -> Iterator[list[int]]:
-        rows = list(self.sampler)
-        for start in range(0, len(self) * self._B, self._B):
-            yield rows[start : start + self._B][self._j :: self._K]
+        rows, end, told = self.sampler.rows(), len(self) * self._B, 0
+        for start in range(0, end, self._B):
+            soon = min(start + AHEAD * self._B, end)
+            self.sampler.expect(rows[told:soon][self._j :: self._K])
+            told = soon
+            yield rows[start : start + self._B][self._j :: self._K].tolist()
 
     def weight(self, samples: int) -> float:
         """What multiplies the mean loss of this rank's `samples` in the batch that training has come to."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import h5py
 
 from hpcsgd.data.formats import READERS
+from hpcsgd.data.texts import Texts
+from hpcsgd.data.tokenizers import tokenizer_of
 from hpcsgd.errors import UserError, near_miss
 from hpcsgd.files.hdf5 import new_file
 
@@ -51,11 +53,40 @@ def convert(kind: str, source: Path | None, target: Path) -> Summary:
     """
     if kind not in READERS:
         raise UserError(f"no data kind {kind!r}; {near_miss(kind, READERS)}")
+    _require_place(target)
+    return _written(READERS[kind](source), kind, target)
+
+
+def convert_text(
+    sources: Sequence[Path],
+    target: Path,
+    tokenizer: str,
+    *,
+    test: Sequence[Path] = (),
+    between: str | None = None,
+    end: str | None = None,
+) -> Summary:
+    """Write the text of files, or of folders of files, as a store of tokens at `target`, in one pass.
+
+    `tokenizer` is "bytes" or a file of the library `tokenizers`, in which documents end with the token called
+    `end`; `test` are files or folders to test on, without which every hundredth document is held out;
+    `between` is a line that parts documents in a file. Raises `UserError` as `convert` does, and for a target
+    that is there and no store.
+    """
+    _require_place(target)
+    if target.exists() and not h5py.is_hdf5(target):  # perhaps the last of the files that a pattern named
+        raise UserError(f"{target}: there already, and no store; the last path is the store to write")
+    return _written(Texts(sources, test, tokenizer_of(tokenizer, end), between), "text", target)
+
+
+def _require_place(target: Path) -> None:
     if target.is_dir():
         raise UserError(f"{target}: is a folder, a file name is needed")
     if not target.parent.is_dir():
         raise UserError(f"{target}: there is no folder {target.parent}")
-    collection: Collection = READERS[kind](source)
+
+
+def _written(collection: Collection, kind: str, target: Path) -> Summary:
     try:
         with new_file(target) as file:
             header = collection.write(file, kind)

@@ -1,52 +1,69 @@
-"""A text as numbers on its way into a store, and the vocabulary there."""
+"""A text as numbers on its way into a store, and what the store says of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.data import shards
 from hpcsgd.data.layout import label
+from hpcsgd.data.tokenizers import TOKENIZERS, Tokenizer, Words
 
-BLOCK = 1024
-"""Tokens that are read, and checked, together."""
 BYTES_A_CHUNK = 1 << 16
-TOKEN = np.dtype("<i4")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What a store of tokens holds: of the collection `kind`, the `types` that tokens 0, 1, … stand for."""
+    """What a store of tokens holds: of the collection `kind`, so many `types` of tokens, as a tokenizer of
+    that name and definition makes them; `end` follows each document."""
 
     kind: str
-    types: tuple[str, ...]
+    name: str
+    types: int
+    end: int
+    definition: bytes
+
+    @staticmethod
+    def of(tokenizer: Tokenizer, kind: str) -> Vocabulary:
+        return Vocabulary(kind, tokenizer.name, tokenizer.types, tokenizer.end, tokenizer.definition)
 
     @property
     def holds(self) -> str:
         """In words, for whoever has converted it."""
-        return f"{len(self.types)} types"
+        return f"{self.types} types"
+
+    def tokenizer(self) -> Tokenizer:
+        """Raises `UserError` where it needs a library that is not there."""
+        return TOKENIZERS[self.name](self.definition, self.end)
 
     def write(self, file: h5py.File) -> None:
-        label(file, "tokens", kind=self.kind)
-        text = np.frombuffer("\n".join(self.types).encode(), np.uint8)
-        chunks = (min(len(text), BYTES_A_CHUNK),)
-        file.create_dataset("types", data=text, chunks=chunks, fletcher32=True)
+        label(file, "tokens", kind=self.kind, tokenizer=self.name)
+        file.attrs.update({"types": self.types, "end": self.end})
+        text = np.frombuffer(self.definition, np.uint8)
+        file.create_dataset("definition", data=text, chunks=(min(len(text), BYTES_A_CHUNK),), fletcher32=True)
 
     @staticmethod
     def read(file: h5py.File) -> Vocabulary:
         """Raises `KeyError` if something is missing, and `OSError` where it is damaged."""
-        text = np.asarray(file["types"]).tobytes().decode()
-        kind = str(file.attrs["kind"].decode())  # pyright: ignore[reportAttributeAccessIssue]
-        return Vocabulary(kind, tuple(text.split("\n")))
+        attributes: dict[str, Any] = dict(file.attrs)
+        return Vocabulary(
+            attributes["kind"].decode(),
+            attributes["tokenizer"].decode(),
+            int(attributes["types"]),
+            int(attributes["end"]),
+            np.asarray(file["definition"]).tobytes(),
+        )
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text that was read: its `types`, none with a line break in it, and of each split the tokens, int32
-    [n], as places in `types`. No split is empty."""
+    """A text that was read: its `types`, words with no line break in them, and of each split the tokens,
+    int32 [n], as places in `types`. No split is empty."""
 
     types: tuple[str, ...]
     tokens: Mapping[str, NDArray[np.int32]]
@@ -58,11 +75,10 @@ class Corpus:
 
     def write(self, file: h5py.File, kind: str) -> Vocabulary:
         """Fill `file` as the store of the collection `kind`."""
-        vocabulary = Vocabulary(kind, self.types)
+        vocabulary = Vocabulary.of(Words(self.types), kind)
         vocabulary.write(file)
         for split, tokens in self.tokens.items():
-            group = file.create_group(split)
-            group.attrs["tokens"] = len(tokens)
-            blocks = np.pad(tokens.astype(TOKEN), (0, -len(tokens) % BLOCK)).reshape(-1, BLOCK)
-            group.create_dataset("x", data=blocks, chunks=(1, BLOCK), fletcher32=True)
+            writer = shards.Writer(file.create_group(split), vocabulary.types)
+            writer.append(tokens)
+            writer.finish()
         return vocabulary

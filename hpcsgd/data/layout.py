@@ -1,12 +1,14 @@
 """What a store looks like inside: the one place that both its writer and its readers go by.
 
 A store is an HDF5 file with groups, its splits, among them `train` and `test`. All data in it has Fletcher-32
-checksums. It has one of three forms:
+checksums, tokens a CRC-32 of each 4096. It has one of three forms:
 
 =======  =================================================================================================
 images   `x` uint8 [n, C, H, W], one row a chunk, and `y` uint8 [n]
-tokens   `x` int32 [blocks, 1024], one block a chunk, of which the first `tokens`, an attribute of the
-         group, count; beside the groups `types`, the vocabulary as UTF-8 text, a line each
+tokens   shards `0`, `1`, … of 2^24 tokens, the last one of fewer: each a group of `x` uint8, uint16 or
+         uint32 [n], as the types need, without gaps in the file, and `crc32` uint32; attributes of the
+         split are `tokens`, and of text from files `bytes` and `documents`: how many there are; beside
+         the splits `definition`, of the tokenizer
 ratings  `x` int32 [n, 2 + m]: a user, an item that the user has rated, and m that the user has not;
          beside the groups `users` and `items`, int64: what their authors call user and item 0, 1, …
 =======  =================================================================================================
@@ -32,7 +34,7 @@ FORMATS: dict[bytes, Form] = {
     b"hpcsgd tokens": "tokens",
     b"hpcsgd ratings": "ratings",
 }
-VERSION = 1
+VERSIONS: dict[Form, int] = {"images": 1, "tokens": 2, "ratings": 1}
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def label(file: h5py.File, form: Form, **texts: str | Sequence[str]) -> None:
     # Texts of fixed length lie within HDF5's checksummed headers, others do not.
     given = {"format": f"hpcsgd {form}", **texts}
     file.attrs.update({name: np.char.encode(text, "utf-8") for name, text in given.items()})
-    file.attrs["version"] = VERSION
+    file.attrs["version"] = VERSIONS[form]
 
 
 def form_of(path: Path) -> Form:
@@ -121,9 +123,11 @@ def _open(path: Path) -> tuple[h5py.File, Form]:
     if not isinstance(form, bytes) or form not in FORMATS:
         file.close()
         raise UserError(f"{path}: an HDF5 file, but not a store made by `hpcsgd data convert`")
-    if version != VERSION:
+    found = FORMATS[form]
+    if version != VERSIONS[found]:
         file.close()
         raise UserError(
-            f"{path}: a store of version {version}, only {VERSION} is read here; convert it again"
+            f"{path}: a store of {found} of version {version}, only {VERSIONS[found]} is read here; "
+            "convert it again"
         )
-    return file, FORMATS[form]
+    return file, found

@@ -27,20 +27,25 @@ Rows = NDArray[np.int64]
 @dataclass(frozen=True)
 class Samples:
     """What is divided: the samples 0 … n − 1 among P groups. All chance is by `seed`; without `shuffle` there
-    is none. `labels` [n], where they are known."""
+    is none. `labels` [n], where they are known. So many neighbours as a `run` has are read at one go."""
 
     n: int
     P: int
     seed: int
     shuffle: bool = True
     labels: Rows | None = None
+    run: int = 1
 
     def of_epoch(self, epoch: int) -> Rows:
         """All of them, in the order that belongs to an epoch."""
-        return epoch_order(self.n, self.seed, epoch) if self.shuffle else np.arange(self.n)
+        return epoch_order(self.n, self.seed, epoch, self.run) if self.shuffle else np.arange(self.n)
 
     def shuffled(self, rows: Rows, purpose: Purpose, *of: int) -> Rows:
-        return shuffled(rows, self.seed, purpose, *of) if self.shuffle else rows
+        if not self.shuffle:
+            return rows
+        if self.run > 1:
+            rows = np.sort(rows)  # neighbours beside each other
+        return shuffled(rows, self.seed, purpose, *of, run=self.run)
 
 
 @runtime_checkable

@@ -18,14 +18,20 @@ class Purpose(IntEnum):
     OTHERS = 5
 
 
-def epoch_order(n: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The shuffle of n samples that belongs to an epoch."""
-    return _order(n, np.random.SeedSequence([seed, epoch]))
+POOL = 256
+"""Runs among which samples are mixed."""
 
 
-def shuffled(rows: NDArray[np.int64], seed: int, purpose: Purpose, *of: int) -> NDArray[np.int64]:
+def epoch_order(n: int, seed: int, epoch: int, run: int = 1) -> NDArray[np.int64]:
+    """The shuffle of n samples that belongs to an epoch, where so many neighbours are read at one go."""
+    return _order(n, np.random.SeedSequence([seed, epoch]), run)
+
+
+def shuffled(
+    rows: NDArray[np.int64], seed: int, purpose: Purpose, *of: int, run: int = 1
+) -> NDArray[np.int64]:
     """`rows` in another order, for a purpose and, of that, for what the numbers `of` say."""
-    return rows[_order(len(rows), np.random.SeedSequence(seed, spawn_key=(purpose, *of)))]
+    return rows[_order(len(rows), np.random.SeedSequence(seed, spawn_key=(purpose, *of)), run)]
 
 
 def dirichlet(alpha: float, shape: tuple[int, int], seed: int) -> NDArray[np.float64]:
@@ -49,6 +55,17 @@ def distinct(count: int, below: int, without: set[int], *of: int) -> list[int]:
     return list(found)[:count]
 
 
-def _order(n: int, seeds: np.random.SeedSequence) -> NDArray[np.int64]:
+def _order(n: int, seeds: np.random.SeedSequence, run: int = 1) -> NDArray[np.int64]:
+    """A shuffle, of runs of neighbours where there are more than a pool of `POOL` runs.
+
+    These are shuffled; then each sample moves back by less than a pool, those of the last ones to the
+    beginning. So runs come one after the other, and a batch is of a whole pool.
+    """
     # Raw draws, sorted: unlike Generator.permutation, the same in every version of numpy.
-    return np.argsort(np.random.PCG64(seeds).random_raw(n), kind="stable")
+    bits, pool = np.random.PCG64(seeds), run * POOL
+    if run == 1 or n <= pool:
+        return np.argsort(bits.random_raw(n), kind="stable")
+    runs = np.argsort(bits.random_raw(-(-n // run)), kind="stable")
+    rows = (runs[:, None] * run + np.arange(run)).ravel()
+    places = (np.arange(n, dtype=np.uint64) + bits.random_raw(n) % np.uint64(pool)) % np.uint64(n)
+    return rows[rows < n][np.argsort(places, kind="stable")]

@@ -5,13 +5,16 @@ ranks with batches of B/K hold together the plain batch of B consecutive samples
 and the n mod N samples left out are others in each epoch.
 
 A `Partition` divides the samples among groups instead.
+
+Pieces of a text are shuffled in runs of neighbours, so that a text larger than memory is read as fast as the
+disk goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch.utils.data
@@ -41,6 +44,21 @@ class Placement(Protocol):
     def g(self) -> int: ...
     @property
     def j(self) -> int: ...
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """Samples that are pieces of something long. All batches of an epoch are whole: so a step has the same
+    samples for whatever number of ranks, where these take as many together."""
+
+    @property
+    def run_length(self) -> int:
+        """Neighbours that are read at one go."""
+        ...
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """These will be read soon."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -84,7 +102,7 @@ class Sampler(torch.utils.data.Sampler[int]):
     Not to be confused with torch's `DistributedSampler`, which knows no groups and no place to go on from.
 
     Args:
-        data: a dataset with a length, or its length n.
+        data: a dataset with a length, or its length n. A `Stream` is shuffled in runs.
         job: tells the rank, P and K.
         seed: of the shuffles, 0 or more, the same on all ranks. Default 0.
         shuffle: whether an epoch has an order of its own. Default True; False for evaluations.
@@ -127,6 +145,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._partition = partition
         self._labels = None if labels is None else np.asarray(labels)
         self._shuffle = shuffle
+        self._stream = data if isinstance(data, Stream) else None
         self._seed, self._epoch, self._consumed = seed, 0, 0
         if partition is None:
             self.deal(job.world.rank, job.world.size)
@@ -148,6 +167,11 @@ class Sampler(torch.utils.data.Sampler[int]):
     def epoch(self) -> int:
         """The one that iterating goes through, counted from 0."""
         return self._epoch
+
+    @property
+    def whole_batches(self) -> bool:
+        """Whether what is left at the end of an epoch, less than a batch, is left out."""
+        return self._stream is not None
 
     @property
     def taken(self) -> int:
@@ -177,7 +201,16 @@ class Sampler(torch.utils.data.Sampler[int]):
         return (self._dealt - self._consumed) // self._ranks
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._left()[: len(self)].tolist())
+        return iter(self.rows().tolist())
+
+    def rows(self) -> NDArray[np.int64]:
+        """What iterating gives."""
+        return self._left()[: len(self)]
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """Tell the data that `rows` will be read soon."""
+        if self._stream is not None:
+            self._stream.expect(rows)
 
     def state_dict(self) -> dict[str, int]:
         """Seed, epoch, and how many samples of the epoch all ranks together have consumed; with a partition
@@ -197,7 +230,8 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     @property
     def _samples(self) -> Samples:
-        return Samples(self._total, self._P, self._seed, self._shuffle, self._labels)
+        run = 1 if self._stream is None else self._stream.run_length
+        return Samples(self._total, self._P, self._seed, self._shuffle, self._labels, run)
 
     @property
     def _dealt(self) -> int:

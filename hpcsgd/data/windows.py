@@ -1,5 +1,7 @@
 """A text as samples for a language model: windows of a fixed length, each to be known from itself alone.
 
+Windows are cut from the text as it stands, over the ends of documents: no token is lost to padding.
+
 Difference from training on a text as a stream (truncated back-propagation through time): there the state of a
 recurrent network is carried from one window to the next, in the order of the text. Here windows are samples
 like any others: in any order, on any rank, dealt, shared and resumed as images are.
@@ -16,9 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from hpcsgd.data.corpus import BLOCK, TOKEN, Vocabulary
-from hpcsgd.data.layout import dataset, open_store
+from hpcsgd.data import shards
+from hpcsgd.data.corpus import Vocabulary
+from hpcsgd.data.layout import open_store
 from hpcsgd.data.split import Batch, Split, damaged
+from hpcsgd.data.tokenizers import TOKENIZERS, Tokenizer, definition_of, fingerprint
 from hpcsgd.errors import UserError, near_miss
 
 IGNORED = -100
@@ -32,57 +36,79 @@ class Windows(Split):
     all other splits every token but the first is asked for exactly once: the last window ends with the text,
     and what the one before asks for is `IGNORED` in its y.
 
-    Raises `UserError` if there is no such file or split, the file is no store of tokens, or shorter than a
-    window, and, when reading, where it is damaged.
+    `tokenizer`, "bytes" or a file, is that which the store must have been made with.
+
+    Raises `UserError` if there is no such file or split, the file is no store of tokens, made with another
+    tokenizer, or shorter than a window, and, when reading, where it is damaged.
     """
 
-    def __init__(self, path: str | Path, split: str, bptt: int = 35) -> None:
+    def __init__(self, path: str | Path, split: str, bptt: int = 35, tokenizer: str | None = None) -> None:
         super().__init__(path, split, "tokens")
         if bptt < 1:
             raise UserError(f"bptt = {bptt}: a window has at least 1 token")
         self.header, self.tokens = _read_header(self.path, split)
+        if tokenizer is not None:
+            self._require(tokenizer)
         self.bptt = bptt
         whole, rest = divmod(self.tokens - 1, bptt)
-        if not whole:
+        if whole < 1:
             raise UserError(
                 f"bptt = {bptt}: the {self.tokens} tokens of split {split!r} of {self.path} are too few"
             )
         self._count = whole + (split != "train" and rest > 0)
+        self._shards = shards.Shards(self.path, split, self.tokens, self.header.types)
 
     @property
-    def types(self) -> tuple[str, ...]:
-        """The vocabulary: what tokens 0, 1, … stand for."""
+    def types(self) -> int:
+        """How many types of tokens there are: 0 up to here."""
         return self.header.types
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What the store was made with."""
+        return self.header.tokenizer()
 
     @property
     def labels(self) -> None:
         """Windows have none."""
         return None
 
+    @property
+    def run_length(self) -> int:
+        """Windows that lie together and are read at one go (`Stream`)."""
+        return max(1, shards.RUN // self.bptt)
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """They will be read soon (`Stream`)."""
+        self._shards.expect(rows * self.bptt)
+
     def __len__(self) -> int:
         return self._count
 
     def trial(self) -> Tensor:
         """One of the first token, one of the last."""
-        return torch.tensor([[0], [len(self.types) - 1]]).expand(-1, self.bptt)
+        return torch.tensor([[0], [self.types - 1]]).expand(-1, self.bptt)
 
     def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """As they are."""
         return x, y
 
     def _read(self, indices: Sequence[int]) -> Batch:
-        begins = np.asarray(indices, np.int64)[:, None] * self.bptt
+        begins = np.asarray(indices, np.int64) * self.bptt
         starts = np.minimum(begins, self.tokens - 1 - self.bptt)
-        places = starts + np.arange(self.bptt + 1)
-        window = torch.from_numpy(self._at(places))
-        asked_before = torch.from_numpy(places[:, :-1] < begins)
-        return Batch(window[:, :-1].contiguous(), window[:, 1:].masked_fill(asked_before, IGNORED))
+        windows = self._shards.windows(starts, self.bptt + 1)
+        x, y = (torch.from_numpy(part.astype(np.int64)) for part in (windows[:, :-1], windows[:, 1:]))
+        for row in np.flatnonzero(starts < begins).tolist():
+            y[row, : int(begins[row] - starts[row])] = IGNORED
+        return Batch(x, y)
 
-    def _at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The tokens there."""
-        needed, which = np.unique(places // BLOCK, return_inverse=True)
-        blocks = self._rows(needed.tolist()).view(TOKEN)
-        return blocks[which.reshape(places.shape), places % BLOCK].astype(np.int64)
+    def _require(self, tokenizer: str) -> None:
+        wanted, held = definition_of(tokenizer), self.header
+        if wanted != held.definition:
+            raise UserError(
+                f"tokenizer {tokenizer} ({fingerprint(wanted)}) is not the one that made {self.path}: "
+                f"{held.name}, {held.types} types ({fingerprint(held.definition)}); convert the text again"
+            )
 
 
 def _read_header(path: Path, split: str) -> tuple[Vocabulary, int]:
@@ -94,10 +120,8 @@ def _read_header(path: Path, split: str) -> tuple[Vocabulary, int]:
         try:
             vocabulary = Vocabulary.read(file)
             tokens = int(file[split].attrs["tokens"])  # pyright: ignore[reportArgumentType]
-            blocks = dataset(file, f"{split}/x")
         except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
             raise damaged(path, split, f"header or vocabulary cannot be read ({error})") from error
-        form = blocks.shape, blocks.chunks, blocks.dtype
-        if form != ((-(-tokens // BLOCK), BLOCK), (1, BLOCK), TOKEN):
-            raise damaged(path, split, f"{tokens} tokens in blocks {blocks.shape} of {blocks.dtype}")
+    if vocabulary.name not in TOKENIZERS:
+        raise UserError(f"{path}: made with a tokenizer {vocabulary.name!r} that is not known here")
     return vocabulary, tokens

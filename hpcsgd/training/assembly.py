@@ -16,7 +16,7 @@ from hpcsgd.config.reference import build, call, resolve
 from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.core.topology import Job
-from hpcsgd.data import Batches, Injected, InjectedBatches, Sampler, Split, crop_and_flip
+from hpcsgd.data import Batches, Injected, InjectedBatches, Sampler, Split, crop_and_flip, reading
 from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.precision import Precision, precision
@@ -25,7 +25,7 @@ from hpcsgd.errors import UserError, located
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.training.devices import Delivery, device_of
 from hpcsgd.training.length import Length, length
-from hpcsgd.training.loading import dealing, make_loader, opened
+from hpcsgd.training.loading import dealing, opened
 from hpcsgd.training.model_layout import compile_regions, lay_out
 from hpcsgd.training.parts import OPTIMIZERS, SCHEDULERS, make_method
 from hpcsgd.training.tasks import Task, task_of
@@ -113,7 +113,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
         scheduler = make_scheduler(config, optimizer)
         natural_gradient = make_natural_gradient(config, optimizer, model)
-    loader = make_loader(train, batches, config.data.workers, pinned=on_accelerator(device))
+    loader = reading(train, batches, config.data.workers, pinned=on_accelerator(device))
     return Assembly(
         model=model,
         device=device,

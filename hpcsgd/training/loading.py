@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import Generator
-from torch.utils.data import DataLoader
-
 from hpcsgd.config.reference import call, call_named, resolve
 from hpcsgd.config.schema import Config, DataSection
 from hpcsgd.core.topology import Job
@@ -24,6 +21,7 @@ from hpcsgd.data import (
     Sampler,
     Split,
     open_split,
+    require_a_batch,
 )
 from hpcsgd.errors import UserError, located
 
@@ -65,7 +63,7 @@ class DealtToRanks:
         if injection is not None and P == 1:
             log.warning("[data] injection: one group has nobody to share samples with")
         if injection is None or P == 1:
-            return Batches(sampler, b)
+            return _some(Batches(sampler, b))
         with located("[data] injection"):
             batches = InjectedBatches(sampler, self.place, b, injection)
         if not len(batches):
@@ -93,7 +91,13 @@ class DealtToPeers:
             raise UserError("[data] injection: groups that `hpcsgd launch` starts do not share samples")
         if B < K:
             raise UserError(f"[data] batch_size = {B} is the batch of a group of {K} ranks: too few samples")
-        return Batches(sampler, B, K, self.job.j)
+        return _some(Batches(sampler, B, K, self.job.j))
+
+
+def _some(batches: Batches) -> Batches:
+    with located("[data] batch_size"):
+        require_a_batch(batches)
+    return batches
 
 
 def _sampler(train: Split, place: Job | AsRank, config: Config) -> Sampler:
@@ -141,19 +145,3 @@ def require_divisible(config: Config, P: int, K: int) -> None:
     """Raises `UserError` where P groups of K ranks cannot have the samples as configured."""
     first = DealtToRanks(AsRank(0, P * K, K))
     first.batches(first.sampler(opened(config.data, "train"), config), config.data)
-
-
-def make_loader(
-    train: Split, batches: Batches | InjectedBatches, workers: int, *, pinned: bool
-) -> DataLoader[Any]:
-    """`pinned`: for a device."""
-    return DataLoader(
-        train,
-        batch_sampler=batches,
-        collate_fn=train.collate,
-        num_workers=workers,
-        pin_memory=pinned,
-        persistent_workers=workers > 0,
-        generator=Generator("cpu"),  # or a resumed epoch would draw once more from the model's
-        multiprocessing_context="forkserver" if workers else None,  # a fork would carry MPI's threads along
-    )

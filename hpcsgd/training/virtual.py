@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from hpcsgd import models
 from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import seed_generators
-from hpcsgd.data import Split
+from hpcsgd.data import AsRank, Batches, Sampler, Split
 from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.engine.precision import Precision
 from hpcsgd.training.assembly import (
@@ -68,7 +68,7 @@ def _trainee(
     optimizer = make_optimizer(config, model, P)
     make_natural_gradient(config, optimizer, model)  # its estimates are the group's, not of each member
     batch = batch_of_rank(config.data.batch_size, K)
-    steps_per_epoch = -(-(len(train) // (P * K)) // batch)
+    steps_per_epoch = len(Batches(Sampler(train, AsRank(g * K, P * K)), batch))
     if warm_up_steps is None:
         warm_up_steps = round(config.schedule.warmup_epochs * steps_per_epoch)
     WarmUp(optimizer, warm_up_steps, 1 / lr_scale(config.schedule.scaling, P))

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from hpcsgd.core.generators import generators_state, seed_generators
-from hpcsgd.data import AsRank, Sampler
+from hpcsgd.data import AsRank, Batches, Sampler, require_a_batch
 from hpcsgd.transport.streams import HOST
-from hpcsgd.tuning.replicas import Batches, VirtualRank
+from hpcsgd.tuning import replicas
+from hpcsgd.tuning.replicas import VirtualRank
 
 Load = Callable[[Sequence[int]], tuple[Tensor, Tensor]]
 """Samples by their indices, as one batch."""
@@ -22,14 +23,14 @@ def virtual_rank(
     """Rank `rank` of `size`, which takes `batch` samples a step, epoch after epoch, on `device`."""
     seed_generators(seed + 1 + rank)
     sampler = Sampler(data, AsRank(rank, size), seed=seed)
-    return VirtualRank(_batches(sampler, load, batch), generators_state(device))
+    batches = Batches(sampler, batch)
+    require_a_batch(batches)
+    return VirtualRank(_loaded(batches, load), generators_state(device))
 
 
-def _batches(sampler: Sampler, load: Load, batch: int) -> Batches:
+def _loaded(batches: Batches, load: Load) -> replicas.Batches:
     epoch = 0
     while True:
-        sampler.set_epoch(epoch)
-        rows = list(sampler)
-        for start in range(0, len(rows), batch):
-            yield load(rows[start : start + batch])
+        batches.sampler.set_epoch(epoch)
+        yield from map(load, batches)
         epoch += 1

@@ -27,14 +27,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
             raise UserError("no data kind 'cats'")
         return f"{target}: 3 images"
 
+    def convert_text(sources: list[Path], target: Path, tokenizer: str, **options: object) -> str:
+        heard.append((sources, target, tokenizer, options))
+        return f"{target}: 3 tokens"
+
     monkeypatch.setitem(sys.modules, "hpcsgd.training", module("hpcsgd.training", run))
-    monkeypatch.setitem(sys.modules, "hpcsgd.data", module("hpcsgd.data", convert))
+    monkeypatch.setitem(sys.modules, "hpcsgd.data", module("hpcsgd.data", convert, convert_text))
     return heard
 
 
-def module(name: str, function: types.FunctionType) -> types.ModuleType:
+def module(name: str, *functions: types.FunctionType) -> types.ModuleType:
     made = types.ModuleType(name)
-    setattr(made, function.__name__, function)
+    for function in functions:
+        setattr(made, function.__name__, function)
     return made
 
 
@@ -108,9 +113,49 @@ def test_convert_prints_what_was_made(
     assert capsys.readouterr().out == f"{call[2]}: 3 images\n"
 
 
+def test_convert_text_hands_on_its_files_and_options(
+    calls: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    app(["data", "convert", "text", "a.txt", "b", "c.h5", "--tokenizer", "bytes"])
+    app(
+        [
+            "data",
+            "convert",
+            "text",
+            "a",
+            "c.h5",
+            "--tokenizer",
+            "t.json",
+            "--test",
+            "x",
+            "--test",
+            "y",
+            "--between",
+            "|",
+            "--end",
+            "</s>",
+        ]
+    )
+    none = {"test": (), "between": None, "end": None}
+    given = {"test": (Path("x"), Path("y")), "between": "|", "end": "</s>"}
+    assert calls == [
+        ([Path("a.txt"), Path("b")], Path("c.h5"), "bytes", none),
+        ([Path("a")], Path("c.h5"), "t.json", given),
+    ]
+    assert capsys.readouterr().out == "c.h5: 3 tokens\n" * 2
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (
+            "data convert text a --tokenizer bytes",
+            "hpcsgd: data convert text: 1 paths given, expected FILES… DST\n",
+        ),
+        (
+            "data convert text a b",
+            'hpcsgd: Command "data convert text" parameter --tokenizer requires an argument.\n',
+        ),
         ("data convert cats a b", "hpcsgd: no data kind 'cats'\n"),
         ("data convert digits", "hpcsgd: data convert: 0 paths given, expected [SRC] DST\n"),
         ("data convert digits a b c", "hpcsgd: data convert: 3 paths given, expected [SRC] DST\n"),

@@ -145,7 +145,7 @@ def test_what_is_not_a_store(tmp_path: Path, path: Path) -> None:
         Store(path, "trains")
     with h5py.File(path, "a") as file:
         file.attrs["version"] = 2
-    with pytest.raises(UserError, match="a store of version 2, only 1 is read"):
+    with pytest.raises(UserError, match="a store of images of version 2, only 1 is read"):
         Store(path, "train")
 
 

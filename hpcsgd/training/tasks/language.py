@@ -24,7 +24,7 @@ class Language:
 
     def __init__(self, data: Windows) -> None:
         self._data = data
-        self.at_once = max(1, SCORES_AT_ONCE // (data.bptt * len(data.types)))
+        self.at_once = max(1, SCORES_AT_ONCE // (data.bptt * data.types))
 
     def loss(self, scores: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=IGNORED)
@@ -39,6 +39,6 @@ class Language:
         return Result(mean.item(), {"perplexity": mean.exp().item()})
 
     def require(self, scores: Tensor, x: Tensor, model: str) -> None:
-        types = len(self._data.types)
+        types = self._data.types
         if scores.shape[:-1] != x.shape or scores.shape[-1] < types:
             raise unfit(model, scores, x, f"{self._data.path} has {types} types", [*x.shape, types])

@@ -1,0 +1,221 @@
+"""Text files as documents, and these as tokens on their way into a store; no file has to fit into memory.
+
+A file is a document; where a line is named that parts documents, it may hold several. In a `.jsonl` each line
+is an object with the document as its "text". Compressed or not, as the first bytes tell. Each document is
+followed by the tokenizer's end.
+
+A tokenizer is given no more than about `PIECE` bytes at once: of a longer document the pieces end where lines
+do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+
+from hpcsgd.data import shards
+from hpcsgd.data.corpus import Vocabulary
+from hpcsgd.data.formats.streams import InputStream, existing, opened
+from hpcsgd.data.tokenizers import Tokenizer, decoded
+from hpcsgd.errors import UserError, located
+
+PIECE = 1 << 20
+LONGEST = 4
+"""Bytes of a character."""
+HELD_OUT = 100
+"""One of so many documents is held out for testing, where no files are named for that."""
+
+
+class Piece(NamedTuple):
+    """Of a document, in the order of the text; `last` of it or not. `place` is where it comes from."""
+
+    text: bytes
+    last: bool
+    place: str
+
+
+@dataclass
+class Texts:
+    """Documents in files or folders of files (in the order of their names), to be read once. `test`: those to
+    test on; without, every hundredth document of `train` is. `between`: a line that parts documents in a
+    file."""
+
+    train: Sequence[Path]
+    test: Sequence[Path]
+    tokenizer: Tokenizer
+    between: str | None = None
+    rows: dict[str, int] = field(default_factory=dict)
+    """Tokens of each split, once written."""
+
+    def write(self, file: h5py.File, kind: str) -> Vocabulary:
+        """Read everything into `file`, as the store of the collection `kind`."""
+        vocabulary = Vocabulary.of(self.tokenizer, kind)
+        vocabulary.write(file)
+        writers = {split: Writer(file.create_group(split), self.tokenizer) for split in ("train", "test")}
+        if self.test:
+            for split, sources in (("train", self.train), ("test", self.test)):
+                for document in _documents(sources, self.between):
+                    writers[split].add(document)
+        else:
+            self._hold_out(writers)
+        for split, writer in writers.items():
+            writer.finish()
+            self.rows[split] = writer.tokens
+            if not writer.tokens:
+                raise UserError(f"there is no text to {split} on")
+        return vocabulary
+
+    def _hold_out(self, writers: Mapping[str, Writer]) -> None:
+        files = list(_files(self.train))
+        if self.between is None and not any(map(_has_objects, files)):
+            _require_enough(len(files))  # rather than after hours
+        count = 0
+        for count, document in enumerate(_documents(self.train, self.between), start=1):
+            writers["train" if count % HELD_OUT else "test"].add(document)
+        _require_enough(count)
+
+
+def _require_enough(documents: int) -> None:
+    if documents < HELD_OUT:
+        raise UserError(
+            f"{documents} of the {HELD_OUT} documents of which one is held out for testing: name files to "
+            "test on by --test, or the line that parts documents by --between"
+        )
+
+
+class Writer:
+    """Of one split: tokenizes many pieces at once, and tells how many bytes they had."""
+
+    def __init__(self, group: h5py.Group, tokenizer: Tokenizer) -> None:
+        self._group, self._tokenizer = group, tokenizer
+        self._shards = shards.Writer(group, tokenizer.types)
+        self._end = np.array([tokenizer.end])
+        self._waiting: list[Piece] = []
+        self._held = self._bytes = self._documents = 0
+
+    @property
+    def tokens(self) -> int:
+        return self._shards.tokens
+
+    def add(self, document: Iterable[Piece]) -> None:
+        size = 0
+        for piece in document:
+            size += len(piece.text)
+            if not size:
+                continue  # of nothing there is no end
+            self._waiting.append(piece)
+            self._held += len(piece.text)
+            self._documents += piece.last
+            if self._held >= PIECE:
+                self._flush()
+
+    def finish(self) -> None:
+        self._flush()
+        self._shards.finish()
+        self._group.attrs.update({"bytes": self._bytes, "documents": self._documents})
+
+    def _flush(self) -> None:
+        for piece, tokens in zip(self._waiting, self._encoded(), strict=True):
+            self._shards.append(tokens)
+            if piece.last:
+                self._shards.append(self._end)
+        self._bytes += self._held
+        self._waiting, self._held = [], 0
+
+    def _encoded(self) -> Sequence[np.ndarray]:
+        try:
+            return self._tokenizer.encode([piece.text for piece in self._waiting])
+        except UserError:
+            for piece in self._waiting:  # which one?
+                with located(piece.place):
+                    self._tokenizer.encode([piece.text])
+            raise
+
+
+def _documents(sources: Sequence[Path], between: str | None) -> Iterator[Iterable[Piece]]:
+    """One after the other: each is to be used up before the next is asked for."""
+    for path in _files(sources):
+        with opened(path) as stream:
+            if _has_objects(path):
+                yield from _of_objects(stream)
+            elif between is None:
+                yield _pieces(stream)
+            else:
+                yield from _parted(stream, between.encode())
+
+
+def _files(sources: Sequence[Path]) -> Iterator[Path]:
+    for source in sources:
+        there = existing(source, "a text file, or a folder of such")
+        if there.is_dir():
+            yield from sorted(path for path in there.rglob("*") if path.is_file())
+        else:
+            yield there
+
+
+def _has_objects(path: Path) -> bool:
+    return ".jsonl" in path.suffixes
+
+
+def _pieces(stream: InputStream) -> Iterator[Piece]:
+    """A whole stream."""
+    kept, begin = b"", 0
+    while block := stream.read(PIECE):
+        kept += block
+        cut = _cut(kept)
+        yield Piece(kept[:cut], False, f"{stream.name}: after byte {begin}")
+        kept, begin = kept[cut:], begin + cut
+    yield Piece(kept, True, f"{stream.name}: after byte {begin}")
+
+
+def _cut(text: bytes) -> int:
+    """Where a piece of it ends: with a line, or else with a character."""
+    if (end := text.rfind(b"\n")) >= 0:
+        return end + 1
+    last = next((i for i in range(1, min(len(text), LONGEST) + 1) if text[-i] & 0xC0 != 0x80), 0)
+    return len(text) - last
+
+
+def _parted(stream: InputStream, between: bytes) -> Iterator[Iterable[Piece]]:
+    groups = groupby(stream.lines(), key=lambda line: line.rstrip(b"\r") == between)
+    documents = (lines for parting, lines in groups if not parting)
+    for number, lines in enumerate(documents, start=1):
+        yield _of_lines((line + b"\n" for line in lines), f"{stream.name}: document {number}")
+
+
+def _of_lines(lines: Iterable[bytes], place: str) -> Iterator[Piece]:
+    some, size = [], 0
+    for line in lines:
+        some.append(line)
+        size += len(line)
+        if size >= PIECE:
+            yield Piece(b"".join(some), False, place)
+            some, size = [], 0
+    yield Piece(b"".join(some), True, place)
+
+
+def _of_objects(stream: InputStream) -> Iterator[Iterable[Piece]]:
+    for number, line in enumerate(stream.lines(), start=1):
+        if not line.strip():
+            continue
+        place = f"{stream.name}: line {number}"
+        with located(place):
+            yield _of_lines(_text(line).encode().splitlines(keepends=True), place)
+
+
+def _text(line: bytes) -> str:
+    try:
+        found = json.loads(decoded(line))
+    except json.JSONDecodeError as error:
+        raise UserError(f"no JSON ({error})") from error
+    text = found.get("text") if isinstance(found, dict) else None
+    if not isinstance(text, str):
+        raise UserError('expected an object with a string as its "text"')
+    return text
