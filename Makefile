@@ -55,6 +55,7 @@ bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/paper_scaling.py --quick
 	"$(BIN)/python" benchmarks/wire.py --quick
 	"$(BIN)/python" benchmarks/late_accuracy.py --quick
+	"$(BIN)/python" benchmarks/token_reading.py --quick
 	"$(BIN)/python" benchmarks/gpu.py --quick
 
 doctor: $(ENV)
