@@ -73,9 +73,9 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     world = mpi.world()
-    K = world.size // given.count
+    K = world.size // given.islands
     invited = Invitation(
-        world.rank // K, given.count, given.coordinator, given.token, silence=10.0, timeout=300.0
+        world.rank // K, given.islands, given.coordinator, given.token, silence=10.0, timeout=300.0
     )
     meetings = invited.accept(world.split(world.rank // K, world.rank))
     rows = measure([size // 4 for size in given.bytes], given.rounds, meetings, world)
