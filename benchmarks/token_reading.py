@@ -102,25 +102,10 @@ def read_once(path: Path) -> None:
             pass
 
 
-class Numbers:
-    """In place of a tokenizer."""
-
-    name, definition, end = "words", b"random", 0
-
-    def __init__(self, types: int) -> None:
-        self.types = types
-
-    def encode(self, texts: Any) -> Any:
-        raise NotImplementedError
-
-    def decode(self, tokens: Any) -> Any:
-        raise NotImplementedError
-
-
 def make(path: Path, types: int, tokens: int) -> None:
     chance = np.random.default_rng(0)
     with new_file(path) as file:
-        Vocabulary.of(Numbers(types), "random").write(file)
+        Vocabulary("random", "words", types, 0, b"random").write(file)
         writer = Writer(file.create_group("train"), types)
         while (left := tokens - writer.tokens) > 0:
             writer.append(chance.integers(0, types, min(left, 1 << 24), np.int32))

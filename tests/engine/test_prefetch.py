@@ -244,6 +244,27 @@ def test_a_layer_waits_for_its_own_weights_alone(waits: list[Bucket]) -> None:
             assert left == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
+class Unseen(nn.Linear):
+    """As an extension in C++ has it: torch hands nothing over when it reads its own weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            return functional.linear(x, self.weight, self.bias)
+
+
+def test_a_layer_that_torch_does_not_see_waits_before_its_call(waits: list[Bucket]) -> None:
+    def use(world: Transport) -> bool:
+        net = nn.Sequential(Unseen(3, 2))
+        made = wrapped(world, net)
+        net(torch.ones(2, 3)).sum().backward()
+        made.step()
+        assert not any(b in waits for b in made._step.buckets)
+        net(torch.ones(2, 3))
+        return all(b in waits for b in made._step.buckets)
+
+    assert all(threads.run(2, use, timeout=PATIENCE))
+
+
 class Own(nn.Parameter):
     """Somebody else's kind."""
 

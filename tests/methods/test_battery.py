@@ -171,10 +171,6 @@ def test_state_survives_a_round_trip(run, method: str, P: int, K: int, optimizer
         torch.testing.assert_close(whole, resumed, rtol=0, atol=0 if case.same_bits else 1e-13)
 
 
-NOT_ON_DEVICES: Mapping[str, str] = {}
-"""Entries that cannot run there yet, and why; one that begins to is noticed."""
-
-
 QUICK = ("hierarchical",)
 """Whose streams are slowed one by one in `make test`."""
 
@@ -186,14 +182,8 @@ def on_devices(labels: Iterable[str], shapes: Sequence[tuple[int, int]], quick: 
         for P, K in shapes:
             for placing in placings:
                 marks = [] if quick == (P, K) and placing == placings[i % 2] else [pytest.mark.long]
-                if label in NOT_ON_DEVICES:
-                    marks.append(pytest.mark.xfail(reason=NOT_ON_DEVICES[label]))
                 made.append(pytest.param(label, P, K, placing, marks=marks))
     return made
-
-
-def test_what_cannot_run_on_devices_is_in_the_tables() -> None:
-    assert NOT_ON_DEVICES.keys() <= ENTRIES.keys()
 
 
 @pytest.mark.threads(unless={"method": {"hierarchical", "sgp"}, "P": 2, "K": 2})
@@ -244,7 +234,6 @@ def test_on_devices_one_group_has_nobody_to_wait_for(run, method: str, P: int, K
             label,
             invariant,
             id=f"{label}-{invariant.__name__}",
-            marks=[pytest.mark.xfail(reason=NOT_ON_DEVICES[label])] if label in NOT_ON_DEVICES else [],
         )
         for label, entry in EXCEPTIONS.items()
         for invariant in entry.invariants
