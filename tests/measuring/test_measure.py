@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,9 @@ def test_a_machine_of_two_ranks(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(computing, "ELEMENTS", 20_000)
     (text, told), other = run(2, machine_of)
     assert text == other[0]
-    (tmp_path / "machine.toml").write_text(text)
-    machine = load(tmp_path / "machine.toml")
+    mine = tmp_path / f"machine-{os.getpid()}.toml"  # under mpiexec both ranks are here, in one folder
+    mine.write_text(text)
+    machine = load(mine)
     assert (machine.hosts, machine.ranks_per_host) == (1, 2)
     assert {(link.operation, link.kind) for link in machine.link} == {(name, "inside") for name in SHAPES}
     assert all(points.way == Way(2) for points in machine.points)
