@@ -1,7 +1,7 @@
 """The mean of the groups' models by a narrow wire: groups send how they moved since the last meeting.
 
-With θ, what all groups left the last meeting with, and e_i, what rounding has lost of what group i had to
-say, position by position and chunk by chunk,
+With θ, what all groups left the last meeting with, or began with, and e_i, what rounding has lost of what
+group i had to say, position by position and chunk by chunk,
 
     x_i ← (w_i − θ) + e_i
     θ ← θ + unpacked, packed mean over the groups of unpacked, packed x_i
@@ -29,7 +29,8 @@ from hpcsgd.wires.mean import mean_on_all, padded, sent_by_mean
 
 class PackedMean:
     """Each position averages the chunk that it owns by way of `wire`: an all-to-all and an allgather over the
-    P groups. The first meeting, from when on groups have something in common, is one of `Mean`.
+    P groups. Where it is new to groups that have trained apart, a first meeting is one of `Mean`: from then
+    on they have something in common.
 
     Takes room for two chunks, M/K elements each; one where the wire does not keep what it loses.
     """
@@ -46,7 +47,8 @@ class PackedMean:
         self._kept: list[Tensor] = []
 
     def before_update(self, s: Step) -> None:
-        pass
+        if s.t == 1 and s.job.P > 1 and not self._theta:  # all groups begin with the same model
+            self._begin(s.owned)
 
     def __call__(self, s: Step) -> None:
         if not self._theta:
@@ -67,7 +69,7 @@ class PackedMean:
         return (2 if self.wire.keeps else 1) * m.owned(wide=True)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
-        """Of every meeting but the first."""
+        """Of every meeting, but for a first one of groups that have trained apart."""
         for b in m.buckets:
             yield from sent_by_mean(self.wire, m.chunk(b), m)
 

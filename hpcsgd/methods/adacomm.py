@@ -146,9 +146,8 @@ def adacomm(
         exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
             AllToAll().
         moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
-        average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, …; of all
-            meetings but the first, in which they come together as they are. Default None: as they are, in
-            all.
+        average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, ….
+            Default None: as they are.
 
     Raises:
         UserError: for an `interval` or `block` that is no whole number ≥ 1; in a step without a loss, or at a

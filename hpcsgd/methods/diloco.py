@@ -169,9 +169,8 @@ def diloco(
             AllToAll().
         moments: what becomes of the inner optimizer's momentum at a meeting: `kept`, `Averaged` or `Reset`.
             Default kept, as in the paper.
-        average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, …; of all
-            meetings but the first, in which they come together as they are. Default None: as they are, in
-            all.
+        average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, ….
+            Default None: as they are.
 
     Raises:
         UserError: for `every` below 1, or an `outer` that makes no torch optimizer.

@@ -48,9 +48,8 @@ def hierarchical(
             for K gradient chunks is short, or `Sparse(...)`. Default AllToAll().
         moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept, which
             sends nothing.
-        average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, …; of all
-            meetings but the first, in which they come together as they are. Default None: as they are, in
-            all.
+        average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, ….
+            Default None: as they are.
 
     Raises:
         UserError: for `every` below 1.

@@ -64,11 +64,23 @@ def test_all_groups_leave_with_the_same_bits(
 
 
 @pytest.mark.ranks(3)
-def test_the_first_meeting_is_the_mean(run) -> None:
-    method = lambda wire: hierarchical(EVERY, average=wire)  # noqa: E731
-    packed = run(3, lambda world: trained(world, 3, method(wires.int4()), torch.float32, EVERY))
-    plain = run(3, lambda world: trained(world, 3, method(None), torch.float32, EVERY))
-    assert all(torch.equal(mine[-1], theirs[-1]) for mine, theirs in zip(packed, plain, strict=True))
+@pytest.mark.parametrize("late", [False, True])
+def test_groups_that_have_trained_apart_first_meet_as_they_are(run, late: bool) -> None:
+    """From the beginning of a training they have something in common."""
+
+    def one(world: Transport, wire: Wire | None) -> tuple[Tensor, float]:
+        before = world.ledger.totals()
+        method = hierarchical(EVERY, average=wire)
+        if late:
+            method = hpcsgd.switch(hierarchical(99), method, at=1)
+        end = trained(world, 3, method, torch.float32, EVERY)[-1]
+        assert "average" not in before
+        return end, world.ledger.totals()["average"].bytes
+
+    found, plain = (run(3, one, wire) for wire in (wires.int4(), None))
+    for (mine, few), (theirs, many) in zip(found, plain, strict=True):
+        assert torch.equal(mine, theirs) == late
+        assert (few < 0.5 * many) == (not late)
 
 
 @pytest.mark.ranks(3)
@@ -139,8 +151,8 @@ def test_an_outer_optimizer_does_not_have_to_be_told_of(run) -> None:
             steps.append(wire.said)
         return steps
 
-    for _, moving, still in run(2, one):  # the first meeting is a plain one
-        assert max(x.abs().max() for x in moving) > 0
+    for first, moving, still in run(2, one):
+        assert min(max(x.abs().max() for x in said) for said in (first, moving)) > 0
         assert still
         assert all(x.abs().max() < 1e-6 for x in still)
 
