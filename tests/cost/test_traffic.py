@@ -51,8 +51,6 @@ def made(label: str) -> Method:
         arguments = {"interval": 1, "block": 2}
     if entry.method == "fedavg":
         arguments |= {"per_epoch": 1, "steps_per_epoch": 4}
-    if arguments.get("average") is not None:
-        arguments["every"] = 1  # the first meeting is another one, and has been before anything is counted
     return METHODS[entry.method](**arguments)
 
 
