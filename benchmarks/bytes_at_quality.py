@@ -1,0 +1,92 @@
+"""How good a language model gets, against the bytes that a rank sends for it:
+
+    hpcsgd data convert text wikitext-2/wiki.train.tokens wikitext2_bytes.h5 --tokenizer bytes \\
+      --test wikitext-2/wiki.test.tokens
+    python benchmarks/bytes_at_quality.py --data wikitext2_bytes.h5 [--json FILE] [--plot FILE]
+
+A GPT of 0.36 million parameters on 4.2 million bytes of WikiText-2, by 4 and by 8 groups of one rank that
+share batches of 32 windows of 128 bytes: bsp; DiLoCo, whose groups meet every 64 steps; Streaming DiLoCo with
+4 bits; SparseLoCo; MuLoCo with 2 bits. Everybody has the same tokens in the same order. Each is tried with
+six settings, on a seed of its own and by text that is held out of training; with the best of them it trains
+on three other seeds, and is judged by the beginning of the test split.
+
+Groups are threads of one process, by the library: --real compares a short training of everybody with one on
+four ranks (mpiexec -n 4 python benchmarks/bytes_at_quality.py --data FILE --real). Hours on two cores; --who,
+--groups and --seeds divide them, --json FILE is written after every training, and --keep FILE goes on there.
+--quick: seconds, of a model that is too small (that it runs, not what it measures).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import hpcsgd
+from bytes_at_quality.contestants import CONTESTANTS, Settings
+from bytes_at_quality.judging import TUNED, best, judged, name, named
+from bytes_at_quality.picture import draw
+from bytes_at_quality.real import compare
+from bytes_at_quality.training import FULL, QUICK, measure, read
+from harness import Run, print_table
+
+Row = dict[str, Any]
+SEEDS = (1, 2, 3)
+HEAD = ["groups", "who", "seeds", "bits a byte", "loss over bsp's", "MB a rank", "times fewer", "settings"]
+
+
+def due(
+    rows: Sequence[Row], who: str, groups: int, seeds: Sequence[int], trials: int
+) -> Iterator[tuple[int, Settings]]:
+    """What is to be trained: trials, and then the best of them."""
+    for settings in CONTESTANTS[who].trials[:trials]:
+        yield TUNED, settings
+    chosen = best(rows, who, groups)
+    assert chosen is not None
+    for seed in seeds:
+        yield seed, chosen
+
+
+def main() -> None:
+    everybody = list(CONTESTANTS)
+    parser = argparse.ArgumentParser(description="How good a model gets, against the bytes for it.")
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="wikitext2_bytes.h5")
+    parser.add_argument("--who", nargs="+", choices=everybody, default=everybody, metavar="NAME")
+    parser.add_argument("--groups", nargs="+", type=int, default=(4, 8))
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--real", action="store_true", help="under mpiexec -n 4: some steps against threads")
+    parser.add_argument("--quick", action="store_true", help="seconds: that it runs, not what it measures")
+    parser.add_argument("--keep", type=Path, nargs="+", metavar="FILE", default=[], help="of earlier --json")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    if given.real:
+        compare(hpcsgd.init(groups=1).world, given.data)
+        return
+    setting = QUICK if given.quick else FULL
+    text, run = read(given.data, setting), Run()
+    rows = [row for file in given.keep for row in run.kept(file) if row["setting"] == asdict(setting)]
+    there = {named(row) for row in rows}
+    seeds, shapes = (given.seeds[:1], given.groups[:1]) if given.quick else (given.seeds, given.groups)
+    for groups, who in ((groups, who) for groups in shapes for who in given.who):
+        for seed, settings in due(rows, who, groups, seeds, setting.trials):
+            if name(groups, who, seed, settings) not in there:
+                row = measure(setting, text, who, groups, settings, seed)
+                found = f"{row['held_out_loss']:.4f} in {row['seconds']:.0f} s"
+                print(f"{groups} groups, {who}, seed {seed}, {dict(settings)}: {found}", flush=True)
+                rows.append(row)
+                if given.json:
+                    run.write(given.json, rows)
+    order = list(CONTESTANTS)
+    rows.sort(key=lambda row: (row["groups"], order.index(row["who"]), row["seed"]))
+    lines, goals = judged(rows)
+    print_table(lines, HEAD)
+    if given.plot:
+        draw(given.plot, rows)
+    run.conclude(rows, goals, given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The parts of `bytes_at_quality.py`."""

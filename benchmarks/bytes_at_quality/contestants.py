@@ -1,0 +1,61 @@
+"""Who trains in `bytes_at_quality.py`, and what of each was tried before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from torch import nn, optim
+
+import hpcsgd
+from hpcsgd import wires
+from hpcsgd.methods.diloco import MakeOptimizer
+
+EVERY = 64
+"""H, steps from one meeting to the next."""
+FRAGMENTS, DELAY = 4, 4
+BETAS, DECAY = (0.9, 0.95), 0.1
+Settings = Mapping[str, float]
+BSP, DILOCO, STREAMED = "bsp", "DiLoCo", "streamed, 4 bits"
+SPARSE, MULOCO = "SparseLoCo", "MuLoCo, 2 bits"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    method: Callable[[Settings], hpcsgd.Method]
+    trials: Sequence[Settings]
+    """What is tried, as many for everybody; the best one is taken."""
+    optimizer: Callable[[nn.Module, Settings], optim.Optimizer]
+    """Inside a group, of the trial's `lr`."""
+
+
+def adamw(model: nn.Module, s: Settings) -> optim.Optimizer:
+    return optim.AdamW(model.parameters(), lr=s["lr"], betas=BETAS, weight_decay=DECAY)
+
+
+def nesterov(s: Settings) -> MakeOptimizer:
+    return lambda ws: optim.SGD(ws, lr=s["outer_lr"], momentum=0.9, nesterov=True)
+
+
+def grid(**values: Sequence[float]) -> list[Settings]:
+    return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
+
+
+def with_outer(**inner: Sequence[float]) -> list[Settings]:
+    return grid(**inner, outer_lr=(0.4, 0.7))
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    BSP: Contestant(lambda s: hpcsgd.bsp(), grid(lr=(1e-3, 2e-3, 4e-3, 6e-3, 8e-3, 12e-3)), adamw),
+    DILOCO: Contestant(
+        lambda s: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=(2e-3, 4e-3, 8e-3)), adamw
+    ),
+    STREAMED: Contestant(
+        lambda s: hpcsgd.streamed(
+            hpcsgd.diloco(EVERY, outer=nesterov(s), average=wires.int4(block=256)), FRAGMENTS, DELAY
+        ),
+        with_outer(lr=(2e-3, 4e-3, 8e-3)),
+        adamw,
+    ),
+}

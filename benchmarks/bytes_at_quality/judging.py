@@ -1,0 +1,89 @@
+"""What the rows of `bytes_at_quality.py` say: which trial was the best one, and what few bytes cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log
+from statistics import mean, stdev
+from typing import Any
+
+from bytes_at_quality.contestants import BSP, CONTESTANTS, DILOCO, MULOCO, SPARSE, STREAMED, Settings
+from harness import Goal
+
+Row = dict[str, Any]
+TUNED = 0
+"""The seed of trials; others are trained with what was best in these."""
+LOSS, NO_WORSE = 1.005, 1.0
+FEWER = {STREAMED: 400.0, SPARSE: 2000.0}
+"""Goals: loss over that of bsp; loss over that of DiLoCo; times fewer bytes than bsp."""
+
+
+def name(groups: int, who: str, seed: int, settings: Settings) -> tuple[Any, ...]:
+    """Of a training."""
+    return groups, who, seed, tuple(sorted(settings.items()))
+
+
+def named(row: Row) -> tuple[Any, ...]:
+    return name(row["groups"], row["who"], row["seed"], row["settings"])
+
+
+def of(rows: Sequence[Row], who: str, groups: int) -> list[Row]:
+    return [row for row in rows if (row["who"], row["groups"]) == (who, groups)]
+
+
+def best(rows: Sequence[Row], who: str, groups: int) -> Settings | None:
+    """By the text held out, of what has been tried."""
+    trials = [row for row in of(rows, who, groups) if row["seed"] == TUNED]
+    return min(trials, key=lambda row: row["held_out_loss"])["settings"] if trials else None
+
+
+def finals(rows: Sequence[Row], who: str, groups: int) -> dict[int, Row]:
+    """By seed, with the best settings."""
+    settings = best(rows, who, groups)
+    return {
+        row["seed"]: row
+        for row in of(rows, who, groups)
+        if row["seed"] != TUNED and row["settings"] == settings
+    }
+
+
+def ratios(mine: Mapping[int, Row], theirs: Mapping[int, Row], what: str) -> list[float]:
+    """Of each seed that both have."""
+    return [mine[seed][what] / theirs[seed][what] for seed in sorted(mine.keys() & theirs.keys())]
+
+
+def judged(rows: Sequence[Row]) -> tuple[list[list[object]], list[Goal]]:
+    """The lines of the table, and what was to be reached."""
+    lines: list[list[object]] = []
+    goals: list[Goal] = []
+    for groups in sorted({row["groups"] for row in rows}):
+        found = {who: finals(rows, who, groups) for who in CONTESTANTS}
+        lines += [line(groups, who, mine, found[BSP]) for who, mine in found.items() if mine]
+        goals += goals_of(groups, found)
+    apart = [abs(row["bytes"] / row["formula"] - 1) for row in rows]
+    goals.append(Goal("bytes over those of the formula: the largest difference", max(apart), 1e-9))
+    return lines, goals
+
+
+def line(groups: int, who: str, mine: Mapping[int, Row], bsp: Mapping[int, Row]) -> list[object]:
+    losses = [row["test_loss"] for row in mine.values()]
+    over, fewer = ratios(mine, bsp, "test_loss"), ratios(bsp, mine, "bytes")
+    error = f" ± {stdev(over) / len(over) ** 0.5:.4f}" if len(over) > 1 else ""
+    settings = ", ".join(f"{name} {value:g}" for name, value in next(iter(mine.values()))["settings"].items())
+    apart, times = (f"{mean(over):.4f}{error}", f"{mean(fewer):.0f}") if over else ("", "")
+    megabytes = f"{mean(row['bytes'] for row in mine.values()) / 1e6:.3f}"
+    return [groups, who, len(mine), f"{mean(losses) / log(2):.4f}", apart, megabytes, times, settings]
+
+
+def goals_of(groups: int, found: Mapping[str, Mapping[int, Row]]) -> list[Goal]:
+    def loss(who: str, against: str, most: float) -> list[Goal]:
+        over = ratios(found[who], found[against], "test_loss")
+        return (
+            [Goal(f"{groups} groups: loss of {who} over that of {against}", mean(over), most)] if over else []
+        )
+
+    goals = loss(STREAMED, BSP, LOSS) + loss(SPARSE, DILOCO, NO_WORSE) + loss(MULOCO, DILOCO, NO_WORSE)
+    for who, fewer in FEWER.items():
+        if part := ratios(found[who], found[BSP], "bytes"):
+            goals.append(Goal(f"{groups} groups: bytes of {who} over those of bsp", mean(part), 1 / fewer))
+    return goals

@@ -1,0 +1,44 @@
+"""The picture of `bytes_at_quality.py`: how good, against the bytes that it took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bytes_at_quality.contestants import CONTESTANTS
+from bytes_at_quality.judging import finals
+from hpcsgd.files.pictures import STYLE, save
+
+Row = dict[str, Any]
+
+
+def draw(path: Path, rows: Sequence[Row]) -> None:
+    shapes = sorted({row["groups"] for row in rows})
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(5.4 * len(shapes), 4.6), layout="constrained", dpi=120)
+        for groups, axes in zip(
+            shapes, figure.subplots(1, len(shapes), sharey=True, squeeze=False)[0], strict=True
+        ):
+            _panel(axes, rows, groups)
+        lines, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(lines, labels, loc="outside lower center", ncols=min(len(labels), 3 * len(shapes)))
+        save(figure, path)
+
+
+def _panel(axes: Axes, rows: Sequence[Row], groups: int) -> None:
+    for color, who in enumerate(CONTESTANTS):
+        mine = finals(rows, who, groups).values()
+        if mine:
+            bits = [row["test_loss"] / log(2) for row in mine]
+            axes.plot(
+                [row["bytes"] / 1e6 for row in mine], bits, "o", color=f"C{color}", alpha=0.8, label=who
+            )
+    axes.set(xscale="log", title=f"{groups} groups", xlabel="megabytes that a rank sent")
+    if axes.get_subplotspec().is_first_col():  # pyright: ignore[reportOptionalMemberAccess]
+        axes.set_ylabel("bits a byte of the test split")
