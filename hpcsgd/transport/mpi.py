@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from hpcsgd.errors import JobError
-from hpcsgd.transport import gpu_mpi, ring, sums
+from hpcsgd.transport import by_node, gpu_mpi, ring, sums
 from hpcsgd.transport.backend import ANY, Backend, Reduction
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
+from hpcsgd.transport.by_node import ByNode
 from hpcsgd.transport.ending import guard
 from hpcsgd.transport.launcher import check_world, intended_rank
 
@@ -66,8 +67,10 @@ class MpiBackend(Backend):
         self.node = node
         self.name = " ".join(MPI.Get_library_version().splitlines()[0].strip(" \0\t").split())
         self._comm = comm
+        nodes = comm.allgather(node)
         # Where ranks share nodes the library's own sends less between these: it adds up in each first.
-        self._one_a_node = len(set(comm.allgather(node))) == self.size > 1
+        self._one_a_node = len(set(nodes)) == self.size > 1
+        self._levels = by_node.levels(nodes)
 
     def accepts(self, device: torch.device) -> bool:
         return device.type == "cpu"
@@ -79,6 +82,9 @@ class MpiBackend(Backend):
         if sums.is_narrow(x):
             sums.reduce_scatter(self, out, x, reduction)
             return
+        if reduction != "max" and (levels := self._by_node(x)) is not None:
+            levels.reduce_scatter(out, x, reduction == "mean")
+            return
         if x.numel() > _LARGEST:
             self._large_sum_scatter(out, x)
         else:
@@ -87,6 +93,9 @@ class MpiBackend(Backend):
             out.div_(self.size)
 
     def allgather(self, out: Tensor, x: Tensor) -> None:
+        if (levels := self._by_node(out)) is not None:
+            levels.allgather(out, x)
+            return
         in_place = x.data_ptr() == out.view(self.size, -1)[self.rank].data_ptr()
         _complete(self._comm.Iallgather(MPI.IN_PLACE if in_place else _carried(x), _carried(out)))
 
@@ -144,6 +153,14 @@ class MpiBackend(Backend):
         return gpu_mpi.judged(
             gpu_mpi.runtime_of(device), library, kinds, query, os.environ, gpu_mpi.loaded_files()
         )
+
+    @functools.cached_property
+    def _two_levels(self) -> ByNode | None:
+        return None if self._levels is None else ByNode(self, *self._levels)
+
+    def _by_node(self, whole: Tensor) -> ByNode | None:
+        """Where it is worth it; collective."""
+        return self._two_levels if whole.nbytes >= by_node.SHORTEST else None
 
     def _sum_scatter(self, out: Tensor, x: Tensor) -> None:
         kind = _REDUCED[x.dtype]
