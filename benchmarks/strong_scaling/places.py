@@ -28,7 +28,8 @@ WARM_UP = 1
 """Steps."""
 STEPS = 2
 """Of a block at least."""
-DDP, SYNC, BASELINE, OURS, LATE = "DDP", "bsp", "allreduce-based", "hierarchical", "hierarchical, delayed"
+DDP, SYNC, BASELINE, OURS = "DDP", "bsp", "allreduce-based", "hierarchical"
+SCATTERED, LATE = "hierarchical, reduce_scatter", "hierarchical, delayed"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ FIGURES = {"figure 5": Figure(4, 8), "figure 9": Figure(8, 4)}
 LOCAL: dict[str, Callable[[int], hpcsgd.Method]] = {
     BASELINE: hpcsgd.allreduce_local_sgd,
     OURS: hpcsgd.hierarchical,
+    SCATTERED: lambda every: hpcsgd.hierarchical(every, hpcsgd.ReduceScatter()),
     LATE: lambda every: hpcsgd.delayed(hpcsgd.hierarchical(every), every),
 }
 

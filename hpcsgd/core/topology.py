@@ -161,11 +161,13 @@ def form(world: Transport, groups: int | None = None, group_size: int | None = N
     if order != list(range(world.size)):
         world = world.split(0, order.index(world.rank))
     g, j = divmod(world.rank, K)
-    spread = groups_across_nodes([nodes[rank] for rank in order], K)
-    if spread and world.rank == 0:
+    of_ranks = [nodes[rank] for rank in order]
+    if (spread := groups_across_nodes(of_ranks, K)) and world.rank == 0:
+        share = any(len(set(of_ranks[g * K : (g + 1) * K])) < K for g in spread)
         log.warning(
             "%d of %d groups span more than one node (%d ranks a group, %d nodes): their gradients cross the "
-            "network at every step", len(spread), P, K, len(set(nodes))
+            "network at every step%s", len(spread), P, K, len(set(nodes)),
+            "; with the exchange reduce_scatter once for a node, not once for a rank" if share else "",
         )  # fmt: skip
     group, cross = world.split(g, j), world.split(j, g).on_its_own_lane()
     return Job(world=world, group=group, cross=cross, P=P, K=K)

@@ -20,7 +20,7 @@ from torch import Tensor
 from hpcsgd.transport import sums
 from hpcsgd.transport.backend import Backend
 
-SHORTEST = 1 << 18
+SHORTEST = 1 << 17
 """Bytes of a vector: of shorter ones one more message costs as much as it saves."""
 
 

@@ -68,9 +68,12 @@ def test_groups_across_nodes_are_told(caplog: pytest.LogCaptureFixture) -> None:
     assert groups_across_nodes([0, 0, 0, 3, 3, 3], 2) == [1]
     with caplog.at_level(logging.WARNING):
         threads.run(6, lambda world: form(world, groups=3), nodes=[0, 0, 0, 3, 3, 3])
+        threads.run(6, lambda world: form(world, groups=1), nodes=[0, 0, 0, 3, 3, 3])
     assert [record.getMessage() for record in caplog.records] == [
         "1 of 3 groups span more than one node (2 ranks a group, 2 nodes): their gradients cross the network "
-        "at every step"
+        "at every step",
+        "1 of 1 groups span more than one node (6 ranks a group, 2 nodes): their gradients cross the network "
+        "at every step; with the exchange reduce_scatter once for a node, not once for a rank",
     ]
 
 
