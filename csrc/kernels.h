@@ -57,6 +57,17 @@ HPCSGD_API int64_t hpcsgd_encode(const int64_t* indices, int64_t count, uint8_t*
 // The inverse; MALFORMED where `code` does not hold exactly `count` indices below 2^63.
 HPCSGD_API int64_t hpcsgd_decode(const uint8_t* code, int64_t bytes, int64_t count, int64_t* indices);
 
+// Which k[s] of the elements [starts[s], stops[s]) were chosen, segment by segment: ascending indices, all of
+// them in `indices`, as Elias-Fano's code or one bit an element, whichever is shorter. `bytes` is what n and k of
+// all segments come to, or else NO_SEGMENTS is returned; NOT_ASCENDING for other indices.
+HPCSGD_API int64_t hpcsgd_encode_chosen(const int64_t* indices, const int64_t* starts, const int64_t* stops,
+                                        const int64_t* k, int64_t segments, uint8_t* code, int64_t bytes);
+
+// The inverse; MALFORMED where `code` holds other than so many indices of each segment.
+HPCSGD_API int64_t hpcsgd_decode_chosen(const uint8_t* code, int64_t bytes, const int64_t* starts,
+                                        const int64_t* stops, const int64_t* k, int64_t segments,
+                                        int64_t* indices);
+
 // x as numbers of 8 or 4 bits in blocks of `block` elements, a multiple of 8: a float32 for each block, then the
 // numbers, of 4 bits two a byte. Rounded to the nearest even, or up and down by chance, the dice being thrown by
 // `draw`. Blocks with a NaN or an infinity become NaNs.

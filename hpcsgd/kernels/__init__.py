@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.errors import UserError
-from hpcsgd.kernels import on_device, reference
+from hpcsgd.kernels import chosen, on_device, reference
 from hpcsgd.kernels.cuda import Cuda
 from hpcsgd.kernels.native import GRADIENT_TYPES, Native
 
@@ -27,9 +27,12 @@ __all__ = [
     "Native",
     "above",
     "accumulate",
+    "chosen_bytes",
     "cuda",
     "decode",
+    "decode_chosen",
     "encode",
+    "encode_chosen",
     "largest",
     "native",
     "pack",
@@ -161,6 +164,40 @@ def decode(code: Tensor, count: int) -> Tensor:
     return reference.decode(code, count) if library is None else library.decode(code, count)
 
 
+def chosen_bytes(starts: Tensor, stops: Tensor, k: Tensor) -> int:
+    """Of what `encode_chosen` makes of k[i] indices of each segment."""
+    return chosen.code_bytes(stops - starts, k)
+
+
+def encode_chosen(indices: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
+    """Which `k[i]` elements of `[starts[i], stops[i])` were chosen, for all i at once: uint8, on the device of
+    the `indices` (int64, ascending), `chosen_bytes` of it. `starts`, `stops`, `k` as of `largest`.
+
+    See `hpcsgd.kernels.chosen`. From a device they go by way of the host. Raises `UserError` for indices that
+    do not ascend, or lie elsewhere.
+    """
+    _require_chosen(starts, stops, k)
+    assert indices.dtype == torch.int64
+    assert indices.numel() == int(k.sum())
+    here = indices.cpu().contiguous()
+    code = torch.empty(chosen_bytes(starts, stops, k), dtype=torch.uint8, device="cpu")
+    library = native()
+    (chosen.encode if library is None else library.encode_chosen)(here, starts, stops, k, code)
+    return code.to(indices.device)
+
+
+def decode_chosen(code: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
+    """The indices of which `encode_chosen` made `code`. Raises `UserError` where it did not."""
+    _require_chosen(starts, stops, k)
+    assert code.dtype == torch.uint8
+    assert code.numel() == chosen_bytes(starts, stops, k)
+    here = code.cpu().contiguous()
+    indices = torch.empty(int(k.sum()), dtype=torch.int64, device="cpu")
+    library = native()
+    (chosen.decode if library is None else library.decode_chosen)(here, starts, stops, k, indices)
+    return indices.to(code.device)
+
+
 def packed_bytes(n: int, block: int, bits: int) -> int:
     """Of what `pack` makes of n elements."""
     return 4 * -(-n // block) + -(-n * bits // 8)
@@ -218,6 +255,12 @@ def _require_lists(*lists: Tensor) -> None:
         assert each.dtype == torch.int64
         assert each.dim() == 1
         assert _in_memory(each)
+
+
+def _require_chosen(starts: Tensor, stops: Tensor, k: Tensor) -> None:
+    _require_lists(starts, stops, k)
+    assert starts.numel() == stops.numel() == k.numel()
+    assert bool(((k >= 0) & (k <= stops - starts)).all())
 
 
 def _require_segments(n: int, starts: np.ndarray, stops: np.ndarray, k: np.ndarray) -> None:

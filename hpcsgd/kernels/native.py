@@ -31,6 +31,8 @@ _SIGNATURES = {
     "encoded_bytes": [_POINTER, _LONG],
     "encode": [_POINTER, _LONG, _POINTER],
     "decode": [_POINTER, _LONG, _LONG, _POINTER],
+    "encode_chosen": [_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _LONG],
+    "decode_chosen": [_POINTER, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER],
     "pack": [_POINTER, _LONG, _LONG, _INT, _INT, ctypes.c_uint32, _POINTER, _INT, _INT],
     "unpack": [_POINTER, _LONG, _LONG, _INT, _POINTER, _INT, _INT],
 }
@@ -119,6 +121,18 @@ class Native:
         indices = torch.empty(count, dtype=torch.int64, device="cpu")
         self._call("decode", code.data_ptr(), code.numel(), count, indices.data_ptr())
         return indices
+
+    def encode_chosen(
+        self, indices: Tensor, starts: Tensor, stops: Tensor, k: Tensor, code: Tensor
+    ) -> None:
+        segments = (starts.data_ptr(), stops.data_ptr(), k.data_ptr(), k.numel())
+        self._call("encode_chosen", indices.data_ptr(), *segments, code.data_ptr(), code.numel())
+
+    def decode_chosen(
+        self, code: Tensor, starts: Tensor, stops: Tensor, k: Tensor, indices: Tensor
+    ) -> None:
+        segments = (starts.data_ptr(), stops.data_ptr(), k.data_ptr(), k.numel())
+        self._call("decode_chosen", code.data_ptr(), code.numel(), *segments, indices.data_ptr())
 
     def pack(self, x: Tensor, code: Tensor, block: int, bits: int, draw: int | None) -> None:
         rounding = (int(draw is not None), draw or 0)

@@ -19,6 +19,7 @@ from hpcsgd.methods.post_local import post_local
 from hpcsgd.methods.sasgd import sasgd
 from hpcsgd.methods.selsync import selsync
 from hpcsgd.methods.sgp import osgp, sgp
+from hpcsgd.methods.sparse_loco import sparse_loco
 from hpcsgd.methods.ssp import ssp
 from hpcsgd.methods.streamed import streamed
 from hpcsgd.methods.switch import switch
@@ -40,6 +41,7 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "sasgd": sasgd,
     "selsync": selsync,
     "sgp": sgp,
+    "sparse_loco": sparse_loco,
     "ssp": ssp,
     "streamed": streamed,
     "switch": switch,
@@ -64,6 +66,7 @@ __all__ = [
     "sasgd",
     "selsync",
     "sgp",
+    "sparse_loco",
     "ssp",
     "streamed",
     "switch",

@@ -9,6 +9,7 @@ from torch import optim
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd.averagers.moments import MOMENTS, AroundMoments
+from hpcsgd.averagers.selection import SELECTIONS, Selection
 from hpcsgd.config.parts import Parts
 from hpcsgd.config.schema import Config
 from hpcsgd.core.graphs import GRAPHS, Graph
@@ -47,6 +48,7 @@ FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
     MakeOptimizer: OPTIMIZERS,
     Method: METHODS,
     Rounding: ROUNDINGS,
+    Selection: SELECTIONS,
     Sparsifier: SPARSIFIERS,
     Wire: WIRES,
 }

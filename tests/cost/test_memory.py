@@ -25,6 +25,7 @@ from hpcsgd.methods import (
     diloco,
     hierarchical,
     sasgd,
+    sparse_loco,
     streamed,
 )
 from hpcsgd.sparsifiers import TopK
@@ -48,6 +49,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "adacomm": lambda: adacomm(EVERY, block=2),
     "sasgd": lambda: sasgd(EVERY),
     "diloco": lambda: diloco(EVERY),
+    "sparse_loco": lambda: sparse_loco(EVERY),
     "delayed": lambda: delayed(hierarchical(EVERY), 2),
     "delayed, packed diloco": lambda: delayed(diloco(EVERY, average=wires.int4()), EVERY),
     "streamed": lambda: streamed(hierarchical(EVERY), 2, EVERY),

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, optim
 
+from hpcsgd.averagers import OverPositions, PerRun
 from hpcsgd.core.graphs import Exponential, Graph, Ring
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.topology import Job, form
@@ -47,6 +48,7 @@ from references import (
     model,
     pushed,
 )
+from sparse_deltas import over_positions, per_run, sparse_meetings
 from sparsifying import deft, sparsified
 
 EVERY = 3
@@ -248,6 +250,20 @@ REFERENCES: Mapping[str, Case] = {
         selected("gradients"),
     ),
     "sgp": Case("sgp", dict, pushing(Exponential()), invariants=(the_mean_is_kept,)),
+    "sparse_loco": Case(
+        "sparse_loco",
+        lambda: {"every": EVERY, "density": DENSITY, "beta": 0.8, "lr": 0.75, "select": PerRun(16)},
+        lambda P, K, make: alone(
+            P, K, make, STEPS, sparse_meetings(EVERY, K, per_run(16, DENSITY, K), 2, 0.8, 0.75)
+        ),
+    ),
+    "sparse_loco over positions": Case(
+        "sparse_loco",
+        lambda: {"every": EVERY, "density": DENSITY, "bits": 4, "select": OverPositions(6)},
+        lambda P, K, make: alone(
+            P, K, make, STEPS, sparse_meetings(EVERY, K, over_positions(6, DENSITY, K), 4)
+        ),
+    ),
     "ssp without staleness": Case(
         "ssp",
         lambda: {"staleness": 0},

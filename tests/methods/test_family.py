@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hpcsgd
 from hpcsgd import wires
-from hpcsgd.averagers import Averaged
+from hpcsgd.averagers import Averaged, OverPositions, PerRun
 from hpcsgd.core.graphs import Exponential
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
@@ -29,6 +29,7 @@ from hpcsgd.methods import (
     post_local,
     sasgd,
     sgp,
+    sparse_loco,
     streamed,
     switch,
 )
@@ -131,6 +132,11 @@ FAMILY: dict[str, Callable[[], Method]] = {
     "diloco streamed": lambda: streamed(diloco(EVERY), 2, 2),
     "packed, delayed": lambda: delayed(hierarchical(2, average=wires.int4()), 2),
     "packed diloco, streamed": lambda: streamed(diloco(EVERY, average=wires.int8()), 3, 2),
+    "sparse_loco": lambda: sparse_loco(EVERY, density=0.1),
+    "sparse_loco, delayed": lambda: delayed(sparse_loco(EVERY, density=0.1, bits=4), 2),
+    "sparse_loco, streamed": lambda: streamed(
+        sparse_loco(EVERY, density=0.1, select=OverPositions(7)), 3, 2
+    ),
     "adacomm, then sasgd": lambda: switch(adacomm(2, block=1), sasgd(EVERY), at=5),
     "diloco, then gossip": lambda: switch(diloco(2), sgp(), at=5),
 }
@@ -189,6 +195,16 @@ def set_vector_in_place(net: nn.Module, values: Tensor) -> None:
         (lambda: adacomm(5, 0), "block = 0: expected a number of steps ≥ 1"),
         (lambda: adacomm(5, 1.5), "block = 1.5: expected a number of steps ≥ 1"),  # type: ignore[arg-type]
         (lambda: diloco(0), "every = 0: groups meet after at least 1 step"),
+        (lambda: sparse_loco(0), "every = 0: groups meet after at least 1 step"),
+        (lambda: sparse_loco(2, bits=3), "bits = 3: expected 2, 4, 8, 16, 32"),
+        (lambda: sparse_loco(2, density=0), "density = 0: the share of elements to send, > 0 and ≤ 1"),
+        (lambda: sparse_loco(2, density=math.nan), "density = nan: the share of elements"),
+        (lambda: sparse_loco(2, beta=1.5), "beta = 1.5: what is left of the feedback, ≥ 0 and ≤ 1"),
+        (lambda: sparse_loco(2, beta=math.nan), "beta = nan: what is left"),
+        (lambda: sparse_loco(2, lr=0), "lr = 0: an outer learning rate, > 0"),
+        (lambda: sparse_loco(2, lr=math.inf), "lr = inf: an outer learning rate"),
+        (lambda: sparse_loco(2, select=PerRun(0)), "size = 0: a number of elements, ≥ 1"),
+        (lambda: sparse_loco(2, select=OverPositions(0.5)), "run = 0.5: a number of elements, ≥ 1"),  # type: ignore[arg-type]
         (lambda: diloco(2, "SGD"), r"outer = 'SGD': expected what makes .* \{ build = \"SGD\", lr = 0.7 \}"),  # type: ignore[arg-type]
         (lambda: diloco(2, lambda params: params), "outer: it makes a list, expected a torch optimizer"),  # type: ignore[arg-type, return-value]
     ],

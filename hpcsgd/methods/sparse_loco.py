@@ -1,0 +1,225 @@
+"""SparseLoCo: of what groups have learned between two meetings a hundredth is sent, in two bits.
+
+A. Sarfi, B. Thérien, J. Lidin, E. Belilovsky: Communication Efficient LLM Pre-training with SparseLoCo, 2025
+(arXiv:2508.15706), algorithm 1. From θ every worker r takes H steps of the inner optimizer, to θ_r:
+
+    Δ_r = θ − θ_r
+    e_r ← β·e_r + Δ_r
+    Δ̂_r = Q(TopK(e_r))
+    e_r ← e_r − Δ̂_r
+    θ ← θ − α·(1/R) Σ_r Δ̂_r
+
+TopK keeps the k largest magnitudes of every 4096 consecutive elements, Q is for 2 bits a value, and all
+workers gather all Δ̂_r. The feedback e_r, with its decay β, has the place of an outer momentum.
+
+Differences from the paper: its worker is a group here, and each position does this for the chunks it owns,
+with M/K elements of θ and of e. Δ_r counts from θ as parameters have it, of 16 bits perhaps; θ and e are
+float32. Q has a sign and one of two sizes, bfloat16, for every 64 values in their order (`wires.levels`);
+with 4, 8 or 16 bits it is that of `wires.int4`, `int8` or `bf16`, with 32 there is none. Indices travel by
+`kernels.chosen`, 8 bits each at the density of 1/64. How many are taken from where is a part of its own:
+`PerRun` is the paper's, `OverPositions` is not.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcsgd import kernels
+from hpcsgd.averagers import AroundMoments, Measured, PerRun, kept
+from hpcsgd.averagers.selection import Selection
+from hpcsgd.core.method import Method, State
+from hpcsgd.core.step import Exchange, Step
+from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.schedules import Every
+from hpcsgd.sparsifiers.base import Share, require_density
+from hpcsgd.transport import wide
+from hpcsgd.wires import bf16, int4, int8
+from hpcsgd.wires.base import Wire
+from hpcsgd.wires.levels import Levels
+from hpcsgd.wires.whole import Whole
+
+VALUES: Mapping[int, Wire] = {2: Levels(), 4: int4(), 8: int8(), 16: bf16(), 32: Whole()}
+"""How values travel, by their bits."""
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a group says of one vector: which elements, and their values. Its size is that of the share."""
+
+    share: Share
+    values: Wire
+
+    @property
+    def count(self) -> int:
+        return int(self.share.k.sum())
+
+    @property
+    def nbytes(self) -> int:
+        return self._places() + self.values.nbytes(self.count)
+
+    def write(self, e: Tensor, code: Tensor) -> None:
+        chosen = self.share.largest_of(e)
+        places = kernels.encode_chosen(chosen, *self._segments())
+        code[: places.numel()] = places
+        self.values.encode(e[chosen].float(), code[self._places() :], 0)
+
+    def read(self, code: Tensor) -> tuple[Tensor, Tensor]:
+        places = code[: kernels.chosen_bytes(*self._segments())]
+        values = torch.empty(self.count, dtype=torch.float32, device=code.device)
+        self.values.decode(code[self._places() :], values)
+        return kernels.decode_chosen(places, *self._segments()), values
+
+    def _segments(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.share.starts, self.share.stops, self.share.k
+
+    def _places(self) -> int:
+        """Their bytes, so many that values begin where a float may."""
+        return -(-kernels.chosen_bytes(*self._segments()) // 4) * 4
+
+
+class SparseDelta:
+    """Groups tell how they moved, in part: what they do not say they keep for the next time.
+
+    Takes room for two chunks, θ and e, M/K elements each.
+    """
+
+    shards = True
+    regardless_of_gradients = True
+    of_chunks = True
+
+    def __init__(self, density: float, values: Wire, beta: float, lr: float, select: Selection) -> None:
+        self.density, self.values, self.beta, self.lr, self.select = density, values, beta, lr, select
+        self._theta: list[Tensor] = []
+        self._error: list[Tensor] = []
+        self._saved: State = {}
+
+    def before_update(self, s: Step) -> None:
+        if s.job.P > 1 and not self._theta:
+            self._start(s.owned)
+
+    def __call__(self, s: Step) -> None:
+        assert self._theta
+        for own, theta, e in zip(s.owned, self._theta, self._error, strict=True):
+            e.mul_(self.beta).add_(theta.to(own.dtype).to(theta.dtype) - own)
+        codes = [Code(share, self.values) for share in self.select.shares(self._error, self.density, s.job)]
+        said = self._gathered(s, codes)
+        for i, (own, theta, e) in enumerate(zip(s.owned, self._theta, self._error, strict=True)):
+            theta.add_(self._mean(codes[i], said[i], e, s.job.cross.rank), alpha=-self.lr)
+            own.copy_(theta)
+
+    def holds(self, m: Sizes) -> float:
+        return 2 * m.owned(wide=True)
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        yield from self.select.sends(m)
+        shares = (self.select.expected(m.chunk(b), self.density) for b in m.buckets)
+        nbytes = sum(Code(share, self.values).nbytes for share in shares)
+        if nbytes:
+            yield Message("allgather", "cross", m.P * nbytes)
+
+    def state_dict(self) -> State:
+        if not self._theta:
+            return copy.deepcopy(self._saved)
+        vectors = {"theta": self._theta, "error": self._error}
+        return {"chunks": {name: [x.clone() for x in found] for name, found in vectors.items()}}
+
+    def load_state_dict(self, state: State) -> None:
+        """It counts from the next step on."""
+        self._saved = copy.deepcopy(state)
+        self._theta, self._error = [], []
+
+    def _start(self, owned: Sequence[Tensor]) -> None:
+        """From what all groups have, or as it was saved."""
+        chunks = self._saved.get("chunks", {})
+        theta = chunks.get("theta", owned)
+        self._theta = [x.to(wide(own.dtype), copy=True) for x, own in zip(theta, owned, strict=True)]
+        self._error = [torch.zeros_like(x) for x in self._theta]
+        for e, saved in zip(self._error, chunks.get("error", ()), strict=False):
+            e.copy_(saved)
+        self._saved = {}
+
+    def _gathered(self, s: Step, codes: Sequence[Code]) -> list[list[Tensor]]:
+        """Of every vector, what each group says of it. Collective."""
+        sizes = [code.nbytes for code in codes]
+        mine = torch.zeros(sum(sizes), dtype=torch.uint8, device=self._error[0].device)
+        for code, e, part in zip(codes, self._error, mine.split(sizes), strict=True):
+            if e.numel():  # of a fragment a position may own nothing
+                code.write(e, part)
+        rows = mine.new_empty((s.job.P, mine.numel()))
+        if mine.numel():
+            s.job.cross.allgather(rows.view(-1), mine).wait()
+        return [list(column) for column in rows.split(sizes, dim=1)]
+
+    def _mean(self, code: Code, said: Sequence[Tensor], e: Tensor, mine: int) -> Tensor:
+        """Of what groups say; takes from e what this one said."""
+        total = torch.zeros_like(e)
+        for group, part in enumerate(said if e.numel() else ()):
+            where, what = code.read(part.contiguous())
+            total[where] += what.to(e.dtype)
+            if group == mine:
+                e[where] -= what.to(e.dtype)
+        return total.div_(len(said))
+
+
+def sparse_loco(
+    every: int,
+    density: float = 1 / 64,
+    bits: int = 2,
+    beta: float = 0.95,
+    lr: float = 1.0,
+    select: Selection = PerRun(),  # noqa: B008 - frozen
+    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    moments: AroundMoments = kept,
+) -> Method:
+    """Local SGD whose groups tell a small part of how they moved in few bits, and keep the rest for later.
+
+    A rank keeps the model of the last meeting and what it has not said, M/K elements each. At a meeting it
+    receives from every other group 84 bytes for 4096 elements of its chunks, with the defaults. Noted there:
+    `distance`, to what groups leave it with. An evaluation sees the mean of the groups' models.
+
+    Not to be confused with `diloco`, whose outer optimizer sees all that groups moved, nor with `Sparse`,
+    which sends a part of every gradient inside a group.
+
+    Args:
+        every: H, steps from one meeting to the next, at least 1; the paper's are some tens.
+        density: the share of elements that is sent, > 0 and ≤ 1. Default 1/64.
+        bits: of a value: 2, 4, 8, 16 or 32. Default 2, the paper's.
+        beta: β, what is left of the feedback at the next meeting, ≥ 0 and ≤ 1. Default 0.95.
+        lr: α, the outer learning rate, > 0. Default 1.
+        select: how many elements are taken from where: `PerRun()` or `OverPositions()`. Default PerRun().
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+        moments: what becomes of the inner optimizer's momentum at a meeting: `kept`, `Averaged` or `Reset`.
+            Default kept.
+
+    Raises:
+        UserError: for `every` below 1, other bits, and numbers outside these bounds.
+
+    Example:
+        >>> method = hpcsgd.sparse_loco(every=2, density=0.1)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=4)
+        >>> optimizer.notes["distance"] > 0
+        True
+
+    Source:
+        A. Sarfi et al.: Communication Efficient LLM Pre-training with SparseLoCo, 2025 (arXiv:2508.15706),
+        algorithm 1.
+    """
+    require_density(density)
+    if bits not in VALUES:
+        raise UserError(f"bits = {bits!r}: expected {', '.join(map(str, VALUES))}")
+    if not 0 <= beta <= 1:
+        raise UserError(f"beta = {beta}: what is left of the feedback, ≥ 0 and ≤ 1")
+    if not 0 < lr < math.inf:
+        raise UserError(f"lr = {lr}: an outer learning rate, > 0")
+    how = Measured(SparseDelta(density, VALUES[bits], beta, float(lr), select))
+    return Method(exchange=exchange, when=Every(every), how=moments(how))

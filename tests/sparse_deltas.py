@@ -1,0 +1,141 @@
+"""SparseLoCo once more, in plain numpy: on whole vectors in the order of buckets, cut into positions' chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from packing import Arrives, by_blocks, filled
+from references import Meet, model
+
+Select = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+"""Given e of all groups, each of the size of the model: which elements each sends, ascending."""
+
+
+def as_bfloat16(x: float) -> np.float32:
+    """To the nearest even."""
+    bits = int(np.float32(x).view(np.uint32))
+    return np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).view(np.float32)
+
+
+def two_sizes(x: np.ndarray, block: int = 64) -> np.ndarray:
+    """Two bits a value: its sign, and whether it is above the mean magnitude of its block."""
+    arrived = np.zeros(len(x), np.float32)
+    for low in range(0, len(x), block):
+        part = x[low : low + block].astype(np.float32)
+        sizes = np.abs(part).astype(float)
+        large = sizes > sizes.mean()
+        for which in (large, ~large):
+            size = as_bfloat16(sizes[which].mean()) if which.any() else np.float32(0)
+            arrived[low : low + block][which] = np.where(part[which] < 0, -size, size)
+    return arrived
+
+
+ARRIVES: dict[int, Arrives] = {
+    2: two_sizes,
+    4: by_blocks(4, 64),
+    8: by_blocks(8, 256),
+    16: lambda x: np.array([as_bfloat16(each) for each in x], np.float32),
+    32: lambda x: x.astype(np.float32),
+}
+
+
+def top(e: np.ndarray, k: int) -> np.ndarray:
+    return np.sort(np.argsort(-np.abs(e), kind="stable")[:k])
+
+
+def per_run(size: int, density: float, K: int) -> Select:
+    def select(errors: Sequence[np.ndarray]) -> list[np.ndarray]:
+        found: list[list[np.ndarray]] = [[] for _ in errors]
+        n = len(errors[0]) // K
+        for chunk in range(0, n * K, n):
+            for low in range(chunk, chunk + n, size):
+                high = min(low + size, chunk + n)
+                k = max(1, round(density * (high - low)))
+                for mine, e in zip(found, errors, strict=True):
+                    mine.append(low + top(e[low:high], k))
+        return [np.concatenate(mine) for mine in found]
+
+    return select
+
+
+def over_positions(run: int, density: float, K: int) -> Select:
+    """The largest run, of those left, takes its part of the k that are left."""
+
+    def select(errors: Sequence[np.ndarray]) -> list[np.ndarray]:
+        n = len(errors[0]) // K
+        runs = [
+            (low, min(low + run, chunk + n))
+            for chunk in range(0, n * K, n)
+            for low in range(chunk, chunk + n, run)
+        ]
+        norms = [float(np.sqrt(sum((e[low:high] ** 2).sum() for e in errors))) for low, high in runs]
+        left, k = max(1, round(density * n * K)), [0] * len(runs)
+        order = sorted(range(len(runs)), key=lambda i: -norms[i])
+        for place, i in enumerate(order):
+            rest = order[place:]
+            others = sum(runs[j][1] - runs[j][0] for j in rest[1:])
+            total = sum(norms[j] for j in rest)
+            part = round(left * norms[i] / total) if total else 0
+            k[i] = max(min(part, runs[i][1] - runs[i][0], left), left - others)
+            left -= k[i]
+        return [
+            np.concatenate(
+                [low + top(e[low:high], each) for (low, high), each in zip(runs, k, strict=True)]
+            ).astype(int)
+            for e in errors
+        ]
+
+    return select
+
+
+def sparse_meetings(
+    every: int, K: int, select: Select, bits: int = 2, beta: float = 0.95, lr: float = 1.0
+) -> Meet:
+    theta: np.ndarray | None = None
+    errors: list[np.ndarray] = []
+
+    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+        nonlocal theta, errors
+        if len(nets) == 1 or t % every:
+            return
+        if theta is None:
+            theta = backwards(model(), K)  # where all begin
+            errors = [np.zeros_like(theta) for _ in nets]
+        for e, net in zip(errors, nets, strict=True):
+            e[:] = beta * e + (theta - backwards(net, K))
+        total = np.zeros_like(theta)
+        for e, chosen in zip(errors, select(errors), strict=True):
+            arrived = said(e, chosen, K, ARRIVES[bits])
+            e -= arrived
+            total += arrived
+        theta = theta - lr * (total / len(nets))
+        for net in nets:
+            put(net, theta)
+
+    return meet
+
+
+def said(e: np.ndarray, chosen: np.ndarray, K: int, arrives: Arrives) -> np.ndarray:
+    """What is left of e at the others: each position packs its values by themselves."""
+    arrived, n = np.zeros_like(e), len(e) // K
+    for low in range(0, len(e), n):
+        mine = chosen[(chosen >= low) & (chosen < low + n)]
+        arrived[mine] = arrives(e[mine])
+    return arrived
+
+
+def backwards(net: nn.Module, K: int) -> np.ndarray:
+    parts = [p.detach().reshape(-1).numpy().copy() for p in reversed(list(net.parameters()))]
+    return filled(np.concatenate(parts), K)
+
+
+def put(net: nn.Module, w: np.ndarray) -> None:
+    stop = sum(p.numel() for p in net.parameters())
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.from_numpy(w[stop - p.numel() : stop].copy()).view_as(p))
+            stop -= p.numel()
