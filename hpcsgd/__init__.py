@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcsgd import wires
-    from hpcsgd.averagers import Averaged, Reset, kept
+    from hpcsgd.averagers import Averaged, OverPositions, PerRun, Reset, kept
     from hpcsgd.core import graphs
     from hpcsgd.core.topology import Job
     from hpcsgd.data import (
@@ -146,8 +146,8 @@ __all__ = [
     "Method",
     "MomentumCorrection",
     "NaturalGradient",
-    "Overlapping",
     "OverPositions",
+    "Overlapping",
     "Packed",
     "PerRun",
     "RateInside",

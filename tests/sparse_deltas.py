@@ -1,4 +1,4 @@
-"""SparseLoCo once more, in plain numpy: on whole vectors in the order of buckets, cut into positions' chunks."""
+"""SparseLoCo once more, in plain numpy: on whole vectors in the order of buckets, cut into chunks."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def sparse_meetings(
         if theta is None:
             theta = backwards(model(), K)  # where all begin
             errors = [np.zeros_like(theta) for _ in nets]
-        for e, net in zip(errors, nets, strict=True):
-            e[:] = beta * e + (theta - backwards(net, K))
+        moved = [theta - backwards(net, K) for net in nets]
+        errors = [beta * e + delta for e, delta in zip(errors, moved, strict=True)]
         total = np.zeros_like(theta)
         for e, chosen in zip(errors, select(errors), strict=True):
             arrived = said(e, chosen, K, ARRIVES[bits])
-            e -= arrived
+            e[:] = e - arrived
             total += arrived
         theta = theta - lr * (total / len(nets))
         for net in nets:

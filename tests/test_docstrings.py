@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcsgd
 import hpcsgd.transport
+from hpcsgd.averagers.selection import Selection
 from hpcsgd.core import capabilities, method, step
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Holds, Searches, Sends
@@ -50,7 +51,8 @@ NO_PAPER = {
 PROTOCOLS = (
     capabilities.BucketByBucket, capabilities.KeepsGradients, capabilities.Regardless, method.Central,
     method.Composed, method.Stateful, method.Wrapping, step.Averager, step.GroupExchange, step.Publishing,
-    Feedback, Foreseeing, Holds, Partition, Rounding, Searches, Sends, Sparsifier, hpcsgd.graphs.Graph,
+    Feedback, Foreseeing, Holds, Partition, Rounding, Searches, Selection, Sends, Sparsifier,
+    hpcsgd.graphs.Graph,
 )  # fmt: skip
 """What their members do is said there, once, and not again in every class that has them."""
 SAMPLES = 64

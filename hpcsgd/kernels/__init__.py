@@ -170,8 +170,8 @@ def chosen_bytes(starts: Tensor, stops: Tensor, k: Tensor) -> int:
 
 
 def encode_chosen(indices: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
-    """Which `k[i]` elements of `[starts[i], stops[i])` were chosen, for all i at once: uint8, on the device of
-    the `indices` (int64, ascending), `chosen_bytes` of it. `starts`, `stops`, `k` as of `largest`.
+    """Which `k[i]` elements of `[starts[i], stops[i])` were chosen, for all i at once: uint8, on the device
+    of the `indices` (int64, ascending), `chosen_bytes` of it. `starts`, `stops`, `k` as of `largest`.
 
     See `hpcsgd.kernels.chosen`. From a device they go by way of the host. Raises `UserError` for indices that
     do not ascend, or lie elsewhere.

@@ -1,14 +1,16 @@
-"""Which k of n elements were chosen, in bytes whose number n and k alone decide: receivers know it beforehand.
+"""Which k of n elements were chosen, in bytes whose number n and k alone decide: receivers know it before.
 
 P. Elias: Efficient Storage and Retrieval by Content and Address of Static Files, J. ACM 1974; R. Fano, 1971.
-Of each index the l = ⌊log₂(n/k)⌋ low bits are written as they are; the rest of them, which ascend, as a one at
-place (index >> l) + i for the i-th. That takes k·l + k + ((n−1) >> l) bits: 8 an index for 64 of 4096. Where one
-bit an element is no longer, from a density of about 1/4 on, it is that. Of all n, or none, nothing is said.
+Of each index the l = ⌊log₂(n/k)⌋ low bits are written as they are; the rest of them, which ascend, as a one
+at place (index >> l) + i for the i-th. That takes k·l + k + ((n−1) >> l) bits: 8 an index for 64 of 4096.
+Where one bit an element is no longer, from a density of about 1/4 on, it is that. Of all n, or none, nothing
+is said.
 
 No code of all choices can be shorter than `entropy`. This one is at most 1.2 times as long up to a density of
 1/8, but for what rounding up to a byte adds.
 
-This is what csrc/chosen.cpp computes, slowly; bits go from the low end of a byte on, each segment's to a byte.
+This is what csrc/chosen.cpp computes, slowly; bits go from the low end of a byte on, and each segment has
+whole bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcsgd.errors import UserError
+from hpcsgd.kernels.reference import integers
 
 
 def entropy(n: int, k: int) -> float:
@@ -64,7 +67,7 @@ def decode(code: Tensor, starts: Tensor, stops: Tensor, k: Tensor, indices: Tens
 
 
 def _segments(starts: Tensor, stops: Tensor, k: Tensor) -> list[tuple[int, int, int]]:
-    return list(zip(starts.tolist(), stops.tolist(), k.tolist(), strict=True))
+    return list(zip(integers(starts), integers(stops), integers(k), strict=True))
 
 
 @dataclass(frozen=True)

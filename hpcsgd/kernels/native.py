@@ -122,15 +122,11 @@ class Native:
         self._call("decode", code.data_ptr(), code.numel(), count, indices.data_ptr())
         return indices
 
-    def encode_chosen(
-        self, indices: Tensor, starts: Tensor, stops: Tensor, k: Tensor, code: Tensor
-    ) -> None:
+    def encode_chosen(self, indices: Tensor, starts: Tensor, stops: Tensor, k: Tensor, code: Tensor) -> None:
         segments = (starts.data_ptr(), stops.data_ptr(), k.data_ptr(), k.numel())
         self._call("encode_chosen", indices.data_ptr(), *segments, code.data_ptr(), code.numel())
 
-    def decode_chosen(
-        self, code: Tensor, starts: Tensor, stops: Tensor, k: Tensor, indices: Tensor
-    ) -> None:
+    def decode_chosen(self, code: Tensor, starts: Tensor, stops: Tensor, k: Tensor, indices: Tensor) -> None:
         segments = (starts.data_ptr(), stops.data_ptr(), k.data_ptr(), k.numel())
         self._call("decode_chosen", code.data_ptr(), code.numel(), *segments, indices.data_ptr())
 

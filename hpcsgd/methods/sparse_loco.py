@@ -150,18 +150,18 @@ class SparseDelta:
         """Of every vector, what each group says of it. Collective."""
         sizes = [code.nbytes for code in codes]
         mine = torch.zeros(sum(sizes), dtype=torch.uint8, device=self._error[0].device)
-        for code, e, part in zip(codes, self._error, mine.split(sizes), strict=True):
-            if e.numel():  # of a fragment a position may own nothing
+        for code, e, part in zip(codes, self._error, torch.split(mine, sizes), strict=True):
+            if code.count:  # of a fragment a position may own nothing
                 code.write(e, part)
         rows = mine.new_empty((s.job.P, mine.numel()))
         if mine.numel():
             s.job.cross.allgather(rows.view(-1), mine).wait()
-        return [list(column) for column in rows.split(sizes, dim=1)]
+        return [list(column) for column in torch.split(rows, sizes, dim=1)]
 
     def _mean(self, code: Code, said: Sequence[Tensor], e: Tensor, mine: int) -> Tensor:
         """Of what groups say; takes from e what this one said."""
         total = torch.zeros_like(e)
-        for group, part in enumerate(said if e.numel() else ()):
+        for group, part in enumerate(said if code.count else ()):
             where, what = code.read(part.contiguous())
             total[where] += what.to(e.dtype)
             if group == mine:
@@ -190,11 +190,12 @@ def sparse_loco(
 
     Args:
         every: H, steps from one meeting to the next, at least 1; the paper's are some tens.
-        density: the share of elements that is sent, > 0 and ≤ 1. Default 1/64.
+        density: the share of elements that is sent, > 0 and ≤ 1. Default 0.015625: 64 of 4096.
         bits: of a value: 2, 4, 8, 16 or 32. Default 2, the paper's.
         beta: β, what is left of the feedback at the next meeting, ≥ 0 and ≤ 1. Default 0.95.
-        lr: α, the outer learning rate, > 0. Default 1.
-        select: how many elements are taken from where: `PerRun()` or `OverPositions()`. Default PerRun().
+        lr: α, the outer learning rate, > 0. Default 1.0.
+        select: how many elements are taken from where: `PerRun()` or `OverPositions()`. Default
+            PerRun(size=4096).
         exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
             AllToAll().
         moments: what becomes of the inner optimizer's momentum at a meeting: `kept`, `Averaged` or `Reset`.

@@ -134,9 +134,7 @@ FAMILY: dict[str, Callable[[], Method]] = {
     "packed diloco, streamed": lambda: streamed(diloco(EVERY, average=wires.int8()), 3, 2),
     "sparse_loco": lambda: sparse_loco(EVERY, density=0.1),
     "sparse_loco, delayed": lambda: delayed(sparse_loco(EVERY, density=0.1, bits=4), 2),
-    "sparse_loco, streamed": lambda: streamed(
-        sparse_loco(EVERY, density=0.1, select=OverPositions(7)), 3, 2
-    ),
+    "sparse_loco, streamed": lambda: streamed(sparse_loco(EVERY, density=0.1, select=OverPositions(7)), 3, 2),
     "adacomm, then sasgd": lambda: switch(adacomm(2, block=1), sasgd(EVERY), at=5),
     "diloco, then gossip": lambda: switch(diloco(2), sgp(), at=5),
 }

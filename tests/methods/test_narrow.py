@@ -49,6 +49,8 @@ MORE: dict[str, Callable[[], Method]] = {
 }
 ALL: dict[str, Callable[[], Method]] = {label: case.new for label, case in REFERENCES.items()} | MORE
 PLAIN_SGD = {label for label, case in REFERENCES.items() if case.plain_sgd}
+SELECTING = {label for label, case in REFERENCES.items() if case.method == "sparse_loco"}
+"""Where a rounding may decide which elements are sent at all."""
 FORMS = {label: case.form for label, case in REFERENCES.items()}
 
 
@@ -83,7 +85,7 @@ def test_follows_the_float32_run(run, method: str, P: int, K: int, narrow: torch
     wide = run(P * K, trained, P, method, narrow, torch.float32)
     for mine, theirs in zip(found, wide, strict=True):
         room = ULPS * torch.finfo(narrow).eps * theirs.abs().max().item()
-        if isinstance(ALL[method]().exchange, Sparse) and narrow == torch.float16:
+        if method in SELECTING or (isinstance(ALL[method]().exchange, Sparse) and narrow == torch.float16):
             room *= 8  # another element was selected
         torch.testing.assert_close(mine, theirs, rtol=0, atol=room)
 
@@ -97,6 +99,8 @@ def test_with_masters_as_well(method: str, P: int, K: int) -> None:
     wide = threads.run(P * K, trained, P, method, narrow, torch.float32)
     for mine, theirs in zip(found, wide, strict=True):
         room = ULPS * torch.finfo(narrow).eps * theirs.abs().max().item()
+        if method in SELECTING:
+            room *= 8
         torch.testing.assert_close(mine, theirs, rtol=0, atol=room)
 
 

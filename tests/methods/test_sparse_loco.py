@@ -1,4 +1,4 @@
-"""SparseLoCo beyond the battery: dense and whole it is DiLoCo, its bytes are those of the formula, what groups
+"""SparseLoCo beyond the battery: dense and whole it is DiLoCo, bytes are those of the formula, what groups
 keep is what they have not said."""
 
 from __future__ import annotations

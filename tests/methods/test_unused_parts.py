@@ -10,6 +10,7 @@ from torch import Tensor, nn, optim
 import local_methods
 import packing
 import references
+import sparse_deltas
 import sparsifying
 from methods import table
 from methods.table import EVERY, RATES, REFERENCES, STEPS
@@ -79,7 +80,7 @@ def test_the_size_is_a_prime() -> None:
 def test_equals_plain_torch(
     run, monkeypatch: pytest.MonkeyPatch, method: str, P: int, K: int, optimizer: str
 ) -> None:
-    for module in (references, local_methods, packing, sparsifying, table):
+    for module in (references, local_methods, packing, sparse_deltas, sparsifying, table):
         monkeypatch.setattr(module, "model", lambda *_, **__: Branches())
     case, make = REFERENCES[method], OPTIMIZERS[optimizer]
     ranks = run(

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import optim
 
-from hpcsgd.averagers import MOMENTS, Averaged
+from hpcsgd.averagers import MOMENTS, SELECTIONS, Averaged, PerRun
 from hpcsgd.config.schema import load
 from hpcsgd.core.graphs import GRAPHS, PowersOfTwo
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Averager, Exchange
+from hpcsgd.errors import UserError
 from hpcsgd.exchanges import EXCHANGES, AllToAll, ErrorFeedback, Plain, everyones
 from hpcsgd.exchanges.codecs import CODECS
 from hpcsgd.exchanges.combining import COMBINING
@@ -59,6 +60,10 @@ class AWire(Halves):
 
 
 class ARounding(Nearest):
+    pass
+
+
+class ASelection(PerRun):
     pass
 
 
@@ -141,6 +146,12 @@ NEW: dict[str, Case] = {
         'name = "selsync"\ndelta = 1\naggregate = "NEW"\n',
         lambda m: type(m.how) is Averaged and aggregate,
     ),
+    "a selection": (
+        SELECTIONS,
+        ASelection,
+        'name = "sparse_loco"\nevery = 2\nselect = { name = "NEW", size = 7 }\n',
+        lambda m: type(m.how.inner.select),
+    ),
     "an optimizer": (
         OPTIMIZERS,
         AnOptimizer,
@@ -165,6 +176,20 @@ def test_methods_around_methods(tmp_path: Path) -> None:
     assert (in_turn.how.offsets, in_turn.how.delay, in_turn.how.blend) == ([0, 2], 1, 0.25)
     for how in (late.how.inner, in_turn.how.how):
         assert how.make_optimizer([torch.zeros(1)]).param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("bits = 3", r"\[method\]: bits = 3: expected 2, 4, 8, 16, 32"),
+        ("density = 0", r"\[method\]: density = 0: the share of elements to send, > 0 and ≤ 1"),
+        ('select = { name = "per_run", size = 0 }', "size = 0: a number of elements, ≥ 1"),
+    ],
+)
+def test_sparse_meetings_that_cannot_be(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        made(tmp_path, f'name = "sparse_loco"\nevery = 2\n{line}\n')
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", NEW)
