@@ -21,6 +21,8 @@ from harness.record import Goal, Run
 from harness.table import print_table
 from harness.timing import Contestant, Spread, interleaved, ratios
 from hpcsgd import kernels, wires
+from hpcsgd.averagers import PerRun
+from hpcsgd.methods.sparse_loco import VALUES, Code
 from hpcsgd.wires.base import Wire
 
 COPY = "copy"
@@ -48,7 +50,22 @@ def contestants(x: torch.Tensor) -> dict[str, Callable[[], object]]:
         found[f"pack {name}"] = lambda wire=wire, code=code: wire.encode(x, code, 1)
         if "stochastic" not in name:  # how it was rounded is all the same to whom it arrives
             found[f"unpack {name}"] = lambda wire=wire, code=code: wire.decode(code, room)
-    return found
+    return found | sparse(x)
+
+
+def sparse(x: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """What a meeting of `sparse_loco` says, 64 of 4096 in two bits, and of that the indices by themselves."""
+    share = PerRun().expected(x.numel(), 1 / 64)
+    segments = (share.starts, share.stops, share.k)
+    whole, indices = Code(share, VALUES[2]), share.largest_of(x)
+    said, places = torch.zeros(whole.nbytes, dtype=torch.uint8), kernels.encode_chosen(indices, *segments)
+    return {
+        "select 64 of 4096": lambda: share.largest_of(x),
+        "code their indices": lambda: kernels.encode_chosen(indices, *segments),
+        "decode them": lambda: kernels.decode_chosen(places, *segments),
+        "select and say all": lambda: whole.write(x, said),
+        "hear all": lambda: whole.read(said),
+    }
 
 
 def measured(n: int, rounds: int) -> Iterator[dict[str, Any]]:
