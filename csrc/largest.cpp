@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t SHARE = 1 << 19;        // elements that are worth a thread
 constexpr int64_t LONGEST = 1ll << 31;    // of a part: positions in it have 32 bits
 constexpr int64_t PARTS_PER_THREAD = 4;   // so that a thread that is held up has less left to do
-constexpr int64_t SAMPLED = 1 << 13;      // elements from which on a sample pays
+constexpr int64_t SAMPLED = 1 << 11;      // elements from which on a sample pays
 
 struct Part {
     int64_t segment, begin, end;
