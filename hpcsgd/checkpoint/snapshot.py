@@ -30,6 +30,8 @@ from hpcsgd.errors import UserError
 
 log = logging.getLogger(__name__)
 
+OF_MODEL = ("parameter ", "frozen parameter ", "buffer ")
+
 
 def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree:
     """This rank's part of a checkpoint. `shared` is alike on all ranks, `own` this rank's (generators).
@@ -80,6 +82,27 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
         optimizer.take_up(state["t"], state["groups"], method)
     optimizer.gather_parameters()
     return shared, own if same else None
+
+
+@torch.no_grad()
+def restore_model(saved: Saved, model: nn.Module) -> None:
+    """Make `model`, laid out in memory as in the run, the one that all groups of a checkpoint have together,
+    in the dtype that they had; in one process, for whatever P × K.
+
+    Raises `UserError` where the checkpoint is of another model.
+    """
+    with _opened([saved.rank_file(0, 0)]) as (file,):
+        found = tree.items(file)
+        outline, frozen = tree.read(found["outline"]), tree.read(found["frozen"])
+    theirs = {what: _extent(layout) for what, layout in outline.items() if what.startswith(OF_MODEL)}
+    _require_same(saved, theirs, _extents(model, frozen))
+    with _saved_groups(saved, range(saved.P)) as source:
+        for name, param in model.named_parameters():
+            if name in frozen:
+                param.data = param.data.to(frozen[name].dtype).copy_(frozen[name])
+            else:
+                param.data = source.w(name, 0, param.numel()).as_strided(param.size(), param.stride())
+    _restore_buffers(list(_all_files(saved)), model)
 
 
 def _groups_to_read(saved: Saved, parts: Sequence[str], optimizer: DistributedOptimizer) -> Iterable[int]:
@@ -135,6 +158,17 @@ def _layout(x: Tensor) -> str:
     strides = [stride if size > 1 else 0 for stride, size in zip(x.stride(), x.size(), strict=True)]
     order = "" if x.is_contiguous() else f" with strides {strides}"
     return f"{x.dtype} of {list(x.size())}{order}"
+
+
+def _extents(model: nn.Module, frozen: Mapping[str, Tensor]) -> dict[str, str]:
+    """What of `_outline` is the model's own, without dtypes and param groups."""
+    params = ((f"{'frozen ' * (name in frozen)}parameter {name}", p) for name, p in model.named_parameters())
+    buffers = ((f"buffer {name}", buffer) for name, buffer in model.named_buffers())
+    return {what: _extent(_layout(x)) for what, x in (*params, *buffers)}
+
+
+def _extent(layout: str) -> str:
+    return layout.partition(" of ")[2].partition(" in param group")[0]
 
 
 def _require_same(saved: Saved, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:

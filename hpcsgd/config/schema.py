@@ -19,6 +19,10 @@ from hpcsgd.errors import UserError
 
 Count = Annotated[int, Minimum(1)]
 Seconds = Annotated[float, Above(0)]
+TOKENIZER = "tokenizer"
+"""The one argument of a store that is a file,"""
+NO_FILES = ("bytes",)
+"""but where it is one of these."""
 
 
 Wish = Literal["auto", "mpi", "nccl", "gpu_mpi"]
@@ -67,6 +71,7 @@ class ModelSection:
     """Who builds the model: a short name or ``package.module:function``, and its keyword arguments."""
 
     build: str
+    start: Path | None = None  # weights to start from: a file or a folder; absolute after `load`
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -183,8 +188,8 @@ class Config:
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, lay ``--section.key value`` overrides over it and check everything.
 
-    A relative ``data.store`` or ``training.machine`` is meant from the file's folder, or, as an override,
-    from the working directory.
+    A relative ``data.store``, ``model.start``, ``training.machine`` or ``tokenizer`` of ``data.arguments`` is
+    meant from the file's folder, or, as an override, from the working directory.
     Raises `UserError`, one line: what was given, what is allowed, the file and key or the flag.
     """
     return checked(read_tables(path, overrides), path)
@@ -202,12 +207,26 @@ def checked(table: dict[str, Any], path: Path) -> Config:
     if isinstance(run := table.setdefault("run", {}), dict):
         run.setdefault("folder", f"runs/{path.stem}")
     config = read_section(Config, table, path)
-    data = dataclasses.replace(config.data, store=_absolute(config.data.store, table["data"]["store"], path))
-    training = config.training
+    data, model, training = config.data, config.model, config.training
+    data = dataclasses.replace(
+        data,
+        store=_absolute(data.store, table["data"]["store"], path),
+        arguments=_with_paths(data.arguments, table["data"].get("arguments"), path),
+    )
+    if model.start is not None:
+        model = dataclasses.replace(model, start=_absolute(model.start, table["model"]["start"], path))
     if training.machine is not None:
         machine = _absolute(training.machine, table["training"]["machine"], path)
         training = dataclasses.replace(training, machine=machine)
-    return dataclasses.replace(config, data=data, training=training)
+    return dataclasses.replace(config, data=data, model=model, training=training)
+
+
+def _with_paths(arguments: dict[str, Any], said: Any, path: Path) -> dict[str, Any]:
+    given = arguments.get(TOKENIZER)
+    if not isinstance(given, str) or given in NO_FILES:
+        return arguments
+    typed = said if isinstance(said, Typed) else said[TOKENIZER]
+    return {**arguments, TOKENIZER: str(_absolute(Path(given), typed, path))}
 
 
 def _absolute(given: Path, said: Any, path: Path) -> Path:

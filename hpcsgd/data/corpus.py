@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -11,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data import shards
-from hpcsgd.data.layout import label
+from hpcsgd.data.layout import label, open_store
 from hpcsgd.data.tokenizers import TOKENIZERS, Tokenizer, Words
+from hpcsgd.errors import UserError
 
 BYTES_A_CHUNK = 1 << 16
 
@@ -58,6 +60,16 @@ class Vocabulary:
             int(attributes["end"]),
             np.asarray(file["definition"]).tobytes(),
         )
+
+
+def tokenizer_of_store(path: Path) -> Tokenizer:
+    """What the store of tokens at `path` was made with. Raises `UserError` where there is none."""
+    with open_store(path, "tokens") as file:
+        try:
+            vocabulary = Vocabulary.read(file)
+        except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: the vocabulary cannot be read ({error}); convert it again") from error
+    return vocabulary.tokenizer()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,24 @@ def replacing(target: Path) -> Iterator[Path]:
         reach_disk(target.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Give an empty folder beside `target` to write into, which becomes `target` when the block ends well.
+
+    There must be no `target` yet. If the block raises, what it wrote is removed.
+    """
+    part = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
+    part.mkdir()
+    try:
+        yield part
+        for path in [*part.rglob("*"), part]:
+            reach_disk(path)
+        part.rename(target)
+        reach_disk(target.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def overwrite(target: Path, text: str) -> None:

@@ -22,6 +22,7 @@ from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.precision import Precision, precision
 from hpcsgd.engine.scaling import require_scalable
 from hpcsgd.errors import UserError, located
+from hpcsgd.models.weights import load_into
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.training.devices import Delivery, device_of
 from hpcsgd.training.length import Length, length
@@ -87,7 +88,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         batches = dealt.batches(sampler, config.data)
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
-        model = models.build(config.model.build, config.model.arguments)
+        model = make_model(config, reads=job.rank == 0)
         device = device_of(config, place)
         model.to(device)
         bits = make_precision(config, model)
@@ -146,6 +147,17 @@ def sending(config: Config) -> dict[str, Any]:
     """What is said of how gradients and parameters travel."""
     said = {name: getattr(config.training, name) for name in ("bucket_mb", "overlap", "prefetch")}
     return {name: value for name, value in said.items() if value is not None}
+
+
+def make_model(config: Config, *, reads: bool = True) -> nn.Module:
+    """With the weights that it is to start from where this rank `reads` them; one that does not is given them
+    by `DistributedOptimizer`."""
+    section = config.model
+    model = models.build(section.build, section.arguments)
+    if section.start is not None and reads:
+        with located("[model] start"):
+            load_into(model, section.start)
+    return model
 
 
 def make_precision(config: Config, model: nn.Module) -> Precision:

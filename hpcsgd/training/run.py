@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import MOVED, STOPPED, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.islands.meetings import Meetings, Over
+from hpcsgd.models.weights import copied
 from hpcsgd.report import trace
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.training.assembly import Assembly, assemble
@@ -29,10 +31,12 @@ from hpcsgd.training.stopping import Reasons, Stopping
 from hpcsgd.training.tracing import Trace
 from hpcsgd.training.world import World
 from hpcsgd.transport import Transport, leave_together
-from hpcsgd.transport.streams import HOST
 from hpcsgd.tuning.monitor import DistanceMonitor
 
 log = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"
+"""Where in the run's folder they are."""
 
 
 def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: Path | None = None) -> None:
@@ -89,15 +93,18 @@ def train(
     Collective."""
     config = tuned(config, job, source, resume)
     aside = job.world.apart()
-    parts = assemble(config, job, source)
-    devices = Counter(job.world.gather_objects(str(parts.device)))
     setting = setting_of(config, job)
+    begun = _to_begin(config, setting.goes_on(resume))
+    parts = assemble(begun, job, source)
+    devices = Counter(job.world.gather_objects(str(parts.device)))
     with ExitStack() as open_files:
         setting.open_folder(resume, open_files, devices)
         where = "" if devices.keys() == {"cpu"} else f", on {', '.join(sorted(devices))}"
         log.info(
             "%d groups of %d ranks, %d steps an epoch%s", job.groups, job.K, parts.steps_per_epoch, where
         )
+        if begun.model.start is not None:
+            log.info("the model starts from %s", begun.model.start)
         return _train(setting, parts, Stopping(reasons, aside), aside, resume, open_files, monitor)
 
 
@@ -111,7 +118,7 @@ def _train(
     monitor: DistanceMonitor | None = None,
 ) -> str | None:
     job, folder = setting.job, setting.config.run.folder
-    checkpoints = folder / "checkpoints"
+    checkpoints = folder / CHECKPOINTS
     writer = Writer(checkpoints, job)
     loop = setting.loop(parts, writer, stopping, aside)
     if setting.goes_on(resume):
@@ -133,6 +140,13 @@ def _train(
         _save_model(folder, parts)
     setting.conclude(complete=reason is None)
     return reason
+
+
+def _to_begin(config: Config, goes_on: bool) -> Config:
+    """Where there is a checkpoint, weights to start from are not read: they may be gone."""
+    if goes_on and any((config.run.folder / CHECKPOINTS).glob("step-*")):
+        return replace(config, model=replace(config.model, start=None))
+    return config
 
 
 def setting_of(config: Config, job: Job) -> World | Island:
@@ -157,7 +171,7 @@ def _save_model(folder: Path, parts: Assembly) -> None:
     """The averaged model, as a plain state_dict for whoever uses it."""
     job = parts.optimizer.job
     with parts.optimizer.averaged():
-        state = {name: value.detach().to(HOST, copy=True) for name, value in parts.model.state_dict().items()}
+        state = copied(parts.model.state_dict())
     with job.together("saving the model"):
         if job.rank == 0:
             with replacing(folder / "model.pt") as part:

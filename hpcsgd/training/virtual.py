@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from hpcsgd import models
 from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.data import AsRank, Batches, Sampler, Split
 from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.engine.precision import Precision
 from hpcsgd.training.assembly import (
+    make_model,
     make_natural_gradient,
     make_optimizer,
     make_precision,
@@ -50,7 +50,7 @@ def virtual_groups(
     train = opened(config.data, "train")
     task = task_of(train)
     seed_generators(config.seed)
-    model = models.build(config.model.build, config.model.arguments)
+    model = make_model(config)
     model.to(device)
     require_model_fits(model, train, task, config.model.build, device)
     lay_out(model, config.training, _precision(config, model))

@@ -1,0 +1,110 @@
+"""The formats in which a model is given away; each writes what it writes whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcsgd.data.corpus import tokenizer_of_store
+from hpcsgd.data.tokenizers import Library
+from hpcsgd.errors import UserError
+from hpcsgd.export.left import Left
+from hpcsgd.files.atomic import new_folder, replacing
+from hpcsgd.models.pretrained import pretrained
+from hpcsgd.models.weights import distinct, first_line, safetensors_library
+
+ORIGIN = "hpcsgd.json"
+"""In a folder: where the model comes from."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Format:
+    """`name`: of the file or folder in the run's, where no other is given."""
+
+    name: str
+    write: Callable[[Left, Path], None]
+
+
+def write_safetensors(left: Left, target: Path) -> None:
+    """One file. Of a tensor with two names there is one, and the metadata tell: other name → that name, as
+    `save_model` of the library has it, whose `load_model` reads it."""
+    library = safetensors_library()
+    weights, ties = distinct(left.weights)
+    plain = {name: x.contiguous() for name, x in weights.items()}
+    from safetensors import SafetensorError
+
+    try:
+        with replacing(target) as part:
+            library.save_file(plain, part, metadata={"format": "pt", **left.origin, **ties})
+    except SafetensorError as error:
+        raise UserError(f"{target}: cannot be written ({error})") from error
+
+
+def write_hf(left: Left, target: Path) -> None:
+    """A folder for `from_pretrained` of the library `transformers`, with the tokenizer if it is of a file."""
+    model = pretrained(left.model())
+    if model is None:
+        raise UserError(
+            f"{left.run}: [model] build = {left.config.model.build!r} is no model of the library "
+            "`transformers`: it goes by --format safetensors or dcp"
+        )
+    safetensors_library()
+    with new_folder(target) as part:
+        model.save_pretrained(part)
+        for name, text in _tokenizer_files(left).items():
+            (part / name).write_bytes(text)
+        _write_origin(left, part)
+
+
+def write_dcp(left: Left, target: Path) -> None:
+    """A folder for `torch.distributed.checkpoint.load`, under the names of the model's `state_dict`."""
+    from torch.distributed.checkpoint import state_dict_saver
+    from torch.distributed.checkpoint.api import CheckpointException  # no Exception for Python
+
+    try:
+        with new_folder(target) as part:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that this is one process
+                state_dict_saver.save(dict(left.weights), checkpoint_id=part)
+            _write_origin(left, part)
+    except CheckpointException as error:
+        raise UserError(f"{target}: cannot be written ({first_line(error)})") from error
+
+
+FORMATS: Mapping[str, Format] = {
+    "safetensors": Format("model.safetensors", write_safetensors),
+    "hf": Format("model-hf", write_hf),
+    "dcp": Format("model-dcp", write_dcp),
+}
+
+
+def _tokenizer_files(left: Left) -> dict[str, bytes]:
+    """What `AutoTokenizer` reads; nothing where the data have no tokenizer of that library."""
+    store = left.config.data.store
+    try:
+        tokenizer = tokenizer_of_store(store)
+    except UserError as error:
+        log.warning("no tokenizer beside the model: %s", error)
+        return {}
+    if not isinstance(tokenizer, Library):
+        log.warning("no tokenizer beside the model: that of %s is %r, no file", store, tokenizer.name)
+        return {}
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.decode([tokenizer.end])}
+    return {"tokenizer.json": tokenizer.definition, "tokenizer_config.json": _json(said)}
+
+
+def _write_origin(left: Left, folder: Path) -> None:
+    (folder / ORIGIN).write_bytes(_json(left.origin | {"torch": torch.__version__}))
+
+
+def _json(said: Mapping[str, Any]) -> bytes:
+    return (json.dumps(said, indent=1) + "\n").encode()

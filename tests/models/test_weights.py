@@ -1,0 +1,125 @@
+"""Weights from files: what fits comes in to the bit, what does not is told in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file, save_model
+from torch import nn
+
+from hpcsgd.errors import UserError
+from hpcsgd.models import gpt, mlp
+from hpcsgd.models.weights import load_into, read
+
+
+def net(seed: int, **changed: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    return gpt(**{"types": 20, "width": 8, "layers": 1, "heads": 2, **changed})
+
+
+def pickled(model: nn.Module, folder: Path) -> Path:
+    torch.save(model.state_dict(), folder / "model.pt")
+    return folder / "model.pt"
+
+
+def by_the_library(model: nn.Module, folder: Path) -> Path:
+    save_model(model, str(folder / "a.safetensors"))
+    return folder / "a.safetensors"
+
+
+def in_parts(model: nn.Module, folder: Path) -> Path:
+    """As `save_pretrained` writes what is large."""
+    state = {n: x for n, x in model.state_dict().items() if n != "scores.weight"}
+    names = {n: f"part-{i % 2}.safetensors" for i, n in enumerate(state)}
+    for part in set(names.values()):
+        save_file({n: x for n, x in state.items() if names[n] == part}, folder / part)
+    listed = ", ".join(f'"{n}": "{part}"' for n, part in names.items())
+    (folder / "model.safetensors.index.json").write_text(f'{{"weight_map": {{{listed}}}}}')
+    return folder
+
+
+def run_folder(model: nn.Module, folder: Path) -> Path:
+    pickled(model, folder)
+    return folder
+
+
+@pytest.mark.parametrize("write", [pickled, by_the_library, in_parts, run_folder])
+def test_what_was_written_comes_in(tmp_path: Path, write: Callable[[nn.Module, Path], Path]) -> None:
+    theirs, ours = net(1), net(2)
+    load_into(ours, write(theirs, tmp_path))
+    for name, x in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], x)
+
+
+def test_other_dtypes_come_in_by_value(tmp_path: Path) -> None:
+    theirs, ours = net(1).bfloat16(), net(2)
+    load_into(ours, pickled(theirs, tmp_path))
+    found, expected = ours.state_dict()["norm.weight"], theirs.state_dict()["norm.weight"]
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected.float())
+
+
+def refusal(model: nn.Module, path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        load_into(model, path)
+    return str(caught.value)
+
+
+def test_what_does_not_fit(tmp_path: Path) -> None:
+    path = pickled(net(1), tmp_path)
+    assert refusal(net(1, types=21), path) == (
+        f"{path}: embedding.weight is of shape [20, 8], in this model [21, 8]"
+    )
+    assert refusal(mlp(36, [8]), path).startswith(f"{path}: lacks ")
+    state = net(1).state_dict()
+    state["nrm.weight"] = state.pop("norm.weight")
+    torch.save(state, path)
+    assert refusal(net(1), path) == (
+        f"{path}: lacks norm.weight and has nrm.weight, which this model has not; nrm.weight: did you mean "
+        "'norm.weight'?"
+    )
+    before = net(2)
+    assert torch.equal(before.state_dict()["norm.weight"], net(2).state_dict()["norm.weight"])
+    torch.save(net(1, layers=3).state_dict(), path)
+    assert refusal(net(1), path) == (
+        f"{path}: has blocks.1.attention.out.weight, blocks.1.attention.qkv.weight, "
+        "blocks.1.before_attention.weight and 9 more, which this model has not"
+    )
+    torch.save({n: x.clone() + (n == "scores.weight") for n, x in net(1).state_dict().items()}, path)
+    assert refusal(net(1), path) == (
+        f"{path}: scores.weight and embedding.weight differ; this model has one tensor for both"
+    )
+
+
+def test_what_holds_no_weights(tmp_path: Path) -> None:
+    path, folder = tmp_path / "x", tmp_path / "folder"
+    folder.mkdir()
+    assert refusal(net(1), path) == f"{path}: no such file"
+    assert refusal(net(1), folder).startswith(f"{folder}: a folder without model.safetensors or model.pt, ")
+    path.write_bytes(b"no pickle")
+    assert refusal(net(1), path).startswith(f"{path}: not a state_dict of tensors alone, or damaged (")
+    torch.save(net(1), path)
+    assert refusal(net(1), path).startswith(f"{path}: not a state_dict of tensors alone, or damaged (")
+    torch.save({"model": {}}, path)
+    assert refusal(net(1), path) == f"{path}: holds a dict, expected a state_dict: tensors by name"
+    whole = by_the_library(net(1), tmp_path).read_bytes()
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(whole[:-1])
+    assert refusal(net(1), cut).startswith(f"{cut}: not a safetensors file, or damaged (")
+    (folder / ".metadata").write_bytes(b"x")
+    assert refusal(net(1), folder).startswith(f"{folder}: a damaged checkpoint (")
+
+
+def test_pickled_code_is_not_run(tmp_path: Path) -> None:
+    class Bad:
+        def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
+            return Path.touch, (tmp_path / "ran",)  # pyright: ignore[reportReturnType]
+
+    torch.save({"x": Bad()}, tmp_path / "bad.pt")
+    with pytest.raises(UserError):
+        read(tmp_path / "bad.pt")
+    assert not (tmp_path / "ran").exists()
