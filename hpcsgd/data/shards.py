@@ -158,10 +158,13 @@ class Shards:
         return begin, min(tokens, SHARD - before, self.count - start) * width
 
     def _mapped(self) -> mmap.mmap:
-        """The whole file, once: every mapping costs a descriptor."""
+        """The whole file, once: every mapping costs a descriptor. Who reads where a file ended before it was
+        cut off is killed, so it is looked at each time."""
         if self._content is None:
             with self.path.open("rb") as file:
                 self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if self._content.size() < len(self._content):
+            raise damaged(self.path, self.split, "the file has been cut off since it was opened")
         return self._content
 
     def _sums_of(self, number: int) -> NDArray[np.uint32]:

@@ -24,11 +24,16 @@ def require_model_fits(model: nn.Module, data: Split, task: Task, name: str, dev
         if name not in MODELS:
             raise
         raise UserError(
-            f"[model]: {name} does not take samples of shape {list(x.shape[1:])}: {error}"
+            f"[model]: {name} does not take samples of shape {list(x.shape[1:])}{_numbers(x)}: {error}"
         ) from error
     if not isinstance(scores, Tensor):
         raise UserError(f"[model]: {name} gives a {type(scores).__name__}, expected a tensor of scores")
     task.require(scores, x, name)
+
+
+def _numbers(x: Tensor) -> str:
+    """Of tokens, users and the like, which a model has places for."""
+    return "" if x.is_floating_point() else f" with numbers up to {x.max().item()}"
 
 
 def _scores(model: nn.Module, x: Tensor) -> object:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd import models
+from hpcsgd.cli import main
 from hpcsgd.config.schema import load
 from hpcsgd.data import convert_text
 from hpcsgd.errors import UserError
@@ -210,3 +211,13 @@ class Saving:
 
     def save_pretrained(self, folder: Path) -> None:
         (folder / "model.safetensors").touch()
+
+
+def test_the_command(gpt_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["export", str(gpt_run), "--format", "dcp", "--to", str(tmp_path / "out")])
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/out: 9 tensors, ")
+    with pytest.raises(SystemExit) as left_with:
+        main(["export", str(tmp_path)])
+    assert left_with.value.code == 1
+    line = f"hpcsgd: {tmp_path}: not the folder of a run: there is no job.toml\n"
+    assert capsys.readouterr() == ("", line)
