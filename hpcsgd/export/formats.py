@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from hpcsgd.export.left import Left
 from hpcsgd.files.atomic import new_folder, replacing
 from hpcsgd.models.pretrained import pretrained
 from hpcsgd.models.weights import distinct, first_line, safetensors_library
+from hpcsgd.report.run_folder import JOB_FILE
 
 ORIGIN = "hpcsgd.json"
 """In a folder: where the model comes from."""
@@ -45,6 +47,7 @@ def write_safetensors(left: Left, target: Path) -> None:
     try:
         with replacing(target) as part:
             library.save_file(plain, part, metadata={"format": "pt", **left.origin, **ties})
+            _readable(left, part)
     except SafetensorError as error:
         raise UserError(f"{target}: cannot be written ({error})") from error
 
@@ -63,6 +66,7 @@ def write_hf(left: Left, target: Path) -> None:
         for name, text in _tokenizer_files(left).items():
             (part / name).write_bytes(text)
         _write_origin(left, part)
+        _readable(left, *part.iterdir())
 
 
 def write_dcp(left: Left, target: Path) -> None:
@@ -85,6 +89,12 @@ FORMATS: Mapping[str, Format] = {
     "hf": Format("model-hf", write_hf),
     "dcp": Format("model-dcp", write_dcp),
 }
+
+
+def _readable(left: Left, *files: Path) -> None:
+    """By whoever may read the run: the library writes files for their owner alone."""
+    for file in files:
+        shutil.copymode(left.run / JOB_FILE, file)
 
 
 def _tokenizer_files(left: Left) -> dict[str, bytes]:

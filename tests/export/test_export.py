@@ -102,6 +102,7 @@ def test_tied_weights_are_there_once_and_the_library_itself_reads_them(gpt_run: 
     with safetensors.safe_open(path, framework="pt") as file:
         said, names = file.metadata(), set(file.keys())
     assert said["scores.weight"] == "embedding.weight"
+    assert path.stat().st_mode == (gpt_run / "model.pt").stat().st_mode
     assert names == left(gpt_run).keys() - {"scores.weight"}
     assert (said["method"], said["step"], len(said["job"])) == ("diloco", "5", 64)
     model = models.gpt(256, width=8, layers=1, heads=2)

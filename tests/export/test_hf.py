@@ -39,6 +39,8 @@ def test_out_and_in_again(run: Path) -> None:
     assert loaded.lm_head.weight is loaded.get_input_embeddings().weight
     assert "lm_head.weight" not in read(folder), "there once"
 
+    assert {path.stat().st_mode for path in folder.iterdir()} == {(run / "model.pt").stat().st_mode}
+
     own, text = tokenizer_of_store(run.parent / "text.h5"), "the 3rd of them, √3"
     theirs = AutoTokenizer.from_pretrained(folder)
     assert theirs(text, add_special_tokens=False)["input_ids"] == own.encode([text.encode()])[0].tolist()
