@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hpcsgd.data.corpus import tokenizer_of_store
-from hpcsgd.data.tokenizers import Library
+from hpcsgd.data.tokenizers import Library, Tokenizer
 from hpcsgd.errors import UserError
 from hpcsgd.export.left import Left
 from hpcsgd.files.atomic import new_folder, replacing
@@ -61,9 +61,11 @@ def write_hf(left: Left, target: Path) -> None:
             "`transformers`: it goes by --format safetensors or dcp"
         )
     safetensors_library()
+    tokenizer = _tokenizer(left)
+    _for_writing_on(model, tokenizer)
     with new_folder(target) as part:
         model.save_pretrained(part)
-        for name, text in _tokenizer_files(left).items():
+        for name, text in _tokenizer_files(tokenizer).items():
             (part / name).write_bytes(text)
         _write_origin(left, part)
         _readable(left, *part.iterdir())
@@ -97,16 +99,27 @@ def _readable(left: Left, *files: Path) -> None:
         shutil.copymode(left.run / JOB_FILE, file)
 
 
-def _tokenizer_files(left: Left) -> dict[str, bytes]:
-    """What `AutoTokenizer` reads; nothing where the data have no tokenizer of that library."""
-    store = left.config.data.store
+def _tokenizer(left: Left) -> Tokenizer | None:
+    """What the data were made with, where they are still there."""
     try:
-        tokenizer = tokenizer_of_store(store)
+        return tokenizer_of_store(left.config.data.store)
     except UserError as error:
         log.warning("no tokenizer beside the model: %s", error)
-        return {}
+        return None
+
+
+def _for_writing_on(model: Any, tokenizer: Tokenizer | None) -> None:
+    """Token by token: remembering what was seen, which training does not need, and until a text ends."""
+    model.config.use_cache = True
+    if tokenizer is not None and model.config.eos_token_id is None:
+        model.config.eos_token_id = tokenizer.end
+        if model.generation_config is not None:
+            model.generation_config.eos_token_id = tokenizer.end
+
+
+def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
+    """What `AutoTokenizer` reads; nothing of a tokenizer that is none of that library."""
     if not isinstance(tokenizer, Library):
-        log.warning("no tokenizer beside the model: that of %s is %r, no file", store, tokenizer.name)
         return {}
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.decode([tokenizer.end])}
     return {"tokenizer.json": tokenizer.definition, "tokenizer_config.json": _json(said)}

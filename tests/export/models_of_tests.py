@@ -31,6 +31,8 @@ class OfTransformers(nn.Module):
         from transformers import AutoModelForCausalLM, GPT2Config
 
         config = GPT2Config(vocab_size=types, n_embd=width, n_layer=1, n_head=2, n_positions=16)
+        config.bos_token_id = config.eos_token_id = None
+        config.use_cache = False
         self.inner = AutoModelForCausalLM.from_config(config)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -209,6 +210,8 @@ def test_what_fails_half_way_is_not_there(
 
 class Saving:
     """In place of a model of the library `transformers`."""
+
+    config = SimpleNamespace(eos_token_id=0)
 
     def save_pretrained(self, folder: Path) -> None:
         (folder / "model.safetensors").touch()

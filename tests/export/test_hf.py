@@ -44,7 +44,8 @@ def test_out_and_in_again(run: Path) -> None:
     own, text = tokenizer_of_store(run.parent / "text.h5"), "the 3rd of them, √3"
     theirs = AutoTokenizer.from_pretrained(folder)
     assert theirs(text, add_special_tokens=False)["input_ids"] == own.encode([text.encode()])[0].tolist()
-    assert theirs.eos_token_id == own.end
+    assert theirs.eos_token_id == loaded.generation_config.eos_token_id == own.end
+    assert loaded.config.use_cache
 
     again = of_transformers(own.types)
     load_into(again, folder)

@@ -43,14 +43,16 @@ def another_tokenizer(folder: Path) -> str:
 def no_tokenizer(folder: Path) -> str:
     with_key(folder, "bptt = 6", 'bptt = 6, tokenizer = "none.json"')
     return (
-        "[data] arguments: tokenizer '{folder}/none.json': neither 'bytes' nor a file that can be read (No such "
-        "file or directory)"
+        "[data] arguments: tokenizer '{folder}/none.json': neither 'bytes' nor a file that can be read "
+        "(No such file or directory)"
     )
 
 
 def too_few_types(folder: Path) -> str:
     with_key(folder, "types = 256", "types = 200")
-    return "[model]: gpt does not take samples of shape [6] with numbers up to 255: index out of range in self"
+    return (
+        "[model]: gpt does not take samples of shape [6] with numbers up to 255: index out of range in self"
+    )
 
 
 def too_long_windows(folder: Path) -> str:
