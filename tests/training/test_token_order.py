@@ -112,9 +112,8 @@ def test_bad_input_is_one_line_before_anything_begins(
         return str(caught.value)
 
     (other,) = run(1, line, "--data.arguments.tokenizer", "other.json")
-    assert other.startswith(
-        "job.toml: [data] arguments: tokenizer other.json (44136fa355b3) is not the one that made "
-    )
+    given = f"{Path.cwd()}/other.json (44136fa355b3)"
+    assert other.startswith(f"job.toml: [data] arguments: tokenizer {given} is not the one that made ")
     (few,) = run(1, line, "--model.arguments.types", "255")
     assert "[model]: gpt does not take samples of shape [6]" in few
     (large,) = run(1, line, "--data.batch_size", "9999")
