@@ -1,4 +1,5 @@
-"""Models to train: a table of short names, and any function of the user's that returns a module."""
+"""Models to train: a table of short names, libraries that make models of configurations, and any function of
+the user's that returns a module."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from hpcsgd.models.gpt import gpt
 from hpcsgd.models.lstm import lstm
 from hpcsgd.models.mlp import mlp
 from hpcsgd.models.ncf import ncf
+from hpcsgd.models.of_transformers import of_transformers
 from hpcsgd.models.resnet import cifar_resnet, resnet20, resnet32, resnet44, resnet56, resnet110
 from hpcsgd.models.resnet18 import resnet18
 from hpcsgd.models.resnet50 import resnet50
@@ -33,22 +35,36 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet110": resnet110,
 }
 
+LIBRARIES: Mapping[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {"transformers": of_transformers}
+"""What makes a model of the name of a class in such a module."""
+
+
+def is_known(name: str) -> bool:
+    """Whether it names a model of ours or a library's: what goes wrong in it is due to what it was given."""
+    return name in MODELS or name.partition(":")[0] in LIBRARIES
+
 
 def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """The model that `name`, a key of `MODELS` or "package.module:function", makes of `arguments`.
+    """The model that `name` makes of `arguments`: a key of `MODELS`, "transformers:Class" or
+    "package.module:function".
 
     Raises `UserError` for an unknown name, for arguments the function does not take, and for a result that
     is not a module.
     """
+    library, _, kind = name.partition(":")
+    if library in LIBRARIES:
+        return LIBRARIES[library](kind, arguments)
     return reference.build("model", name, MODELS, arguments, nn.Module)
 
 
 __all__ = [
+    "LIBRARIES",
     "MODELS",
     "build",
     "cifar_resnet",
     "cnn",
     "gpt",
+    "is_known",
     "lstm",
     "mlp",
     "ncf",

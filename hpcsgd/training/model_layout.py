@@ -67,12 +67,16 @@ def compile_regions(model: nn.Module, **options: Any) -> None:
 
 def regions(model: nn.Module) -> Iterator[nn.Module]:
     """The outermost modules that are made of others, without those that only contain them: residual blocks,
-    the layers of a transformer."""
+    the layers of a transformer, however deep its list of them lies."""
     for child in model.children():
-        if isinstance(child, CONTAINERS):
+        if isinstance(child, CONTAINERS) or any(map(_lists_regions, child.modules())):
             yield from regions(child)
         elif any(True for _ in child.children()):
             yield child
+
+
+def _lists_regions(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList) and any(any(True for _ in m.children()) for m in module)
 
 
 def _on_inputs(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hpcsgd.data import Split
 from hpcsgd.errors import UserError
-from hpcsgd.models import MODELS
+from hpcsgd.models import is_known
 from hpcsgd.training.tasks import Task
 
 
@@ -21,7 +21,7 @@ def require_model_fits(model: nn.Module, data: Split, task: Task, name: str, dev
     try:
         scores = _scores(model, x)
     except (RuntimeError, IndexError, ValueError) as error:
-        if name not in MODELS:
+        if not is_known(name):
             raise
         raise UserError(
             f"[model]: {name} does not take samples of shape {list(x.shape[1:])}{_numbers(x)}: {error}"

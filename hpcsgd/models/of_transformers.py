@@ -1,0 +1,96 @@
+"""Models of the library `transformers`, made of a configuration: nothing is fetched, weights start by chance.
+
+They stay what they are, with the names of their weights, so that the library reads what was trained; only what
+comes out is no longer a table of results but its scores.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor, nn
+
+from hpcsgd.config.reference import require_arguments
+from hpcsgd.errors import UserError, located, near_miss
+
+TYPE = "model_type"
+OF_THEIR_VOCABULARY = ("bos_token_id", "eos_token_id", "pad_token_id")
+_BUILDING = threading.Lock()  # ranks may be threads, and torch's defaults are changed meanwhile
+
+
+def of_transformers(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """The model that the class `name` makes of a configuration with these `arguments`: "AutoModelForCausalLM"
+    with the configuration's `model_type`, or a model's own class, as "GPT2LMHeadModel".
+
+    Raises `UserError` where the library is missing, for a class that it does not have, and for arguments that
+    are none of the configuration's.
+    """
+    library = _library()
+    with located("[model] build"):
+        kind = _class(library, name)
+    with _BUILDING, located("[model.arguments]"):
+        config = _config(library, kind, arguments)
+        make = getattr(kind, "from_config", None) or kind
+        model = _told(f"transformers:{name}", library, make, config)
+    config.use_cache = False  # what was seen before is of use to those who write on, token by token
+    model.register_forward_hook(_scores)
+    return model
+
+
+def _library() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError(
+            '[model] build: needs the library `transformers`: pip install "hpcsgd[hf]"'
+        ) from error
+    return transformers
+
+
+def _class(library: Any, name: str) -> Any:
+    kind = getattr(library, name, None)
+    if isinstance(kind, type) and (hasattr(kind, "from_config") or issubclass(kind, library.PreTrainedModel)):
+        return kind
+    common = [name for name in dir(library) if name.startswith("AutoModel")]
+    raise UserError(f"no model {name!r} in transformers; {near_miss(name, common)}, or a model's own class")
+
+
+def _config(library: Any, kind: Any, arguments: Mapping[str, Any]) -> Any:
+    if issubclass(kind, library.PreTrainedModel):
+        config_class, own = kind.config_class, dict(arguments)
+    else:
+        own = dict(arguments)
+        config_class = _config_class(library, own.pop(TYPE, None))
+    require_arguments(config_class, own)
+    unknown = {key: None for key in OF_THEIR_VOCABULARY if hasattr(config_class(), key)}
+    return _told(config_class.__name__, library, config_class, **{**unknown, **own})
+
+
+def _config_class(library: Any, model_type: Any) -> Any:
+    types = library.CONFIG_MAPPING
+    if model_type in types:
+        return types[model_type]
+    near = get_close_matches(str(model_type), list(types), n=3, cutoff=0.4) or ["gpt2", "llama"]
+    given = f"{TYPE} is missing" if model_type is None else f"no {TYPE} {model_type!r} in transformers"
+    raise UserError(f"{given}; allowed is what the library knows, such as {', '.join(near)}")
+
+
+def _told(name: str, library: Any, make: Any, *values: Any, **arguments: Any) -> Any:
+    """What it makes of them; what the library has against them is a line to the user."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return make(*values, **arguments)
+    except (TypeError, ValueError, StrictDataclassError) as error:
+        first = str(error).strip().splitlines()
+        raise UserError(f"{name}: {' '.join(' '.join(first[:2]).split())}") from error
+
+
+def _scores(model: nn.Module, _: Any, output: Any) -> Tensor:
+    found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if found is None:
+        raise UserError(f"[model]: {type(model).__name__} gives no scores: take a class with a head for them")
+    return found
