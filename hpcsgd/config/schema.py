@@ -125,6 +125,7 @@ class TrainingSection:
     precision: Literal["fp32", "bf16", "fp16", "bf16_master"] = "fp32"  # docs/gpu.md
     channels_last: bool = False  # images, and the weights of convolutions, with channels side by side
     compile: bool = False  # the model, by regions
+    activation_checkpointing: bool = False  # what regions compute is not kept, but computed again
     deterministic: bool = False  # only operations that give the same bits every time
     bucket_mb: Annotated[float, Above(0)] | None = None  # gradients that leave at once; none: the default
     overlap: bool | None = None  # whether they leave during the backward pass; none: yes
@@ -138,6 +139,11 @@ class TrainingSection:
         if self.prefetch and self.compile:
             raise UserError(
                 "prefetch and compile: compiled code does not wait for weights: give one of them, not both"
+            )
+        if self.activation_checkpointing and self.compile:
+            raise UserError(
+                "activation_checkpointing and compile: compiled code chooses itself what to keep: "
+                "give one of them, not both"
             )
         if self.tune is not None and self.machine is not None:
             raise UserError(f"tune = {self.tune} and machine = {self.machine}: give one of them, not both")

@@ -1,7 +1,7 @@
 """Models of the library `transformers`, made of a configuration: nothing is fetched, weights start by chance.
 
-They stay what they are, with the names of their weights, so that the library reads what was trained; only what
-comes out is no longer a table of results but its scores.
+They stay what they are, with the names of their weights, so that the library reads what was trained; only
+what comes out is no longer a table of results but its scores.
 """
 
 from __future__ import annotations

@@ -180,6 +180,10 @@ def make_natural_gradient(
     if arguments is None:
         return None
     with located("[optimizer] natural_gradient"):
+        if config.training.activation_checkpointing:
+            raise UserError(
+                "activation_checkpointing: layers would be seen twice: give one of them, not both"
+            )
         return call(NaturalGradient, arguments, optimizer, model)
 
 

@@ -1,4 +1,5 @@
-"""What becomes of a model before it is trained: dtype and memory format of its parameters, compiled regions.
+"""What becomes of a model before it is trained: dtype and memory format of its parameters, regions that are
+compiled or computed twice.
 
 Everything happens in place, so that names stay: a saved model is that of the plain module.
 """
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from hpcsgd.config.schema import TrainingSection
 from hpcsgd.engine.precision import Precision
 from hpcsgd.errors import UserError
+from hpcsgd.training.recomputing import recompute
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 IMAGES = 4
@@ -21,7 +23,8 @@ IMAGES = 4
 
 
 def lay_out(model: nn.Module, training: TrainingSection, precision: Precision) -> None:
-    """The parameters as `training` and `precision` have them, and each batch on its way in, too.
+    """The parameters as `training` and `precision` have them, each batch on its way in, and what is kept of
+    it for the backward pass.
 
     Raises `UserError` where the model has nothing to be laid out so.
     """
@@ -30,6 +33,13 @@ def lay_out(model: nn.Module, training: TrainingSection, precision: Precision) -
         narrow(model, precision.computes)
     if training.channels_last:
         channels_last(model)
+    if training.activation_checkpointing:
+        found = list(regions(model))
+        if not found:
+            raise UserError(
+                "[training] activation_checkpointing: the model has no blocks, modules made of others"
+            )
+        recompute(found)
 
 
 def narrow(model: nn.Module, dtype: torch.dtype) -> None:
