@@ -159,7 +159,7 @@ class Runs:
     def records(self, run: str) -> list[dict[str, Any]]:
         """What was measured, without what depends on the time."""
         lines = (self.folder / run / "metrics.jsonl").read_text().splitlines()
-        timed = {"seconds", "samples_per_s", "phase_seconds"}
+        timed = {"seconds", "samples_per_s", "tokens_per_s", "utilization", "phase_seconds"}
         records = [{k: v for k, v in json.loads(line).items() if k not in timed} for line in lines]
         for record in records:
             record.get("phase_bytes", {}).pop("stopping", None)  # asked about as often as time allows

@@ -112,11 +112,13 @@ class MethodSection:
 class TrainingSection:
     """How long, how often, how much time."""
 
-    epochs: Count
+    epochs: Count | None = None
     steps: Count | None = None  # in place of epochs; the last epoch may end early
     samples: Count | None = None  # likewise, of all ranks together
+    tokens: Count | None = None  # likewise, where samples are made of tokens
     log_every: Count = 10  # steps
     evaluate_every: Count = 1  # epochs
+    evaluation_tokens: Count | None = None  # of the test data, spread over it; none: all
     checkpoint_every: Count | None = None  # steps; none: at the end of every epoch
     time_limit: Seconds | None = None
     stop_ahead: Seconds = 60.0  # how long before the end of its Slurm job a run saves and stops
@@ -126,6 +128,7 @@ class TrainingSection:
     channels_last: bool = False  # images, and the weights of convolutions, with channels side by side
     compile: bool = False  # the model, by regions
     activation_checkpointing: bool = False  # what regions compute is not kept, but computed again
+    peak_tflops: Annotated[float, Above(0)] | None = None  # of a rank's device, to tell utilization
     deterministic: bool = False  # only operations that give the same bits every time
     bucket_mb: Annotated[float, Above(0)] | None = None  # gradients that leave at once; none: the default
     overlap: bool | None = None  # whether they leave during the backward pass; none: yes
@@ -134,8 +137,12 @@ class TrainingSection:
     machine: Path | None = None  # the machine file that tells the way; absolute after `load`
 
     def __post_init__(self) -> None:
-        if self.steps is not None and self.samples is not None:
-            raise UserError(f"steps = {self.steps} and samples = {self.samples}: give one of them, not both")
+        given = {name: getattr(self, name) for name in ("steps", "samples", "tokens")}
+        budgets = [f"{name} = {value}" for name, value in given.items() if value is not None]
+        if len(budgets) > 1:
+            raise UserError(f"{' and '.join(budgets)}: give one of them, not both")
+        if self.epochs is None and not budgets:
+            raise UserError("no length: give epochs, or steps, samples or tokens in their place")
         if self.prefetch and self.compile:
             raise UserError(
                 "prefetch and compile: compiled code does not wait for weights: give one of them, not both"

@@ -107,15 +107,20 @@ class Step:
     def squared_norm(self) -> Tensor:
         """This position's part of the squared norm of the group's gradient: over the group they add up. In
         float64; one read of the gradient."""
-        if self.fixed.exchanged:
-            parts = [b.g_own for b in self.buckets]
-        else:
-            grads = [slot.param.grad for b in self.buckets for slot in b.slots]
-            parts = [grad for grad in grads if grad is not None]
-        norms = [squared_norm(g.reshape(-1)) for g in parts]
-        if not norms:
-            return torch.zeros((), dtype=torch.float64, device=self.buckets[0].w.device)
-        return as_vector(norms).sum()
+        return squared_norm_of(self.buckets, exchanged=self.fixed.exchanged)
+
+
+def squared_norm_of(buckets: Sequence[Bucket], *, exchanged: bool) -> Tensor:
+    """`Step.squared_norm` of the gradients in these buckets, or where autograd put them."""
+    if exchanged:
+        parts = [b.g_own for b in buckets]
+    else:
+        grads = [slot.param.grad for b in buckets for slot in b.slots]
+        parts = [grad for grad in grads if grad is not None]
+    norms = [squared_norm(g.reshape(-1)) for g in parts]
+    if not norms:
+        return torch.zeros((), dtype=torch.float64, device=buckets[0].w.device)
+    return as_vector(norms).sum()
 
 
 class Moments(Protocol):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -46,7 +47,7 @@ class Windows(Split):
         super().__init__(path, split, "tokens")
         if bptt < 1:
             raise UserError(f"bptt = {bptt}: a window has at least 1 token")
-        self.header, self.tokens = _read_header(self.path, split)
+        self.header, self.tokens, self.bytes = _read_header(self.path, split)
         if tokenizer is not None:
             self._require(tokenizer)
         self.bptt = bptt
@@ -111,17 +112,18 @@ class Windows(Split):
             )
 
 
-def _read_header(path: Path, split: str) -> tuple[Vocabulary, int]:
-    """The vocabulary, and how many tokens the split has."""
+def _read_header(path: Path, split: str) -> tuple[Vocabulary, int, int | None]:
+    """The vocabulary, how many tokens the split has, and of how many bytes of text, where that is known."""
     with open_store(path, "tokens") as file:
         splits = [name for name, value in file.items() if isinstance(value, h5py.Group)]
         if split not in splits:
             raise UserError(f"{path}: no split {split!r}; {near_miss(split, splits)}")
         try:
             vocabulary = Vocabulary.read(file)
-            tokens = int(file[split].attrs["tokens"])  # pyright: ignore[reportArgumentType]
+            attributes: dict[str, Any] = dict(file[split].attrs)
+            tokens, size = int(attributes["tokens"]), attributes.get("bytes")
         except (OSError, RuntimeError, KeyError, UnicodeDecodeError) as error:
             raise damaged(path, split, f"header or vocabulary cannot be read ({error})") from error
     if vocabulary.name not in TOKENIZERS:
         raise UserError(f"{path}: made with a tokenizer {vocabulary.name!r} that is not known here")
-    return vocabulary, tokens
+    return vocabulary, tokens, None if size is None else int(size)

@@ -108,7 +108,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
                 self._exchange, buckets, lambda: Departure(self._step.fixed, self.rates, self._step.notes),
                 passes=accumulate, overlap=overlap,
             )  # fmt: skip
-        self._updating = Updating(self.local, self._reducer, self._exchange, method.how)
+        self.updating = Updating(self.local, self._reducer, self._exchange, method.how)
         self._step = Step(
             Fixed(
                 job, buckets, moments=self.local, buffers=float_buffers(model),
@@ -169,13 +169,13 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
                 loss = closure()
         s = self._settled
         require_as_laid_out(s.buckets, self._frozen)
-        self._updating.ready()
+        self.updating.ready()
         s.t += 1
         s.rates = self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
         gathering = Gathering(s, self._exchange.shards, self._publishing, self._arrivals)
         self.method.how.before_update(s)
-        updates = self._updating(s.buckets)
+        updates = self.updating(s.buckets)
         meets = self._meets() if goes_by_time(self.method.when) else None
         if meets and not self._exchange.across:  # or gradients and models would cross groups in any order
             meet(s, self.method.how, gathering, once_in(updates))

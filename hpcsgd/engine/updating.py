@@ -9,6 +9,7 @@ from typing import Any
 from hpcsgd.core.capabilities import is_piecemeal, is_regardless_of_gradients
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Averager, Exchange
+from hpcsgd.engine.gradient_norm import GradientNorm
 from hpcsgd.engine.in_parts import hooks_around_step, is_elementwise
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
@@ -28,6 +29,7 @@ class Updating:
             is_piecemeal(exchange) and is_regardless_of_gradients(how) and is_elementwise(local.optimizer)
         )
         self._running = False
+        self.norm = GradientNorm(exchanged=reducer is not None)
         local.optimizer.register_step_pre_hook(self._only_from_here)
 
     def ready(self) -> None:
@@ -38,10 +40,12 @@ class Updating:
     def __call__(self, buckets: Sequence[Bucket]) -> Iterator[Sequence[Bucket]]:
         """Updates all of them; gives, in their order, those that are through. Collective."""
         if self._reducer is None or not self._in_parts():
+            self.norm.see(buckets)
             self._update(self._local.step)
             yield buckets
             return
         for arrived in self._reducer.arriving():
+            self.norm.see(arrived)
             self._update(functools.partial(self._local.step_of, arrived))
             yield arrived
 

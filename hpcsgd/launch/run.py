@@ -84,7 +84,7 @@ def _allotment(config: Config) -> Allotment | None:
     if section.unit == "none":
         return None
     cost = section.cost if section.cost is not None else (20.0 if section.unit == "ranks" else 0.0)
-    return Allotment(section.unit, section.total or 1, section.margin, cost, config.training.epochs)
+    return Allotment(section.unit, section.total or 1, section.margin, cost, config.training.epochs or 1)
 
 
 def _report(folder: Path) -> None:

@@ -22,7 +22,7 @@ class Estimate:
     nodes: int
     step: StepCost
     steps_per_epoch: int
-    epochs: int
+    epochs: float
     B: int
     memory: float
     """Bytes a rank: parameters, gradients, optimizer state, what the method holds; no activations."""
@@ -83,7 +83,7 @@ def estimate(
         nodes=-(-P * K // machine.ranks_per_host),
         step=step,
         steps_per_epoch=steps,
-        epochs=subject.config.training.epochs,
+        epochs=subject.epochs(P),
         B=subject.B,
         memory=kept(method, m, len(subject.moments), elementwise=subject.elementwise),
         ranks_per_host=min(machine.ranks_per_host, P * K),

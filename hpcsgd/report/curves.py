@@ -86,6 +86,31 @@ def _loss(axes: Axes, records: Sequence[Record]) -> None:
     axes.xaxis.set_major_locator(_whole_numbers())
 
 
+def _gradient(axes: Axes, records: Sequence[Record]) -> None:
+    steps, norms = _column(records, "step"), _column(records, "gradient_norm")
+    axes.plot(steps, norms, color=BLUE, linewidth=1, marker="." if len(norms) < SMOOTHED_FROM else None)
+    axes.set(title=f"norm of the gradient: median {np.median(norms):.3g}", xlabel="step")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    if norms.min() > 0 and norms.max() > LOGARITHMIC_FROM * norms.min():
+        axes.set_yscale("log")
+
+
+def _speed(axes: Axes, records: Sequence[Record]) -> None:
+    """In tokens, and as a part of what the ranks can do."""
+    steps, speeds = _column(records, "step"), _column(records, "tokens_per_s")
+    axes.plot(steps, speeds, color=BLUE, linewidth=1)
+    axes.set(title=f"tokens/s: median {np.median(speeds):,.0f}", xlabel="step")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(_whole_numbers())
+    if all("utilization" in record for record in records):
+        right = axes.twinx()
+        right.plot(steps, _column(records, "utilization"), color=ORANGE, linestyle="--", linewidth=1)
+        right.set_ylabel("part of the peak", color=ORANGE)
+        right.set_ylim(bottom=0)
+        right.grid(visible=False)
+        right.spines["right"].set_visible(True)
+
+
 def _merit(axes: Axes, records: Sequence[Record]) -> None:
     """The figure of merit that counts."""
     key = found_in(records)[0]
@@ -168,8 +193,8 @@ def _chosen(records: Sequence[Record]) -> list[Record]:
     return found if len(found) > 1 else []
 
 
-def _counting(records: Sequence[Record]) -> list[Record]:
-    return [record for record in of_kind(records, "step") if "counts" in record]
+def _with(key: str, records: Sequence[Record]) -> list[Record]:
+    return [record for record in of_kind(records, "step") if key in record]
 
 
 COUNTED = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
@@ -179,7 +204,9 @@ CURVES: dict[Draw, Callable[[Sequence[Record]], list[Record]]] = {
     _distance: _distances,
     _changes: _chosen,
     _sparse: lambda records: noted(records, "density", "error"),
-    _counts: _counting,
+    _counts: partial(_with, "counts"),
+    _gradient: partial(_with, "gradient_norm"),
+    _speed: partial(_with, "tokens_per_s"),
 }
 """What draws a panel, and what it draws."""
 SAID: dict[Draw, tuple[str, ...]] = {_changes: ("delta", "vote", "met"), _sparse: ("density", "error")}

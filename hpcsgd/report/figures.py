@@ -1,4 +1,5 @@
-"""What says how good a model is: the figures of merit that tasks have, and how to read them."""
+"""What says how good a model is, the figures of merit that tasks have, and how fast it trains; how to read
+them."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ class Figure:
 FIGURES: Mapping[str, Figure] = {
     "accuracy": Figure("accuracy", max),
     "perplexity": Figure("perplexity", min, ".2f"),
+    "bits_per_byte": Figure("bits/byte", min),
     "hr10": Figure("HR@10", max),
     "ndcg10": Figure("NDCG@10", max),
 }
@@ -37,3 +39,11 @@ def found_in(records: Iterable[Mapping[str, Any]]) -> list[str]:
 def written(values: Mapping[str, float]) -> str:
     """As ``accuracy 0.9000``, those of `FIGURES` alone."""
     return "  ".join(f"{FIGURES[key].name} {FIGURES[key].text(values[key])}" for key in found_in([values]))
+
+
+def speed_text(numbers: Mapping[str, Any]) -> str:
+    """As ``1,234 samples/s``, or in tokens where samples are made of them, and the part of the peak."""
+    quantity = "samples" if numbers.get("tokens_per_s") is None else "tokens"
+    speed = f"{numbers[f'{quantity}_per_s']:,.0f} {quantity}/s"
+    part = numbers.get("utilization")
+    return speed if part is None else f"{speed}, {part:.1%} of the peak"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,22 @@ _OWN = "metrics"
 
 
 @dataclass(frozen=True)
+class Sample:
+    """What one is to the model, where that is known."""
+
+    tokens: int | None = None
+    """That it is made of."""
+    flops: float | None = None
+    """Of a forward and a backward pass."""
+    peak: float | None = None
+    """TFLOP/s that a rank can do."""
+
+
+@dataclass(frozen=True)
 class Reading:
-    """Over all ranks: `loss`, the mean per sample, and how often a method noted which number. Over this rank:
+    """Over all ranks: `loss`, the mean per sample, tokens and FLOPs, where a `Sample` says of how many it is
+    made, `utilization`, the part that these are of what all ranks can do, and how often a method noted which
+    number; `gradient_norm`, the root of the mean over the groups of ‖g‖² in the last step. Over this rank:
     seconds and bytes of each phase, and bytes of messages to each rank of its cross communicator."""
 
     loss: float
@@ -30,6 +45,11 @@ class Reading:
     phase_bytes: dict[str, float]
     link_bytes: dict[int, float]
     counts: dict[str, dict[int, int]]
+    gradient_norm: float | None = None
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+    flops: float | None = None
+    utilization: float | None = None
 
 
 class Meter:
@@ -40,12 +60,16 @@ class Meter:
     numbers.
     """
 
-    def __init__(self, job: Job, aside: Transport, counted: Sequence[str] = ()) -> None:
+    def __init__(
+        self, job: Job, aside: Transport, counted: Sequence[str] = (), sample: Sample | None = None
+    ) -> None:
         self._job = job
         self._aside = aside
         self._data_seconds = 0.0
         self._losses: Tensor | None = None  # times samples, where the model is
         self._samples = 0
+        self._square: Tensor | None = None
+        self._sample = sample or Sample()
         self.counted = counted
         self._counts = torch.zeros(len(counted), LARGEST + 1, dtype=torch.float64, device="cpu")
         self.pause()
@@ -60,6 +84,10 @@ class Meter:
         for name, counts in zip(self.counted, self._counts, strict=True):
             if name in notes:
                 counts[min(int(notes[name]), LARGEST)] += 1
+
+    def gradient(self, square: Tensor | None) -> None:
+        """This rank's part of ‖g‖² in the step just counted, where it is."""
+        self._square = square
 
     def pause(self) -> None:
         """What came since the last reading (an evaluation, a checkpoint) does not count."""
@@ -77,13 +105,15 @@ class Meter:
         sent = {name: total.bytes for name, total in grown.items() if total.bytes and name != _OWN}
         link_bytes: dict[int, float] = dict(self._job.world.ledger.links() - self._links)
         losses = 0.0 if self._losses is None else self._losses.item()
-        sums = torch.tensor([losses, self._samples], dtype=torch.float64, device="cpu")
+        square = 0.0 if self._square is None else self._square.item()
+        known = self._square is not None  # on all ranks or none
+        sums = torch.tensor([losses, self._samples, square], dtype=torch.float64, device="cpu")
         joined = torch.cat([sums, self._counts.flatten()])
 
         def over_all_ranks() -> Reading:
             self._aside.allreduce(joined).wait()
-            total, samples = joined[:2].tolist()
-            found = map(_histogram, joined[2:].view(-1, LARGEST + 1))
+            total, samples, squares = joined[:3].tolist()
+            found = map(_histogram, joined[3:].view(-1, LARGEST + 1))
             return Reading(
                 loss=total / max(samples, 1),
                 samples=int(samples),
@@ -92,15 +122,29 @@ class Meter:
                 phase_bytes=sent,
                 link_bytes=link_bytes,
                 counts={name: counts for name, counts in zip(self.counted, found, strict=True) if counts},
+                gradient_norm=(squares / self._job.P) ** 0.5 if known else None,
+                **self._amounts(int(samples), elapsed),
             )
 
         self._losses = None
         self._samples = 0
+        self._square = None
         self._counts.zero_()
         self._data_seconds = 0.0
         self.pause()
         with phase(_OWN):
             return self._aside.run(over_all_ranks, "metrics")
+
+    def _amounts(self, samples: int, seconds: float) -> dict[str, Any]:
+        """Of tokens and FLOPs."""
+        sample, found = self._sample, dict[str, Any]()
+        if sample.tokens is not None:
+            found |= {"tokens": samples * sample.tokens, "tokens_per_s": samples * sample.tokens / seconds}
+        if sample.flops is not None:
+            found["flops"] = samples * sample.flops
+            if sample.peak is not None:
+                found["utilization"] = found["flops"] / seconds / (sample.peak * 1e12 * self._job.world.size)
+        return found
 
 
 def _histogram(counts: Tensor) -> dict[int, int]:

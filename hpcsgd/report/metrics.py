@@ -8,12 +8,16 @@ kind            fields beside ``kind`` and ``step``
                 Where groups send each other messages: link_bytes, of rank 0 to each group. Where the
                 method counts something: counts, by its name how often which number came, over all ranks.
                 Where groups exchange without a meeting: shared, the number of such steps.
+                At a multiple of ``log_every``: gradient_norm, of that step: the root of the mean over the
+                groups of ‖g‖², g being what the group's update used.
+                Where samples are made of tokens: tokens, like samples, and tokens_per_s. Where they are
+                known: flops, the model's, of these samples, and utilization, the part of ``peak_tflops``.
                 Written once all ranks have made the step, so it may follow records of later ones
 ``meeting``     distance: D of eq. 9, how far the groups were apart when they met
 ``notes``       whatever else the method noted of this step on rank 0, in numbers by its names: where they
                 are noted it is said what they are
 ``evaluation``  epoch, loss, distance (D of the groups from what was tested), seconds, and the figures of the
-                task: accuracy, or perplexity, or hr10 and ndcg10
+                task: accuracy, or perplexity and maybe bits_per_byte, or hr10 and ndcg10
 ``epoch``       epoch, loss, seconds
 ==============  ==========================================================================================
 """
@@ -57,14 +61,16 @@ class Metrics:
         link_bytes: Mapping[int, float],
         counts: Mapping[str, Mapping[int, int]],
         shared: int = 0,
+        **figures: float | None,
     ) -> None:
         """Samples, seconds, bytes, counts and ``shared`` are those since the last ``step`` record; samples
-        and counts are all ranks'. What is empty or zero is left out."""
+        and counts are all ranks'. What is empty, zero or not known is left out, of ``figures``, too."""
         speed = {"samples": samples, "samples_per_s": samples_per_s}
         phases = {"phase_seconds": dict(phase_seconds), "phase_bytes": dict(phase_bytes)}
         links = {"link_bytes": dict(link_bytes)} if link_bytes else {}
         counted = {"counts": dict(counts)} if counts else {}
         more = {**links, **counted, **({"shared": shared} if shared else {})}
+        more |= {name: value for name, value in figures.items() if value is not None}
         self._append("step", step=step, epoch=epoch, loss=loss, lr=lr, **speed, **phases, **more)
 
     def meeting(self, *, step: int, distance: float) -> None:

@@ -35,10 +35,10 @@ class Progress:
         self._bar = _bar(console if live else Console(quiet=True))
         self._task = self._bar.add_task("", total=total_steps, completed=first_step, state="")
 
-    def step(self, *, step: int, epoch: int, loss: float, lr: float, samples_per_s: float) -> None:
-        """Report that ``step`` of the whole run is done, in ``epoch``; both count from 1."""
+    def step(self, *, step: int, epoch: int, loss: float, lr: float, speed: str) -> None:
+        """Report that ``step`` of the whole run is done, in ``epoch``, both from 1, at this ``speed``."""
         place = f"epoch {epoch}/{self._total_epochs}  step {step}/{self._total_steps}"
-        state = f"loss {loss:.4g}  lr {lr:.4g}  {samples_per_s:,.0f} samples/s  eta {self._eta(step)}"
+        state = f"loss {loss:.4g}  lr {lr:.4g}  {speed}  eta {self._eta(step)}"
         logger.log(self._level, "%s  %s", place, state)
         self._bar.update(self._task, completed=step, description=place, state=state)
 

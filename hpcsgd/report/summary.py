@@ -8,7 +8,7 @@ from datetime import timedelta
 from statistics import fmean, median
 from typing import Any
 
-from hpcsgd.report.figures import FIGURES, found_in, written
+from hpcsgd.report.figures import FIGURES, found_in, speed_text, written
 from hpcsgd.report.metrics import Record
 
 Summary = dict[str, Any]
@@ -66,6 +66,7 @@ def summary(records: Sequence[Record]) -> Summary:
         "samples": samples,
         "seconds": seconds,
         "samples_per_s": samples / seconds if seconds else None,
+        **_work(steps, seconds),
         "training_loss": last.get("loss"),
         "loss": tested.get("loss"),
         "best_loss": min((record["loss"] for record in evaluations), default=None),
@@ -83,6 +84,19 @@ def summary(records: Sequence[Record]) -> Summary:
         "bytes_per_phase": phase_totals(records, "bytes"),
         "bytes_per_link": {str(group): size for group, size in link_totals(records).items()},
     }
+
+
+def _work(steps: Sequence[Record], seconds: float) -> Summary:
+    """Tokens and the model's FLOPs, where they were counted, and the last norm of the gradient."""
+    norms = [record["gradient_norm"] for record in steps if "gradient_norm" in record]
+    found: Summary = {"gradient_norm": norms[-1]} if norms else {}
+    for quantity in ("tokens", "flops"):
+        amounts = [record[quantity] for record in steps if quantity in record]
+        if amounts and seconds:
+            found |= {quantity: sum(amounts), f"{quantity}_per_s": sum(amounts) / seconds}
+    # The peak is that of the ranks that there were.
+    used = [r["utilization"] * r["samples"] / r["samples_per_s"] for r in steps if "utilization" in r]
+    return {**found, "utilization": sum(used) / seconds} if used and seconds else found
 
 
 def _merits(evaluations: Sequence[Record]) -> tuple[Summary, int | None]:
@@ -129,7 +143,7 @@ def summary_text(numbers: Summary) -> str:
         f" in {timedelta(seconds=round(numbers['seconds']))}"
     ]
     if numbers["samples_per_s"] is not None:
-        lines.append(f"speed     {numbers['samples_per_s']:,.0f} samples/s")
+        lines.append(f"speed     {speed_text(numbers)}{_model_work(numbers)}")
     if numbers["training_loss"] is not None:
         lines.append(f"loss      {numbers['training_loss']:.4g} in training")
     if numbers["loss"] is not None:
@@ -160,6 +174,14 @@ def summary_text(numbers: Summary) -> str:
             f"links     from rank 0 to {len(links)} groups, {byte_text(max(links.values()))} at most"
         )
     return "\n".join(lines)
+
+
+def _model_work(numbers: Summary) -> str:
+    """Of a token, or else of a sample."""
+    if numbers.get("flops") is None:
+        return ""
+    of = "tokens" if "tokens" in numbers else "samples"
+    return f", {flop_text(numbers['flops'] / numbers[of])} a {of.removesuffix('s')}"
 
 
 def _tested(numbers: Summary) -> str:
@@ -198,11 +220,20 @@ def _shares(amounts: Mapping[str, float]) -> str:
 
 def byte_text(size: float) -> str:
     """A number of bytes to read: ``12.3 MB``; powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+    return _scaled(size, ("B", "kB", "MB", "GB", "TB"))
+
+
+def flop_text(number: float) -> str:
+    """As many floating-point operations to read: ``1.03 MFLOP``."""
+    return _scaled(number, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+
+
+def _scaled(number: float, units: Sequence[str]) -> str:
+    for unit in units[:-1]:
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} {units[-1]}"
 
 
 def second_text(seconds: float) -> str:

@@ -24,9 +24,11 @@ from hpcsgd.engine.scaling import require_scalable
 from hpcsgd.errors import UserError, located
 from hpcsgd.models.weights import load_into
 from hpcsgd.natural_gradient import NaturalGradient
+from hpcsgd.report.meter import Sample
 from hpcsgd.training.devices import Delivery, device_of
-from hpcsgd.training.length import Length, length
+from hpcsgd.training.length import Length, length, tested
 from hpcsgd.training.loading import dealing, opened
+from hpcsgd.training.model_flops import flops_of_sample
 from hpcsgd.training.model_layout import compile_regions, lay_out
 from hpcsgd.training.parts import OPTIMIZERS, SCHEDULERS, make_method
 from hpcsgd.training.tasks import Task, task_of
@@ -35,6 +37,7 @@ from hpcsgd.transport.choice import place_on_node
 from hpcsgd.transport.streams import on_accelerator
 
 Transform = Callable[[Tensor, Generator], Tensor]
+LENGTH = "length"
 TRANSFORMS: Mapping[str, Transform] = {"crop_and_flip": crop_and_flip}
 
 
@@ -65,6 +68,9 @@ class Assembly:
     test: Split
     steps_per_epoch: int
     length: Length
+    tested: int
+    """Samples of `test` that an evaluation is of."""
+    sample: Sample
     natural_gradient: NaturalGradient | None
     """Around `optimizer`; its hooks do everything, so that nobody has to step it."""
 
@@ -94,14 +100,17 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         bits = make_precision(config, model)
         with bits.computing():  # nor need a device have all operations in 16 bits
             require_model_fits(model, train, task, config.model.build, device)
+        sample = Sample(task.tokens, _flops(config, job, task, model, train), config.training.peak_tflops)
         lay_out(model, config.training, bits)
         if config.training.compile:
             compile_regions(model)
         inner = make_optimizer(config, model, job.groups)
         steps_per_epoch = len(batches)
-        if job.has_peers and (config.training.steps or config.training.samples):
+        section = config.training
+        if job.has_peers and (section.steps or section.samples or section.tokens):
             raise UserError("[training]: groups that `hpcsgd launch` starts go by epochs, not by steps")
-        how_long = length(config.training, batches, job.size)
+        how_long = length(section, batches, job.size, task.tokens)
+        enough = tested(section, len(test), task.tokens)
         method = make_method(config, steps_per_epoch)
     own = config.seed + 1 + number_of(job)
     seed_generators(own)  # from here on chance (dropout) differs between ranks
@@ -112,7 +121,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
                 require_scalable(optimizer)
         start = 1 / lr_scale(config.schedule.scaling, job.groups)
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
-        scheduler = make_scheduler(config, optimizer)
+        scheduler = make_scheduler(config, optimizer, how_long)
         natural_gradient = make_natural_gradient(config, optimizer, model)
     loader = reading(train, batches, config.data.workers, pinned=on_accelerator(device))
     return Assembly(
@@ -134,8 +143,16 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         test=test,
         steps_per_epoch=steps_per_epoch,
         length=how_long,
+        tested=enough,
+        sample=sample,
         natural_gradient=natural_gradient,
     )
+
+
+def _flops(config: Config, job: Job, task: Task, model: nn.Module, data: Split) -> float | None:
+    """Of a sample, where somebody may ask; counted once, on the rank that writes it down."""
+    asked = task.tokens is not None or config.training.peak_tflops is not None
+    return flops_of_sample(model, data.trial()) if asked and job.rank == 0 else None
 
 
 def number_of(job: Job) -> int:
@@ -187,11 +204,14 @@ def make_natural_gradient(
         return call(NaturalGradient, arguments, optimizer, model)
 
 
-def make_scheduler(config: Config, optimizer: optim.Optimizer) -> LRScheduler | None:
+def make_scheduler(config: Config, optimizer: optim.Optimizer, how_long: Length) -> LRScheduler | None:
+    """Where an argument is the word "length" it is that of the run, in what the scheduler counts."""
     schedule = config.schedule
     if schedule.build is None:
         return None
-    made = build("schedule", schedule.build, SCHEDULERS, schedule.arguments, LRScheduler, optimizer)
+    whole = how_long.expected if schedule.per == "step" else how_long.epochs
+    given = {name: whole if value == LENGTH else value for name, value in schedule.arguments.items()}
+    made = build("schedule", schedule.build, SCHEDULERS, given, LRScheduler, optimizer)
     if isinstance(made, ReduceLROnPlateau):
         raise UserError(
             "[schedule] build: ReduceLROnPlateau goes by results; allowed are schedulers that go by "

@@ -58,7 +58,7 @@ class EnsembleLoop(Loop):
         self._report(deal=(self._epoch, sampler.state_dict()["consumed"]))
         self._met_at = self._parts.optimizer.t  # before any step of this life
         self._meet()
-        while self._epoch < self._config.epochs:
+        while self._epoch < self._parts.length.epochs:
             if meetings.leaving:
                 return self._reason or "another island has to stop"
             if meetings.number in meetings.sharing:
@@ -114,7 +114,7 @@ class EnsembleLoop(Loop):
         if (place.t, place.deal) == (t, (self._epoch + 1, 0)) and self._dealt != (-1, 0):
             self._close_epoch()
             self._take_share()
-            if self._epoch < self._config.epochs and self._moving():
+            if self._epoch < self._parts.length.epochs and self._moving():
                 self._move()
         else:
             self._go_to(place)
@@ -151,7 +151,7 @@ class EnsembleLoop(Loop):
             self._use(meetings.units[meetings.number])
         self._computed, self._steps = 0.0, 0
         self._report(pace=0.0)  # that of before was of other units
-        epochs_left = self._config.epochs - place.epoch
+        epochs_left = self._parts.length.epochs - place.epoch
         self._progress.expect(dealt.t + epochs_left * self._steps_per_epoch)
         self._meter.pause()
 

@@ -6,8 +6,10 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hpcsgd.training.assembly import Assembly
+from hpcsgd.training.tasks import task_of
 from hpcsgd.transport import phase
 
 BATCH = 256
@@ -16,8 +18,8 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Score:
-    """The mean loss and the task's figures of merit, over all test samples, of the mean model; and the
-    groups' distance D from it."""
+    """The mean loss and the task's figures of merit, over the samples that are tested, of the mean model; and
+    the groups' distance D from it."""
 
     loss: float
     figures: dict[str, float]
@@ -33,7 +35,7 @@ def evaluate(parts: Assembly) -> Score:
     total = torch.zeros(task.tallied, dtype=torch.float64, device=parts.device)
     with parts.optimizer.averaged() as D:
         parts.model.eval()
-        mine = torch.arange(len(parts.test), device="cpu")[world.rank :: world.size]
+        mine = _spread(parts.tested, len(parts.test))[world.rank :: world.size]
         for rows in mine.split(min(BATCH, task.at_once)):
             x, y = parts.test.collate(parts.test.__getitems__(rows.tolist()))
             x, y = parts.deliver(x), parts.deliver(y)
@@ -43,5 +45,10 @@ def evaluate(parts: Assembly) -> Score:
     sums = total.cpu()
     with phase("evaluation"):
         world.allreduce(sums).wait()
-    result = task.result(sums)
+    result = task_of(parts.test).result(sums)
     return Score(result.loss, result.figures, D, time.perf_counter() - started)
+
+
+def _spread(count: int, of: int) -> Tensor:
+    """So many places, the same every time."""
+    return torch.arange(count, device="cpu") * of // count

@@ -1,6 +1,7 @@
-"""How long a run is: epochs, or so many steps or samples, and then the last epoch may end early.
+"""How long a run is: epochs, or so many steps, samples or tokens, and then the last epoch may end early.
 
-Steps and samples are counted from the beginning, also where the run goes on with other numbers of ranks.
+Steps, samples and tokens are counted from the beginning, also where the run goes on with other numbers of
+ranks.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from hpcsgd.config.schema import TrainingSection
 from hpcsgd.data import Batches, InjectedBatches
+from hpcsgd.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,38 @@ class Length:
         return len(batches)
 
 
-def length(training: TrainingSection, batches: Batches | InjectedBatches, ranks: int) -> Length:
-    """What `training` asks for, where `batches` are those of a whole epoch on one of so many `ranks`.
+def length(
+    training: TrainingSection, batches: Batches | InjectedBatches, ranks: int, tokens: int | None = None
+) -> Length:
+    """What `training` asks for, where `batches` are those of a whole epoch on one of so many `ranks`, and a
+    sample is made of so many `tokens`, if of any.
 
     Of samples only those count that are dealt to the ranks, not those that groups give each other.
     """
     per_epoch = len(batches)
     if training.steps is not None:
         return Length(-(-training.steps // per_epoch), training.steps, steps=training.steps)
-    if training.samples is not None:
-        before, last = divmod(-(-training.samples // ranks) - 1, len(batches.sampler))
+    samples = training.samples
+    if training.tokens is not None:
+        samples = -(-training.tokens // made_of(tokens, "tokens"))
+    if samples is not None:
+        before, last = divmod(-(-samples // ranks) - 1, len(batches.sampler))
         last += 1
         expected = before * per_epoch + min(-(-last // batches.per_step), per_epoch)
         return Length(before + 1, expected, samples=last)
+    assert training.epochs is not None, "the schema asks for a length"
     return Length(training.epochs, training.epochs * per_epoch)
+
+
+def tested(training: TrainingSection, samples: int, tokens: int | None) -> int:
+    """How many of the test data's `samples` an evaluation is of; each is made of `tokens`, if of any."""
+    if training.evaluation_tokens is None:
+        return samples
+    return min(-(-training.evaluation_tokens // made_of(tokens, "evaluation_tokens")), samples)
+
+
+def made_of(tokens: int | None, key: str) -> int:
+    """The `tokens` of a sample. Raises `UserError` where it is made of none, and `key` counts in them."""
+    if tokens is None:
+        raise UserError(f"[training] {key}: the samples of this store are not made of tokens")
+    return tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,17 +15,18 @@ from hpcsgd.checkpoint import Writer, capture
 from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.errors import JobError
-from hpcsgd.report.figures import written
+from hpcsgd.report.figures import speed_text, written
 from hpcsgd.report.meter import Meter, Reading
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.progress import Progress
 from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.divergence import diverged, require_finite
 from hpcsgd.training.evaluation import evaluate
+from hpcsgd.training.readings import Readings
 from hpcsgd.training.scheduler import scheduler_state, take_up_scheduler
 from hpcsgd.training.stopping import Stopping
 from hpcsgd.training.tracing import Tracer, Untraced
-from hpcsgd.transport import Transport, Work
+from hpcsgd.transport import Transport
 from hpcsgd.tuning.monitor import DistanceMonitor
 
 Tree = dict[str, Any]
@@ -58,8 +58,9 @@ class Loop(ABC):
         self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
         self._met_at = 0  # the last step after which groups met
         self._pass_size: int | None = None  # samples of a pass, where not all of a batch
-        self._meter = Meter(parts.optimizer.job, aside, parts.optimizer.method.counted())
-        self._readings: deque[tuple[Tree, Work]] = deque()  # under way: when they were taken, what they say
+        counted = parts.optimizer.method.counted()
+        self._meter = Meter(parts.optimizer.job, aside, counted, parts.sample)
+        self._readings = Readings(self._meter)
         self.tracer: Tracer = Untraced()
         self.metrics: Metrics | None = None
         self.monitor: DistanceMonitor | None = None
@@ -109,6 +110,8 @@ class Loop(ABC):
         parts = self._parts
         optimizer = parts.optimizer
         self.tracer.waited(data_seconds)
+        if (optimizer.t + 1) % self._config.log_every == 0:
+            optimizer.updating.norm.want()
         loss = self._backward(*parts.vary(x, y))
         self._lr = optimizer.rates[0]
         with self.tracer.span("update"):
@@ -129,6 +132,7 @@ class Loop(ABC):
         self._note(optimizer.notes)
         self.tracer.stepped(optimizer.t, optimizer.notes)
         if optimizer.t % self._config.log_every == 0:
+            self._meter.gradient(optimizer.updating.norm.take())
             self._begin_reading()
         self._tell_readings()
         if self._checkpoint_due() and self._left():  # at the end of an epoch its results belong in it
@@ -246,30 +250,22 @@ class Loop(ABC):
 
     def _begin_reading(self) -> None:
         t = self._parts.optimizer.t
-        now = {"step": t, "epoch": self._epoch + 1, "lr": self._lr, "shared": self._shared}
+        self._readings.begin(step=t, epoch=self._epoch + 1, lr=self._lr, shared=self._shared)
         self._shared = 0
-        self._readings.append((now, self._meter.read()))
 
     def _tell_readings(self, *, all_of_them: bool = False) -> None:
-        """Those that have arrived, or all: groups that wait for nobody do not wait for each other here."""
-        while self._readings and (all_of_them or self._readings[0][1].done()):
-            taken, reading = self._readings.popleft()
-            self._tell(taken, reading.wait())
+        for taken, reading in self._readings.arrived(all_of_them=all_of_them):
+            self._tell(taken, reading)
 
     def _tell(self, taken: Tree, reading: Reading) -> None:
-        if not reading.samples:
-            return
-        if not math.isfinite(reading.loss):  # the same on all ranks
-            raise JobError(diverged("loss", reading.loss, taken["step"]))
         seconds = reading.samples / reading.samples_per_s
         sums = [reading.loss * reading.samples, reading.samples, seconds]
         self._epoch_sums += torch.tensor(sums, device="cpu")
-        told = {**taken, "loss": reading.loss}
         if self.metrics is not None:
             self.metrics.step(**taken, **vars(reading))
         if taken["step"] % self._config.log_every == 0:
-            told.pop("shared")
-            self._progress.step(**told, samples_per_s=reading.samples_per_s)
+            place = {name: taken[name] for name in ("step", "epoch", "lr")}
+            self._progress.step(**place, loss=reading.loss, speed=speed_text(vars(reading)))
 
     def _save(self) -> None:
         """Begin to write a checkpoint of this step, once."""

@@ -22,8 +22,10 @@ from hpcsgd.engine.averaged import float_buffers
 from hpcsgd.engine.in_parts import is_elementwise
 from hpcsgd.errors import UserError
 from hpcsgd.training.assembly import make_optimizer
+from hpcsgd.training.length import made_of
 from hpcsgd.training.loading import opened
 from hpcsgd.training.parts import make_method
+from hpcsgd.training.tasks import task_of
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Subject:
     """The optimizer's state tensors that are like a parameter."""
     numbers: tuple[str, ...]
     """Those of one number."""
+    tokens: int | None = None
+    """Of a sample, where that is known."""
 
     @property
     def B(self) -> int:
@@ -50,6 +54,18 @@ class Subject:
 
     def steps_per_epoch(self, P: int) -> int:
         return self.samples // (P * self.B)
+
+    def epochs(self, P: int) -> float:
+        """Of the run: those of the job file, or what its steps, samples or tokens come to."""
+        training = self.config.training
+        if training.steps is not None:
+            return training.steps / self.steps_per_epoch(P)
+        if training.samples is not None:
+            return training.samples / self.samples
+        if training.tokens is not None:
+            return training.tokens / (self.samples * made_of(self.tokens, "tokens"))
+        assert training.epochs is not None, "the schema asks for a length"
+        return training.epochs
 
     def sizes(self, P: int, K: int, ranks_per_host: int) -> Sizes:
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
@@ -80,13 +96,15 @@ def subject_of(config: Config, samples: int | None = None) -> Subject:
     model = models.build(config.model.build, config.model.arguments)
     inner = make_optimizer(config, model, 1)
     moments, numbers = _state(type(inner), inner)
+    train = None if samples is not None else opened(config.data, "train")
     return Subject(
         config=config,
-        samples=samples or len(opened(config.data, "train")),
+        samples=samples or len(train or ()),
         model=model,
         elementwise=is_elementwise(inner),
         moments=moments,
         numbers=numbers,
+        tokens=None if train is None else task_of(train).tokens,
     )
 
 

@@ -21,6 +21,7 @@ from hpcsgd.training.assembly import (
     make_scheduler,
     make_transform,
 )
+from hpcsgd.training.length import length
 from hpcsgd.training.loading import batch_of_rank, opened
 from hpcsgd.training.model_layout import lay_out
 from hpcsgd.training.tasks import task_of
@@ -68,11 +69,13 @@ def _trainee(
     optimizer = make_optimizer(config, model, P)
     make_natural_gradient(config, optimizer, model)  # its estimates are the group's, not of each member
     batch = batch_of_rank(config.data.batch_size, K)
-    steps_per_epoch = len(Batches(Sampler(train, AsRank(g * K, P * K)), batch))
+    batches = Batches(Sampler(train, AsRank(g * K, P * K)), batch)
+    steps_per_epoch = len(batches)
     if warm_up_steps is None:
         warm_up_steps = round(config.schedule.warmup_epochs * steps_per_epoch)
     WarmUp(optimizer, warm_up_steps, 1 / lr_scale(config.schedule.scaling, P))
-    scheduler = make_scheduler(config, optimizer)
+    how_long = length(config.training, batches, P * K, task_of(train).tokens)
+    scheduler = make_scheduler(config, optimizer, how_long)
     every = 1 if config.schedule.per == "step" else steps_per_epoch
     t = 0
 

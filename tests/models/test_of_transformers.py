@@ -46,7 +46,7 @@ def test_scores_are_the_librarys_own(model_type: str) -> None:
 
 
 def test_a_models_own_class_and_tied_weights() -> None:
-    model = build("transformers:GPT2LMHeadModel", SMALL["gpt2"])
+    model: Any = build("transformers:GPT2LMHeadModel", SMALL["gpt2"])
     assert model.lm_head.weight is model.transformer.wte.weight
     assert small("gpt2", tie_word_embeddings=False).lm_head.weight.shape == (14, 8)
     assert type(model) is type(small("gpt2"))

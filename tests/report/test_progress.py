@@ -25,7 +25,7 @@ def text_of(console: Console) -> str:
 
 
 def report(progress: Progress) -> None:
-    progress.step(step=340, epoch=2, loss=0.412, lr=0.2, samples_per_s=1234.4)
+    progress.step(step=340, epoch=2, loss=0.412, lr=0.2, speed="1,234 samples/s")
 
 
 def test_one_readable_line_and_nothing_drawn(

@@ -85,7 +85,7 @@ def train(
 def outcome(folder: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     lines.sort(key=lambda r: (r["step"], r["kind"]))  # a step's record comes once all ranks have made it
-    timed = {"seconds", "samples_per_s"}
+    timed = {"seconds", "samples_per_s", "tokens_per_s", "utilization"}
     records = [{k: v for k, v in r.items() if k not in timed and not k.endswith("_seconds")} for r in lines]
     return torch.load(folder / "model.pt"), records
 

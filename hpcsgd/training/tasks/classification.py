@@ -13,6 +13,7 @@ class Classification:
     """Scores [b, classes] or more, y int64 [b]."""
 
     at_once = 512
+    tokens = None
     tallied = 3
 
     def __init__(self, data: Store) -> None:

@@ -1,6 +1,12 @@
-"""Which token comes next? Cross-entropy over tokens, and the perplexity, its exponential."""
+"""Which token comes next? Cross-entropy over tokens, and the perplexity, its exponential.
+
+Where the store says how many bytes of text its tokens are: bits per byte, to be held against models of other
+tokens.
+"""
 
 from __future__ import annotations
+
+import math
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -24,6 +30,7 @@ class Language:
 
     def __init__(self, data: Windows) -> None:
         self._data = data
+        self.tokens = data.bptt
         self.at_once = max(1, SCORES_AT_ONCE // (data.bptt * data.types))
 
     def loss(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -36,7 +43,10 @@ class Language:
 
     def result(self, tally: Tensor) -> Result:
         mean = tally[0] / tally[1]
-        return Result(mean.item(), {"perplexity": mean.exp().item()})
+        figures = {"perplexity": mean.exp().item()}
+        if self._data.bytes is not None:
+            figures["bits_per_byte"] = mean.item() / math.log(2) * self._data.tokens / self._data.bytes
+        return Result(mean.item(), figures)
 
     def require(self, scores: Tensor, x: Tensor, model: str) -> None:
         types = self._data.types

@@ -21,6 +21,7 @@ class Recommendation:
     """Scores [b, m], before the sigmoid, y float32 [b, m]: 1 in column 0, 0 in all others."""
 
     at_once = 512
+    tokens = None
     tallied = 4
 
     def __init__(self, data: Ratings) -> None:

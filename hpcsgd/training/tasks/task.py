@@ -36,6 +36,11 @@ class Task(Protocol):
         """Numbers in a tally."""
         ...
 
+    @property
+    def tokens(self) -> int | None:
+        """Of a sample, where it is made of them."""
+        ...
+
     def loss(self, scores: Tensor, y: Tensor) -> Tensor:
         """The mean over these samples, to be differentiated."""
         ...

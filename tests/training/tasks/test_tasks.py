@@ -16,7 +16,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.report.figures import FIGURES, found_in, written
 from hpcsgd.training.tasks import Classification, Language, Recommendation, Task
 
-DATA: Any = SimpleNamespace(path=Path("s.h5"), classes=tuple("abc"), types=4, bptt=5)
+DATA: Any = SimpleNamespace(path=Path("s.h5"), classes=tuple("abc"), types=4, bptt=5, tokens=60, bytes=None)
 TASKS: dict[str, Task] = {
     "classification": Classification(DATA),
     "language": Language(DATA),
@@ -76,6 +76,15 @@ def test_perplexity() -> None:
     mean = sum(losses) / len(losses)
     assert found.loss == pytest.approx(mean, rel=1e-5)
     assert found.figures == {"perplexity": pytest.approx(math.exp(mean), rel=1e-5)}
+
+
+def test_bits_per_byte() -> None:
+    """Where the text's bytes are known: 60 tokens of 45."""
+    scores, y = samples("language")
+    known: Any = SimpleNamespace(**{**vars(DATA), "bytes": 45})
+    found = Language(known).result(Language(known).tally(scores, y))
+    assert found.figures["bits_per_byte"] == pytest.approx(found.loss / math.log(2) * 60 / 45, rel=1e-6)
+    assert written(found.figures).startswith("perplexity ")
 
 
 def test_windows_at_once_are_bounded_by_memory() -> None:

@@ -1,0 +1,68 @@
+"""The norm of the gradient that an update uses, against autograd's own gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import hpcsgd
+from hpcsgd.core.topology import form
+from hpcsgd.transport import Transport
+
+SHAPES = [(1, 1), (2, 1), (1, 2), (3, 1), (2, 2), (1, 3)]
+
+
+def net() -> nn.Module:
+    """Of 13 weights and 5 biases, in buckets that do not divide."""
+    net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 3))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator))
+    return net
+
+
+def batch(rank: int, t: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(10 * t + rank)
+    return torch.randn(4, 3, generator=generator), torch.randint(3, (4,), generator=generator)
+
+
+def plain(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    grads = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
+    return torch.cat([g.flatten().double() for g in grads])
+
+
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+@pytest.mark.parametrize("kind", ["Nesterov", "whole tensors"])
+def test_against_autograd(run: Callable[..., list[Any]], P: int, K: int, kind: str) -> None:
+    """In steps in which it is wanted. Nesterov's momentum writes into gradients."""
+
+    def one(world: Transport) -> None:
+        model, job = net(), form(world, P)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+        optimizer = hpcsgd.DistributedOptimizer(
+            inner, model, job, hpcsgd.hierarchical(every=2), bucket_mb=4e-5, elementwise=kind == "Nesterov"
+        )
+        norm = optimizer.updating.norm
+        for t in range(4):
+            x, y = batch(world.rank, t)
+            g = plain(model, x, y) / K
+            job.group.allreduce(g).wait()
+            optimizer.zero_grad()
+            cross_entropy(model(x), y).backward()
+            if t % 2:
+                norm.want()
+            optimizer.step()
+            found = norm.take()
+            assert (found is not None) == (t % 2 == 1)
+            if found is not None:
+                total = found.clone().reshape(1)
+                job.group.allreduce(total).wait()
+                assert total.item() == pytest.approx(g.square().sum().item(), rel=1e-5)
+
+    run(P * K, one)
