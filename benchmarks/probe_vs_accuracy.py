@@ -61,6 +61,7 @@ def prepared(name: str, data: Path, folder: Path, overrides: list[str]) -> Confi
 def train(name: str, config: Config, P: int, seed: int, device: torch.device) -> dict[str, Any]:
     """One whole training of P groups."""
     per_epoch = -(-(len(Store(config.data.store, "train")) // P) // config.data.batch_size)
+    assert config.training.epochs is not None
     steps, every = config.training.epochs * per_epoch, config.method.arguments["every"]
     row: dict[str, Any] = {"job": name, "P": P, "seed": seed, "accuracy": None, "diverged": None}
     distances: list[float] = []

@@ -54,7 +54,7 @@ def length(
         return Length(-(-training.steps // per_epoch), training.steps, steps=training.steps)
     samples = training.samples
     if training.tokens is not None:
-        samples = -(-training.tokens // made_of(tokens, "tokens"))
+        samples = -(-training.tokens // _made_of(tokens, "tokens"))
     if samples is not None:
         before, last = divmod(-(-samples // ranks) - 1, len(batches.sampler))
         last += 1
@@ -68,11 +68,10 @@ def tested(training: TrainingSection, samples: int, tokens: int | None) -> int:
     """How many of the test data's `samples` an evaluation is of; each is made of `tokens`, if of any."""
     if training.evaluation_tokens is None:
         return samples
-    return min(-(-training.evaluation_tokens // made_of(tokens, "evaluation_tokens")), samples)
+    return min(-(-training.evaluation_tokens // _made_of(tokens, "evaluation_tokens")), samples)
 
 
-def made_of(tokens: int | None, key: str) -> int:
-    """The `tokens` of a sample. Raises `UserError` where it is made of none, and `key` counts in them."""
+def _made_of(tokens: int | None, key: str) -> int:
     if tokens is None:
         raise UserError(f"[training] {key}: the samples of this store are not made of tokens")
     return tokens

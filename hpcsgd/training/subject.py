@@ -22,7 +22,6 @@ from hpcsgd.engine.averaged import float_buffers
 from hpcsgd.engine.in_parts import is_elementwise
 from hpcsgd.errors import UserError
 from hpcsgd.training.assembly import make_optimizer
-from hpcsgd.training.length import made_of
 from hpcsgd.training.loading import opened
 from hpcsgd.training.parts import make_method
 from hpcsgd.training.tasks import task_of
@@ -63,7 +62,9 @@ class Subject:
         if training.samples is not None:
             return training.samples / self.samples
         if training.tokens is not None:
-            return training.tokens / (self.samples * made_of(self.tokens, "tokens"))
+            if self.tokens is None:
+                raise UserError("[training] tokens: that the samples are made of them is not known here")
+            return training.tokens / (self.samples * self.tokens)
         assert training.epochs is not None, "the schema asks for a length"
         return training.epochs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,23 @@ def test_an_estimate_adds_up(files: tuple[Path, Path], subject: Subject) -> None
     assert e.step.low < e.step.seconds < e.step.high
     assert subject.moments == ("momentum_buffer",)
     assert e.memory == pytest.approx(4 * subject.M * (2 + 1 / e.K + (e.K > 1)), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs"),
+    [([], 10.0), (["--training.steps", "500"], 1.0), (["--training.samples", "96000"], 1.5)],
+)
+def test_epochs_of_another_length(files: tuple[Path, Path], words: list[str], epochs: float) -> None:
+    """500 steps of 64 samples for each of 2 groups are those of an epoch."""
+    found = subject_of(load(files[0], words), samples=64_000)
+    assert found.epochs(2) == epochs
+
+
+def test_tokens_need_the_data(files: tuple[Path, Path]) -> None:
+    found = subject_of(load(files[0], ["--training.tokens", "500"]), samples=64_000)
+    with pytest.raises(UserError, match=r"\[training\] tokens: that the samples are made of them is"):
+        found.epochs(2)
+    assert replace(found, tokens=4).epochs(2) == 500 / 256_000
 
 
 def test_meeting_more_seldom_is_cheaper_and_synchronous_is_dearest(

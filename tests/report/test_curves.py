@@ -68,6 +68,10 @@ SPARSE: list[Record] = [
 APART: list[Record] = [{**record, "distance": 0.5} for record in EVALUATIONS]
 COUNTS = {"staleness": {"0": 3, "2": 1}, "ahead": {"1": 4}}
 LATE: list[Record] = [{**record, "counts": COUNTS} for record in ALONE]
+OF_TOKENS: list[Record] = [
+    {**record, "gradient_norm": 2.0, "tokens_per_s": 500.0 * n, "utilization": 0.25}
+    for n, record in enumerate(ALONE, start=1)
+]
 UNHEARD_OF: list[Record] = [
     *({**record, "counts": {"hops": {"2": 1}}} for record in ALONE),
     *({"kind": "notes", "step": n, "flavour": 10.0**-n, "boil_seconds": 0.5} for n in range(1, 40)),
@@ -84,6 +88,7 @@ UNHEARD_OF: list[Record] = [
         (ALONE + SPARSE, [LOSS, "density: 2.000% sent", "select_seconds"]),
         (APART, [ACCURACY, "distance D at evaluations: median 0.5"]),
         (LATE, [LOSS, "how late and how far ahead"]),
+        (OF_TOKENS, [LOSS, "norm of the gradient: median 2", "tokens/s: median 15,000"]),
         (UNHEARD_OF, [LOSS, "how often which number", "flavour", "seconds of each step"]),
         (MEETINGS, [DISTANCE]),
         (CHOSEN, ["change of the gradient Δ: 50.0% of steps alone"]),
@@ -98,6 +103,7 @@ UNHEARD_OF: list[Record] = [
         "sparse",
         "gossip",
         "waiting for nobody",
+        "tokens",
         "notes that nobody knows",
         "meetings only",
         "chosen steps",

@@ -159,3 +159,24 @@ def test_two_figures() -> None:
     assert (numbers["ndcg10"], numbers["best_ndcg10"]) == (0.125, 0.25)
     line = "test      HR@10 0.2500 (best 0.5000 after epoch 1), NDCG@10 0.1250, loss 0.25"
     assert line in summary_text(numbers).splitlines()
+
+
+def test_tokens_and_the_model_s_work() -> None:
+    """Utilization counts by time: the second reading took twice as long as the first."""
+    more = [
+        {"tokens": 700, "flops": 1.5e9, "tokens_per_s": 350.0, "gradient_norm": 2.0, "utilization": 0.5},
+        {"tokens": 1400, "flops": 3.0e9, "tokens_per_s": 350.0, "utilization": 0.2},
+    ]
+    records = [{**step(n, 100 * n, 50.0), **more[n - 1]} for n in (1, 2)]
+    numbers = summary(records)
+    assert (numbers["tokens"], numbers["flops"], numbers["gradient_norm"]) == (2100, 4.5e9, 2.0)
+    assert numbers["utilization"] == pytest.approx(0.3)
+    speed = "speed     350 tokens/s, 30.0% of the peak, 2.14 MFLOP a token"
+    assert speed in summary_text(numbers).splitlines()
+    assert json.loads(json.dumps(numbers)) == numbers
+
+
+def test_images_have_flops_where_somebody_asked() -> None:
+    numbers = summary([{**step(1, 100, 50.0), "flops": 5e9, "utilization": 0.125}])
+    speed = "speed     50 samples/s, 12.5% of the peak, 50 MFLOP a sample"
+    assert speed in summary_text(numbers).splitlines()

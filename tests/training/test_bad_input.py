@@ -77,10 +77,10 @@ CASES = {
         changed=("[model]", "[model"),
     ),
     "unknown key": Case(
-        "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: bucket_mb, "
-        "channels_last, checkpoint_every, compile, deterministic, device, epochs, evaluate_every, "
-        "log_every, machine, overlap, precision, prefetch, samples, steps, stop_ahead, threads, time_limit, "
-        "tune",
+        "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: "
+        "activation_checkpointing, bucket_mb, channels_last, checkpoint_every, compile, deterministic, "
+        "device, epochs, evaluate_every, evaluation_tokens, log_every, machine, overlap, peak_tflops, precision, "
+        "prefetch, samples, steps, stop_ahead, threads, time_limit, tokens, tune",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(
@@ -161,6 +161,22 @@ CASES = {
         "job.toml: [model.arguments]: mlp has no argument 'input'; did you mean 'inputs'? Allowed: classes, "
         "hidden, inputs",
         "--model.arguments.input 3",
+    ),
+    "unknown argument of a library's model": Case(
+        "job.toml: [model.arguments]: GPT2Config has no argument 'n_layers'; did you mean 'n_layer'? ...",
+        "--model.build transformers:AutoModelForCausalLM --model.arguments {model_type='gpt2',n_layers=2}",
+    ),
+    "tokens of images": Case(
+        "job.toml: [training] tokens: the samples of this store are not made of tokens",
+        "--training.tokens 100",
+    ),
+    "nothing to compute again": Case(
+        "job.toml: [training] activation_checkpointing: the model has no blocks, modules made of others",
+        "--training.activation_checkpointing true",
+    ),
+    "no length": Case(
+        "job.toml: [training]: no length: give epochs, or steps, samples or tokens in their place",
+        changed=("epochs = 1", ""),
     ),
     "unknown optimizer": Case(
         "job.toml: [optimizer] build: no 'Sgd'; did you mean 'SGD'? Allowed: ...", "--optimizer.build Sgd"
