@@ -79,8 +79,8 @@ CASES = {
     "unknown key": Case(
         "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: "
         "activation_checkpointing, bucket_mb, channels_last, checkpoint_every, compile, deterministic, "
-        "device, epochs, evaluate_every, evaluation_tokens, log_every, machine, overlap, peak_tflops, precision, "
-        "prefetch, samples, steps, stop_ahead, threads, time_limit, tokens, tune",
+        "device, epochs, evaluate_every, evaluation_tokens, log_every, machine, overlap, peak_tflops, "
+        "precision, prefetch, samples, steps, stop_ahead, threads, time_limit, tokens, tune",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(
