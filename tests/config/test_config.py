@@ -151,7 +151,7 @@ BAD_FILES = {
     "missing key": (without("lr = 0.1"), "job.toml: [optimizer] lr is missing: expected number > 0"),
     "missing section": (
         without("[training]\nepochs = 3"),
-        "job.toml: [training] epochs is missing: expected int ≥ 1",
+        "job.toml: [training]: no length: give epochs, or steps, samples or tokens in their place",
     ),
     "choice": (
         JOB + '[schedule]\nscaling = "liner"\n',
