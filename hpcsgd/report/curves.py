@@ -96,19 +96,16 @@ def _gradient(axes: Axes, records: Sequence[Record]) -> None:
 
 
 def _speed(axes: Axes, records: Sequence[Record]) -> None:
-    """In tokens, and as a part of what the ranks can do."""
+    """In tokens, and, on the right, as a part of what the ranks can do."""
     steps, speeds = _column(records, "step"), _column(records, "tokens_per_s")
     axes.plot(steps, speeds, color=BLUE, linewidth=1)
     axes.set(title=f"tokens/s: median {np.median(speeds):,.0f}", xlabel="step")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(_whole_numbers())
-    if all("utilization" in record for record in records):
-        right = axes.twinx()
-        right.plot(steps, _column(records, "utilization"), color=ORANGE, linestyle="--", linewidth=1)
-        right.set_ylabel("part of the peak", color=ORANGE)
-        right.set_ylim(bottom=0)
-        right.grid(visible=False)
-        right.spines["right"].set_visible(True)
+    if used := records[-1].get("utilization"):
+        part = used / speeds[-1]  # of a token a second
+        right = axes.secondary_yaxis("right", functions=(lambda y: y * part, lambda y: y / part))
+        right.set_ylabel("part of the peak")
 
 
 def _merit(axes: Axes, records: Sequence[Record]) -> None:
