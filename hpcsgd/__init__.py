@@ -30,7 +30,9 @@ if TYPE_CHECKING:
         Sampler,
         SelDP,
     )
+    from hpcsgd.engine.joined import Joined
     from hpcsgd.engine.lr import WarmUp, lr_scale
+    from hpcsgd.engine.muon import muon
     from hpcsgd.engine.optimizer import DistributedOptimizer
     from hpcsgd.engine.scaling import GradScaler
     from hpcsgd.errors import JobError, UserError
@@ -80,6 +82,7 @@ _HOMES = {
     "Injection": "data",
     "Job": "core.topology",
     "JobError": "errors",
+    "Joined": "engine.joined",
     "Loader": "data",
     "Method": "methods",
     "MomentumCorrection": "exchanges",
@@ -113,6 +116,7 @@ _HOMES = {
     "init": "start",
     "kept": "averagers",
     "lr_scale": "engine.lr",
+    "muon": "engine.muon",
     "osgp": "methods",
     "post_local": "methods",
     "probe": "tuning.own",
@@ -142,6 +146,7 @@ __all__ = [
     "Injection",
     "Job",
     "JobError",
+    "Joined",
     "Loader",
     "Method",
     "MomentumCorrection",
@@ -175,6 +180,7 @@ __all__ = [
     "init",
     "kept",
     "lr_scale",
+    "muon",
     "osgp",
     "post_local",
     "probe",

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpcsgd.core.flat import Bucket, Slot
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.layout import Slot
 
 Share = tuple[int, int, int]
 """Of a parameter the elements [start, stop), and the fragment that they belong to."""
@@ -52,7 +53,7 @@ def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
     forward pass, so that those of one size go around.
     """
     layers: dict[str, list[Slot]] = {}
-    for slot in (slot for b in reversed(buckets) for slot in reversed(b.slots)):
+    for slot in sorted((slot for b in buckets for slot in b.slots), key=lambda slot: slot.number):
         layers.setdefault(slot.name.rpartition(".")[0], []).append(slot)
     most = -(-sum(_size(slots) for slots in layers.values()) // F)
     filled = [0] * F

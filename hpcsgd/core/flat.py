@@ -2,7 +2,8 @@
 
     bucket  a run of trainable parameters in backward order, of one dtype on one device: a vector w and a
             vector g, padded to a multiple of K; together the buckets are the model
-    chunk   1/K of a bucket: position j of the group owns chunk j of EVERY bucket
+    chunk   1/K of a bucket: position j of the group owns chunk j of EVERY bucket; it cuts parameters
+            anywhere, or none where an optimizer has to see them whole (layout.py)
     slot    where one parameter lies in its bucket
     piece   what this position owns of one parameter
 
@@ -11,57 +12,17 @@ A shared (tied) parameter has one slot. Frozen parameters have none: they never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from hpcsgd.core.layout import Layout, Slot, cut, shaped
 from hpcsgd.errors import UserError
 
 BUCKET_MB = 4.0
 """Megabytes of a bucket, where nobody says otherwise."""
-
-
-class Slot:
-    """One parameter as a view of its bucket's elements [start, stop)."""
-
-    def __init__(self, name: str, param: nn.Parameter, start: int) -> None:
-        self.name = name
-        self.param = param
-        self.start = start
-        self.stop = start + param.numel()
-        self.view: Tensor | None = None
-        """The parameter's place in g, in its shape and strides; None until there is room for gradients."""
-        self._home: int | None = None
-
-    def move_into(self, w: Tensor) -> None:
-        """Make the parameter a view of `w`, keeping its values."""
-        view = _shaped(w, self.start, self.param)
-        view.copy_(self.param.detach())
-        self.param.data = view
-        self._home = view.data_ptr()
-
-    def at_home(self) -> bool:
-        """Whether nobody has moved the parameter elsewhere since."""
-        return self.param.data_ptr() == self._home
-
-    @torch.no_grad()
-    def attach(self) -> None:
-        """Make `param.grad` the view, keeping the gradient that autograd or the user put there."""
-        assert self.view is not None
-        grad = self.param.grad
-        if grad is self.view:
-            return
-        if grad is None:
-            self.view.zero_()
-        elif grad.layout != torch.strided:
-            raise UserError(
-                f"gradient of {self.name} is sparse; only dense ones are exchanged (sparse=False)"
-            )
-        else:
-            self.view.copy_(grad)
-        self.param.grad = self.view
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +42,18 @@ class Bucket:
     `own` is a view of `w`: the chunk of this position j. `g` and `g_own` are the same for gradients.
     """
 
-    def __init__(self, slots: Sequence[Slot], K: int, j: int) -> None:
-        first = slots[0].param
-        self.slots = slots
-        self.size = -(-slots[-1].stop // K) * K
+    def __init__(self, layout: Layout, K: int, j: int) -> None:
+        self.slots, self.size, self.whole = layout.slots, layout.size, layout.whole
+        first = self.slots[0].param
         self.w = torch.zeros(self.size, dtype=first.dtype, device=first.device)
         self.own = self.w.view(K, -1)[j]
-        self.pieces = list(_pieces(slots, j * self.own.numel(), (j + 1) * self.own.numel()))
+        self.pieces = list(_pieces(self.slots, j * self.own.numel(), (j + 1) * self.own.numel()))
         self.received: Tensor | None = None
         """Room for an exchange: the K versions of the own gradient chunk."""
         self._K, self._j = K, j
         self._tracked: Tensor | None = None
         self._g: Tensor | None = None
-        for slot in slots:
+        for slot in self.slots:
             slot.move_into(self.w)
 
     @property
@@ -104,7 +64,7 @@ class Bucket:
 
     @property
     def gradients(self) -> Tensor:
-        """`g` without the padding."""
+        """`g` without the padding behind the last parameter."""
         return self.g[: self.slots[-1].stop]
 
     @property
@@ -134,7 +94,7 @@ class Bucket:
             self._tracked = torch.zeros_like(self.w)
             self._g = self._tracked.data  # the same memory, but our own writes leave its version alone
             for slot in self.slots:
-                slot.view = _shaped(self._tracked, slot.start, slot.param)
+                slot.view = shaped(self._tracked, slot.start, slot.param)
 
     def require_views(self) -> None:
         """Raise `UserError` for a parameter that somebody moved out of `w`."""
@@ -150,28 +110,19 @@ class Bucket:
         return 0 if self._tracked is None else self._tracked._version
 
 
-def flatten(named: Iterable[tuple[str, nn.Parameter]], K: int, j: int, bucket_bytes: float) -> list[Bucket]:
-    """Lay trainable parameters out for position `j` of K and make them views of buckets.
+def flatten(
+    named: Iterable[tuple[str, nn.Parameter]],
+    K: int,
+    j: int,
+    bucket_bytes: float,
+    whole: Collection[nn.Parameter] = frozenset(),
+) -> list[Bucket]:
+    """Lay trainable parameters out for position `j` of K, those that are to stay `whole` each in one chunk,
+    and make them views of buckets.
 
     Raises `UserError` for a parameter without a dense layout.
     """
-    return [Bucket(slots, K, j) for slots in cut(named, bucket_bytes)]
-
-
-def cut(named: Iterable[tuple[str, nn.Parameter]], bucket_bytes: float) -> list[list[Slot]]:
-    """What each bucket is of. Parameters come in the order of the forward pass; buckets run backwards, each
-    of one dtype and device, and end once they reach `bucket_bytes`."""
-    filling: dict[tuple[torch.dtype, torch.device], list[Slot]] = {}
-    full: list[list[Slot]] = []
-    for name, param in reversed(list(named)):
-        if param.numel() == 0:
-            continue
-        _require_dense(name, param)
-        slots = filling.setdefault((param.dtype, param.device), [])
-        slots.append(Slot(name, param, slots[-1].stop if slots else 0))
-        if slots[-1].stop * param.element_size() >= bucket_bytes:
-            full.append(filling.pop((param.dtype, param.device)))
-    return full + list(filling.values())
+    return [Bucket(layout, K, j) for layout in cut(named, K, bucket_bytes, whole)]
 
 
 def require_as_laid_out(buckets: Iterable[Bucket], frozen: Iterable[nn.Parameter]) -> None:
@@ -190,22 +141,3 @@ def _pieces(slots: Sequence[Slot], low: int, high: int) -> Iterator[Piece]:
         start, stop = max(slot.start, low), min(slot.stop, high)
         if start < stop:
             yield Piece(slot, start - slot.start, stop - slot.start, start - low)
-
-
-def _shaped(flat: Tensor, offset: int, like: Tensor) -> Tensor:
-    return flat.as_strided(like.size(), like.stride(), offset)
-
-
-def _require_dense(name: str, param: nn.Parameter) -> None:
-    if param.layout != torch.strided:
-        raise UserError(f"parameter {name} has layout {param.layout}; only dense tensors can be averaged")
-    if param.is_complex():
-        raise UserError(f"parameter {name} is of {param.dtype}; complex tensors cannot be averaged")
-    expected = 1
-    for stride, size in sorted(zip(param.stride(), param.size(), strict=True)):
-        if size != 1:
-            if stride != expected:
-                raise UserError(
-                    f"parameter {name} of strides {param.stride()}: its elements are not dense in memory"
-                )
-            expected *= size

@@ -8,14 +8,14 @@ all of it against what the ledger has counted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.core.flat import cut
+from hpcsgd.core.layout import cut
 
 Over = Literal["group", "cross", "world", "peers"]
 """The communicators of a `Job`; peers are jobs of their own, and what goes to them is in no ledger."""
@@ -67,6 +67,8 @@ class Vector:
     padded: int
     width: int
     """Bytes of an element."""
+    whole: bool = False
+    """Whether no chunk cuts a parameter."""
 
     @property
     def nbytes(self) -> int:
@@ -107,14 +109,16 @@ class Sizes:
         numbers: Sequence[str] = (),
         buffers: Iterable[Tensor] = (),
         groups_per_host: int = 1,
+        whole: Collection[nn.Parameter] = frozenset(),
     ) -> Sizes:
-        """Of trainable parameters, which may be on the meta device, as the engine would lay them out."""
+        """Of trainable parameters, which may be on the meta device, as the engine would lay them out: those
+        that are to stay `whole` each in one chunk."""
         found: list[Vector] = []
         layers: list[int] = []
-        for slots in cut(named, bucket_bytes):
-            used = slots[-1].stop
-            found.append(Vector(used, -(-used // K) * K, slots[0].param.element_size()))
-            layers += [slot.stop - slot.start for slot in slots]
+        for x in cut(named, K, bucket_bytes, whole):
+            sizes = [slot.stop - slot.start for slot in x.slots]
+            found.append(Vector(sum(sizes), x.size, x.slots[0].param.element_size(), x.whole))
+            layers += sizes
         by_dtype = Counter[torch.dtype]()
         for x in buffers:
             by_dtype[x.dtype] += x.nbytes
@@ -155,7 +159,7 @@ class Sizes:
             start = 0
             while start < b.used:
                 stop = start + next(layers)
-                count += (stop - 1) // self.chunk(b) - start // self.chunk(b) + 1
+                count += 1 if b.whole else (stop - 1) // self.chunk(b) - start // self.chunk(b) + 1
                 start = stop
         return count / self.K
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
+from hpcsgd.engine.joined import Joined
 from hpcsgd.errors import UserError
 
 NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
@@ -26,6 +27,10 @@ def like_new(optimizer: optim.Optimizer, params: Iterable[Sequence[Tensor]]) -> 
 
     Raises `UserError` where its class needs more than what is in its `defaults`.
     """
+    if isinstance(optimizer, Joined):
+        rest = iter(params)
+        theirs = [(part, [next(rest) for _ in part.param_groups]) for part in optimizer.parts]
+        return Joined(*(like_new(part, own) for part, own in theirs if any(own)))
     kind = type(optimizer)
     takes = inspect.signature(kind).parameters
     options = {key: value for key, value in optimizer.defaults.items() if key in takes}

@@ -17,7 +17,7 @@ from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.averaged import averaged, float_buffers
-from hpcsgd.engine.in_parts import is_elementwise
+from hpcsgd.engine.dividing import divided, tell_padding
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, once_in, publishing
 from hpcsgd.engine.reducer import GradientReducer
@@ -25,7 +25,6 @@ from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.updating import Updating
 from hpcsgd.engine.wrapping import Scaled, require_alike, require_peers, share_start, trained_parameters
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Gathered
 from hpcsgd.transport import phase
 
 
@@ -40,13 +39,14 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     Not to be confused with torch's DistributedDataParallel, which wraps the model and knows one group.
 
     Args:
-        optimizer: a torch optimizer over parameters of `model`. Those known to update every element by itself
-            are sharded: state for 1/K of the elements on each position. Others update whole tensors on every
-            position, at the price of one more allgather.
+        optimizer: a torch optimizer over parameters of `model`. Those known to update every element, or every
+            tensor, by itself are sharded: state for 1/K of the elements on each position. Others update
+            the whole model on every position, at the price of one more allgather.
         model: with all its parameters in place, on their device, the same on all ranks.
         job: from `init`.
         method: such as `hierarchical(every=8)`; one for each optimizer, since it may have a memory.
         elementwise: overrides what is known about `optimizer`. Default None.
+        tensorwise: likewise whether, if not elementwise, it looks at each tensor alone. Default None.
         accumulate: how many backward passes come before each `step()`. Default 1.
         bucket_mb: gradients travel in buckets of so many MB (10⁶ bytes). Default 4.0; small ones leave early.
         overlap: whether they travel while the backward pass goes on. Default True; with False the gradients
@@ -77,6 +77,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         method: Method,
         *,
         elementwise: bool | None = None,
+        tensorwise: bool | None = None,
         accumulate: int = 1,
         bucket_mb: float = BUCKET_MB,
         overlap: bool = True,
@@ -92,13 +93,12 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         require_alike(job, optimizer, self.trained, model)
         self.model = model
         self.method = method
-        self._exchange = method.exchange
-        if self._exchange.shards and not (is_elementwise(optimizer) if elementwise is None else elementwise):
-            self._exchange = Gathered(self._exchange)
+        self._exchange, whole = divided(job, method, optimizer, elementwise, tensorwise)
         self._publishing = publishing(job, method, self._exchange)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         with torch.no_grad():
-            buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6)
+            buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6, whole)
+        tell_padding(job, buckets)
         share_start(job, buckets, model, self.trained)
         cut = self._exchange.shards and job.K > 1
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master)

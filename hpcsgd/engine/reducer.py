@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import nn
 
-from hpcsgd.core.flat import Bucket, Slot
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, phase

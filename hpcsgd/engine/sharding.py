@@ -8,59 +8,21 @@ chunk: M/K elements for each state tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket, Piece
+from hpcsgd.core.layout import shaped
 from hpcsgd.core.on_host import on_host
+from hpcsgd.engine.held import Held
 from hpcsgd.engine.in_parts import only
 from hpcsgd.engine.initial_state import complete, like_new
-from hpcsgd.engine.master import MASTER, Master, needs_master
+from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
-
-
-@dataclass(slots=True)
-class Held:
-    """A tensor the optimizer updates: elements [start, stop), in memory order, of one parameter."""
-
-    index: int
-    """The parameter's number in the optimizer's state_dict."""
-    param: nn.Parameter
-    tensor: Tensor
-    start: int
-    stop: int
-    bucket: Bucket | None = None
-    offset: int = 0
-    """Where it begins in the bucket's own chunk; whole parameters need no bucket."""
-    master: Master | None = None
-    """Where the tensor is one, and the model's elements are rounded from it."""
-
-    def take_gradient(self) -> None:
-        """Find the gradient that the exchange left in the bucket."""
-        g = self.param.grad
-        if self.bucket is not None:
-            g = self.bucket.g_own[self.offset : self.offset + self.tensor.numel()]
-        if self.master is not None:
-            self.master.take_gradient(g)
-        else:
-            self.tensor.grad = g
-
-    def keep_master(self, dtype: torch.dtype) -> None:
-        """Have a master of that type updated in place of the model's elements, if they are narrower."""
-        if needs_master(self.param, dtype):
-            self.master = Master.of(self.tensor, dtype)
-            self.tensor = self.master.m
-
-    def cut(self, value: Tensor) -> Tensor:
-        """This tensor's part of a state tensor shaped like the parameter."""
-        if self.bucket is None:
-            return value.clone()
-        return in_memory_order(value, self.param)[self.start : self.stop].clone()
 
 
 class PieceState(NamedTuple):
@@ -148,13 +110,14 @@ class ShardedOptimizer:
 
     def state_dict(self, group: Transport) -> dict[str, Any]:
         """What a plain optimizer over the whole parameters would return; collective over the group."""
-        mine = [(held.index, held.start, held.stop, self._state(held)) for held in self.held]
+        mine = [((held.index, held.start, held.stop, held.whole), self._state(held)) for held in self.held]
         everyone = group.gather_objects(on_host(mine)) if self._cut else [mine]
         state: dict[int, dict[str, Any]] = {}
-        for index, start, stop, values in (entry for theirs in everyone for entry in theirs):
+        for place, values in (entry for theirs in everyone for entry in theirs):
+            index = place[0]
             for name, value in values.items():
                 there = self._placed(self._params[index], name, value)
-                self._join(state.setdefault(index, {}), name, there, index, start, stop)
+                self._join(state.setdefault(index, {}), name, there, place)
         numbers = iter(range(len(self._params)))
         groups = [
             {**{k: v for k, v in g.items() if k != "params"}, "params": [next(numbers) for _ in range(size)]}
@@ -219,11 +182,11 @@ class ShardedOptimizer:
             self.optimizer.state[held.tensor] = state
 
     def _of_piece(self, held: Held, piece: Piece, value: Tensor) -> Tensor:
-        return value if self._cut else in_memory_order(value, held.param)[piece.start : piece.stop]
+        return in_memory_order(value, held.param)[piece.start : piece.stop] if held.whole else value
 
     def _shaped(self, held: Held, value: Tensor) -> Tensor:
         value = value.to(held.param.device)
-        if self._cut:
+        if not held.whole:
             return value
         shaped = like(held.param, value)
         shaped.as_strided((value.numel(),), (1,)).copy_(value)
@@ -236,7 +199,9 @@ class ShardedOptimizer:
                 for piece in bucket.pieces:
                     param = piece.slot.param
                     w = bucket.own[piece.offset : piece.offset + piece.stop - piece.start]
-                    yield Held(numbers[param], param, w, piece.start, piece.stop, bucket, piece.offset)
+                    w = shaped(w, 0, param) if bucket.whole else w
+                    place = piece.start, piece.stop, bucket, piece.offset, bucket.whole
+                    yield Held(numbers[param], param, w, *place)
         else:
             for index, param in enumerate(self._params):
                 yield Held(index, param, param, 0, param.numel())
@@ -271,7 +236,7 @@ class ShardedOptimizer:
         if has_every_element(name, value, held.param):
             part = held.cut(value.to(held.tensor.device))
             return part.to(held.tensor.dtype) if part.is_floating_point() else part
-        if value.dim() and self._cut:
+        if value.dim() and not held.whole:
             raise UserError(
                 f"optimizer state of shape {tuple(value.shape)} for a parameter of {held.param.shape}"
             )
@@ -287,9 +252,10 @@ class ShardedOptimizer:
             return value
         return value.to(param.device)
 
-    def _join(self, into: dict[str, Any], name: str, value: Any, index: int, start: int, stop: int) -> None:
+    def _join(self, into: dict[str, Any], name: str, value: Any, place: tuple[int, int, int, bool]) -> None:
+        index, start, stop, whole = place
         param = self._params[index]
-        if not self._cut or not isinstance(value, Tensor) or value.dim() == 0:
+        if whole or not isinstance(value, Tensor) or value.dim() == 0:
             into[name] = value
             return
         if name not in into:

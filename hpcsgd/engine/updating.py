@@ -10,7 +10,7 @@ from hpcsgd.core.capabilities import is_piecemeal, is_regardless_of_gradients
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Averager, Exchange
 from hpcsgd.engine.gradient_norm import GradientNorm
-from hpcsgd.engine.in_parts import hooks_around_step, is_elementwise
+from hpcsgd.engine.in_parts import hooks_around_step, is_elementwise, is_tensorwise
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.errors import UserError
@@ -18,16 +18,15 @@ from hpcsgd.errors import UserError
 
 class Updating:
     """Updates what has arrived where that changes nothing: the exchange is through with each bucket by
-    itself, the averager does not look at gradients before, the optimizer is known to look at each element
-    alone, and nobody else has hooks around its `step()`."""
+    itself, the averager does not look at gradients before, the optimizer is known to look at each element or
+    tensor alone, and nobody else has hooks around its `step()`."""
 
     def __init__(
         self, local: ShardedOptimizer, reducer: GradientReducer | None, exchange: Exchange, how: Averager
     ) -> None:
         self._local, self._reducer = local, reducer
-        self._allowed = (
-            is_piecemeal(exchange) and is_regardless_of_gradients(how) and is_elementwise(local.optimizer)
-        )
+        by_itself = is_elementwise(local.optimizer) or is_tensorwise(local.optimizer)
+        self._allowed = is_piecemeal(exchange) and is_regardless_of_gradients(how) and by_itself
         self._running = False
         self.norm = GradientNorm(exchanged=reducer is not None)
         local.optimizer.register_step_pre_hook(self._only_from_here)

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from hpcsgd import models
-from hpcsgd.config.reference import build, call, resolve
+from hpcsgd.config.reference import annotations_of, build, call, resolve
 from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.core.topology import Job
@@ -30,7 +30,7 @@ from hpcsgd.training.length import Length, length, tested
 from hpcsgd.training.loading import dealing, opened
 from hpcsgd.training.model_flops import flops_of_sample
 from hpcsgd.training.model_layout import compile_regions, lay_out
-from hpcsgd.training.parts import OPTIMIZERS, SCHEDULERS, make_method
+from hpcsgd.training.parts import OF_A_MODEL, SCHEDULERS, make_method
 from hpcsgd.training.tasks import Task, task_of
 from hpcsgd.training.trial import require_model_fits
 from hpcsgd.transport.choice import place_on_node
@@ -187,7 +187,16 @@ def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
     if "lr" in arguments:
         raise UserError("[optimizer.arguments]: lr = ...: give it as lr of [optimizer], for one group")
     lr = config.optimizer.lr * lr_scale(config.schedule.scaling, P)
-    return build("optimizer", name, OPTIMIZERS, {"lr": lr, **arguments}, optim.Optimizer, model.parameters())
+    of = model if _takes_model(name) else model.parameters()
+    return build("optimizer", name, OF_A_MODEL, {"lr": lr, **arguments}, optim.Optimizer, of)
+
+
+def _takes_model(name: str) -> bool:
+    """What makes an optimizer of parameters, or of a model where it says so."""
+    with located("[optimizer] build"):
+        annotations = list(annotations_of(resolve(name, OF_A_MODEL)).values())
+    first = annotations[0] if annotations else None
+    return isinstance(first, type) and issubclass(first, nn.Module)
 
 
 def make_natural_gradient(

@@ -15,6 +15,7 @@ from hpcsgd.config.schema import Config
 from hpcsgd.core.graphs import GRAPHS, Graph
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange, GroupExchange
+from hpcsgd.engine.muon import muon
 from hpcsgd.exchanges import EXCHANGES
 from hpcsgd.exchanges.codecs import CODECS, Codec
 from hpcsgd.exchanges.combining import COMBINING, Combine
@@ -34,6 +35,9 @@ def _subclasses(module: Any, base: type) -> dict[str, type]:
 
 
 OPTIMIZERS = _subclasses(optim, optim.Optimizer)
+"""For tensors of any kind, as outer optimizers are."""
+OF_A_MODEL: Mapping[str, Callable[..., optim.Optimizer]] = {**OPTIMIZERS, "Muon": muon}
+"""For a model's parameters, or for a model: for what the first parameter is annotated with."""
 SCHEDULERS = _subclasses(optim.lr_scheduler, LRScheduler)
 
 FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {

@@ -19,7 +19,8 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.machine import Machine, measured
 from hpcsgd.engine.averaged import float_buffers
-from hpcsgd.engine.in_parts import is_elementwise
+from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
+from hpcsgd.engine.joined import parts_of
 from hpcsgd.errors import UserError
 from hpcsgd.training.assembly import make_optimizer
 from hpcsgd.training.loading import opened
@@ -36,6 +37,9 @@ class Subject:
     """Of an epoch."""
     model: nn.Module
     elementwise: bool
+    """Or tensor by tensor: whether the positions of a group share the update."""
+    whole: frozenset[nn.Parameter]
+    """What the optimizer has to see whole."""
     moments: tuple[str, ...]
     """The optimizer's state tensors that are like a parameter."""
     numbers: tuple[str, ...]
@@ -72,8 +76,9 @@ class Subject:
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         buffers, bucket = float_buffers(self.model), (self.config.training.bucket_mb or BUCKET_MB) * 1e6
         return Sizes.of(
-            trained, P, K, bucket, self.moments, self.numbers, buffers, max(ranks_per_host // K, 1)
-        )
+            trained, P, K, bucket, self.moments, self.numbers, buffers, max(ranks_per_host // K, 1),
+            whole=self.whole if K > 1 else frozenset(),
+        )  # fmt: skip
 
     def method(self, table: Mapping[str, Any], P: int) -> Method:
         """Raises `UserError` for arguments that the method does not take."""
@@ -96,13 +101,17 @@ def subject_of(config: Config, samples: int | None = None) -> Subject:
         raise UserError(f"--samples {samples}: at least 1 is needed")
     model = models.build(config.model.build, config.model.arguments)
     inner = make_optimizer(config, model, 1)
-    moments, numbers = _state(type(inner), inner)
+    states = [_state(type(part), part) for part in parts_of(inner)]
+    moments, numbers = (
+        tuple(dict.fromkeys(name for x in each for name in x)) for each in zip(*states, strict=True)
+    )
     train = None if samples is not None else opened(config.data, "train")
     return Subject(
         config=config,
         samples=samples or len(train or ()),
         model=model,
-        elementwise=is_elementwise(inner),
+        elementwise=is_elementwise(inner) or is_tensorwise(inner),
+        whole=frozenset(seen_whole(inner) if is_tensorwise(inner) else ()),
         moments=moments,
         numbers=numbers,
         tokens=None if train is None else task_of(train).tokens,

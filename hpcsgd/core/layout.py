@@ -1,0 +1,197 @@
+"""Where in which bucket each parameter lies.
+
+Buckets run backwards, so that they leave while the backward pass goes on. Parameters that an optimizer
+updates element by element lie one behind the other, and chunks cut them anywhere. Those that it has to see
+whole are dealt: each lies in one chunk, so that one position owns it, and chunks are padded to the longest of
+the bucket. Longest processing time first (R. L. Graham: Bounds on Multiprocessing Timing Anomalies, SIAM
+Journal on Applied Mathematics, 1969): the costliest tensor goes to whoever has least to do so far, and nobody
+has more than 4/3 − 1/(3K) times what the busiest has where tensors are dealt as well as can be. A bucket of
+such tensors grows until its chunks are about as long: as many equal layers as positions need no padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.errors import UserError
+
+EMPTY = 1 / 16
+"""The part of a bucket of whole tensors that may be padding, where more tensors could make it less."""
+
+
+class Slot:
+    """One parameter as a view of its bucket's elements [start, stop)."""
+
+    def __init__(self, name: str, param: nn.Parameter, start: int, number: int) -> None:
+        self.name = name
+        self.param = param
+        self.start = start
+        self.stop = start + param.numel()
+        self.number = number
+        """Its place among all parameters, in the order of the forward pass."""
+        self.view: Tensor | None = None
+        """The parameter's place in g, in its shape and strides; None until there is room for gradients."""
+        self._home: int | None = None
+
+    def move_into(self, w: Tensor) -> None:
+        """Make the parameter a view of `w`, keeping its values."""
+        view = shaped(w, self.start, self.param)
+        view.copy_(self.param.detach())
+        self.param.data = view
+        self._home = view.data_ptr()
+
+    def at_home(self) -> bool:
+        """Whether nobody has moved the parameter elsewhere since."""
+        return self.param.data_ptr() == self._home
+
+    @torch.no_grad()
+    def attach(self) -> None:
+        """Make `param.grad` the view, keeping the gradient that autograd or the user put there."""
+        assert self.view is not None
+        grad = self.param.grad
+        if grad is self.view:
+            return
+        if grad is None:
+            self.view.zero_()
+        elif grad.layout != torch.strided:
+            raise UserError(
+                f"gradient of {self.name} is sparse; only dense ones are exchanged (sparse=False)"
+            )
+        else:
+            self.view.copy_(grad)
+        self.param.grad = self.view
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one bucket is of."""
+
+    slots: Sequence[Slot]
+    """In the order in which they lie there."""
+    size: int
+    """In elements, padding included: a multiple of K."""
+    whole: bool
+    """Whether no chunk cuts a parameter."""
+
+
+class _Entry(NamedTuple):
+    number: int
+    name: str
+    param: nn.Parameter
+
+
+def cut(
+    named: Iterable[tuple[str, nn.Parameter]],
+    K: int,
+    bucket_bytes: float,
+    whole: Collection[nn.Parameter] = frozenset(),
+) -> list[Layout]:
+    """What each bucket is of, in the order in which they become ready; `whole` are those that nobody cuts.
+
+    Parameters come in the order of the forward pass. Each bucket is of one dtype and device, and ends once it
+    reaches `bucket_bytes`, one of whole parameters once it is well filled besides. Raises `UserError` for a
+    parameter without a dense layout.
+    """
+    runs: dict[tuple[torch.dtype, torch.device, bool], list[list[_Entry]]] = {}
+    for number, (name, param) in reversed(list(enumerate(named))):
+        if param.numel() == 0:
+            continue
+        _require_dense(name, param)
+        of_kind = runs.setdefault((param.dtype, param.device, param in whole), [[]])
+        of_kind[-1].append(_Entry(number, name, param))
+        if _nbytes(of_kind[-1]) >= bucket_bytes and not (param in whole and _too_empty(of_kind[-1], K)):
+            of_kind.append([])
+    found: list[tuple[int, Layout]] = []
+    for (_, _, undivided), of_kind in runs.items():
+        filled = [run for run in of_kind if run]
+        if undivided:
+            found += [(run[-1].number, _dealt(run, K)) for run in _well_filled(filled, K)]
+        else:
+            found += [(run[-1].number, _side_by_side(run, K)) for run in filled]
+    return [layout for _, layout in sorted(found, key=lambda each: -each[0])]
+
+
+def deal(costs: Sequence[float], K: int) -> list[list[int]]:
+    """Which of so many tasks each of K workers gets, by their costs: longest processing time first."""
+    loads, hands = [0.0] * K, [list[int]() for _ in range(K)]
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        j = loads.index(min(loads))
+        loads[j] += costs[i]
+        hands[j].append(i)
+    return [sorted(hand) for hand in hands]
+
+
+def cost(shape: torch.Size) -> int:
+    """What the update of a tensor takes, up to a factor: m·n·min(m, n) for a matrix of m × n, as each
+    iteration of Newton and Schulz; one for each element of a vector."""
+    numel = shape.numel()
+    m = shape[0] if shape else 1
+    return numel * min(m, numel // m)
+
+
+def shaped(flat: Tensor, offset: int, like: Tensor) -> Tensor:
+    """The elements of `flat` from `offset` on, in the shape and memory order of `like`."""
+    return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + offset)
+
+
+def _well_filled(runs: list[list[_Entry]], K: int) -> list[list[_Entry]]:
+    """The last one joined with those before it, until it is, too."""
+    *others, last = runs
+    while others and _too_empty(last, K):
+        last = others.pop() + last
+    return [*others, last]
+
+
+def _too_empty(run: Sequence[_Entry], K: int) -> bool:
+    size = K * max(_numel(hand) for hand in _hands(run, K))
+    return size - _numel(run) > EMPTY * size
+
+
+def _side_by_side(run: Sequence[_Entry], K: int) -> Layout:
+    slots = list(_one_behind_the_other(run, 0))
+    return Layout(slots, -(-slots[-1].stop // K) * K, whole=False)
+
+
+def _dealt(run: Sequence[_Entry], K: int) -> Layout:
+    hands = _hands(run, K)
+    chunk = max(map(_numel, hands))
+    slots = [slot for j, hand in enumerate(hands) for slot in _one_behind_the_other(hand, j * chunk)]
+    return Layout(slots, K * chunk, whole=True)
+
+
+def _hands(run: Sequence[_Entry], K: int) -> list[list[_Entry]]:
+    return [[run[i] for i in hand] for hand in deal([cost(x.param.shape) for x in run], K)]
+
+
+def _one_behind_the_other(entries: Iterable[_Entry], start: int) -> Iterator[Slot]:
+    for x in entries:
+        yield Slot(x.name, x.param, start, x.number)
+        start += x.param.numel()
+
+
+def _numel(entries: Iterable[_Entry]) -> int:
+    return sum(x.param.numel() for x in entries)
+
+
+def _nbytes(entries: Iterable[_Entry]) -> int:
+    return sum(x.param.numel() * x.param.element_size() for x in entries)
+
+
+def _require_dense(name: str, param: nn.Parameter) -> None:
+    if param.layout != torch.strided:
+        raise UserError(f"parameter {name} has layout {param.layout}; only dense tensors can be averaged")
+    if param.is_complex():
+        raise UserError(f"parameter {name} is of {param.dtype}; complex tensors cannot be averaged")
+    expected = 1
+    for stride, size in sorted(zip(param.stride(), param.size(), strict=True)):
+        if size != 1:
+            if stride != expected:
+                raise UserError(
+                    f"parameter {name} of strides {param.stride()}: its elements are not dense in memory"
+                )
+            expected *= size

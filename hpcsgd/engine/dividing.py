@@ -1,0 +1,49 @@
+"""How the positions of a group divide the update among them: by elements, by tensors, or not at all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+from torch import nn, optim
+
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Exchange
+from hpcsgd.core.topology import Job
+from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
+from hpcsgd.exchanges import Gathered
+
+log = logging.getLogger(__name__)
+MUCH = 0.25
+"""Of what lies in buckets."""
+
+
+def divided(
+    job: Job, method: Method, optimizer: optim.Optimizer, elementwise: bool | None, tensorwise: bool | None
+) -> tuple[Exchange, Collection[nn.Parameter]]:
+    """The method's exchange as it has to be for this optimizer, and the parameters that no chunk may cut.
+
+    `elementwise`, `tensorwise`: what the user says about it; None: what is known. Groups that are jobs of
+    their own may be of several K, and meet with models that are laid out alike: there nobody owns tensors.
+    """
+    exchange = method.exchange
+    if not exchange.shards or (is_elementwise(optimizer) if elementwise is None else elementwise):
+        return exchange, ()
+    if job.has_peers or not (is_tensorwise(optimizer) if tensorwise is None else tensorwise):
+        return Gathered(exchange), ()
+    if job.K == 1:
+        return exchange, ()
+    every = {param for group in optimizer.param_groups for param in group["params"]}
+    return exchange, seen_whole(optimizer) if elementwise is None else every
+
+
+def tell_padding(job: Job, buckets: Sequence[Bucket]) -> None:
+    """Where tensors that nobody cuts leave much of the buckets empty: more positions, or fewer, might not."""
+    used = sum(slot.stop - slot.start for b in buckets for slot in b.slots)
+    padding = 1 - used / sum(b.size for b in buckets)
+    if padding > MUCH and any(b.whole for b in buckets) and job.rank == 0:
+        log.warning(
+            "%.0f %% of the flat vectors is padding: tensors are too few or too unlike for %d positions",
+            100 * padding, job.K,
+        )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Several optimizers as one, each of some of the parameters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor, optim
+
+from hpcsgd.errors import UserError
+
+
+@final
+class Joined(optim.Optimizer):
+    """`parts`, each with parameters of its own, as one optimizer of one state and one list of param groups.
+
+    The param groups are those of the parts, one part after the other, each with the options of its own
+    optimizer; learning-rate schedulers, `state_dict()` and gradient scalers see no more than that.
+
+    Not to be confused with one optimizer of several param groups: these have other options, not other
+    optimizers.
+
+    Args:
+        parts: torch optimizers, one or more; no parameter is in two of them.
+
+    Raises:
+        UserError: for no parts, parts that cannot be joined, and a parameter that two of them have.
+
+    Example:
+        >>> matrices = [p for p in model.parameters() if p.ndim == 2]
+        >>> others = [p for p in model.parameters() if p.ndim != 2]
+        >>> inner = hpcsgd.Joined(torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=0.001))
+        >>> optimizer = hpcsgd.DistributedOptimizer(inner, model, job, hpcsgd.hierarchical(every=8))
+        >>> train(optimizer, steps=2)
+        >>> [group["lr"] for group in optimizer.param_groups]
+        [0.02, 0.001]
+    """
+
+    def __init__(self, *parts: optim.Optimizer) -> None:
+        _require_joinable(parts)
+        self.parts = parts
+        self._sizes = [len(part.param_groups) for part in parts]
+        self._complete = False
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._complete = True
+        self.state = defaultdict[Tensor, Any](dict)
+        for part in parts:
+            self.state.update(part.state)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of each part, after `closure`, if any, which returns the loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Any `param_group` is refused: nobody knows of which part it would be."""
+        if self._complete:
+            raise UserError("add_param_group of joined optimizers: add it to one of them before")
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        ours = {name: vars(self)[name] for name in ("parts", "_sizes", "_complete")}
+        return {**super().__getstate__(), **ours}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._share()
+
+    def _share(self) -> None:
+        """What the parts update by is what is seen here."""
+        groups = iter(self.param_groups)
+        for part, size in zip(self.parts, self._sizes, strict=True):
+            part.__setstate__({"state": self.state, "param_groups": [next(groups) for _ in range(size)]})
+
+
+def parts_of(optimizer: optim.Optimizer) -> tuple[optim.Optimizer, ...]:
+    """What it is joined of, or it alone."""
+    return optimizer.parts if isinstance(optimizer, Joined) else (optimizer,)
+
+
+def _require_joinable(parts: tuple[optim.Optimizer, ...]) -> None:
+    if not parts:
+        raise UserError("Joined(): needs one optimizer or more")
+    for part in parts:
+        if not isinstance(part, optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UserError(f"Joined: {type(part).__name__} is no torch optimizer")
+        if isinstance(part, Joined):
+            raise UserError("Joined: join them all at once, none of those that are joined already")
+        if isinstance(part, optim.LBFGS):
+            raise UserError("Joined: LBFGS evaluates the loss several times a step; it cannot be joined")
+    params = [param for part in parts for group in part.param_groups for param in group["params"]]
+    if len(set(params)) < len(params):
+        raise UserError("Joined: a parameter is in two of the optimizers")

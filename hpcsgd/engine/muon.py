@@ -1,0 +1,102 @@
+"""Muon for a model's hidden matrices, AdamW for the rest.
+
+K. Jordan et al.: Muon: An optimizer for hidden layers in neural networks, 2024; J. Liu et al.: Muon is
+Scalable for LLM Training, https://arxiv.org/abs/2502.16982, whose updates of one size (section 2.2, torch's
+`adjust_lr_fn="match_rms_adamw"`) let both have one learning rate and one weight decay. The optimizer is
+torch's own, of torch 2.9 and later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from hpcsgd.engine.joined import Joined
+from hpcsgd.errors import UserError
+
+
+def muon(
+    model: nn.Module,
+    lr: float,
+    *,
+    momentum: float = 0.95,
+    weight_decay: float = 0.1,
+    nesterov: bool = True,
+    ns_steps: int = 5,
+    adjust_lr_fn: str = "match_rms_adamw",
+    hidden: Sequence[str] | None = None,
+    rest: Mapping[str, Any] | None = None,
+) -> Joined:
+    """torch's Muon for the hidden matrices of `model` and its AdamW for the rest, as one optimizer.
+
+    Matrices are trainable parameters of two dimensions. Hidden are all but embeddings and the output, which
+    is the last matrix of the model; where that is not so, `hidden` says it.
+
+    Not to be confused with `torch.optim.Muon`, which takes matrices alone and does not look which they are.
+
+    Args:
+        model: whose parameters are trained.
+        lr: the learning rate, of both.
+        momentum: Muon's. Default 0.95.
+        weight_decay: of both. Default 0.1.
+        nesterov: Muon's. Default True.
+        ns_steps: Newton–Schulz iterations of an update. Default 5.
+        adjust_lr_fn: how Muon's rate goes by the shape, as torch has it. Default "match_rms_adamw": updates
+            as large as AdamW's. With "original" Muon's rate is far larger: give `rest` its own.
+        hidden: names of the matrices that Muon trains, as "blocks.*". Default None: see above.
+        rest: arguments of AdamW, among them `lr` and `weight_decay` where they are others. Default None.
+
+    Raises:
+        UserError: where torch is older than 2.9, and for a model without such matrices.
+
+    Example:
+        >>> inner = hpcsgd.muon(model, lr=0.02, hidden=["*.weight"], rest={"weight_decay": 0.0})
+        >>> optimizer = hpcsgd.DistributedOptimizer(inner, model, job, hpcsgd.hierarchical(every=8))
+        >>> train(optimizer, steps=2)
+        >>> [group["weight_decay"] for group in optimizer.param_groups]
+        [0.1, 0.0]
+
+    Source:
+        K. Jordan et al., 2024; J. Liu et al., 2025, https://arxiv.org/abs/2502.16982.
+    """
+    kind = getattr(optim, "Muon", None)
+    if kind is None:
+        raise UserError(f"muon: torch {torch.__version__} has no Muon: it needs torch 2.9 or later")
+    matrices = hidden_matrices(model, hidden)
+    chosen = set(matrices)
+    others = [p for p in model.parameters() if p.requires_grad and p not in chosen]
+    options = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
+    parts: list[optim.Optimizer] = [kind(matrices, lr=lr, weight_decay=weight_decay, **options)]
+    if others:
+        given: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, **(rest or {})}
+        if "betas" in given:
+            given["betas"] = tuple(given["betas"])  # of a job file they are a list
+        parts.append(optim.AdamW(others, **given))
+    return Joined(*parts)
+
+
+def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> list[nn.Parameter]:
+    """Those that Muon is made for: as `hidden` names them, or all but embeddings and the last one."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.dim() == 2}
+    if hidden is None:
+        apart = _embeddings_and_output(model)
+        found = [p for p in named.values() if p not in apart]
+    else:
+        for pattern in hidden:
+            if not any(fnmatchcase(name, pattern) for name in named):
+                raise UserError(f"muon: hidden: no trainable matrix of the model is called {pattern!r}")
+        found = [p for name, p in named.items() if any(fnmatchcase(name, pattern) for pattern in hidden)]
+    if not found:
+        raise UserError("muon: the model has no hidden matrices; say them by `hidden`, or use AdamW")
+    return found
+
+
+def _embeddings_and_output(model: nn.Module) -> set[nn.Parameter]:
+    """A matrix that is both, tied, is there once."""
+    own = [(m, p) for m in model.modules() for p in m.parameters(recurse=False) if p.dim() == 2]
+    embeddings = {p for m, p in own if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    return embeddings | {p for _, p in own[-1:]}
