@@ -79,6 +79,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
     "NAdam": lambda net: optim.NAdam(net.parameters(), lr=0.01),
     "ASGD": lambda net: optim.ASGD(net.parameters(), lr=0.01),
     "Rprop": lambda net: optim.Rprop(net.parameters(), lr=0.01),
+    "muon": lambda net: hpcsgd.muon(net, lr=0.02, hidden=["encode.weight", "head.weight"]),
     "whole tensors": lambda net: Rows([p for p in net.parameters() if p.requires_grad], lr=0.1),
 }
 

@@ -225,7 +225,7 @@ FROM_2_2 = [(shape, (2, 2), "AdamW") for shape in SHAPES]
 TO_2_2 = [((2, 2), shape, "AdamW") for shape in SHAPES if shape != (2, 2)]
 OTHER_STATES = [
     (now, before, name)
-    for name in ("momentum", "ASGD")
+    for name in ("momentum", "ASGD", "muon")
     for now, before in [((4, 1), (2, 2)), ((1, 2), (2, 2)), ((1, 1), (2, 2)), ((2, 2), (1, 1))]
 ]
 
@@ -275,7 +275,7 @@ def assert_close(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     ("now", "before"), [((4, 1), (2, 2)), ((1, 4), (2, 2)), ((2, 2), (4, 1)), ((1, 2), (2, 1))]
 )
-@pytest.mark.parametrize("optimizer", ["AdamW", "whole tensors"])
+@pytest.mark.parametrize("optimizer", ["AdamW", "muon", "whole tensors"])
 def test_training_goes_on_elsewhere(run, tmp_path: Path, now: Any, before: Any, optimizer: str) -> None:
     """As if the restored values had been there all along: the same as in a plain state_dict."""
 

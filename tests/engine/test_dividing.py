@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.nn.functional import cross_entropy
 
 import hpcsgd
-from hpcsgd import DistributedOptimizer, bsp, diloco, hierarchical
+from engine.test_pipeline import in_many_parts, in_the_plain_order
+from hpcsgd import DistributedOptimizer, ReduceScatter, bsp, delayed, diloco, hierarchical, sgp, streamed
+from hpcsgd.core.layout import cut
 from hpcsgd.core.topology import form
+from hpcsgd.core.traffic import Sizes
+from hpcsgd.engine.dividing import divided
 from hpcsgd.engine.muon import hidden_matrices, muon
+from hpcsgd.exchanges import Gathered
 from hpcsgd.methods import Method
 from hpcsgd.models.gpt import gpt
 from hpcsgd.transport import Transport
+from references import vector
 
 STEPS = 4
 TYPES = 17
@@ -50,7 +58,7 @@ def trained(
     world: Transport, P: int, method: Method, make: Callable[[nn.Module], optim.Optimizer], **options: Any
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
     """The model, the optimizer's state over whole parameters, and the elements of state on this rank."""
-    job, net = form(world, groups=P), Language()
+    job, net = form(world, groups=P), Language().to(options.pop("dtype", torch.float32))
     options = {"bucket_mb": 5e-3, **options}
     optimizer = DistributedOptimizer(make(net), net, job, method, **options)
     passes = options.get("accumulate", 1)
@@ -96,17 +104,236 @@ def assert_same(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 METHODS: dict[str, Callable[[], Method]] = {
     "bsp": bsp,
-    "hierarchical": lambda: hierarchical(2),
-    "diloco": lambda: diloco(every=2, outer=lambda params: optim.SGD(params, lr=0.7, momentum=0.9)),
+    "moments averaged": lambda: hierarchical(2, moments=hpcsgd.Averaged, exchange=ReduceScatter()),
+    "moments reset": lambda: hierarchical(2, moments=hpcsgd.Reset),
+    "diloco": lambda: diloco(every=2),
+    "streamed": lambda: streamed(diloco(every=2), 2, 1),
+    "delayed": lambda: delayed(hierarchical(2), 1),
+    "gossip": sgp,
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "accumulated": {"accumulate": 2},
+    "late": {"prefetch": True},
+    "without overlap": {"overlap": False},
+    "in one bucket": {"bucket_mb": 4.0},
+    "with masters": {"dtype": torch.bfloat16, "master": torch.float32},
+    "narrow": {"dtype": torch.bfloat16},
 }
 
 
-@pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 3), (1, 4), (2, 2), (3, 1)])
-def test_as_when_everybody_updates_everything(run, P: int, K: int, name: str) -> None:
+def check(run: Any, P: int, K: int, method: Callable[[], Method], maker: str, **options: Any) -> None:
+    """The bits are those of positions that all update everything."""
+
     def both(world: Transport) -> Any:
-        return [trained(world, P, hierarchical(2), MAKERS[name], **o) for o in ({}, GATHERED)]
+        return [trained(world, P, method(), MAKERS[maker], **options, **said) for said in ({}, GATHERED)]
 
     for (model, state, _), (theirs, their_state, _) in run(P * K, both):
         assert_same(model, theirs)
         assert_same(state, their_state)
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2, "maker": "muon"})
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 3), (1, 4), (2, 2), (3, 1)])
+def test_as_when_everybody_updates_everything(run, P: int, K: int, maker: str) -> None:
+    check(run, P, K, lambda: hierarchical(2), maker)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("method", METHODS)
+def test_so_by_every_kind_of_method(run, method: str) -> None:
+    check(run, 2, 2, METHODS[method], "two rates")
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_so_with_every_option(run, options: dict[str, Any]) -> None:
+    check(run, 1, 3, lambda: hierarchical(2), "muon", **options)
+
+
+@pytest.mark.ranks(4)
+def test_the_bits_are_those_of_the_plain_order(run) -> None:
+    def of_rank(world: Transport) -> dict[str, Tensor]:
+        return trained(world, 2, hierarchical(2), MAKERS["muon"])[0]
+
+    with in_the_plain_order():
+        plain = run(4, of_rank)
+    with in_many_parts():
+        parts = run(4, of_rank)
+    for mine, theirs in zip(parts, plain, strict=True):
+        assert_same(mine, theirs)
+
+
+@pytest.mark.ranks(3)
+def test_clipping_leaves_the_padding_out(run) -> None:
+    """An optimizer of single elements comes to the same, whoever owns what; padding counts for nothing."""
+
+    def both(world: Transport) -> list[tuple[Tensor, Tensor]]:
+        found = []
+        for said in ({}, {"elementwise": False, "tensorwise": True}):
+            job, net = form(world), Language().double()
+            inner = optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+            optimizer = DistributedOptimizer(inner, net, job, bsp(), bucket_mb=5e-3, **said)
+            norms = []
+            for t in range(STEPS):
+                optimizer.zero_grad()
+                loss_of(net, t, job.rank).backward()
+                norms += [optimizer.clip_grad_norm_(0.1, p) for p in (2.0, 1.0, float("inf"))]
+                optimizer.step()
+            found.append((torch.stack(norms), vector(net)))
+            padding = sum(b.size for b in optimizer.buckets) - sum(p.numel() for _, p in optimizer.trained)
+        assert padding > 0
+        return found
+
+    for (norms, w), (their_norms, theirs) in run(3, both):
+        torch.testing.assert_close(norms, their_norms, rtol=1e-12, atol=0)
+        torch.testing.assert_close(w, theirs, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.ranks(2)
+def test_what_is_not_finite_stays_out_of_the_padding(run) -> None:
+    def padded(world: Transport) -> list[Tensor]:
+        job, net = form(world), Language()
+        optimizer = DistributedOptimizer(muon(net, 0.02), net, job, bsp(), bucket_mb=5e-3)
+        (loss_of(net, 0, job.rank) * float("inf")).backward()
+        optimizer.clip_grad_norm_(1.0)
+        optimizer.step()
+        outside = []
+        for b in optimizer.buckets:
+            inside = torch.zeros(b.size, dtype=torch.bool)
+            for slot in b.slots:
+                inside[slot.start : slot.stop] = True
+            outside += [b.w[~inside], b.g[~inside]]
+        return outside
+
+    for vectors in run(2, padded):
+        assert sum(x.numel() for x in vectors) > 0
+        assert all(bool((x == 0).all()) for x in vectors)
+
+
+@pytest.mark.parametrize("K", [2, 3])
+def test_state_is_there_once_in_a_group(run, K: int) -> None:
+    """One momentum for each hidden element, two moments for the others; a K-th of it, and what is uneven."""
+    net = Language()
+    hidden = sum(p.numel() for p in hidden_matrices(net))
+    rest = sum(p.numel() for p in net.parameters() if p.requires_grad) - hidden
+    kept = [k for _, _, k in run(K, lambda world: trained(world, 1, bsp(), MAKERS["muon"]))]
+    assert sum(kept) == hidden + 2 * rest
+    named = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
+    padded = sum(x.size for x in cut(named, K, 5e-3, set(hidden_matrices(net))) if x.whole)
+    assert max(kept) <= padded / K + 2 * (rest + K) / K + K
+
+
+LOOKED_AT = ("gpt.blocks.0.attention.qkv.weight", "gpt.blocks.2.perceptron.out.weight", "mixed.weight")
+
+
+@pytest.mark.ranks(2)
+def test_it_is_the_update_of_the_papers(run) -> None:
+    """In numpy: momentum, five iterations of Newton and Schulz in 16 bits, the size of AdamW's updates."""
+    lr, momentum, decay = 0.02, 0.95, 0.1
+
+    def of_rank(world: Transport) -> list[tuple[Any, Any, Any]]:
+        job, net = form(world), Language()
+        optimizer = DistributedOptimizer(muon(net, lr), net, job, bsp(), bucket_mb=5e-3)
+        found = []
+        for t in range(3):
+            before, copied = arrays(net), Language()
+            copied.load_state_dict(net.state_dict())
+            (sum(loss_of(copied, t, r) for r in range(2)) / 2).backward()
+            optimizer.zero_grad()
+            loss_of(net, t, job.rank).backward()
+            optimizer.step()
+            found.append((before, {n: p.grad for n, p in copied.named_parameters()}, arrays(net)))
+        return found
+
+    for steps in run(2, of_rank):
+        for name in LOOKED_AT:
+            buffer = 0.0
+            for before, gradients, after in steps:
+                g = gradients[name].numpy().astype(np.float64)
+                buffer = momentum * buffer + (1 - momentum) * g
+                update = newton_schulz((1 - momentum) * g + momentum * buffer)
+                moved = before[name] * (1 - lr * decay) - after[name]
+                expected = lr * 0.2 * max(g.shape) ** 0.5 * update
+                assert np.linalg.norm(moved - expected) < 0.02 * np.linalg.norm(expected), name
+
+
+def arrays(net: nn.Module) -> dict[str, Any]:
+    return {n: p.detach().numpy().astype(np.float64) for n, p in net.named_parameters()}
+
+
+def newton_schulz(g: Any) -> Any:
+    x = narrow(g.T if g.shape[0] > g.shape[1] else g)
+    x = narrow(x / narrow(np.linalg.norm(x)))
+    for _ in range(5):
+        gram = narrow(x @ x.T)
+        x = narrow(3.4445 * x + narrow(-4.7750 * gram + 2.0315 * gram @ gram) @ x)
+    return x.T if g.shape[0] > g.shape[1] else x
+
+
+def narrow(x: Any) -> Any:
+    """To the 8 bits of bfloat16."""
+    mantissa, exponent = np.frexp(x)
+    return np.ldexp(np.rint(mantissa * 2**8), exponent - 8)
+
+
+@pytest.mark.ranks(2)
+def test_gradients_may_be_scaled(run) -> None:
+    def both(world: Transport) -> list[Tensor]:
+        found = []
+        for scaler in (None, hpcsgd.GradScaler("cpu", init_scale=2.0**10)):
+            job, net = form(world), Language()
+            optimizer = DistributedOptimizer(muon(net, 0.02), net, job, hierarchical(2), bucket_mb=5e-3)
+            for t in range(STEPS):
+                optimizer.zero_grad()
+                loss = loss_of(net, t, job.rank)
+                (loss if scaler is None else scaler.scale(loss)).backward()
+                optimizer.step() if scaler is None else scaler.step(optimizer)
+                if scaler is not None:
+                    scaler.update()
+            found.append(vector(net))
+        return found
+
+    for plain, scaled in run(2, both):
+        assert torch.equal(plain, scaled)
+
+
+@pytest.mark.ranks(3)
+def test_the_layout_is_foretold(run) -> None:
+    def of_rank(world: Transport) -> Any:
+        job, net = form(world), Language()
+        optimizer = DistributedOptimizer(muon(net, 0.02), net, job, bsp(), bucket_mb=5e-3)
+        sizes = [(sum(s.stop - s.start for s in b.slots), b.size) for b in optimizer.buckets]
+        return sizes, sum(len(b.pieces) for b in optimizer.buckets)
+
+    net = Language()
+    named = [(n, p) for n, p in net.named_parameters() if p.requires_grad]
+    m = Sizes.of(named, 1, 3, 5e3, whole=set(hidden_matrices(net)))
+    ranks = run(3, of_rank)
+    assert all(sizes == [(b.used, b.padded) for b in m.buckets] for sizes, _ in ranks)
+    assert sum(pieces for _, pieces in ranks) / 3 == m.pieces()
+    assert sum(b.used for b in m.buckets) == sum(p.numel() for _, p in named)
+
+
+def test_islands_own_no_tensors() -> None:
+    """They may be of several K, and average models that are laid out alike."""
+    net = Language()
+    alone: Any = SimpleNamespace(K=2, has_peers=False)
+    island: Any = SimpleNamespace(K=2, has_peers=True)
+    for job, gathered in ((alone, False), (island, True)):
+        exchange, whole = divided(job, bsp(), muon(net, 0.02), None, None)
+        assert isinstance(exchange, Gathered) == gathered
+        assert set(whole) == (set() if gathered else set(hidden_matrices(net)))
+
+
+@pytest.mark.ranks(3)
+def test_much_padding_is_told(run, caplog: pytest.LogCaptureFixture) -> None:
+    def wrap(world: Transport) -> None:
+        net = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
+        inner = muon(net, 0.02, hidden=["0.weight"])
+        DistributedOptimizer(inner, net, form(world), bsp())
+
+    run(3, wrap)
+    told = [r.getMessage() for r in caplog.records if "padding" in r.getMessage()]
+    assert all("% of the flat vectors is padding" in message for message in told)
+    assert len(told) <= 1  # rank 0 alone
