@@ -7,9 +7,9 @@ from hpcsgd.core.traffic import Sizes, held
 from hpcsgd.cost.traffic import exchange_of
 
 
-def kept(method: Method, m: Sizes, moments: int, *, elementwise: bool = True) -> float:
-    """Parameters and gradients of M elements each, `moments` of what a rank updates, and the vectors of the
-    method's parts. Not activations, nor what comes and goes within a step or a meeting."""
+def kept(method: Method, m: Sizes, moments: float, *, elementwise: bool = True) -> float:
+    """Parameters and gradients of M elements each, `moments` for each element that a rank updates, and the
+    vectors of the method's parts. Not activations, nor what comes and goes within a step or a meeting."""
     exchange = exchange_of(method, elementwise)
     model = m.K * m.owned()
     state = moments * (m.owned() if exchange.shards else model)

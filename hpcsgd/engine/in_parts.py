@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any
 
 from torch import Tensor, nn, optim
@@ -47,10 +47,10 @@ HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 def hooks_around_step(optimizer: optim.Optimizer) -> list[Callable[..., object]]:
     """Those of this optimizer and of all: in parts they would be called for each, and see one at a time."""
     of_all: Any = sys.modules[optim.Optimizer.__module__]
-    optimizers = {optimizer, *parts_of(optimizer)}
-    places: list[tuple[Any, str]] = [(each, name) for each in optimizers for name in HOOKS]
-    places += [(of_all, name) for name in HOOKS_OF_ALL]
-    return [hook for where, name in places for hook in vars(where).get(name, {}).values()]
+    places: list[tuple[Any, str]] = [(of_all, name) for name in HOOKS_OF_ALL]
+    places += [(each, name) for each in {optimizer, *parts_of(optimizer)} for name in HOOKS]
+    kept: list[Mapping[int, Callable[..., object]]] = [getattr(where, name, {}) for where, name in places]
+    return [hook for hooks in kept for hook in hooks.values()]
 
 
 @contextlib.contextmanager

@@ -171,7 +171,7 @@ class AcrossGroups:
 class Gathered:
     """`inner`, then all chunks of the averaged gradient to every position: (K−1)/K·M more sent.
 
-    For optimizers that need whole tensors (LARS, LAMB, Muon): every position does the whole update.
+    For optimizers that may look at more than one tensor: every position does the whole update.
     """
 
     inner: Exchange

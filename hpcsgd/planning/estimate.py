@@ -85,7 +85,7 @@ def estimate(
         steps_per_epoch=steps,
         epochs=subject.epochs(P),
         B=subject.B,
-        memory=kept(method, m, len(subject.moments), elementwise=subject.elementwise),
+        memory=kept(method, m, subject.state, elementwise=subject.elementwise),
         ranks_per_host=min(machine.ranks_per_host, P * K),
         alone=alone,
     )

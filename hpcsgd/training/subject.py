@@ -42,6 +42,8 @@ class Subject:
     """What the optimizer has to see whole."""
     moments: tuple[str, ...]
     """The optimizer's state tensors that are like a parameter."""
+    state: float
+    """How many of these an element has, on the mean: optimizers that are joined may keep unlike many."""
     numbers: tuple[str, ...]
     """Those of one number."""
     tokens: int | None = None
@@ -102,6 +104,7 @@ def subject_of(config: Config, samples: int | None = None) -> Subject:
     model = models.build(config.model.build, config.model.arguments)
     inner = make_optimizer(config, model, 1)
     states = [_state(type(part), part) for part in parts_of(inner)]
+    sizes = [sum(p.numel() for g in part.param_groups for p in g["params"]) for part in parts_of(inner)]
     moments, numbers = (
         tuple(dict.fromkeys(name for x in each for name in x)) for each in zip(*states, strict=True)
     )
@@ -113,6 +116,7 @@ def subject_of(config: Config, samples: int | None = None) -> Subject:
         elementwise=is_elementwise(inner) or is_tensorwise(inner),
         whole=frozenset(seen_whole(inner) if is_tensorwise(inner) else ()),
         moments=moments,
+        state=sum(numel * len(names) for numel, (names, _) in zip(sizes, states, strict=True)) / sum(sizes),
         numbers=numbers,
         tokens=None if train is None else task_of(train).tokens,
     )

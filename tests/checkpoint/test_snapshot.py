@@ -125,6 +125,12 @@ def test_goes_on_with_every_option(run, tmp_path: Path, options: dict[str, Any])
     check_goes_on(run, tmp_path, 2, 2, "AdamW", **options)
 
 
+@pytest.mark.ranks(4)
+def test_owners_of_whole_tensors_go_on(run, tmp_path: Path) -> None:
+    """With state of any shape."""
+    check_goes_on(run, tmp_path, 2, 2, "whole tensors", tensorwise=True)
+
+
 class Narrow(nn.Module):
     """Parameters and momentum in bfloat16."""
 

@@ -14,7 +14,18 @@ from torch.nn.functional import cross_entropy
 
 import hpcsgd
 from engine.test_pipeline import in_many_parts, in_the_plain_order
-from hpcsgd import DistributedOptimizer, ReduceScatter, bsp, delayed, diloco, hierarchical, sgp, streamed
+from hpcsgd import (
+    DistributedOptimizer,
+    Packed,
+    ReduceScatter,
+    bsp,
+    delayed,
+    diloco,
+    hierarchical,
+    sgp,
+    streamed,
+    wires,
+)
 from hpcsgd.core.layout import cut
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Sizes
@@ -164,13 +175,51 @@ def test_the_bits_are_those_of_the_plain_order(run) -> None:
         assert_same(mine, theirs)
 
 
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("wire", [wires.int8, wires.bf16])
+def test_narrow_wires_take_it(run, wire: Callable[[], Any]) -> None:
+    """Also for parameters, which are known to their owners alone."""
+
+    def both(world: Transport) -> list[dict[str, Tensor]]:
+        methods = [hierarchical(2, Packed(parameters=wire())), hierarchical(2)]
+        return [trained(world, 2, method, MAKERS["muon"])[0] for method in methods]
+
+    ranks = run(4, both)
+    for rank, (model, exact) in enumerate(ranks):
+        assert_same(model, ranks[rank - rank % 2][0])
+        for name, value in model.items():
+            assert (value - exact[name]).norm() < 0.1 * exact[name].norm(), name
+
+
+@pytest.mark.ranks(2)
+def test_the_state_dict_is_that_of_torch(run) -> None:
+    """With the same keys and shapes, so that either takes the other's."""
+
+    def of_rank(world: Transport) -> bool:
+        job, net, other = form(world), Language(), Language()
+        optimizer = DistributedOptimizer(muon(net, 0.02), net, job, bsp())
+        plain = muon(other, 0.02)
+        for t in range(2):
+            loss_of(net, t, 0).backward()
+            optimizer.step()
+        plain.load_state_dict(optimizer.state_dict())
+        assert_same(state_of(plain), state_of(optimizer))
+        again = DistributedOptimizer(muon(other, 0.02), other, job, bsp())
+        again.load_state_dict(plain.state_dict())
+        assert_same(state_of(again), state_of(optimizer))
+        return set(again.state) != set(plain.state)
+
+    assert run(2, of_rank) == [True, True]
+
+
 @pytest.mark.ranks(3)
 def test_clipping_leaves_the_padding_out(run) -> None:
     """An optimizer of single elements comes to the same, whoever owns what; padding counts for nothing."""
 
     def both(world: Transport) -> list[tuple[Tensor, Tensor]]:
         found = []
-        for said in ({}, {"elementwise": False, "tensorwise": True}):
+        settings: list[dict[str, Any]] = [{}, {"elementwise": False, "tensorwise": True}]
+        for said in settings:
             job, net = form(world), Language().double()
             inner = optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
             optimizer = DistributedOptimizer(inner, net, job, bsp(), bucket_mb=5e-3, **said)
@@ -239,7 +288,7 @@ def test_it_is_the_update_of_the_papers(run) -> None:
         for t in range(3):
             before, copied = arrays(net), Language()
             copied.load_state_dict(net.state_dict())
-            (sum(loss_of(copied, t, r) for r in range(2)) / 2).backward()
+            ((loss_of(copied, t, 0) + loss_of(copied, t, 1)) / 2).backward()
             optimizer.zero_grad()
             loss_of(net, t, job.rank).backward()
             optimizer.step()

@@ -59,6 +59,10 @@ def half_rate(parameters: Any, lr: float) -> optim.Optimizer:
     return optim.Adagrad(parameters, lr=lr / 2)
 
 
+def of_the_model(model: nn.Module, lr: float) -> optim.Optimizer:
+    return optim.Adagrad(model.parameters(), lr=lr / 4)
+
+
 def rate(_: Any, lr: float) -> float:
     return lr
 
@@ -85,6 +89,33 @@ def test_functions_of_the_user_take_part(job_file: Path) -> None:
         assert torch.equal(parts.transform(torch.zeros(2), parts.generator), torch.ones(2))
 
     on_ranks(job_file, words, check)
+
+
+def hidden() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Linear(8, 10))
+
+
+def test_muon_is_made_of_the_model(job_file: Path) -> None:
+    words = (
+        f"--model.build {HERE}:hidden --model.arguments {{}} --optimizer.build Muon --optimizer.lr 0.02 "
+        "--optimizer.arguments {momentum=0.9,rest={lr=0.001,betas=[0.8,0.9]}}"
+    )
+
+    def read(parts: Assembly) -> list[tuple[Any, ...]]:
+        return [
+            (g["lr"], g.get("momentum"), g.get("betas"), sum(p.numel() for p in g["params"]))
+            for g in parts.optimizer.param_groups
+        ]
+
+    (groups,) = on_ranks(job_file, words, read)
+    assert groups == [(0.02, 0.9, None, 288), (0.001, None, (0.8, 0.9), 8 + 80 + 10)]
+    with pytest.raises(JobError, match=r"\[optimizer.arguments\]: muon has no argument 'momenta'"):
+        on_ranks(job_file, words.replace("momentum", "momenta"), read)
+
+
+def test_optimizers_of_the_user_may_take_the_model(job_file: Path) -> None:
+    words = f"--optimizer.build {HERE}:of_the_model"
+    assert on_ranks(job_file, words, lambda parts: parts.optimizer.param_groups[0]["lr"]) == [0.025]
 
 
 @pytest.mark.parametrize("words", ["", "--data.transform crop_and_flip"])

@@ -1,0 +1,71 @@
+"""What it saves that each matrix has one owner, of four ranks of a group: a step of Muon, and its state.
+
+    python benchmarks/muon.py [--quick] [--json FILE]
+
+A small GPT by the synchronous method. Contestants take turns in the same processes. "Everybody updates
+everything" is what an optimizer gets that is not known to look at each tensor alone: gradients are gathered,
+and every position makes the whole update. AdamW is there for scale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from harness import Goal, Run, Spread, on_ranks, print_table
+from muon import EVERYBODY, OWNED
+
+RANKS = 4
+FASTER = 0.5
+"""Goal: seconds over those of everybody."""
+LESS = 1.1 / RANKS
+"""Goal: bytes of state likewise."""
+HEAD = ["ranks", "million parameters", "who", "ms/step", "over everybody (quartiles)", "state MB", "sent MB"]
+
+
+def measured(width: int, layers: int, rounds: int, steps: int, timeout: float) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.json"
+        said = {"out": out, "width": width, "layers": layers, "rounds": rounds, "steps": steps}
+        words = [word for name, value in said.items() for word in (f"--{name}", str(value))]
+        on_ranks(RANKS, Path(__file__).with_suffix("") / "rank.py", words, timeout)
+        return json.loads(out.read_text())
+
+
+def goals(rows: list[dict[str, Any]]) -> list[Goal]:
+    by_name = {row["who"]: row for row in rows}
+    ours, theirs = by_name[OWNED], by_name[EVERYBODY]
+    state = ours["state_bytes_at_most"] / theirs["state_bytes_at_most"]
+    return [
+        Goal("seconds of a step, one owner over everybody", ours["ratio"]["median"], FASTER),
+        Goal("bytes of state of a rank, one owner over everybody", state, LESS),
+    ]
+
+
+def cells(row: dict[str, Any]) -> list[object]:
+    return [
+        row["ranks"], f"{row['numel'] / 1e6:.2f}", row["who"], f"{1e3 * row['seconds_a_step']['median']:.0f}",
+        str(Spread(**row["ratio"])), f"{row['state_bytes_at_most'] / 1e6:.2f}",
+        f"{row['bytes_a_step'] / 1e6:.2f}",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What it saves that each matrix has one owner.")
+    parser.add_argument("--quick", action="store_true", help="seconds: that it runs, not what it measures")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    run = Run()
+    if arguments.quick:
+        rows = measured(64, 4, rounds=2, steps=1, timeout=120)
+    else:
+        rows = measured(256, 4, rounds=12, steps=2, timeout=900)
+    print_table(map(cells, rows), HEAD)
+    run.conclude(rows, goals(rows), arguments.json)
+
+
+if __name__ == "__main__":
+    main()
