@@ -44,8 +44,8 @@ SECTIONS = re.compile(r"^(Args|Raises|Example|Source):$", re.MULTILINE)
 SUMMARY = re.compile(r"(?!Not to be confused|Args:|Raises:|Example:|Source:).+[.:]", re.DOTALL)
 RAISES = re.compile(r"\braise (\w+\.)?(User|Job)Error\b")
 NO_PAPER = {
-    "Averaged", "Dirichlet", "DistributedOptimizer", "Job", "JobError", "Loader", "Method", "Reset",
-    "Sampler", "UserError", "graphs.Complete", "graphs.Graph", "graphs.senders", "init", "kept",
+    "Averaged", "Dirichlet", "DistributedOptimizer", "Job", "JobError", "Joined", "Loader", "Method",
+    "Reset", "Sampler", "UserError", "graphs.Complete", "graphs.Graph", "graphs.senders", "init", "kept",
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (

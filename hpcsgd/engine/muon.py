@@ -45,8 +45,8 @@ def muon(
         weight_decay: of both. Default 0.1.
         nesterov: Muon's. Default True.
         ns_steps: Newton–Schulz iterations of an update. Default 5.
-        adjust_lr_fn: how Muon's rate goes by the shape, as torch has it. Default "match_rms_adamw": updates
-            as large as AdamW's. With "original" Muon's rate is far larger: give `rest` its own.
+        adjust_lr_fn: how Muon's rate goes by the shape, as torch has it. Default 'match_rms_adamw': updates
+            as large as AdamW's. With 'original' Muon's rate is far larger: give `rest` its own.
         hidden: names of the matrices that Muon trains, as "blocks.*". Default None: see above.
         rest: arguments of AdamW, among them `lr` and `weight_decay` where they are others. Default None.
 

@@ -189,17 +189,26 @@ def test_bytes_of_averaged_moments(run, optimizer: str, P: int, K: int) -> None:
     assert found == pytest.approx(foretold(P, K, method, 0.0, **about), rel=1e-12)
 
 
+class Unknown(optim.Adafactor):
+    """It might look at more than one tensor."""
+
+
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2), (3, 2)])
-def test_whole_tensor_optimizers_cost_an_allgather(run, P: int, K: int) -> None:
+@pytest.mark.parametrize("kind", [Unknown, optim.Adafactor])
+def test_optimizers_cost_what_they_look_at(run, kind: Callable[..., optim.Optimizer], P: int, K: int) -> None:
+    """Those of unknown kinds an allgather, those that look at each tensor alone the padding."""
+
     def bytes_of(world: Transport) -> dict[str, float]:
-        return counted(world, P, lambda: hierarchical(3), lambda params: optim.Adafactor(params, lr=0.0))
+        return counted(world, P, lambda: hierarchical(3), lambda params: kind(params, lr=0.0))
 
     found = on_the_mean(run(P * K, bytes_of))
     del found["met"]
-    m = Sizes.of(model().named_parameters(), P, K, BUCKET_BYTES)
+    net, divided = model(), kind is not Unknown
+    whole = set(net.parameters()) if divided else set[nn.Parameter]()
+    m = Sizes.of(net.named_parameters(), P, K, BUCKET_BYTES, whole=whole)
     total = defaultdict[str, float](float)
-    for x in of_step(hierarchical(3), m, elementwise=False):
+    for x in of_step(hierarchical(3), m, elementwise=divided):
         total[x.phase] += x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
     assert found == pytest.approx({k: v for k, v in total.items() if v}, rel=1e-12)
 

@@ -80,6 +80,21 @@ def test_equals_plain_torch(run, method: str, P: int, K: int, optimizer: str) ->
     same(run(P * K, trained, P, case, make), case.expected(P, K, make), K)
 
 
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("method", [label for label in REFERENCES if "in few bits" not in label])
+def test_so_where_no_chunk_cuts_a_tensor(run, method: str) -> None:
+    """As for Muon: padding is wherever tensors leave a chunk unfilled, and nobody may notice. Wires of few
+    bits do: which elements share a scale goes by the chunks."""
+    case = REFERENCES[method]
+    make = OPTIMIZERS["SGD" if case.plain_sgd else "momentum"]
+
+    def undivided(world: Transport) -> list[Tensor]:
+        owned = {"elementwise": False, "tensorwise": True}
+        return distributed(world, 2, case.new(), make, STEPS, rates=RATES, form=case.form, **owned)
+
+    same(run(4, undivided), case.expected(2, 2, make), 2)
+
+
 @pytest.mark.threads(unless={"K": 4, "optimizer": "AdamW"})
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("K", [1, 2, 4])
