@@ -25,6 +25,7 @@ from hpcsgd.checkpoint.folder import Saved
 from hpcsgd.checkpoint.method_state import restored, split_off_chunks
 from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
 from hpcsgd.checkpoint.tree import Tree
+from hpcsgd.engine.joined import kind_of
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 
@@ -145,7 +146,7 @@ def _outline(optimizer: DistributedOptimizer) -> dict[str, str]:
     parts = optimizer.method.stateful().items()
     state_of_method = ", ".join(f"{role} ({type(part).__name__})" for role, part in parts) or "none"
     return {
-        "optimizer": type(optimizer.local.optimizer).__name__,
+        "optimizer": kind_of(optimizer.local.optimizer),
         "number of param groups": str(len(optimizer.param_groups)),
         "state of the method": state_of_method,
         **{f"parameter {n}": f"{_layout(p)} in param group {groups[p]}" for n, p in optimizer.trained},

@@ -87,6 +87,11 @@ def parts_of(optimizer: optim.Optimizer) -> tuple[optim.Optimizer, ...]:
     return optimizer.parts if isinstance(optimizer, Joined) else (optimizer,)
 
 
+def kind_of(optimizer: optim.Optimizer) -> str:
+    """What to call it."""
+    return " and ".join(type(part).__name__ for part in parts_of(optimizer))
+
+
 def _require_joinable(parts: tuple[optim.Optimizer, ...]) -> None:
     if not parts:
         raise UserError("Joined(): needs one optimizer or more")
@@ -95,6 +100,8 @@ def _require_joinable(parts: tuple[optim.Optimizer, ...]) -> None:
             raise UserError(f"Joined: {type(part).__name__} is no torch optimizer")
         if isinstance(part, Joined):
             raise UserError("Joined: join them all at once, none of those that are joined already")
+        if hasattr(part, "averaged"):  # a DistributedOptimizer, or what goes around one
+            raise UserError("Joined goes inside: DistributedOptimizer(Joined(...), model, ...)")
         if isinstance(part, optim.LBFGS):
             raise UserError("Joined: LBFGS evaluates the loss several times a step; it cannot be joined")
     params = [param for part in parts for group in part.param_groups for param in group["params"]]

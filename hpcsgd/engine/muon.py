@@ -86,6 +86,7 @@ def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> li
         apart = _embeddings_and_output(model)
         found = [p for p in named.values() if p not in apart]
     else:
+        hidden = [hidden] if isinstance(hidden, str) else hidden
         for pattern in hidden:
             if not any(fnmatchcase(name, pattern) for name in named):
                 raise UserError(f"muon: hidden: no trainable matrix of the model is called {pattern!r}")

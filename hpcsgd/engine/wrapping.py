@@ -11,6 +11,7 @@ from hpcsgd.core.capabilities import ForPeers
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.topology import Job
+from hpcsgd.engine.joined import kind_of
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.transport import phase
 
@@ -89,7 +90,7 @@ def require_alike(
     """All ranks are to have the same model and optimizer; collective. Raises `JobError`."""
     rest = [("parameter", *named) for named in model.named_parameters() if not named[1].requires_grad]
     rest += [("buffer", *named) for named in model.named_buffers()]
-    mine = [f"optimizer {type(optimizer).__name__}"]
+    mine = [f"optimizer {kind_of(optimizer)}"]
     for kind, name, x in [*(("parameter", *named) for named in trained), *rest]:
         strides = "" if x.is_contiguous() else f" and strides {x.stride()}"
         mine.append(f"{kind} {name} of shape {tuple(x.shape)} and {x.dtype}{strides}")

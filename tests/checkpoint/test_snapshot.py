@@ -432,6 +432,7 @@ def changed(change: Callable[[Any], Any]) -> Callable[[], nn.Module]:
 
 OTHERS: dict[str, tuple[str, Callable[[], nn.Module], str]] = {
     "another optimizer": ("AdamW", Net, r"optimizer: SGD in the checkpoint, AdamW in this job"),
+    "joined optimizers": ("muon", Net, r"optimizer: SGD in the checkpoint, Muon and AdamW in this job"),
     "fewer param groups": ("plain", Net, "number of param groups: 2 in the checkpoint, 1 in this job"),
     "a wider layer": (
         "momentum",

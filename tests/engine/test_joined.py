@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd import Joined, UserError, muon
+from hpcsgd import DistributedOptimizer, Joined, UserError, bsp, muon
+from hpcsgd.core.topology import form
 from hpcsgd.engine.in_parts import hooks_around_step
 from hpcsgd.engine.initial_state import like_new
+from hpcsgd.transport import Transport, threads
 from references import batch, loss, vector
 from references import model as make_model
 
@@ -122,6 +124,16 @@ def test_what_cannot_be_joined() -> None:
             Joined(*made)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="before"):
         Joined(sgd).add_param_group({"params": params[2:]})
+
+
+def test_it_goes_inside() -> None:
+    def wrap(world: Transport) -> None:
+        net = make_model()
+        wrapped = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
+        with pytest.raises(UserError, match="Joined goes inside"):
+            Joined(wrapped)
+
+    threads.run(1, wrap)
 
 
 class Kinds(nn.Module):
