@@ -62,7 +62,7 @@ def main() -> None:
     if arguments.quick:
         rows = measured(64, 4, rounds=2, steps=1, timeout=120)
     else:
-        rows = measured(256, 4, rounds=12, steps=2, timeout=900)
+        rows = measured(256, 4, rounds=10, steps=1, timeout=900)
     print_table(map(cells, rows), HEAD)
     run.conclude(rows, goals(rows), arguments.json)
 
