@@ -4,7 +4,7 @@
 
 A small GPT by the synchronous method. Contestants take turns in the same processes. "Everybody updates
 everything" is what an optimizer gets that is not known to look at each tensor alone: gradients are gathered,
-and every position makes the whole update. AdamW is there for scale.
+and every position makes the whole update. AdamW's step is what both have besides.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import Goal, Run, Spread, on_ranks, print_table
-from muon import EVERYBODY, OWNED
+from muon import ADAMW, EVERYBODY, OWNED
 
 RANKS = 4
-FASTER = 0.5
-"""Goal: seconds over those of everybody."""
+ADDED = 1.25 / RANKS
+"""Goal: seconds of a step beyond those of AdamW, over those of everybody: the iterations of the update."""
 LESS = 1.1 / RANKS
 """Goal: bytes of state likewise."""
 HEAD = ["ranks", "million parameters", "who", "ms/step", "over everybody (quartiles)", "state MB", "sent MB"]
@@ -36,12 +36,12 @@ def measured(width: int, layers: int, rounds: int, steps: int, timeout: float) -
 
 
 def goals(rows: list[dict[str, Any]]) -> list[Goal]:
-    by_name = {row["who"]: row for row in rows}
-    ours, theirs = by_name[OWNED], by_name[EVERYBODY]
-    state = ours["state_bytes_at_most"] / theirs["state_bytes_at_most"]
+    seconds = {row["who"]: row["seconds_a_step"]["median"] for row in rows}
+    added = (seconds[OWNED] - seconds[ADAMW]) / (seconds[EVERYBODY] - seconds[ADAMW])
+    state = {row["who"]: row["state_bytes_at_most"] for row in rows}
     return [
-        Goal("seconds of a step, one owner over everybody", ours["ratio"]["median"], FASTER),
-        Goal("bytes of state of a rank, one owner over everybody", state, LESS),
+        Goal("seconds more than with AdamW, one owner over everybody", added, ADDED),
+        Goal("bytes of state of a rank, one owner over everybody", state[OWNED] / state[EVERYBODY], LESS),
     ]
 
 

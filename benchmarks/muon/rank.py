@@ -19,14 +19,14 @@ from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
 from hpcsgd.models import gpt
 from hpcsgd.training.process import keep_freed_memory
-from muon import EVERYBODY, OWNED
+from muon import ADAMW, EVERYBODY, OWNED
 
 TYPES, TOKENS = 256, 128
 Make = Callable[[nn.Module], optim.Optimizer]
 ENTRIES: dict[str, tuple[Make, dict[str, Any]]] = {
     OWNED: (lambda net: hpcsgd.muon(net, lr=1e-3), {}),
     EVERYBODY: (lambda net: hpcsgd.muon(net, lr=1e-3), {"tensorwise": False}),
-    "AdamW": (lambda net: optim.AdamW(net.parameters(), lr=1e-3), {}),
+    ADAMW: (lambda net: optim.AdamW(net.parameters(), lr=1e-3), {}),
 }
 
 
