@@ -89,7 +89,7 @@ def test_so_where_no_chunk_cuts_a_tensor(run, method: str) -> None:
     make = OPTIMIZERS["SGD" if case.plain_sgd else "momentum"]
 
     def undivided(world: Transport) -> list[Tensor]:
-        owned = {"elementwise": False, "tensorwise": True}
+        owned: dict[str, Any] = {"elementwise": False, "tensorwise": True}
         return distributed(world, 2, case.new(), make, STEPS, rates=RATES, form=case.form, **owned)
 
     same(run(4, undivided), case.expected(2, 2, make), 2)
