@@ -40,7 +40,7 @@ def muon(
 
     Args:
         model: whose parameters are trained.
-        lr: the learning rate, of both.
+        lr: the learning rate, of both: one for AdamW.
         momentum: Muon's. Default 0.95.
         weight_decay: of both. Default 0.1.
         nesterov: Muon's. Default True.
@@ -54,7 +54,7 @@ def muon(
         UserError: where torch is older than 2.9, and for a model without such matrices.
 
     Example:
-        >>> inner = hpcsgd.muon(model, lr=0.02, hidden=["*.weight"], rest={"weight_decay": 0.0})
+        >>> inner = hpcsgd.muon(model, lr=0.002, hidden=["*.weight"], rest={"weight_decay": 0.0})
         >>> optimizer = hpcsgd.DistributedOptimizer(inner, model, job, hpcsgd.hierarchical(every=8))
         >>> train(optimizer, steps=2)
         >>> [group["weight_decay"] for group in optimizer.param_groups]
