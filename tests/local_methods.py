@@ -6,8 +6,9 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn, optim
 
@@ -19,6 +20,7 @@ from references import (
     batch,
     fill_gradients,
     gathered_gradient,
+    gathered_step,
     loss,
     model,
     set_vector,
@@ -56,6 +58,62 @@ def with_outer(every: int, make: MakeOptimizer) -> Meet:
             set_vector(net, vector(outer))
 
     return meet
+
+
+def paired(every: int, alpha: float, beta: float, gamma: float, seed: int = 0) -> Meet:
+    """NoLoCo as its paper has it, in numpy and on whole vectors; of an odd number one after the other is alone."""
+    phi: np.ndarray | None = None
+    delta = np.zeros(())
+
+    def meet(t: int, nets: list[nn.Module], _: float) -> None:
+        nonlocal phi, delta
+        P = len(nets)
+        if t % every or P == 1:
+            return
+        if phi is None:
+            phi = np.stack([vector(model()).numpy()] * P)
+            delta = np.zeros_like(phi)
+        theta = np.stack([vector(net).numpy() for net in nets])
+        moved, before = theta - phi, phi.copy()
+        for n in drawn_pairs(P, t // every, f"{seed} {t}"):
+            together = moved[n].mean(0)
+            for i in n:
+                delta[i] = alpha * delta[i] + beta * together - gamma * (before[i] - before[n].mean(0))
+        phi = before + delta
+        for net, mine in zip(nets, phi, strict=True):
+            set_vector(net, torch.from_numpy(mine))
+
+    return meet
+
+
+def drawn_pairs(P: int, meeting: int, seed: str) -> list[list[int]]:
+    """The groups of a meeting, two by two in the order in which Python's own generator shuffles them."""
+    left = [g for g in range(P) if P % 2 == 0 or g != meeting % P]
+    random.Random(seed).shuffle(left)
+    two = [left[i : i + 2] for i in range(0, len(left), 2)]
+    return two if P % 2 == 0 else [*two, [meeting % P]]
+
+
+def desynced(
+    P: int, K: int, every: int, periods: Mapping[str, int], make: MakeOptimizer, steps: int
+) -> list[list[Tensor]]:
+    """P single processes whose models meet `every` so many steps and each moment by its own; [step][group]."""
+    nets = [model() for _ in range(P)]
+    optimizers = [make(list(net.parameters())) for net in nets]
+    history = []
+    for t in range(1, steps + 1):
+        for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            gathered_step(net, optimizer, t - 1, range(g * K, (g + 1) * K))
+        if t % every == 0:
+            average(nets)
+        for states in zip(*(optimizer.state.values() for optimizer in optimizers), strict=True):
+            for name, period in periods.items():
+                if t % period == 0 and isinstance(states[0].get(name), Tensor):
+                    mean = np.mean([state[name].numpy() for state in states], 0)
+                    for state in states:
+                        state[name].copy_(torch.from_numpy(mean))
+        history.append([vector(net) for net in nets])
+    return history
 
 
 def adaptive(I_0: int, block: int, intervals: list[int] | None = None, rates: Rates = ()) -> Meet:

@@ -10,8 +10,10 @@ with its moments: those of Adam divide by them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from hpcsgd.averagers.joined import average_joined, require_same_layout
 from hpcsgd.core.capabilities import BeforeBucket, all_of, is_regardless_of_gradients, nothing, one_by_one
@@ -39,6 +41,32 @@ def kept(inner: Averager) -> Averager:
         True
     """
     return inner
+
+
+def average_states(named: Mapping[str, Sequence[Tensor]], s: Step) -> None:
+    """The optimizer's state tensors of these names become their means over the groups. Collective; raises
+    `UserError` where groups have others."""
+    with phase("moments"):
+        require_same_layout(named, s.job.cross, "the optimizers' state tensors")
+        for tensors in named.values():
+            average_joined(tensors, s.job.cross)
+
+
+def comparison() -> Message:
+    """Of what groups are about to average."""
+    return allreduce("cross", 16, "moments")
+
+
+def sent_by_moment(m: Sizes, shards: bool) -> Iterator[Message]:
+    """A state tensor like the parameters: of the own chunk, or of all."""
+    for width in dict.fromkeys(b.width for b in m.buckets):
+        used = sum(b.used * b.width for b in m.buckets if b.width == width)
+        yield allreduce("cross", used / (m.K if shards else 1), "moments")
+
+
+def sent_by_number(m: Sizes, shards: bool) -> Message:
+    """A number of every piece of a parameter."""
+    return allreduce("cross", (m.pieces() if shards else len(m.layers)) * 4, "moments")
 
 
 @dataclass(frozen=True)
@@ -84,23 +112,15 @@ class Averaged:
 
     def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
         yield from one_by_one(self.inner, s, before)
-        named = s.moments.tensors()
-        with phase("moments"):
-            require_same_layout(named, s.job.cross, "the optimizers' state tensors")
-            for tensors in named.values():
-                average_joined(tensors, s.job.cross)
+        average_states(s.moments.tensors(), s)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         yield from sends(self.inner, m)
-        owners = m.K if self.shards else 1
-        yield allreduce("cross", 16, "moments")
+        yield comparison()
         for _ in m.moments:
-            for width in dict.fromkeys(b.width for b in m.buckets):
-                used = sum(b.used * b.width for b in m.buckets if b.width == width)
-                yield allreduce("cross", used / owners, "moments")
+            yield from sent_by_moment(m, self.shards)
         for _ in m.numbers:
-            pieces = m.pieces() if self.shards else len(m.layers)
-            yield allreduce("cross", pieces * 4, "moments")
+            yield sent_by_number(m, self.shards)
 
 
 @dataclass(frozen=True)

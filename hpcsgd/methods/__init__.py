@@ -11,10 +11,12 @@ from hpcsgd.methods.async_sgd import async_sgd
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.d_psgd import d_psgd
 from hpcsgd.methods.delayed import delayed
+from hpcsgd.methods.des_loco import des_loco
 from hpcsgd.methods.diloco import diloco
 from hpcsgd.methods.ensemble import ensemble
 from hpcsgd.methods.fedavg import fedavg
 from hpcsgd.methods.hierarchical import allreduce_local_sgd, hierarchical
+from hpcsgd.methods.no_loco import no_loco
 from hpcsgd.methods.post_local import post_local
 from hpcsgd.methods.sasgd import sasgd
 from hpcsgd.methods.selsync import selsync
@@ -32,10 +34,12 @@ METHODS: Mapping[str, Callable[..., Method]] = {
     "bsp": bsp,
     "d_psgd": d_psgd,
     "delayed": delayed,
+    "des_loco": des_loco,
     "diloco": diloco,
     "ensemble": ensemble,
     "fedavg": fedavg,
     "hierarchical": hierarchical,
+    "no_loco": no_loco,
     "osgp": osgp,
     "post_local": post_local,
     "sasgd": sasgd,
@@ -57,10 +61,12 @@ __all__ = [
     "bsp",
     "d_psgd",
     "delayed",
+    "des_loco",
     "diloco",
     "ensemble",
     "fedavg",
     "hierarchical",
+    "no_loco",
     "osgp",
     "post_local",
     "sasgd",

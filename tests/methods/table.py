@@ -28,9 +28,11 @@ from local_methods import (
     adaptive,
     blended,
     carried,
+    desynced,
     fed_averaging,
     gradients_of,
     in_turn,
+    paired,
     selective,
     with_outer,
 )
@@ -174,6 +176,8 @@ def adam_outside(params: Sequence[Tensor]) -> optim.Optimizer:
     return optim.Adam(params, lr=0.1, eps=0.1)
 
 
+APART = {"exp_avg": 4, "momentum_buffer": 4, "exp_avg_sq": 6}
+"""Intervals of moments, of which the first is no multiple of EVERY."""
 IN_FEW_BITS = Wires(half, by_blocks(8, 8), by_blocks(4, 16))
 REFERENCES: Mapping[str, Case] = {
     "adacomm": Case(
@@ -204,6 +208,12 @@ REFERENCES: Mapping[str, Case] = {
         local(lambda P: in_turn(EVERY, 1, 2, carried)),
         invariants=(the_mean_is_kept,),
     ),
+    "des_loco": Case(
+        "des_loco",
+        lambda: {"every": EVERY, "first": 4, "second": 6},
+        lambda P, K, make: desynced(P, K, EVERY, APART, make, STEPS),
+        invariants=(the_mean_is_kept,),
+    ),
     "diloco": Case("diloco", lambda: {"every": EVERY}, local(lambda P: with_outer(EVERY, NESTEROV))),
     "diloco with Adam outside": Case(
         "diloco",
@@ -229,6 +239,12 @@ REFERENCES: Mapping[str, Case] = {
         "hierarchical",
         lambda: {"every": EVERY, "exchange": Sparse(Deft(DENSITY))},
         lambda P, K, make: sparsified(P, K, deft(DENSITY), make, STEPS, meet_every(EVERY)),
+    ),
+    "no_loco": Case(
+        "no_loco",
+        lambda: {"every": EVERY, "seed": 3},
+        local(lambda P: paired(EVERY, 0.5, 0.7, 0.75, seed=3)),
+        invariants=(the_mean_is_kept,),
     ),
     "osgp": Case("osgp", lambda: {"staleness": 2}, pushing(Exponential(), staleness=2)),
     "osgp on a ring": Case("osgp", lambda: {"staleness": 1, "graph": Ring()}, pushing(Ring(), staleness=1)),

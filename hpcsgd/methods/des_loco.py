@@ -1,0 +1,202 @@
+"""DES-LOC: parameters and each moment of the optimizer meet at intervals of their own.
+
+A. Iacob et al.: DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models, 2025
+(arXiv:2505.22549). Groups train by Adam or the like; with periods K_x, K_u and K_v
+
+    x ← mean over the groups of x    after updates t that are multiples of K_x
+    u ← mean of u                    of K_u, the first moment
+    v ← mean of v                    of K_v, the second moment
+
+A moment forgets by half in ln 0.5 / ln β steps, the second one more slowly: K_u = 3·K_x and K_v = 6·K_x are the
+paper's advice, and send 1 + 1/3 + 1/6 of what parameters alone do, in place of 3 times as much.
+
+Differences from the paper: its worker is a group here, and each position averages what it owns of the moments.
+It averages before an update what we average after the one before, which is the same. Intervals need have nothing to
+do with each other: where moments meet alone, no parameter goes across groups, and a group gathers its own as after
+any step. The numbers of whole parameters, of which Adam has a count of steps, come along with any moment: they
+differ where groups have not updated the same parts, and Adam divides by them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from hpcsgd.averagers import Measured, mean_by
+from hpcsgd.averagers.moments import average_states, comparison, sent_by_moment, sent_by_number
+from hpcsgd.core.capabilities import BeforeBucket, all_of, is_regardless_of_gradients, nothing, one_by_one
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Averager, Exchange, Step
+from hpcsgd.core.traffic import Message, Sizes, sends
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.schedules import Every
+from hpcsgd.wires.base import Wire
+
+log = logging.getLogger(__name__)
+
+FIRST = ("exp_avg", "momentum_buffer")
+SECOND = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg")
+"""As torch's optimizers call their moments."""
+
+
+@dataclass(frozen=True)
+class Periods:
+    """After how many steps moments meet: those of a kind, unless `named`."""
+
+    first: int
+    second: int
+    named: Mapping[str, int]
+    wanted: Mapping[str, Collection[str]] = field(default_factory=dict[str, Collection[str]])
+    """The kinds that somebody has given an interval, and the names of such moments."""
+
+    def of(self, name: str) -> int | None:
+        """None of what is no moment, or not known to be one."""
+        by_kind = dict.fromkeys(FIRST, self.first) | dict.fromkeys(SECOND, self.second)
+        return {**by_kind, **self.named}.get(name)
+
+    def any_due(self, t: int) -> bool:
+        return any(t % period == 0 for period in (self.first, self.second, *self.named.values()))
+
+
+@dataclass
+class Desynced:
+    """`inner` at a meeting, after `every` so many steps; and each moment when it is due, meeting or not."""
+
+    inner: Averager
+    every: int
+    periods: Periods
+    _checked: bool = field(default=False, init=False, compare=False)
+
+    @property
+    def shards(self) -> bool:
+        return self.inner.shards
+
+    @property
+    def regardless_of_gradients(self) -> bool:
+        return is_regardless_of_gradients(self.inner)
+
+    def before_update(self, s: Step) -> None:
+        self.inner.before_update(s)
+
+    def begin(self, s: Step) -> None:
+        """Groups do not meet after this update, but moments may."""
+        self._average_due(s)
+
+    def __call__(self, s: Step) -> None:
+        all_of(self.one_by_one(s, nothing))
+
+    def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
+        yield from one_by_one(self.inner, s, before)
+        self._average_due(s)
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """Of a meeting: also what moments send between two of them."""
+        yield from sends(self.inner, m)
+        periods = {name: period for name in m.moments if (period := self.periods.of(name)) is not None}
+        often = share_of_steps(list(periods.values())) * self.every
+        if often:
+            yield replace(comparison(), times=often)
+        for period in periods.values():
+            yield from (replace(x, times=self.every / period) for x in sent_by_moment(m, self.shards))
+        if often:
+            yield from (replace(sent_by_number(m, self.shards), times=often) for _ in m.numbers)
+
+    def _average_due(self, s: Step) -> None:
+        if not self._checked:
+            self._require_known(s)
+        if not self.periods.any_due(s.t):
+            return
+        named = s.moments.tensors()
+        due = {name for name in named if (period := self.periods.of(name)) and s.t % period == 0}
+        if due:
+            average_states({k: xs for k, xs in named.items() if k in due or self._is_number(k, xs)}, s)
+
+    def _is_number(self, name: str, tensors: Sequence[Tensor]) -> bool:
+        return self.periods.of(name) is None and all(x.dim() == 0 for x in tensors)
+
+    def _require_known(self, s: Step) -> None:
+        """After the first update an optimizer has all that it is going to have."""
+        self._checked = True
+        if not (self.periods.named or self.periods.wanted) or not any(b.pieces for b in s.buckets):
+            return
+        has, who = s.moments.tensors(), type(s.moments.optimizer).__name__
+        for name in self.periods.named:
+            if name not in has:
+                raise UserError(f"moments: {who} has no {name}; it has {', '.join(sorted(has)) or 'none'}")
+        for kind, names in self.periods.wanted.items():
+            if s.job.rank == 0 and has.keys().isdisjoint(names):
+                log.warning("des_loco: %s is of no use: %s has no %s moment", kind, who, kind)
+
+
+def share_of_steps(periods: Sequence[int]) -> float:
+    """Of all steps those that are a multiple of any of these."""
+    different = set(periods)
+    return sum(
+        (-1) ** (n + 1) / math.lcm(*some)
+        for n in range(1, len(different) + 1)
+        for some in itertools.combinations(different, n)
+    )
+
+
+def des_loco(
+    every: int,
+    first: int | None = None,
+    second: int | None = None,
+    moments: Mapping[str, int] | None = None,
+    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    average: Wire | None = None,
+) -> Method:
+    """Local SGD in which moments meet, too, but less often than parameters: each at an interval of its own.
+
+    A rank sends 2·(P−1)/P·M/K elements for the parameters every K_x steps, and as many for each moment every K_u
+    or K_v. Noted at meetings of parameters: `distance`.
+
+    Not to be confused with ``hierarchical(moments=Averaged)``, where all meet together.
+
+    Args:
+        every: K_x, steps from one meeting of the parameters to the next, at least 1.
+        first: K_u, of first moments: exp_avg of Adam and its like, momentum_buffer of SGD, RMSprop and Muon.
+            Default None, which is 3·K_x, the paper's advice, where the optimizer has them.
+        second: K_v, of second moments: exp_avg_sq and max_exp_avg_sq, Adamax's exp_inf, RMSprop's square_avg.
+            Default None, which is 6·K_x.
+        moments: of others by the name that the optimizer has for them, or of some of these; in a job file
+            ``moments = { exp_avg_sq = 40 }``. What has no interval stays each group's own. Default None: none.
+        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
+            AllToAll().
+        average: how chunks of parameters travel at a meeting: `wires.int8()`, …; moments travel as they are.
+            Default None: as they are.
+
+    Raises:
+        UserError: for an interval below 1; after the first update for `moments` that the optimizer does not have.
+            A `first` or `second` that it does not have is warned of.
+
+    Example:
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.des_loco(every=2, second=4))
+        >>> train(optimizer, steps=4)
+        >>> job.world.ledger.totals()["moments"].bytes > 0
+        True
+
+    Source:
+        A. Iacob et al.: DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models,
+        2025 (arXiv:2505.22549).
+    """
+    when, named = Every(every), dict(moments or {})
+    given = {"first": (first, FIRST), "second": (second, SECOND)}
+    periods = Periods(
+        3 * every if first is None else first,
+        6 * every if second is None else second,
+        named,
+        {kind: names for kind, (period, names) in given.items() if period is not None},
+    )
+    for name, period in {"first": periods.first, "second": periods.second, **named}.items():
+        if type(period) is not int or period < 1:
+            raise UserError(f"{name} = {period!r}: moments meet after a whole number of steps, at least 1")
+    return Method(exchange=exchange, when=when, how=Desynced(Measured(mean_by(average)), every, periods))
