@@ -7,14 +7,15 @@ A. Iacob et al.: DES-LOC: Desynced Low Communication Adaptive Optimizers for Tra
     u ← mean of u                    of K_u, the first moment
     v ← mean of v                    of K_v, the second moment
 
-A moment forgets by half in ln 0.5 / ln β steps, the second one more slowly: K_u = 3·K_x and K_v = 6·K_x are the
-paper's advice, and send 1 + 1/3 + 1/6 of what parameters alone do, in place of 3 times as much.
+A moment forgets by half in ln 0.5 / ln β steps, the second one more slowly: K_u = 3·K_x and K_v = 6·K_x are
+the paper's advice, and send 1 + 1/3 + 1/6 of what parameters alone do, in place of 3 times as much.
 
-Differences from the paper: its worker is a group here, and each position averages what it owns of the moments.
-It averages before an update what we average after the one before, which is the same. Intervals need have nothing to
-do with each other: where moments meet alone, no parameter goes across groups, and a group gathers its own as after
-any step. The numbers of whole parameters, of which Adam has a count of steps, come along with any moment: they
-differ where groups have not updated the same parts, and Adam divides by them.
+Differences from the paper: its worker is a group here, and each position averages what it owns of the
+moments. It averages before an update what we average after the one before, which is the same. Intervals
+need have nothing to do with each other: where moments meet alone, no parameter goes across groups, and a
+group gathers its own as after any step. The numbers of whole parameters, of which Adam has a count of
+steps, come along with any moment: they differ where groups have not updated the same parts, and Adam
+divides by them.
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ def des_loco(
 ) -> Method:
     """Local SGD in which moments meet, too, but less often than parameters: each at an interval of its own.
 
-    A rank sends 2·(P−1)/P·M/K elements for the parameters every K_x steps, and as many for each moment every K_u
-    or K_v. Noted at meetings of parameters: `distance`.
+    A rank sends 2·(P−1)/P·M/K elements for the parameters every K_x steps, and as many for each moment
+    every K_u or K_v. Noted at meetings of parameters: `distance`.
 
     Not to be confused with ``hierarchical(moments=Averaged)``, where all meet together.
 
@@ -167,15 +168,16 @@ def des_loco(
         second: K_v, of second moments: exp_avg_sq and max_exp_avg_sq, Adamax's exp_inf, RMSprop's square_avg.
             Default None, which is 6·K_x.
         moments: of others by the name that the optimizer has for them, or of some of these; in a job file
-            ``moments = { exp_avg_sq = 40 }``. What has no interval stays each group's own. Default None: none.
+            ``moments = { exp_avg_sq = 40 }``. What has no interval stays each group's own. Default None:
+            none.
         exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
             AllToAll().
         average: how chunks of parameters travel at a meeting: `wires.int8()`, …; moments travel as they are.
             Default None: as they are.
 
     Raises:
-        UserError: for an interval below 1; after the first update for `moments` that the optimizer does not have.
-            A `first` or `second` that it does not have is warned of.
+        UserError: for an interval below 1; after the first update for `moments` that the optimizer does not
+            have. A `first` or `second` that it does not have is warned of.
 
     Example:
         >>> optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -185,8 +187,8 @@ def des_loco(
         True
 
     Source:
-        A. Iacob et al.: DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models,
-        2025 (arXiv:2505.22549).
+        A. Iacob et al.: DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation
+        Models, 2025 (arXiv:2505.22549).
     """
     when, named = Every(every), dict(moments or {})
     given = {"first": (first, FIRST), "second": (second, SECOND)}

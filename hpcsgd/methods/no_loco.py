@@ -1,31 +1,33 @@
 """NoLoCo: outer steps with momentum, for which groups meet in pairs and never all together.
 
 J. Kolehmainen, N. Blagoev, J. Donaghy, O. Ersoy, C. Nies: NoLoCo: No-all-reduce Low Communication Training
-Method for Large Models, 2025 (arXiv:2506.10911). With φ_i, the slow weights of group i, Δ_i = θ_i − φ_i, how it
-moved in H inner steps, and subgroups of n that are drawn by lot anew each time:
+Method for Large Models, 2025 (arXiv:2506.10911). With φ_i, the slow weights of group i, Δ_i = θ_i − φ_i,
+how it moved in H inner steps, and subgroups of n that are drawn by lot anew each time:
 
     δ_i ← α·δ_i + (β/n) Σ_j Δ_j − γ·(φ_i − (1/n) Σ_j φ_j)
     φ_i ← φ_i + δ_i,  θ_i ← φ_i
 
 α = 0.5, β = 0.7 and n = 2 are the paper's as we read it; its γ we do not know for sure, and derived our own.
 
-Which γ: without Δ the groups are to come together. Of x_i = φ_i − mean φ and δ_i let V, C, D be the means of x²,
-xδ, δ², over groups and draws. Partners being drawn among all others, the mean of (x_i − x_j)²/4 and that of
-x_i·(x_i − x_j)/2 are κV, with κ = P/(2(P−1)) (1/2 where P is odd and one is left alone), and so
+Which γ: without Δ the groups are to come together. Of x_i = φ_i − mean φ and δ_i let V, C, D be the means
+of x², xδ, δ², over groups and draws. Partners being drawn among all others, the mean of (x_i − x_j)²/4 and
+that of x_i·(x_i − x_j)/2 are κV, with κ = P/(2(P−1)) (1/2 where P is odd and one is left alone), and so
 
     D' = α²D − 2αγκC + γ²κV,   C' = αC − γκV + D',   V' = V + 2(αC − γκV) + D'
 
-which is a contraction for 0 < γ < 2(1 − α²)/(1 + α − 2ακ) and no other γ. The bound is least for many groups, where
-κ is 1/2: **0 < γ < 2(1 − α²)** is right for every P, for the α of the paper up to 1.5. The default is its middle.
+which is a contraction for 0 < γ < 2(1 − α²)/(1 + α − 2ακ) and no other γ. The bound is least for many
+groups, where κ is 1/2: **0 < γ < 2(1 − α²)** is right for every P, for the α of the paper up to 1.5. The
+default is its middle.
 
-Differences from the paper: its worker is a group here, and each position of it meets the same position of another
-group with the chunk that it owns. It sends one vector of that size: with y_i = β·Δ_i + γ·φ_i a pair i, j has
+Differences from the paper: its worker is a group here, and each position of it meets the same position of
+another group with the chunk that it owns. It sends one vector of that size: with y_i = β·Δ_i + γ·φ_i a pair
+i, j has
 
     δ_i ← α·δ_i + β·Δ_i + (y_j − y_i)/2
 
-the same equation, in which y_i counts as it travels, so that rounding leaves the mean of a pair as it is. Of an odd
-number of groups one after the other is left alone, n = 1, and has no last term. Everybody is updated at the same
-time; the paper's pipelines with random routes are not here.
+the same equation, in which y_i counts as it travels, so that rounding leaves the mean of a pair as it is.
+Of an odd number of groups one after the other is left alone, n = 1, and has no last term. The paper's
+pipelines with random routes are not here.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from __future__ import annotations
 import copy
 import random
 
+import torch
 from torch import Tensor
 
 from hpcsgd.averagers.parcel import Parcel
@@ -53,7 +56,7 @@ def pairs(seed: int, t: int, alone: int, P: int) -> dict[int, int]:
 
 
 class InPairs:
-    """An outer step by what this group and another one bring. Keeps φ and δ of the own chunk, in float32 at least."""
+    """An outer step by what this group and another one bring; φ and δ are those of the own chunk."""
 
     shards = True
     regardless_of_gradients = True
@@ -136,14 +139,13 @@ def no_loco(
     A rank sends M/K elements to one other at a meeting, and keeps φ and δ, M/K each. Groups' models differ:
     evaluate inside `optimizer.averaged()`.
 
-    Not to be confused with `diloco`, where all groups meet and have one θ, nor with `ad_psgd`, whose pairs have
-    no outer step and wait for nobody.
+    Not to be confused with `diloco`, where all groups meet and have one θ, nor with `ad_psgd`, whose pairs
+    have no outer step and wait for nobody.
 
     Args:
-        every: H, steps from one meeting to the next, at least 1; the paper's are 50.
-        alpha: α, the outer momentum: 0 ≤ α < 1. Default 0.5.
-        beta: β, the outer learning rate, above 0. Default 0.7.
-        gamma: γ, how strongly the slow weights of a pair are drawn together: 0 < γ < 2(1 − α²), or groups would
+        every: H, steps from one meeting to the next, at least 1. alpha: α, the outer
+        momentum: 0 ≤ α < 1. Default 0.5. beta: β, the outer learning rate, above 0. Default 0.7. gamma: γ,
+        how strongly the slow weights of a pair are drawn together: 0 < γ < 2(1 − α²), or groups would
             drift apart. Default None, which is 1 − α².
         seed: partners follow from it and the step. Default 0.
         exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
@@ -171,7 +173,8 @@ def no_loco(
     gamma = most / 2 if gamma is None else gamma
     if not 0 < gamma < most:
         raise UserError(
-            f"gamma = {gamma}: expected more than 0 and less than 2·(1 − alpha²) = {most:.4g}, or groups drift apart"
+            f"gamma = {gamma}: expected more than 0 and less than 2·(1 − alpha²) = {most:.4g}, or groups "
+            "drift apart"
         )
     when = Every(every)
     return Method(exchange=exchange, when=when, how=InPairs(every, alpha, beta, gamma, seed))
