@@ -102,9 +102,16 @@ AVX2 void quantize(const float* x, int64_t count, float scale, const Rounding& h
 AVX2 void scaled(const int8_t* q, int64_t count, float scale, float* x) { scale_block(q, count, scale, x); }
 AVX2 void join(const int8_t* q, int64_t count, uint8_t* code) { join_halves(q, count, code); }
 AVX2 void split(const uint8_t* code, int64_t count, int8_t* q) { split_halves(code, count, q); }
+AVX2 void spread(const float* x, int64_t count, Spread* of) { add_spread(x, count, of); }
+AVX2 void quantize_by_four(const float* x, int64_t count, float scale, int8_t* q) {
+    quantize_quarters(x, count, scale, q);
+}
+AVX2 void join_four(const int8_t* q, int64_t count, uint8_t* code) { join_quarters(q, count, code); }
+AVX2 void split_four(const uint8_t* code, int64_t count, int8_t* q) { split_quarters(code, count, q); }
 
-constexpr Instructions WITH_AVX2 = {"avx2",  passing,  add<Float32>, add<BFloat16>, add<Float16>,
-                                    largest, quantize, scaled,       join,          split};
+constexpr Instructions WITH_AVX2 = {"avx2",  passing,  add<Float32>,     add<BFloat16>, add<Float16>,
+                                    largest, quantize, scaled,           join,          split,
+                                    spread,  quantize_by_four, join_four, split_four};
 
 }  // namespace
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 struct Rounding;
+struct Spread;
 
 constexpr int64_t WORD = 32;     // elements that share one mask
 constexpr int64_t BLOCK = 512;   // elements at most for one call of `passing`, so that they stay in L1
@@ -36,6 +37,12 @@ struct Instructions {
     // Numbers of 4 bits, two a byte.
     void (*join_halves)(const int8_t* q, int64_t count, uint8_t* code);
     void (*split_halves)(const uint8_t* code, int64_t count, int8_t* q);
+
+    // Of 2 bits, four a byte; `spread` goes on with what it has of earlier elements of the block.
+    void (*spread)(const float* x, int64_t count, Spread* of);
+    void (*quantize_quarters)(const float* x, int64_t count, float scale, int8_t* q);
+    void (*join_quarters)(const int8_t* q, int64_t count, uint8_t* code);
+    void (*split_quarters)(const uint8_t* code, int64_t count, int8_t* q);
 };
 
 const Instructions& best_instructions();      // those of this CPU

@@ -71,6 +71,9 @@ HPCSGD_API int64_t hpcsgd_decode_chosen(const uint8_t* code, int64_t bytes, cons
 // x as numbers of 8 or 4 bits in blocks of `block` elements, a multiple of 8: a float32 for each block, then the
 // numbers, of 4 bits two a byte. Rounded to the nearest even, or up and down by chance, the dice being thrown by
 // `draw`. Blocks with a NaN or an infinity become NaNs.
+// x as numbers of 8, 4 or 2 bits in blocks of `block` elements, a multiple of 8: a float32 for each block, then the
+// numbers, of 4 bits two a byte, of 2 four. Rounded to the nearest even, or (not of 2 bits) up and down by chance, the
+// dice being thrown by `draw`. Blocks with a NaN or an infinity become NaNs.
 HPCSGD_API int64_t hpcsgd_pack(const float* x, int64_t n, int64_t block, int32_t bits, int32_t stochastic,
                                uint32_t draw, uint8_t* code, int32_t threads, int32_t portable);
 

@@ -1,5 +1,7 @@
-// Vectors as numbers of 8 or 4 bits in blocks: first a float32 for every block, its largest magnitude over the
-// largest number, then the numbers. A block with a NaN or an infinity is one of NaNs.
+// Vectors as numbers of 8, 4 or 2 bits in blocks: first a float32 for every block, its scale, then the numbers. The
+// scale is the largest magnitude over the largest number; of 2 bits a multiple of the mean magnitude, negative
+// where the largest number is positive, since there is a -2 and no 2. A block with a NaN or an infinity is one of
+// NaNs.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -28,7 +30,37 @@ float scale_of(int32_t largest, int32_t most) {
     return std::isfinite(magnitude) ? magnitude / float(most) : std::numeric_limits<float>::quiet_NaN();
 }
 
+constexpr double OF_THE_MEAN = 1.4;
+constexpr double LARGEST_SCALE = double(std::numeric_limits<float>::max()) / 2;  // of which two are finite
+
+float scale_of_quarters(const float* x, int64_t count, const Instructions& with) {
+    Spread of;
+    for (int64_t begin = 0; begin < count; begin += BLOCK)
+        with.spread(x + begin, std::min(BLOCK, count - begin), &of);
+    const double wanted = OF_THE_MEAN * total(of.lanes) / double(count);
+    if (!std::isfinite(wanted)) return std::numeric_limits<float>::quiet_NaN();
+    const float size = float(std::min(wanted, LARGEST_SCALE));
+    return of.up >= of.down ? -size : size;
+}
+
+void pack_quarters(const float* x, int64_t i, const Layout& at, uint8_t* code, const Instructions& with) {
+    const float* const mine = x + at.begin(i);
+    const float scale = scale_of_quarters(mine, at.count(i), with);
+    std::memcpy(code + 4 * i, &scale, sizeof scale);
+    uint8_t* out = code + at.numbers(i);
+    int8_t part[BLOCK];
+    for (int64_t begin = 0; begin < at.count(i); begin += BLOCK) {
+        const int64_t count = std::min(BLOCK, at.count(i) - begin);
+        if (std::fabs(scale) > 0)
+            with.quantize_quarters(mine + begin, count, scale, part);
+        else
+            std::memset(part, 0, size_t(count));
+        with.join_quarters(part, count, out + begin / 4);
+    }
+}
+
 void pack_block(const float* x, int64_t i, const Layout& at, const Rounding& how, uint8_t* code, const Instructions& with) {
+    if (at.bits == 2) return pack_quarters(x, i, at, code, with);
     const float scale = scale_of(with.largest_bits(x + at.begin(i), at.count(i)), how.most);
     std::memcpy(code + 4 * i, &scale, sizeof scale);
     uint8_t* out = code + at.numbers(i);
@@ -52,6 +84,7 @@ void unpack_block(const uint8_t* code, int64_t i, const Layout& at, float* x, co
     for (int64_t begin = 0; begin < at.count(i); begin += BLOCK) {
         const int64_t count = std::min(BLOCK, at.count(i) - begin);
         if (at.bits == 4) with.split_halves(in + begin / 2, count, part);
+        if (at.bits == 2) with.split_quarters(in + begin / 4, count, part);
         const int8_t* const q = at.bits == 8 ? reinterpret_cast<const int8_t*>(in + begin) : part;
         with.scale(q, count, scale, x + at.begin(i) + begin);
     }

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "instructions.h"
 #include "magnitude.h"
@@ -65,6 +67,44 @@ UNROLLED void scale_block(const int8_t* q, int64_t count, float scale, float* x)
     for (int64_t i = 0; i < count; ++i) x[i] = float(q[i]) * scale;
 }
 
+// Of 2 bits: from -2 to 1.
+UNROLLED void quantize_quarters(const float* x, int64_t count, float scale, int8_t* q) {
+    for (int64_t i = 0; i < count; ++i) {
+        const float value = std::min(std::max(x[i] / scale, -2.0f), 1.0f);
+        q[i] = int8_t(int32_t(nearest(value)));
+    }
+}
+
+// What goes into the scale of 2 bits: the sum of magnitudes and the largest number of either sign. Element j of the
+// block counts in lane j % LANES, whoever adds: the order of a sum is part of the format.
+struct Spread {
+    double lanes[LANES] = {};
+    float up = 0, down = 0;
+};
+
+UNROLLED void add_spread(const float* x, int64_t count, Spread* of) {
+    double lanes[LANES];
+    float up[LANES] = {}, down[LANES] = {};
+    for (int64_t j = 0; j < LANES; ++j) lanes[j] = of->lanes[j];
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int64_t j = 0; j < LANES; ++j) {
+            lanes[j] += double(std::fabs(x[i + j]));
+            up[j] = std::max(up[j], x[i + j]);
+            down[j] = std::max(down[j], -x[i + j]);
+        }
+    for (int64_t j = 0; i + j < count; ++j) {
+        lanes[j] += double(std::fabs(x[i + j]));
+        up[j] = std::max(up[j], x[i + j]);
+        down[j] = std::max(down[j], -x[i + j]);
+    }
+    for (int64_t j = 0; j < LANES; ++j) {
+        of->lanes[j] = lanes[j];
+        of->up = std::max(of->up, up[j]);
+        of->down = std::max(of->down, down[j]);
+    }
+}
+
 // Two numbers of 4 bits a byte, the first in the lower half; an odd one has a zero beside it.
 UNROLLED void join_halves(const int8_t* q, int64_t count, uint8_t* code) {
     for (int64_t i = 0; i < count / 2; ++i) code[i] = uint8_t((q[2 * i] & 0xf) | (q[2 * i + 1] & 0xf) << 4);
@@ -77,4 +117,22 @@ UNROLLED void split_halves(const uint8_t* code, int64_t count, int8_t* q) {
         q[2 * i + 1] = int8_t((code[i] >> 4 ^ 8) - 8);
     }
     if (count % 2) q[count - 1] = int8_t(((code[count / 2] & 0xf) ^ 8) - 8);
+}
+
+// Four of 2 bits, the first in the lowest; what is missing in the last byte is zero.
+UNROLLED void join_quarters(const int8_t* q, int64_t count, uint8_t* code) {
+    int64_t i = 0;
+    for (; i < count / 4; ++i)
+        code[i] = uint8_t((q[4 * i] & 3) | (q[4 * i + 1] & 3) << 2 | (q[4 * i + 2] & 3) << 4 | (q[4 * i + 3] & 3) << 6);
+    if (count % 4) {
+        code[i] = 0;
+        for (int64_t j = 0; 4 * i + j < count; ++j) code[i] = uint8_t(code[i] | (q[4 * i + j] & 3) << 2 * j);
+    }
+}
+
+UNROLLED void split_quarters(const uint8_t* code, int64_t count, int8_t* q) {
+    int64_t i = 0;
+    for (; i < count / 4; ++i)
+        for (int64_t j = 0; j < 4; ++j) q[4 * i + j] = int8_t(((code[i] >> 2 * j & 3) ^ 2) - 2);
+    for (int64_t j = 0; 4 * i + j < count; ++j) q[4 * i + j] = int8_t(((code[i] >> 2 * j & 3) ^ 2) - 2);
 }

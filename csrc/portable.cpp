@@ -35,7 +35,8 @@ double add(float* acc, typename Element::Bits* g, int64_t count) {
 
 constexpr Instructions PORTABLE = {
     "portable",   passing,        add<Float32>, add<BFloat16>, add<Float16>,
-    largest_bits, quantize_block, scale_block,  join_halves,   split_halves};
+    largest_bits, quantize_block, scale_block,  join_halves,   split_halves,
+    add_spread,   quantize_quarters, join_quarters, split_quarters};
 
 }  // namespace
 

@@ -61,8 +61,9 @@ def with_outer(every: int, make: MakeOptimizer) -> Meet:
 
 
 def paired(every: int, alpha: float, beta: float, gamma: float, seed: int = 0) -> Meet:
-    """NoLoCo as its paper has it, in numpy and on whole vectors; of an odd number one after the other is
-    alone.""" phi: np.ndarray | None = None delta = np.zeros(())
+    """NoLoCo as its paper has it, in numpy and on whole vectors; of an odd number one in turn is alone."""
+    phi: np.ndarray | None = None
+    delta = np.zeros(())
 
     def meet(t: int, nets: list[nn.Module], _: float) -> None:
         nonlocal phi, delta
@@ -96,9 +97,11 @@ def drawn_pairs(P: int, meeting: int, seed: str) -> list[list[int]]:
 def desynced(
     P: int, K: int, every: int, periods: Mapping[str, int], make: MakeOptimizer, steps: int
 ) -> list[list[Tensor]]:
-    """P single processes whose models meet `every` so many steps and each moment by its own;
-    [step][group].""" nets = [model() for _ in range(P)] optimizers = [make(list(net.parameters())) for net
-    in nets] history = [] for t in range(1, steps + 1):
+    """P single processes whose models meet `every` so many steps, each moment by its own. [step][group]."""
+    nets = [model() for _ in range(P)]
+    optimizers = [make(list(net.parameters())) for net in nets]
+    history = []
+    for t in range(1, steps + 1):
         for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
             gathered_step(net, optimizer, t - 1, range(g * K, (g + 1) * K))
         if t % every == 0:

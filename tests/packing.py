@@ -24,6 +24,8 @@ def by_blocks(bits: int, block: int) -> Arrives:
         return np.concatenate([*map(one, parts), np.empty(0, np.float32)])
 
     def one(x: np.ndarray) -> np.ndarray:
+        if bits == 2:
+            return of_two_bits(x)
         most = np.float32(2 ** (bits - 1) - 1)
         scale = np.abs(x).max() / most
         if not np.isfinite(scale):
@@ -31,6 +33,16 @@ def by_blocks(bits: int, block: int) -> Arrives:
         return np.clip(np.rint(x / scale), -most, most) * scale if scale else np.zeros_like(x)
 
     return arrives
+
+
+def of_two_bits(x: np.ndarray) -> np.ndarray:
+    """−2, −1, 0 or 1 times 1.4 of the mean magnitude, or −1, 0, 1 or 2 where the largest number is positive."""
+    size = 1.4 * np.abs(x.astype(float)).mean()
+    if not np.isfinite(size):
+        return np.full_like(x, np.nan)
+    scale = np.float32(min(size, np.finfo(np.float32).max / 2))
+    scale = -scale if max(x.max(), 0) >= max(-x.min(), 0) else scale
+    return np.clip(np.rint(x / scale), -2, 1) * scale if scale else np.zeros_like(x)
 
 
 def half(x: np.ndarray) -> np.ndarray:

@@ -204,15 +204,20 @@ def packed_bytes(n: int, block: int, bits: int) -> int:
 
 
 def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None = None) -> None:
-    """`x` as numbers of 8 or 4 bits with a scale for every `block` elements, a multiple of 8, into `code`.
+    """`x` as numbers of 8, 4 or 2 bits with a scale for every `block` elements, a multiple of 8, into `code`.
 
     `x`: (n,) float32; `code`: uint8, `packed_bytes` of it, at an address that float32 may have. A number
     times the scale is x to the nearest, of two the even one; with a `draw`, a number of 32 bits, up or down
     by chance, so that the mean is x: the same every time, and others for another `draw`. The scale is the
     largest magnitude over 127 or 7; NaN where there is a NaN or an infinity, so that the block becomes NaNs.
     Blocks of magnitudes that float32 cannot divide by that, below 10⁻⁴³, become zeros.
+
+    Numbers of 2 bits are −2, −1, 0 and 1, and to the nearest. The scale is 1.4 times the mean magnitude; it
+    is negative where the largest number is above zero, so that −2 is for the side that has it. A zero stays
+    one.
     """
     _require_packable(x, code, block, bits)
+    assert bits > 2 or draw is None
     library = native() if _in_memory(x) and _in_memory(code) else None
     (library or reference).pack(x, code, block, bits, draw)
 
@@ -227,7 +232,7 @@ def unpack(code: Tensor, out: Tensor, block: int, bits: int) -> None:
 def _require_packable(x: Tensor, code: Tensor, block: int, bits: int) -> None:
     assert x.dtype == torch.float32
     assert code.dtype == torch.uint8
-    assert bits in (4, 8)
+    assert bits in (2, 4, 8)
     assert block > 0
     assert block % 8 == 0
     assert code.numel() == packed_bytes(x.numel(), block, bits)

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from hpcsgd.errors import UserError
 
+OF_THE_MEAN = 1.4
+"""The scale of 2 bits in mean magnitudes: least is lost at 1.3 of normal numbers, at 1.7 of Laplace's."""
+
 
 def accumulate(acc: Tensor, g: Tensor, starts: Tensor) -> Tensor:
     acc += g
@@ -66,22 +69,22 @@ def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None) -> No
     rows = x.new_zeros(blocks * block)
     rows[:n] = x
     rows = rows.view(blocks, block)
-    largest = rows.abs().amax(1)
-    scales = (largest / torch.full_like(largest, most)).masked_fill_(~largest.isfinite(), torch.nan)
+    scales = _by_the_mean(rows, n) if bits == 2 else _by_the_largest(rows, most)
     values = rows / scales[:, None]  # by a tensor: torch multiplies by what a number is the inverse of
     values = (
         values.round() if draw is None else (values + chances(values.numel(), draw, x).view_as(rows)).floor()
     )
-    values = values.masked_fill_(~(scales > 0)[:, None], 0).clamp_(-most, most)
+    least = -2 if bits == 2 else -most
+    values = values.masked_fill_(~(scales.abs() > 0)[:, None], 0).clamp_(least, most)
     numbers = values.view(-1)[:n].to(torch.int8)
     code[: 4 * blocks].view(torch.float32).copy_(scales)
-    code[4 * blocks :].copy_(numbers.view(torch.uint8) if bits == 8 else _two_a_byte(numbers))
+    code[4 * blocks :].copy_(numbers.view(torch.uint8) if bits == 8 else _joined(numbers, bits))
 
 
 def unpack(code: Tensor, out: Tensor, block: int, bits: int) -> None:
     n, blocks = out.numel(), -(-out.numel() // block)
     numbers = code[4 * blocks :]
-    numbers = numbers.view(torch.int8) if bits == 8 else _by_halves(numbers)
+    numbers = numbers.view(torch.int8) if bits == 8 else _split(numbers, bits)
     rows = numbers.new_zeros(blocks * block)
     rows[:n] = numbers[:n]
     scales = code[: 4 * blocks].view(torch.float32)
@@ -102,17 +105,40 @@ def chances(n: int, draw: int, like: Tensor) -> Tensor:
     return ((bits ^ bits >> 16) >> 8).float() * 2.0**-24
 
 
-def _two_a_byte(numbers: Tensor) -> Tensor:
-    """Of 4 bits each, the first in the lower half; an odd one has a zero beside it."""
-    halves = numbers.new_zeros(-(-numbers.numel() // 2) * 2)
-    halves[: numbers.numel()] = numbers
-    low, high = (halves.view(torch.uint8) & 0xF).view(-1, 2).unbind(1)
-    return low | high << 4
+def _by_the_largest(rows: Tensor, most: int) -> Tensor:
+    largest = rows.abs().amax(1)
+    return (largest / torch.full_like(largest, most)).masked_fill_(~largest.isfinite(), torch.nan)
 
 
-def _by_halves(code: Tensor) -> Tensor:
-    halves = torch.stack([code & 0xF, code >> 4], 1).view(-1)
-    return (halves ^ 8).to(torch.int8) - 8
+def _by_the_mean(rows: Tensor, n: int) -> Tensor:
+    """Of 2 bits: the sums are made in eight lanes, which are added up in one order."""
+    blocks, block = rows.shape
+    lanes = rows.new_zeros((blocks, 8), dtype=torch.float64)
+    for part in rows.abs().view(blocks, block // 8, 8).unbind(1):
+        lanes += part
+    lanes = lanes[:, :4] + lanes[:, 4:]
+    sums = (lanes[:, 0] + lanes[:, 1]) + (lanes[:, 2] + lanes[:, 3])
+    counts = torch.full_like(sums, block)
+    counts[-1:] = n - (blocks - 1) * block
+    sizes = OF_THE_MEAN * sums / counts
+    scales = sizes.clamp_max(torch.finfo(torch.float32).max / 2).float()  # two of them are finite
+    up, down = rows.amax(1).clamp_min(0), (-rows).amax(1).clamp_min(0)
+    return torch.where(up >= down, -scales, scales).masked_fill_(~sizes.isfinite(), torch.nan)
+
+
+def _joined(numbers: Tensor, bits: int) -> Tensor:
+    """Of so few bits each, the first in the lowest of a byte; zeros beside those that do not fill one."""
+    some = 8 // bits
+    parts = numbers.new_zeros(-(-numbers.numel() // some) * some)
+    parts[: numbers.numel()] = numbers
+    columns = (parts.view(torch.uint8) & (1 << bits) - 1).view(-1, some).unbind(1)
+    return torch.stack([column << i * bits for i, column in enumerate(columns)]).sum(0, dtype=torch.uint8)
+
+
+def _split(code: Tensor, bits: int) -> Tensor:
+    mask, sign = (1 << bits) - 1, 1 << bits - 1
+    parts = torch.stack([code >> shift & mask for shift in range(0, 8, bits)], 1).view(-1)
+    return (parts ^ sign).to(torch.int8) - sign
 
 
 def integers(x: Tensor) -> list[int]:

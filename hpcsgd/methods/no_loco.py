@@ -35,7 +35,6 @@ from __future__ import annotations
 import copy
 import random
 
-import torch
 from torch import Tensor
 
 from hpcsgd.averagers.parcel import Parcel

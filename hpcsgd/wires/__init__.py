@@ -3,11 +3,17 @@
 from collections.abc import Callable, Mapping
 
 from hpcsgd.wires.base import Wire
-from hpcsgd.wires.blocks import int4, int8
+from hpcsgd.wires.blocks import int2, int4, int8
 from hpcsgd.wires.halves import bf16, fp16
 from hpcsgd.wires.rounding import ROUNDINGS, Nearest, Stochastic
 
-WIRES: Mapping[str, Callable[..., Wire]] = {"bf16": bf16, "fp16": fp16, "int4": int4, "int8": int8}
+WIRES: Mapping[str, Callable[..., Wire]] = {
+    "bf16": bf16,
+    "fp16": fp16,
+    "int2": int2,
+    "int4": int4,
+    "int8": int8,
+}
 """As job files call them."""
 
-__all__ = ["ROUNDINGS", "WIRES", "Nearest", "Stochastic", "bf16", "fp16", "int4", "int8"]
+__all__ = ["ROUNDINGS", "WIRES", "Nearest", "Stochastic", "bf16", "fp16", "int2", "int4", "int8"]

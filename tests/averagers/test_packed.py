@@ -23,6 +23,7 @@ WIRES: dict[str, Wire] = {
     "bf16": wires.bf16(),
     "int8": wires.int8(block=8),
     "int4": wires.int4(block=8),
+    "int2": wires.int2(block=8),
     "dice": wires.int4(block=8, rounding=wires.Stochastic()),
 }
 MAKERS: dict[str, Callable[[Wire | None], Method]] = {

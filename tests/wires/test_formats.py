@@ -17,6 +17,7 @@ ALL: dict[str, Wire] = {
     "fp16": wires.fp16(),
     "int8": wires.int8(block=16),
     "int4": wires.int4(block=16),
+    "int2": wires.int2(block=16),
     "dice": wires.int8(block=16, rounding=wires.Stochastic()),
 }
 
@@ -37,6 +38,7 @@ def test_as_in_numpy(n: int) -> None:
     assert np.array_equal(there_and_back(ALL["fp16"], x).numpy(), half(x.numpy()))
     assert np.array_equal(there_and_back(ALL["int8"], x).numpy(), by_blocks(8, 16)(x.numpy()))
     assert np.array_equal(there_and_back(ALL["int4"], x).numpy(), by_blocks(4, 16)(x.numpy()))
+    assert np.array_equal(there_and_back(ALL["int2"], x).numpy(), by_blocks(2, 16)(x.numpy()))
 
 
 def test_bf16_is_the_upper_half_to_the_nearest_even() -> None:
@@ -54,6 +56,7 @@ def test_bf16_is_the_upper_half_to_the_nearest_even() -> None:
         ("bf16", 0, 0), ("bf16", 1, 4), ("bf16", 6, 12), ("fp16", 7, 16),
         ("int8", 0, 0), ("int8", 1, 8), ("int8", 16, 20), ("int8", 17, 28),
         ("int4", 1, 8), ("int4", 8, 8), ("int4", 16, 12), ("int4", 17, 20),
+        ("int2", 1, 8), ("int2", 8, 8), ("int2", 16, 8), ("int2", 17, 16),
     ],
 )  # fmt: skip
 def test_bytes(wire: str, n: int, nbytes: int) -> None:
@@ -67,7 +70,7 @@ def test_what_is_no_number_arrives_as_none(name: str) -> None:
     found = there_and_back(ALL[name], x)
     assert found[3].isnan()
     assert not found[20].isfinite()
-    assert found[39] == 1
+    assert found[39] == (1 if name != "int2" else pytest.approx(1.4))  # of ones the scale is 1.4
     if name in ("bf16", "fp16"):
         assert found[20] == torch.inf
         assert found[2] == 1
@@ -87,12 +90,12 @@ def test_the_dice_are_the_same_from_run_to_run_and_others_elsewhere() -> None:
 
 
 def test_what_rounds_to_the_nearest_keeps_what_it_loses() -> None:
-    assert {name for name, wire in ALL.items() if wire.keeps} == {"int8", "int4"}
+    assert {name for name, wire in ALL.items() if wire.keeps} == {"int8", "int4", "int2"}
 
 
 @pytest.mark.parametrize("block", [0, -8, 4, 100])
 def test_blocks_of_other_sizes_are_refused(block: int) -> None:
-    for make in (wires.int8, wires.int4):
+    for make in (wires.int8, wires.int4, wires.int2):
         with pytest.raises(UserError, match="multiple of 8"):
             make(block=block)
 
