@@ -36,7 +36,7 @@ def by_blocks(bits: int, block: int) -> Arrives:
 
 
 def of_two_bits(x: np.ndarray) -> np.ndarray:
-    """−2, −1, 0 or 1 times 1.4 of the mean magnitude, or −1, 0, 1 or 2 where the largest number is positive."""
+    """From −2 to 1 times 1.4 of the mean magnitude; from −1 to 2 where the largest number is positive."""
     size = 1.4 * np.abs(x.astype(float)).mean()
     if not np.isfinite(size):
         return np.full_like(x, np.nan)

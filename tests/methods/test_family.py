@@ -18,14 +18,16 @@ from hpcsgd.averagers import Averaged, OverPositions, PerRun
 from hpcsgd.core.graphs import Exponential
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import AllToAll, Packed
 from hpcsgd.methods import (
     Method,
     adacomm,
     delayed,
+    des_loco,
     diloco,
     fedavg,
     hierarchical,
+    no_loco,
     post_local,
     sasgd,
     sgp,
@@ -135,6 +137,14 @@ FAMILY: dict[str, Callable[[], Method]] = {
     "sparse_loco": lambda: sparse_loco(EVERY, density=0.1),
     "sparse_loco, delayed": lambda: delayed(sparse_loco(EVERY, density=0.1, bits=4), 2),
     "sparse_loco, streamed": lambda: streamed(sparse_loco(EVERY, density=0.1, select=OverPositions(7)), 3, 2),
+    "diloco of 2 bits": lambda: diloco(2, average=wires.int2(block=8)),
+    "2 bits everywhere": lambda: hierarchical(
+        2, Packed(wires.int2(block=8), wires.int2(block=8)), average=wires.int2(block=16)
+    ),
+    "no_loco": lambda: no_loco(2, seed=1),
+    "no_loco delayed": lambda: delayed(no_loco(2, seed=1), 2),
+    "no_loco streamed": lambda: streamed(no_loco(EVERY, seed=1), 2, 2),
+    "des_loco": lambda: des_loco(3, 1, 2, average=wires.int4()),
     "adacomm, then sasgd": lambda: switch(adacomm(2, block=1), sasgd(EVERY), at=5),
     "diloco, then gossip": lambda: switch(diloco(2), sgp(), at=5),
 }

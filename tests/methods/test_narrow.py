@@ -26,6 +26,7 @@ from hpcsgd.methods import (
     diloco,
     fedavg,
     hierarchical,
+    no_loco,
     selsync,
     sgp,
     ssp,
@@ -143,6 +144,7 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, excha
         lambda: fedavg(0.6, 1, steps_per_epoch=1),
         lambda: hierarchical(1),
         lambda: diloco(1),
+        lambda: no_loco(1),
     ],
 )
 @pytest.mark.parametrize("narrow", NARROW)

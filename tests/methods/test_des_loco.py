@@ -1,0 +1,207 @@
+"""DES-LOC: moments that meet at intervals of their own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, optim
+
+import hpcsgd
+from averagers.test_moments import ADAPTIVE, Two
+from hpcsgd.averagers import Averaged
+from hpcsgd.core.topology import form
+from hpcsgd.core.traffic import Sizes
+from hpcsgd.cost.collectives import sent
+from hpcsgd.cost.traffic import of_step
+from hpcsgd.errors import UserError
+from hpcsgd.methods import Method, des_loco, hierarchical
+from hpcsgd.methods.des_loco import share_of_steps
+from hpcsgd.transport import Transport, threads
+from local_methods import desynced
+from methods.test_battery import OPTIMIZERS
+from methods.test_unused_parts import Branches
+from references import MakeOptimizer, distributed, model, one_step, same
+from trainings import Rows
+
+STEPS = 12
+MADE: dict[str, tuple[Callable[[], Method], int, dict[str, int]]] = {
+    "no multiple of each other": (
+        lambda: des_loco(3, 2, 5),
+        3,
+        {"exp_avg": 2, "momentum_buffer": 2, "exp_avg_sq": 5},
+    ),
+    "as advised": (lambda: des_loco(2), 2, {"exp_avg": 6, "momentum_buffer": 6, "exp_avg_sq": 12}),
+    "parameters least of all": (
+        lambda: des_loco(6, 1, 2),
+        6,
+        {"exp_avg": 1, "momentum_buffer": 1, "exp_avg_sq": 2},
+    ),
+}
+
+
+@pytest.mark.threads(unless={"P": 3, "K": 2, "optimizer": "AdamW"})
+@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize("label", MADE)
+def test_equals_plain_torch(run, label: str, P: int, K: int, optimizer: str) -> None:
+    new, (every, first, second) = MADE[label]
+    periods = {"exp_avg": first, "momentum_buffer": first, "exp_avg_sq": second}
+    make = OPTIMIZERS[optimizer]
+    ranks = run(P * K, lambda world: distributed(world, P, new(), make, STEPS, bucket_mb=3e-4))
+    same(ranks, desynced(P, K, every, periods, make, STEPS), K)
+
+
+def amsgrad(params: Any) -> optim.Optimizer:
+    return optim.Adam(params, lr=0.05, amsgrad=True)
+
+
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+def test_moments_by_name(run, P: int, K: int) -> None:
+    """One of another interval than its kind; max_exp_avg_sq is a second moment, too."""
+    new = lambda: des_loco(4, 3, 2, moments={"exp_avg_sq": 5})  # noqa: E731
+    ranks = run(P * K, lambda world: distributed(world, P, new(), amsgrad, STEPS))
+    periods = {"exp_avg": 3, "exp_avg_sq": 5, "max_exp_avg_sq": 2}
+    same(ranks, desynced(P, K, 4, periods, amsgrad, STEPS), K)
+
+
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize("name", ["momentum", "Adam", "NAdam"])
+def test_with_one_interval_it_is_local_sgd_with_averaged_moments(run, name: str, P: int, K: int) -> None:
+    """To the bit, counts of steps included, which groups that use unlike parts of a model do not share."""
+
+    def ends(world: Transport, method: Method) -> list[Tensor]:
+        net, job = Two(), form(world, groups=P)
+        inner = ADAPTIVE[name](list(net.parameters()))
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
+        for t in range(6):
+            optimizer.zero_grad()
+            net(t, job.g).backward()
+            optimizer.step()
+        return [p.detach().clone() for p in net.parameters()]
+
+    ours = run(P * K, lambda world: ends(world, des_loco(2, 2, 2)))
+    theirs = run(P * K, lambda world: ends(world, hierarchical(2, moments=Averaged)))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
+
+
+def counted(world: Transport, P: int, method: Method, make: MakeOptimizer, net: torch.nn.Module) -> list[Any]:
+    """Bytes of each step by phase."""
+    job, found = form(world, P), []
+    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method, bucket_mb=2e-4)
+    for t in range(STEPS):
+        before = world.ledger.totals()
+        one_step(net, optimizer, job, t)
+        found.append({name: total.bytes for name, total in world.ledger.since(before).items()})
+    return found
+
+
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+def test_where_moments_meet_alone_no_parameter_goes_across_groups(run, P: int, K: int) -> None:
+    """K_x = 4, K_u = 3, K_v = 6; parameters are gathered in the group as after any step."""
+    for steps in run(P * K, lambda world: counted(world, P, des_loco(4, 3, 6), OPTIMIZERS["AdamW"], model())):
+        plain = steps[0].get("parameters", 0.0)
+        for t, sent_then in enumerate(steps, 1):
+            assert (sent_then.get("average", 0.0) > 0) == (t % 4 == 0)
+            assert (sent_then.get("moments", 0.0) > 0) == (t % 3 == 0)
+            assert sent_then.get("parameters", 0.0) == plain
+        u, both = steps[2]["moments"], steps[5]["moments"]
+        assert u < 0.7 * both
+        assert steps[8]["moments"] == pytest.approx(u)
+        assert steps[11]["moments"] == pytest.approx(both)
+
+
+@pytest.mark.ranks(4)
+def test_an_optimizer_of_whole_tensors(run) -> None:
+    """Its moments are whole on every position: where they meet alone nothing has to be gathered."""
+    make: MakeOptimizer = lambda params: Rows(params, lr=0.1)  # noqa: E731
+    new = lambda: des_loco(4, moments={"sums": 3})  # noqa: E731
+    ranks = run(4, lambda world: distributed(world, 2, new(), make, STEPS))
+    same(ranks, desynced(2, 2, 4, {"sums": 3}, make, STEPS), 2)
+    for steps in run(4, lambda world: counted(world, 2, new(), make, model())):
+        plain = {t: step for t, step in enumerate(steps, 1) if t % 4}
+        assert len({step.get("parameters", 0.0) for step in plain.values()}) == 1
+        assert all((step.get("moments", 0.0) > 0) == (t % 3 == 0) for t, step in enumerate(steps, 1))
+
+
+@pytest.mark.parametrize(("P", "K"), [(3, 2), (2, 2)])
+@pytest.mark.parametrize("make_model", [model, Branches])
+@pytest.mark.parametrize("periods", [(3, 2, 4), (2, 3, 6), (1, 12, 12)])
+def test_bytes_are_as_foretold(
+    run, periods: tuple[int, int, int], make_model: Callable[[], torch.nn.Module], P: int, K: int
+) -> None:
+    """Of unlike intervals, over a whole number of each; counts of steps come with either moment."""
+    ranks = run(P * K, lambda world: counted(world, P, des_loco(*periods), OPTIMIZERS["AdamW"], make_model()))
+    m = Sizes.of(
+        make_model().named_parameters(), P, K, 200.0, moments=("exp_avg", "exp_avg_sq"), numbers=("step",)
+    )
+    for phase in ("average", "moments"):
+        messages = [x for x in of_step(des_loco(*periods), m) if x.phase == phase]
+        expected = sum(x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages)
+        found = sum(step.get(phase, 0.0) for steps in ranks for step in steps) / len(ranks) / STEPS
+        assert found == pytest.approx(expected, rel=1e-12)
+        assert found > 0
+
+
+def test_the_share_of_steps_in_which_any_is_due() -> None:
+    for periods in ([4], [2, 3], [4, 6], [3, 9], [2, 3, 5], [4, 4]):
+        whole = range(180)
+        assert share_of_steps(periods) == pytest.approx(
+            sum(any(t % p == 0 for p in periods) for t in whole) / 180
+        )
+    assert share_of_steps([]) == 0
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("make", "moments", "message"),
+    [
+        ("momentum", {"exp_avg": 4}, "SGD has no exp_avg; it has momentum_buffer"),
+        ("SGD", {"momentum_buffer": 4}, "SGD has no momentum_buffer; it has none"),
+        (
+            "AdamW",
+            {"exp_avg_sq": 2, "sums": 4},
+            "moments: AdamW has no sums; it has exp_avg, exp_avg_sq, step",
+        ),
+    ],
+)
+def test_moments_that_there_are_not(run, make: str, moments: dict[str, int], message: str) -> None:
+    """In the first step, on all ranks, and not when they would meet."""
+
+    def told(world: Transport) -> str:
+        with pytest.raises(UserError) as caught:
+            distributed(world, 2, des_loco(50, moments=moments), OPTIMIZERS[make], 1)
+        return str(caught.value)
+
+    assert run(2, told) == [f"moments: {message}"] * 2
+
+
+def test_an_interval_that_is_of_no_use_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    train = lambda world, method: distributed(world, 2, method, OPTIMIZERS["momentum"], 1)  # noqa: E731
+    threads.run(2, lambda world: train(world, des_loco(5, first=4)))
+    assert not caplog.records
+    threads.run(2, lambda world: train(world, des_loco(5, second=4)))
+    assert [r.getMessage() for r in caplog.records] == [
+        "des_loco: second is of no use: SGD has no second moment"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every": 0}, "every = 0: groups meet after at least 1 step"),
+        ({"first": 0}, "first = 0: moments meet after a whole number of steps, at least 1"),
+        ({"second": 2.5}, "second = 2.5: moments meet after a whole number"),
+        ({"moments": {"exp_avg": -1}}, "exp_avg = -1: moments meet"),
+        ({"moments": {"exp_avg": "4"}}, "exp_avg = '4': moments meet"),
+    ],
+)
+def test_refusals(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        des_loco(**{"every": 2, **arguments})
+    assert "\n" not in str(caught.value)
