@@ -38,6 +38,7 @@ WIRES: dict[str, Wire] = {
     "int8 stochastic": wires.int8(rounding=wires.Stochastic()),
     "int4": wires.int4(),
     "int4 stochastic": wires.int4(rounding=wires.Stochastic()),
+    "int2": wires.int2(),
 }
 
 

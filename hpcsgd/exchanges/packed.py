@@ -38,7 +38,7 @@ class Packed:
     themselves, nor with `Sparse`, which leaves elements out.
 
     Args:
-        gradients: how they travel: `wires.bf16()`, `wires.fp16()`, `wires.int8()` or `wires.int4()`. In a job
+        gradients: how they travel: `wires.bf16()`, `wires.fp16()`, `wires.int8()`, …. In a job
             file ``gradients = "int8"`` or ``{ name = "int8", block = 128 }``. Default None: as they are.
         parameters: how updated chunks travel in the group, likewise. Default None: as they are.
 

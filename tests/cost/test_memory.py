@@ -55,7 +55,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "delayed": lambda: delayed(hierarchical(EVERY), 2),
     "delayed, packed diloco": lambda: delayed(diloco(EVERY, average=wires.int4()), EVERY),
     "no_loco": lambda: no_loco(EVERY),
-    "des_loco": lambda: des_loco(EVERY, 2, 2),
+    "des_loco": lambda: des_loco(EVERY, 3, 5),
     "diloco of 2 bits": lambda: diloco(EVERY, average=wires.int2()),
     "streamed": lambda: streamed(hierarchical(EVERY), 2, EVERY),
     "streamed diloco with Adam": lambda: streamed(diloco(EVERY, optim.Adam), 4, 2),

@@ -24,7 +24,7 @@ from methods.test_battery import OPTIMIZERS
 from methods.test_delayed import EVERY, MADE, distributed_by, trained
 from methods.test_unused_parts import Branches
 from ranks import RANK
-from references import MakeOptimizer, alone, distributed, model, one_step, same, vector
+from references import MakeOptimizer, alone, batch, distributed, loss, model, one_step, same, vector
 
 I, STEPS = 4, 10  # noqa: E741 - the papers' letter
 NEW: dict[str, tuple[Callable[[], Method], MakeOptimizer | None]] = {
@@ -164,6 +164,43 @@ def test_a_link_carries_as_much_in_smaller_parts(run) -> None:
     assert whole[:I] == [0, 0, 0, whole[I - 1]]
     assert sum(parts) == sum(whole)
     assert all(0 < nbytes < whole[I - 1] / 2 for nbytes in parts)
+
+
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize("F", [1, 2, 4])
+def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: int) -> None:
+    """In I steps after the first meetings each fragment once: of what a position owns of it a P-th to each other
+    group, and as much of the mean back; 4 bits an element, and a scale a block."""
+    block, H = 8, 6
+
+    def sent(world: Transport) -> tuple[float, int]:
+        job, net = form(world, P), model(dtype=torch.float32)
+        method = streamed(diloco(H, average=wires.int4(block=block)), F, 2)
+        inner = optim.AdamW(net.parameters(), lr=0.01)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method, bucket_mb=2e-4)
+
+        def train(steps: range) -> None:
+            for t in steps:
+                x, y = batch(t, job.rank, torch.float32)
+                optimizer.zero_grad()
+                loss(net, x, y).backward()
+                optimizer.step()
+            optimizer.method.state_dict()  # waits for what is under way
+
+        train(range(H))
+        before = world.ledger.totals()
+        train(range(H, H + F * H))
+        chunks = [b.own for b in optimizer.buckets]
+        owned = [x.numel() for cut in fragments(optimizer.buckets, F) for x in cut.of(chunks) if x.numel()]
+        return world.ledger.since(before)["average"].bytes, sum(map(formula, owned))
+
+    def formula(n: int) -> int:
+        part = -(-n // P)
+        codes = 4 * -(-part // block) + -(-part // 2)
+        return 2 * (P - 1) * (-(-codes // 4) * 4)  # of whole words
+
+    for nbytes, once in run(P * K, sent):
+        assert nbytes == pytest.approx(F * once, rel=1e-12)
 
 
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])

@@ -26,7 +26,7 @@ from hpcsgd.methods.selsync import AGGREGATES, parameters
 from hpcsgd.schedules import Every
 from hpcsgd.sparsifiers import SPARSIFIERS, TopK
 from hpcsgd.training.parts import FAMILIES, OPTIMIZERS, make_method
-from hpcsgd.wires import ROUNDINGS, WIRES, Nearest
+from hpcsgd.wires import ROUNDINGS, WIRES, Nearest, int2
 from hpcsgd.wires.halves import Halves
 from training.launches import JOB
 
@@ -190,6 +190,16 @@ def test_sparse_meetings_that_cannot_be(tmp_path: Path, line: str, message: str)
     with pytest.raises(UserError, match=message) as caught:
         made(tmp_path, f'name = "sparse_loco"\nevery = 2\n{line}\n')
     assert "\n" not in str(caught.value)
+def test_intervals_of_moments_and_constants_of_pairs(tmp_path: Path) -> None:
+    text = 'name = "des_loco"\nevery = 4\nfirst = { epoch = 1 }\nmoments = { exp_avg_sq = 40 }\naverage = "int2"\n'
+    how = made(tmp_path, text).how
+    found = [how.periods.of(name) for name in ("exp_avg", "max_exp_avg_sq", "exp_avg_sq", "sums")]
+    assert found == [10, 24, 40, None]
+    assert how.inner.inner.wire == int2()
+    how = made(tmp_path, 'name = "no_loco"\nevery = 4\nalpha = 0.6\ngamma = 0.5\nseed = 3\n').how
+    assert (how.every, how.alpha, how.beta, how.gamma, how.seed) == (4, 0.6, 0.7, 0.5, 3)
+    with pytest.raises(UserError, match=r"\[method\]: gamma = 1.4: .* less than 2·\(1 − alpha²\) = 1.28"):
+        made(tmp_path, 'name = "no_loco"\nevery = 4\nalpha = 0.6\ngamma = 1.4\n')
 
 
 @pytest.mark.parametrize("name", NEW)
