@@ -142,10 +142,11 @@ def no_loco(
     have no outer step and wait for nobody.
 
     Args:
-        every: H, steps from one meeting to the next, at least 1. alpha: α, the outer
-        momentum: 0 ≤ α < 1. Default 0.5. beta: β, the outer learning rate, above 0. Default 0.7. gamma: γ,
-        how strongly the slow weights of a pair are drawn together: 0 < γ < 2(1 − α²), or groups would
-            drift apart. Default None, which is 1 − α².
+        every: H, steps from one meeting to the next, at least 1.
+        alpha: α, the outer momentum: 0 ≤ α < 1. Default 0.5.
+        beta: β, the outer learning rate, above 0. Default 0.7.
+        gamma: γ, how strongly the slow weights of a pair are drawn together: 0 < γ < 2(1 − α²), or groups
+            would drift apart. Default None, which is 1 − α².
         seed: partners follow from it and the step. Default 0.
         exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
             AllToAll().
