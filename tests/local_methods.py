@@ -106,14 +106,26 @@ def desynced(
             gathered_step(net, optimizer, t - 1, range(g * K, (g + 1) * K))
         if t % every == 0:
             average(nets)
-        for states in zip(*(optimizer.state.values() for optimizer in optimizers), strict=True):
-            for name, period in periods.items():
-                if t % period == 0 and isinstance(states[0].get(name), Tensor):
-                    mean = np.mean([state[name].numpy() for state in states], 0)
-                    for state in states:
-                        state[name].copy_(torch.from_numpy(mean))
+        average_states(nets, optimizers, {name for name, period in periods.items() if t % period == 0})
         history.append([vector(net) for net in nets])
     return history
+
+
+def average_states(nets: list[nn.Module], optimizers: list[optim.Optimizer], due: set[str]) -> None:
+    """Of these names, with counts of steps; who has never updated a parameter begins with zeros."""
+    there = [state for optimizer in optimizers for state in optimizer.state.values()]
+    names = {name for state in there for name, x in state.items() if isinstance(x, Tensor)}
+    if len(nets) == 1 or not names & due:
+        return
+    for params in zip(*(net.parameters() for net in nets), strict=True):
+        for name in sorted(names):
+            states = [optimizer.state[p] for optimizer, p in zip(optimizers, params, strict=True)]
+            zeros = torch.zeros(()) if name == "step" else torch.zeros_like(params[0])
+            values = [state.setdefault(name, zeros.clone()).numpy() for state in states]
+            if name in due | {"step"}:
+                mean = torch.from_numpy(np.mean(np.stack(values), 0, keepdims=True)).view(zeros.shape)
+                for state in states:
+                    state[name].copy_(mean)
 
 
 def adaptive(I_0: int, block: int, intervals: list[int] | None = None, rates: Rates = ()) -> Meet:

@@ -176,7 +176,7 @@ def adam_outside(params: Sequence[Tensor]) -> optim.Optimizer:
     return optim.Adam(params, lr=0.1, eps=0.1)
 
 
-APART = {"exp_avg": 4, "momentum_buffer": 4, "exp_avg_sq": 6}
+APART = {"exp_avg": 4, "momentum_buffer": 4, "exp_avg_sq": 6, "max_exp_avg_sq": 6}
 """Intervals of moments, of which the first is no multiple of EVERY."""
 IN_FEW_BITS = Wires(half, by_blocks(8, 8), by_blocks(4, 16))
 REFERENCES: Mapping[str, Case] = {
