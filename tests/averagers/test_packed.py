@@ -59,7 +59,7 @@ def test_all_groups_leave_with_the_same_bits(
     plain = run(P * K, lambda world: trained(world, P, MAKERS[method](None), dtype))
     for t in range(EVERY - 1, len(found[0]), EVERY):
         assert all(torch.equal(each[t], found[0][t]) for each in found)
-    room = 0.15 if "int4" in name or name == "dice" else 0.02
+    room = 0.15 if name in ("int4", "int2", "dice") else 0.02
     if dtype == torch.float32:
         torch.testing.assert_close(found[0][-1], plain[0][-1], rtol=0, atol=room)
 
@@ -85,13 +85,14 @@ def test_groups_that_have_trained_apart_first_meet_as_they_are(run, late: bool) 
 
 
 @pytest.mark.ranks(3)
-def test_what_was_said_and_what_is_kept_is_how_groups_moved(run) -> None:
+@pytest.mark.parametrize("wire", ["int4", "int2"])
+def test_what_was_said_and_what_is_kept_is_how_groups_moved(run, wire: str) -> None:
     """At every meeting: θ + mean of e is what plain means of all that groups moved would have led to."""
 
     def one(world: Transport) -> list[tuple[Tensor, Tensor, Tensor]]:
         job = form(world, 3)
         net = model(dtype=torch.float64)
-        how = PackedMean(wires.int4(block=8))
+        how = PackedMean(WIRES[wire])
         method = Method(hpcsgd.AllToAll(), lambda s: False, how)
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, method)
         generator, found = torch.Generator().manual_seed(world.rank), []
