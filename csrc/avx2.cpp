@@ -102,7 +102,20 @@ AVX2 void quantize(const float* x, int64_t count, float scale, const Rounding& h
 AVX2 void scaled(const int8_t* q, int64_t count, float scale, float* x) { scale_block(q, count, scale, x); }
 AVX2 void join(const int8_t* q, int64_t count, uint8_t* code) { join_halves(q, count, code); }
 AVX2 void split(const uint8_t* code, int64_t count, int8_t* q) { split_halves(code, count, q); }
-AVX2 void spread(const float* x, int64_t count, Spread* of) { add_spread(x, count, of); }
+AVX2 void spread(const float* x, int64_t count, Spread* of) {
+    __m256d low = _mm256_loadu_pd(of->lanes), high = _mm256_loadu_pd(of->lanes + 4);
+    const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(NO_SIGN));
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        const __m256 size = _mm256_and_ps(_mm256_loadu_ps(x + i), no_sign);
+        low = _mm256_add_pd(low, _mm256_cvtps_pd(_mm256_castps256_ps128(size)));
+        high = _mm256_add_pd(high, _mm256_cvtps_pd(_mm256_extractf128_ps(size, 1)));
+    }
+    _mm256_storeu_pd(of->lanes, low);
+    _mm256_storeu_pd(of->lanes + 4, high);
+    add_magnitudes(x + i, count - i, of->lanes);
+    find_extremes(x, count, of);
+}
 AVX2 void quantize_by_four(const float* x, int64_t count, float scale, int8_t* q) {
     quantize_quarters(x, count, scale, q);
 }

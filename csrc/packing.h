@@ -67,42 +67,43 @@ UNROLLED void scale_block(const int8_t* q, int64_t count, float scale, float* x)
     for (int64_t i = 0; i < count; ++i) x[i] = float(q[i]) * scale;
 }
 
-// Of 2 bits: from -2 to 1.
+// Of 2 bits: from -2 to 1. No quotient is above the number of elements of a block, so that all are whole numbers of 32
+// bits; where they are too large to be rounded exactly they are far beyond the last level.
 UNROLLED void quantize_quarters(const float* x, int64_t count, float scale, int8_t* q) {
-    for (int64_t i = 0; i < count; ++i) {
-        const float value = std::min(std::max(x[i] / scale, -2.0f), 1.0f);
-        q[i] = int8_t(int32_t(nearest(value)));
-    }
+    for (int64_t i = 0; i < count; ++i)
+        q[i] = int8_t(std::min(std::max(int32_t(nearest(x[i] / scale)), -2), 1));
 }
 
-// What goes into the scale of 2 bits: the sum of magnitudes and the largest number of either sign. Element j of the
-// block counts in lane j % LANES, whoever adds: the order of a sum is part of the format.
+// What goes into the scale of 2 bits: the sum of magnitudes, and the bits of the largest number of either sign. Element
+// j of the block counts in lane j % LANES, whoever adds: the order of a sum is part of the format.
 struct Spread {
     double lanes[LANES] = {};
-    float up = 0, down = 0;
+    int32_t up = 0, down = 0;
 };
 
-UNROLLED void add_spread(const float* x, int64_t count, Spread* of) {
-    double lanes[LANES];
-    float up[LANES] = {}, down[LANES] = {};
-    for (int64_t j = 0; j < LANES; ++j) lanes[j] = of->lanes[j];
+UNROLLED void add_magnitudes(const float* x, int64_t count, double* lanes) {
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES)
-        for (int64_t j = 0; j < LANES; ++j) {
-            lanes[j] += double(std::fabs(x[i + j]));
-            up[j] = std::max(up[j], x[i + j]);
-            down[j] = std::max(down[j], -x[i + j]);
-        }
-    for (int64_t j = 0; i + j < count; ++j) {
-        lanes[j] += double(std::fabs(x[i + j]));
-        up[j] = std::max(up[j], x[i + j]);
-        down[j] = std::max(down[j], -x[i + j]);
+        for (int64_t j = 0; j < LANES; ++j) lanes[j] += double(std::fabs(x[i + j]));
+    for (int64_t j = 0; i + j < count; ++j) lanes[j] += double(std::fabs(x[i + j]));
+}
+
+// Numbers above zero compare as their bits do, and those below zero are negative as a whole number.
+UNROLLED void find_extremes(const float* x, int64_t count, Spread* of) {
+    int32_t up = of->up, down = of->down;
+    for (int64_t i = 0; i < count; ++i) {
+        int32_t bits;
+        std::memcpy(&bits, x + i, sizeof bits);
+        up = std::max(up, bits);
+        down = std::max(down, bits ^ INT32_MIN);
     }
-    for (int64_t j = 0; j < LANES; ++j) {
-        of->lanes[j] = lanes[j];
-        of->up = std::max(of->up, up[j]);
-        of->down = std::max(of->down, down[j]);
-    }
+    of->up = up;
+    of->down = down;
+}
+
+UNROLLED void add_spread(const float* x, int64_t count, Spread* of) {
+    add_magnitudes(x, count, of->lanes);
+    find_extremes(x, count, of);
 }
 
 // Two numbers of 4 bits a byte, the first in the lower half; an odd one has a zero beside it.
@@ -119,11 +120,17 @@ UNROLLED void split_halves(const uint8_t* code, int64_t count, int8_t* q) {
     if (count % 2) q[count - 1] = int8_t(((code[count / 2] & 0xf) ^ 8) - 8);
 }
 
-// Four of 2 bits, the first in the lowest; what is missing in the last byte is zero.
+// Four of 2 bits, the first in the lowest; what is missing in the last byte is zero. The first is in the lowest byte of
+// a word, too.
 UNROLLED void join_quarters(const int8_t* q, int64_t count, uint8_t* code) {
     int64_t i = 0;
-    for (; i < count / 4; ++i)
-        code[i] = uint8_t((q[4 * i] & 3) | (q[4 * i + 1] & 3) << 2 | (q[4 * i + 2] & 3) << 4 | (q[4 * i + 3] & 3) << 6);
+    for (; i < count / 4; ++i) {
+        uint32_t four;
+        std::memcpy(&four, q + 4 * i, sizeof four);
+        four &= 0x03030303u;
+        four |= four >> 6;
+        code[i] = uint8_t(four | four >> 12);
+    }
     if (count % 4) {
         code[i] = 0;
         for (int64_t j = 0; 4 * i + j < count; ++j) code[i] = uint8_t(code[i] | (q[4 * i + j] & 3) << 2 * j);
