@@ -169,8 +169,8 @@ def test_a_link_carries_as_much_in_smaller_parts(run) -> None:
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("F", [1, 2, 4])
 def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: int) -> None:
-    """In I steps after the first meetings each fragment once: of what a position owns of it a P-th to each
-    other group, and as much of the mean back; 4 bits an element, and a scale a block."""
+    """In I steps each fragment once: of what a position owns of it a P-th to each other group, and as much of
+    the mean back; 4 bits an element, and a scale a block."""
     block, H = 8, 6
 
     def sent(world: Transport) -> tuple[float, int]:
@@ -187,9 +187,8 @@ def test_streaming_diloco_of_4_bits_sends_its_formula(run, F: int, P: int, K: in
                 optimizer.step()
             optimizer.method.state_dict()  # waits for what is under way
 
-        train(range(H))
         before = world.ledger.totals()
-        train(range(H, H + F * H))
+        train(range(F * H))
         chunks = [b.own for b in optimizer.buckets]
         owned = [x.numel() for cut in fragments(optimizer.buckets, F) for x in cut.of(chunks) if x.numel()]
         return world.ledger.since(before)["average"].bytes, sum(map(formula, owned))
