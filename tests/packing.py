@@ -172,6 +172,7 @@ def packed(
     """P groups of K that meet, or exchange gradients in every step where `every` is None. [step][group]."""
     groups = [Group(K, make) for _ in range(P)]
     meeting, history = Meeting(P, K), []
+    meeting.theta = groups[0].w()  # all begin with the same
     for t in range(steps):
         if K == 1 and (every is not None or P == 1):  # nobody to exchange with
             for g, group in enumerate(groups):
