@@ -68,9 +68,6 @@ HPCSGD_API int64_t hpcsgd_decode_chosen(const uint8_t* code, int64_t bytes, cons
                                         const int64_t* stops, const int64_t* k, int64_t segments,
                                         int64_t* indices);
 
-// x as numbers of 8 or 4 bits in blocks of `block` elements, a multiple of 8: a float32 for each block, then the
-// numbers, of 4 bits two a byte. Rounded to the nearest even, or up and down by chance, the dice being thrown by
-// `draw`. Blocks with a NaN or an infinity become NaNs.
 // x as numbers of 8, 4 or 2 bits in blocks of `block` elements, a multiple of 8: a float32 for each block, then the
 // numbers, of 4 bits two a byte, of 2 four. Rounded to the nearest even, or (not of 2 bits) up and down by chance, the
 // dice being thrown by `draw`. Blocks with a NaN or an infinity become NaNs.

@@ -190,6 +190,8 @@ def test_sparse_meetings_that_cannot_be(tmp_path: Path, line: str, message: str)
     with pytest.raises(UserError, match=message) as caught:
         made(tmp_path, f'name = "sparse_loco"\nevery = 2\n{line}\n')
     assert "\n" not in str(caught.value)
+
+
 def test_intervals_of_moments_and_constants_of_pairs(tmp_path: Path) -> None:
     text = 'name = "des_loco"\nevery = 4\nfirst = { epoch = 1 }\nmoments = { exp_avg_sq = 40 }\n'
     how = made(tmp_path, f'{text}average = "int2"\n').how
