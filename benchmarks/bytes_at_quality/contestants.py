@@ -14,6 +14,8 @@ from hpcsgd.methods.diloco import MakeOptimizer
 
 EVERY = 64
 """H, steps from one meeting to the next."""
+EVERY_BY_GROUPS = 6
+"""SparseLoCo's is so many times P: what a rank sends at its meetings grows with P."""
 FRAGMENTS, DELAY = 4, 4
 BETAS, DECAY = (0.9, 0.95), 0.1
 Settings = Mapping[str, float]
@@ -23,7 +25,8 @@ SPARSE, MULOCO = "SparseLoCo", "MuLoCo, 2 bits"
 
 @dataclass(frozen=True)
 class Contestant:
-    method: Callable[[Settings], hpcsgd.Method]
+    method: Callable[[Settings, int], hpcsgd.Method]
+    """Of a trial, for so many groups."""
     trials: Sequence[Settings]
     """What is tried, as many for everybody; the best one is taken."""
     optimizer: Callable[[nn.Module, Settings], optim.Optimizer]
@@ -32,6 +35,10 @@ class Contestant:
 
 def adamw(model: nn.Module, s: Settings) -> optim.Optimizer:
     return optim.AdamW(model.parameters(), lr=s["lr"], betas=BETAS, weight_decay=DECAY)
+
+
+def muon(model: nn.Module, s: Settings) -> optim.Optimizer:
+    return hpcsgd.muon(model, lr=s["lr"], weight_decay=DECAY, rest={"betas": BETAS})
 
 
 def nesterov(s: Settings) -> MakeOptimizer:
@@ -47,15 +54,25 @@ def with_outer(**inner: Sequence[float]) -> list[Settings]:
 
 
 CONTESTANTS: dict[str, Contestant] = {
-    BSP: Contestant(lambda s: hpcsgd.bsp(), grid(lr=(1e-3, 2e-3, 4e-3, 6e-3, 8e-3, 12e-3)), adamw),
+    BSP: Contestant(lambda s, _: hpcsgd.bsp(), grid(lr=(2e-3, 4e-3, 6e-3, 8e-3, 12e-3, 16e-3)), adamw),
     DILOCO: Contestant(
-        lambda s: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=(2e-3, 4e-3, 8e-3)), adamw
+        lambda s, _: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=(4e-3, 8e-3, 12e-3)), adamw
     ),
     STREAMED: Contestant(
-        lambda s: hpcsgd.streamed(
+        lambda s, _: hpcsgd.streamed(
             hpcsgd.diloco(EVERY, outer=nesterov(s), average=wires.int4(block=256)), FRAGMENTS, DELAY
         ),
-        with_outer(lr=(2e-3, 4e-3, 8e-3)),
+        with_outer(lr=(4e-3, 8e-3, 12e-3)),
         adamw,
+    ),
+    SPARSE: Contestant(
+        lambda s, groups: hpcsgd.sparse_loco(EVERY_BY_GROUPS * groups, lr=s["outer_lr"]),
+        grid(lr=(4e-3, 8e-3, 12e-3), outer_lr=(0.7, 1.0)),
+        adamw,
+    ),
+    MULOCO: Contestant(
+        lambda s, _: hpcsgd.diloco(EVERY, outer=nesterov(s), average=wires.int2()),
+        with_outer(lr=(4e-3, 8e-3, 12e-3)),
+        muon,
     ),
 }

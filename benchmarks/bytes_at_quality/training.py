@@ -36,14 +36,14 @@ TIMEOUT = 3600.0
 class Setting:
     """What all trainings have in common."""
 
-    width: int = 96
-    layers: int = 3
+    width: int = 64
+    layers: int = 2
     heads: int = 4
     window: int = 128
     """Tokens, which are bytes."""
     batch: int = 32
     """Windows of a step, of all groups together."""
-    steps: int = 1024
+    steps: int = 1536
     trials: int = 6
     """Settings that are tried of everybody."""
     judged: int = 1024
@@ -51,7 +51,7 @@ class Setting:
 
 
 FULL = Setting()
-QUICK = Setting(width=16, layers=1, heads=2, window=32, batch=8, steps=128, trials=1, judged=64)
+QUICK = Setting(width=16, layers=1, heads=2, window=32, batch=8, steps=192, trials=1, judged=64)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def train(
     contestant, model = CONTESTANTS[who], copy.deepcopy(start)
     job = form(world, groups=world.size)
     optimizer = hpcsgd.DistributedOptimizer(
-        contestant.optimizer(model, tried), model, job, contestant.method(tried)
+        contestant.optimizer(model, tried), model, job, contestant.method(tried, world.size)
     )
     schedule = LambdaLR(optimizer, lambda t: rate((t + 1) / setting.steps))
     before = world.ledger.totals()
@@ -145,7 +145,7 @@ def judge(model: nn.Module, x: Tensor, y: Tensor) -> float:
 def foretold(setting: Setting, model: nn.Module, who: str, groups: int, tried: Settings) -> float:
     """Bytes that a rank sends, by the formulas of its method."""
     m = Sizes.of(model.named_parameters(), groups, 1, BUCKET_MB * 1e6)
-    messages = of_step(CONTESTANTS[who].method(tried), m)
+    messages = of_step(CONTESTANTS[who].method(tried, groups), m)
     return setting.steps * sum(
         x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages
     )
