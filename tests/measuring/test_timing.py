@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from hpcsgd.measuring import timing
 from hpcsgd.measuring.timing import (
     LARGEST_BLOCK,
     LEAST_ROUNDS,
@@ -39,21 +42,29 @@ def test_the_slowest_rank_counts_and_late_ones_are_waited_for(run: Run) -> None:
     assert one[0] >= LATE
 
 
-def taken(world: Transport) -> tuple[list[int], list[int], list[int]]:
+class Clock(threading.local):
+    """Of each rank its own; stands still but for what calls are said to take."""
+
+    now = 0.0
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def taken(world: Transport, clock: Clock) -> tuple[list[int], list[int], list[int]]:
     """Sizes that were kept, calls a block, rounds; each size takes thrice as long as the one before."""
     together = Together(world)
-    contests = [
-        Contest(3**i, [lambda i=i: time.sleep(3**i * 1e-4)])  # pyright: ignore[reportArgumentType]
-        for i in range(8)
-    ]
+    contests = [Contest(3**i, [partial(clock.passes, 3**i * 1e-4)]) for i in range(8)]
     kept = feasible(together, contests, seconds=0.1)
     take_turns(together, kept, seconds=0.1)
     return [c.nbytes for c in kept], [c.block for c in kept], [len(c.timed[0].seconds) for c in kept]
 
 
 @pytest.mark.ranks(2)
-def test_what_is_slow_is_timed_seldom_and_ends_the_list(run: Run) -> None:
-    (sizes, blocks, rounds), other = run(2, taken)
+def test_what_is_slow_is_timed_seldom_and_ends_the_list(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(timing, "perf_counter", lambda: clock.now)
+    (sizes, blocks, rounds), other = run(2, taken, clock)
     assert (sizes, blocks, rounds) == other
     assert 4 <= len(sizes) < 8
     assert blocks[0] > 1 == blocks[-1]

@@ -65,5 +65,5 @@ def test_too_long_windows_are_one_line(job_file: Path, tmp_path: Path) -> None:
     done = launch(tmp_path, "train", job_file.name, "--data.arguments.bptt", "9")
     assert done.code == 1
     assert done.err.count("\n") == 1, done.err
-    line = "hpcsgd: job.toml: [model]: transformers:AutoModelForCausalLM does not take samples of shape [9]: "
+    line = "hpcsgd: job.toml: [model]: transformers:AutoModelForCausalLM does not take samples of shape [9] "
     assert done.err.startswith(line)
