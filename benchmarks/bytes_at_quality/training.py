@@ -41,9 +41,9 @@ class Setting:
     heads: int = 4
     window: int = 128
     """Tokens, which are bytes."""
-    batch: int = 32
+    batch: int = 8
     """Windows of a step, of all groups together."""
-    steps: int = 1536
+    steps: int = 6144
     trials: int = 6
     """Settings that are tried of everybody."""
     judged: int = 1024
