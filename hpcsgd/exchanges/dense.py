@@ -70,7 +70,8 @@ class AllToAll:
 class ReduceScatter:
     """The group's mean gradient, by the library's reduce-scatter: (K−1)/K·M elements sent a rank.
 
-    Takes room for one gradient chunk, M/K elements. In which order the library adds is its own affair.
+    Takes room for one gradient chunk, M/K elements, and over several nodes, whose ranks add up first, for the
+    bucket under way. In which order the library adds is its own affair.
 
     Not to be confused with `AllToAll`, the same bytes in other messages, with room for K chunks.
 
