@@ -22,26 +22,11 @@ from hpcsgd.methods import Method, bsp, hierarchical, osgp, switch
 from hpcsgd.schedules import Every
 from hpcsgd.transport import Transport, threads
 from hpcsgd.wires.base import Wire
+from hpcsgd.wires.whole import Whole
 from references import batch, loss, model, vector
 
 SHAPES = [(1, 3), (2, 2), (3, 2)]
 DICE = wires.int4(block=8, rounding=wires.Stochastic(seed=3))
-
-
-@dataclass(frozen=True)
-class Whole:
-    """As they are: what is left of a wire without rounding."""
-
-    keeps = False
-
-    def nbytes(self, n: int) -> int:
-        return 4 * n
-
-    def encode(self, x: Tensor, code: Tensor, dice: int) -> None:
-        code.view(torch.float32).copy_(x)
-
-    def decode(self, code: Tensor, out: Tensor) -> None:
-        out.copy_(code.view(torch.float32))
 
 
 def momentum(params: Sequence[nn.Parameter]) -> optim.Optimizer:
