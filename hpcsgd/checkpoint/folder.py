@@ -77,7 +77,7 @@ class Checkpoints:
 
         Raises `JobError` if there are checkpoints and all are damaged.
         """
-        candidates = self._job.world.gather_objects(self._listed())[0]
+        candidates = self._job.world.gather_objects(titles(self._folder))[0]
         for name in candidates:
             damage = self._damage(self._folder / name)
             if damage is None:
@@ -88,11 +88,6 @@ class Checkpoints:
             if candidates:
                 raise UserError(f"{self._folder}: all checkpoints are damaged: {', '.join(candidates)}")
         return None
-
-    def _listed(self) -> list[str]:
-        """The names of all checkpoints, the newest first."""
-        names = [path.name for path in self._folder.glob("step-*") if path.is_dir()]
-        return sorted(filter(_TITLE.fullmatch, names), key=_step, reverse=True)
 
     def _write_hidden(self, hidden: Path, step: int, state: Mapping[str, Any]) -> None:
         with self._job.together("writing a checkpoint"), _writing(hidden):
@@ -140,12 +135,18 @@ class Checkpoints:
 
     def _remove_all_but_newest(self, step: int) -> None:
         """Of `step` and before; what is of a later step was passed over as damaged."""
-        listed = self._listed()
+        listed = titles(self._folder)
         kept = [name for name in listed if _step(name) <= step][:KEPT]
         for name in listed:
             if name not in kept:
                 shutil.rmtree(self._folder / name, ignore_errors=True)
         shutil.rmtree(self._folder / f"{_HIDDEN}{_title(step)}.old", ignore_errors=True)
+
+
+def titles(folder: Path) -> list[str]:
+    """The names of all checkpoints in `folder`, the newest first."""
+    names = [path.name for path in folder.glob("step-*") if path.is_dir()]
+    return sorted(filter(_TITLE.fullmatch, names), key=_step, reverse=True)
 
 
 def _read_manifest(path: Path) -> tuple[Saved, list[dict[str, Any]]]:

@@ -149,7 +149,8 @@ def require_of_chunks(name: str, method: Method) -> None:
     if not (method.how.shards and of_chunks(method.how)):
         raise UserError(
             f"{name}: meetings of this method need more than the chunks that a position owns; those of "
-            "hierarchical, diloco, fedavg, adacomm, d_psgd, selsync by parameters do not, with moments kept"
+            "hierarchical, diloco, sparse_loco, fedavg, adacomm, d_psgd, no_loco, selsync by parameters "
+            "do not, with moments kept"
         )
     if isinstance(method.when, Foreseen) and method.when.share == 0:
         raise UserError(f"{name}: groups of this method never meet; use it alone")
@@ -169,8 +170,8 @@ def delayed(method: Method, steps: int) -> Method:
 
     Args:
         method: whose meetings go by the chunks that a position owns and nothing else: `hierarchical`,
-            `diloco`, `fedavg`, `adacomm`, `d_psgd`, `selsync` by parameters, with moments kept. In a job file
-            ``method = { name = "hierarchical", every = 8 }``.
+            `diloco`, `sparse_loco`, `fedavg`, `adacomm`, `d_psgd`, `no_loco`, `selsync` by parameters, with
+            moments kept. In a job file ``method = { name = "hierarchical", every = 8 }``.
         steps: d, updates between the beginning of a meeting and its arrival, 0 or more; 0 is `method` itself.
             At most the steps from one meeting to the next. Where that cannot be told before, a meeting that
             falls due while one is under way is left out.

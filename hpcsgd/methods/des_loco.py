@@ -123,16 +123,18 @@ class Desynced:
         return self.periods.of(name) is None and all(x.dim() == 0 for x in tensors)
 
     def _require_known(self, s: Step) -> None:
-        """After the first update an optimizer has all that it is going to have."""
+        """After the first update an optimizer has all that it is going to have, though not on every position:
+        one may own no tensor of a kind. Collective."""
         self._checked = True
-        if not (self.periods.named or self.periods.wanted) or not any(b.pieces for b in s.buckets):
+        if not (self.periods.named or self.periods.wanted):
             return
-        has, who = s.moments.tensors(), type(s.moments.optimizer).__name__
+        who = type(s.moments.optimizer).__name__
+        has = {name for names in s.job.world.gather_objects(list(s.moments.tensors())) for name in names}
         for name in self.periods.named:
             if name not in has:
                 raise UserError(f"moments: {who} has no {name}; it has {', '.join(sorted(has)) or 'none'}")
         for kind, names in self.periods.wanted.items():
-            if s.job.rank == 0 and has.keys().isdisjoint(names):
+            if s.job.rank == 0 and has.isdisjoint(names):
                 log.warning("des_loco: %s is of no use: %s has no %s moment", kind, who, kind)
 
 

@@ -242,8 +242,8 @@ def streamed(method: Method, fragments: int, delay: int, blend: float = 0.5) -> 
 
     Args:
         method: of a fixed interval I, whose meetings go by the chunks that a position owns and nothing else:
-            `hierarchical` or `diloco`, with moments kept. In a job file ``method = { name =
-            "diloco", every = 30 }``.
+            `hierarchical`, `diloco`, `sparse_loco` or `no_loco`, with moments kept. In a job file
+            ``method = { name = "diloco", every = 30 }``.
         fragments: F, at least 1 and at most I. Layers go to them in strides, so that they are of about one
             size.
         delay: τ, steps from the beginning of a meeting to its arrival, at least 0 and at most I.

@@ -65,7 +65,8 @@ def _config(library: Any, kind: Any, arguments: Mapping[str, Any]) -> Any:
         own = dict(arguments)
         config_class = _config_class(library, own.pop(TYPE, None))
     require_arguments(config_class, own)
-    unknown = {key: None for key in OF_THEIR_VOCABULARY if hasattr(config_class(), key)}
+    bare = _told(config_class.__name__, library, config_class)
+    unknown = {key: None for key in OF_THEIR_VOCABULARY if hasattr(bare, key)}
     return _told(config_class.__name__, library, config_class, **{**unknown, **own})
 
 

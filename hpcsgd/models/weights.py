@@ -61,8 +61,9 @@ def read(path: Path) -> Weights:
 
 def twins(own: Mapping[str, Tensor], there: Iterable[str]) -> dict[str, str]:
     """Of the names in `own` that are not `there`: another name of the same tensor, which is."""
-    homes = {_home(own[name]): name for name in there if name in own}
-    missing = [name for name in own if name not in set(there)]
+    known = set(there)
+    homes = {_home(own[name]): name for name in own if name in known}
+    missing = [name for name in own if name not in known]
     return {name: homes[_home(own[name])] for name in missing if _home(own[name]) in homes}
 
 
@@ -137,7 +138,10 @@ def _read_pickled(path: Path) -> Weights:
 
 def _read_folder(path: Path) -> Weights:
     if (index := path / INDEX).is_file():
-        parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        try:
+            parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"{index}: no index of safetensors, or damaged ({error})") from error
         return {name: x for part in parts for name, x in _read_safetensors(path / part).items()}
     if (whole := path / "model.safetensors").is_file():
         return _read_safetensors(whole)
@@ -192,7 +196,7 @@ def _require_tied(path: Path, own: Mapping[str, Tensor], given: Mapping[str, Ten
     first: dict[Any, str] = {}
     for name, value in own.items():
         twin = first.setdefault(_home(value), name)
-        if not torch.equal(given[name], given[twin]):
+        if twin != name and not torch.equal(given[name], given[twin]):
             raise UserError(f"{path}: {name} and {twin} differ; this model has one tensor for both")
 
 

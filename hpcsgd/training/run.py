@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from hpcsgd.checkpoint import Checkpoints, Writer, restore
+from hpcsgd.checkpoint.folder import titles
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import MOVED, STOPPED, located
@@ -94,7 +95,7 @@ def train(
     config = tuned(config, job, source, resume)
     aside = job.world.apart()
     setting = setting_of(config, job)
-    begun = _to_begin(config, setting.goes_on(resume))
+    begun = to_begin(config, setting.goes_on(resume))
     parts = assemble(begun, job, source)
     devices = Counter(job.world.gather_objects(str(parts.device)))
     with ExitStack() as open_files:
@@ -142,9 +143,9 @@ def _train(
     return reason
 
 
-def _to_begin(config: Config, goes_on: bool) -> Config:
+def to_begin(config: Config, goes_on: bool) -> Config:
     """Where there is a checkpoint, weights to start from are not read: they may be gone."""
-    if goes_on and any((config.run.folder / CHECKPOINTS).glob("step-*")):
+    if goes_on and titles(config.run.folder / CHECKPOINTS):
         return replace(config, model=replace(config.model, start=None))
     return config
 

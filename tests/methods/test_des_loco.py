@@ -172,6 +172,25 @@ def test_moments_that_there_are_not(run, make: str, moments: dict[str, int], mes
     assert run(2, told) == [f"moments: {message}"] * 2
 
 
+@pytest.mark.skipif(not hasattr(optim, "Muon"), reason="torch has no Muon yet")
+def test_a_position_may_own_nothing_of_a_kind(caplog: pytest.LogCaptureFixture) -> None:
+    """One hidden matrix for two positions: the other one has no momentum, and the optimizer has it."""
+    caplog.set_level(logging.WARNING)
+
+    def train(world: Transport) -> None:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(6, 4, bias=False), torch.nn.Linear(4, 3, bias=False))
+        method = des_loco(4, first=2, second=3, moments={"momentum_buffer": 2})
+        optimizer = hpcsgd.DistributedOptimizer(hpcsgd.muon(net, lr=0.01), net, form(world, 2), method)
+        for _ in range(4):
+            optimizer.zero_grad()
+            net(torch.randn(5, 6)).square().mean().backward()
+            optimizer.step()
+
+    threads.run(4, train)
+    assert not [r for r in caplog.records if "of no use" in r.getMessage()]
+
+
 def test_an_interval_that_is_of_no_use_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     train = lambda world, method: distributed(world, 2, method, OPTIMIZERS["momentum"], 1)  # noqa: E731

@@ -110,6 +110,10 @@ def test_what_holds_no_weights(tmp_path: Path) -> None:
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(whole[:-1])
     assert refusal(net(1), cut).startswith(f"{cut}: not a safetensors file, or damaged (")
+    for index in ("{", "[]", '{"metadata": {}}'):
+        (folder / "model.safetensors.index.json").write_text(index)
+        assert refusal(net(1), folder).startswith(f"{folder}/model.safetensors.index.json: no index of ")
+    (folder / "model.safetensors.index.json").unlink()
     (folder / ".metadata").write_bytes(b"x")
     assert refusal(net(1), folder).startswith(f"{folder}: a damaged checkpoint (")
 

@@ -19,6 +19,7 @@ from hpcsgd.errors import JobError
 from hpcsgd.export import export
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.evaluation import evaluate
+from hpcsgd.training.run import to_begin
 from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport, threads
 from training.interruptions import without_pictures
@@ -83,6 +84,17 @@ def test_where_the_file_is_meant_from(job_file: Path) -> None:
     assert load(job_file, ["--model.start", "b"]).model.start == Path.cwd() / "b"
     (job_file.parent / "again.toml").write_text(dump(config))
     assert load(job_file.parent / "again.toml").model.start == config.model.start
+
+
+def test_only_a_checkpoint_goes_first(job_file: Path) -> None:
+    config = load(job_file, ["--model.start", "x.pt", "--run.folder", str(job_file.parent / "run")])
+    checkpoints = job_file.parent / "run" / "checkpoints"
+    for name in ("step-00000100.bak", "step-0000010"):
+        (checkpoints / name).mkdir(parents=True)
+    assert to_begin(config, goes_on=True) == config
+    (checkpoints / "step-00000100").mkdir()
+    assert to_begin(config, goes_on=True).model.start is None
+    assert to_begin(config, goes_on=False) == config
 
 
 def test_what_does_not_fit_is_told_by_all(job_file: Path, caplog: pytest.LogCaptureFixture) -> None:
