@@ -21,11 +21,11 @@ def export(run: Path, kind: str = "safetensors", to: Path | None = None) -> str:
     target = run / FORMATS[kind].name if to is None else to
     _require_place(target)
     left = left_by(run)
+    count = sum(x.numel() for x in distinct(left.weights)[0].values())
     try:
         FORMATS[kind].write(left, target)
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from error
-    count = sum(x.numel() for x in distinct(left.weights)[0].values())
     step = "" if left.step is None else f" after step {left.step:,}"
     return f"{target}: {len(left.weights)} tensors, {count:,} numbers, from {left.source}{step}"
 

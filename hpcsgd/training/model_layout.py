@@ -77,16 +77,22 @@ def compile_regions(model: nn.Module, **options: Any) -> None:
 
 def regions(model: nn.Module) -> Iterator[nn.Module]:
     """The outermost modules that are made of others, without those that only contain them: residual blocks,
-    the layers of a transformer, however deep its list of them lies."""
+    the layers of a transformer, however deep its list of them lies. What such a list has is whole, also where
+    it has lists of its own, as of experts."""
     for child in model.children():
-        if isinstance(child, CONTAINERS) or any(map(_lists_regions, child.modules())):
+        listed = isinstance(model, nn.ModuleList) or not any(map(_lists_regions, child.modules()))
+        if isinstance(child, CONTAINERS) or not listed:
             yield from regions(child)
-        elif any(True for _ in child.children()):
+        elif _is_composite(child):
             yield child
 
 
 def _lists_regions(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList) and any(any(True for _ in m.children()) for m in module)
+    return isinstance(module, nn.ModuleList) and any(map(_is_composite, module))
+
+
+def _is_composite(module: nn.Module) -> bool:
+    return any(True for _ in module.children())
 
 
 def _on_inputs(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:

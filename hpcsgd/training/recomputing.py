@@ -3,17 +3,20 @@
 "Training Deep Nets with Sublinear Memory Cost" (Chen et al., 2016), https://arxiv.org/abs/1604.06174: of n
 layers alike, what is kept shrinks from n layers' values to n inputs and one layer's values, for one more
 forward pass. Done by torch's `checkpoint`, which has chance (dropout) and autocast be as they were. Here
-besides: running statistics are not added up a second time.
+besides: the second pass begins with the buffers of the first one, and leaves none, so that running statistics
+are added up once.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+Buffers = dict[str, Tensor | None]
 
 
 def recompute(regions: Iterable[nn.Module]) -> None:
@@ -24,17 +27,28 @@ def recompute(regions: Iterable[nn.Module]) -> None:
 
 
 def _contexts(region: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Around the forward pass, and around the same again."""
-    return nullcontext(), _on_copies_of_buffers(region)
+    """Around the forward pass, and around the same again: from the same buffers, and leaving them alone."""
+    begun: list[Buffers] = []
+    return _remembered(region, begun), _on_copies(region, begun)
 
 
 @contextmanager
-def _on_copies_of_buffers(region: nn.Module) -> Iterator[None]:
+def _remembered(region: nn.Module, begun: list[Buffers]) -> Iterator[None]:
+    begun[:] = [_copied(module._buffers) for module in region.modules()]
+    yield
+
+
+@contextmanager
+def _on_copies(region: nn.Module, begun: list[Buffers]) -> Iterator[None]:
     own = [(module, dict(module._buffers)) for module in region.modules()]
-    for module, buffers in own:
-        module._buffers.update({name: x if x is None else x.clone() for name, x in buffers.items()})
+    for (module, _), buffers in zip(own, begun, strict=True):
+        module._buffers.update(_copied(buffers))
     try:
         yield
     finally:
         for module, buffers in own:
             module._buffers.update(buffers)
+
+
+def _copied(buffers: Buffers) -> Buffers:
+    return {name: x if x is None else x.clone() for name, x in buffers.items()}

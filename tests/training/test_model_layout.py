@@ -71,6 +71,26 @@ def test_the_regions_of_a_residual_network_are_its_blocks() -> None:
     assert len(list(regions(net))) == 9
 
 
+def test_what_a_list_has_is_a_region_also_with_lists_of_its_own() -> None:
+    """A mixture of experts is one layer of a transformer, and not as many as it has experts."""
+
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router = nn.Linear(2, 2)
+            self.experts = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2))
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = nn.Module()
+            self.inside.layers = nn.ModuleList([Mixture(), Mixture()])
+            self.head = nn.Linear(2, 2)
+
+    net = Net()
+    assert list(regions(net)) == list(net.inside.layers)
+
+
 def test_regions_are_the_outermost() -> None:
     layers = nn.ModuleList([nn.TransformerEncoderLayer(4, 2, 4) for _ in range(2)])
     net = nn.ModuleDict({"embedding": nn.Embedding(3, 4), "layers": layers})

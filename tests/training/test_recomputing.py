@@ -21,6 +21,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.models import build
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.model_layout import lay_out
+from hpcsgd.training.recomputing import recompute
 from hpcsgd.transport import Transport, threads
 from training.interruptions import assert_interruptions_change_nothing, outcome, train, without_pictures
 from training.launches import launch
@@ -97,6 +98,21 @@ def test_less_is_kept(name: str) -> None:
         bytes_kept += total
         loss.backward()
     assert bytes_kept[1] < bytes_kept[0] / 2
+
+
+def test_what_goes_by_a_buffer_that_it_changes() -> None:
+    """Spectral norm's vectors move in every forward pass, and the weight is divided by what they say."""
+    torch.manual_seed(0)
+    layers = (nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)) for _ in range(2))
+    plain = nn.Sequential(*(nn.Sequential(layer, nn.Tanh()) for layer in layers))
+    again = copy.deepcopy(plain)
+    recompute(again)
+    x, found = torch.randn(5, 6), []
+    for model in (plain, again):
+        for _ in range(3):
+            model(x).square().sum().backward()
+        found.append([*(p.grad for p in model.parameters()), *model.buffers()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_a_copy_is_on_its_own() -> None:

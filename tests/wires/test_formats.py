@@ -89,6 +89,16 @@ def test_the_dice_are_the_same_from_run_to_run_and_others_elsewhere() -> None:
     assert not torch.equal(there_and_back(wire, x, 5), there_and_back(other, x, 5))
 
 
+def test_what_two_bits_lose() -> None:
+    """Of the energy, as docs/wires.md has it."""
+    chance, n = torch.Generator().manual_seed(0), 1 << 18
+    signs = torch.randint(2, (n,), generator=chance) * 2 - 1
+    laplaces = signs * torch.empty(n).exponential_(generator=chance)
+    for x, lost in ((torch.randn(n, generator=chance), 0.14), (laplaces, 0.20)):
+        apart = there_and_back(wires.int2(), x) - x
+        assert (apart.square().sum() / x.square().sum()).item() == pytest.approx(lost, abs=0.005)
+
+
 def test_what_rounds_to_the_nearest_keeps_what_it_loses() -> None:
     assert {name for name, wire in ALL.items() if wire.keeps} == {"int8", "int4", "int2"}
 
