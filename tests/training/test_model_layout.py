@@ -84,11 +84,11 @@ def test_what_a_list_has_is_a_region_also_with_lists_of_its_own() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.inside = nn.Module()
-            self.inside.layers = nn.ModuleList([Mixture(), Mixture()])
+            self.inside.add_module("layers", nn.ModuleList(layers))
             self.head = nn.Linear(2, 2)
 
-    net = Net()
-    assert list(regions(net)) == list(net.inside.layers)
+    layers = [Mixture(), Mixture()]
+    assert list(regions(Net())) == layers
 
 
 def test_regions_are_the_outermost() -> None:
