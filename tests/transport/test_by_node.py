@@ -44,6 +44,7 @@ def added(n: int, H: int, L: int, count: int) -> np.ndarray[Any, Any]:
         ([0, 0, 0, 3], None),
         ([0, 2, 0, 2], None),
         ([0, 0, 2], None),
+        ([0, 0, 3, 3, 3], None),
         ([0], None),
     ],
 )
