@@ -7,9 +7,12 @@ all ranks alike: rank 0 prints it and everybody leaves in good order.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import signal
+import stat
 import sys
+import termios
 import threading
 import time
 import traceback
@@ -26,6 +29,8 @@ from hpcsgd.transport.lane import close_lanes
 
 GRACE = 5.0
 """Seconds that ranks leaving together wait for each other before the job is aborted."""
+LISTENED = 1.0
+"""Seconds that a launcher has to read what was printed, at most."""
 
 
 class Ending:
@@ -107,6 +112,7 @@ class Ending:
     def _abort(self, code: int) -> None:
         if self._world.size > 1:
             sys.stdout.flush()
+            _wait_for_readers()
             self._world.backend.abort(code)
             os._exit(code)
 
@@ -170,6 +176,23 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     return PEER_LOST if isinstance(error, PeerLost) else 1
+
+
+def _wait_for_readers() -> None:
+    """A launcher that hears of an abort may not care any more for what it was to print."""
+    deadline = time.monotonic() + LISTENED
+    while any(_unread(file) for file in (1, 2)) and time.monotonic() < deadline:
+        time.sleep(1e-3)
+
+
+def _unread(file: int) -> bool:
+    """Whether `file` is a pipe with something in it."""
+    try:
+        if stat.S_ISFIFO(os.fstat(file).st_mode):
+            return any(fcntl.ioctl(file, termios.FIONREAD, bytes(4)))
+    except OSError:  # it is closed
+        pass
+    return False
 
 
 def _tell(text: str) -> None:

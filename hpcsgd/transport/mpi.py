@@ -141,7 +141,7 @@ class MpiBackend(Backend):
         return MpiBackend(self._comm.Split(color, key), self.node)
 
     def abort(self, code: int) -> None:
-        self._comm.Abort(code)
+        MPI.COMM_WORLD.Abort(code)  # of others MPICH's launcher is not told, and may miss it
 
     def lacks(self, device: torch.device) -> str:
         """Why the library takes no addresses of tensors there; empty where it says that it does."""

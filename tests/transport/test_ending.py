@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,6 +163,7 @@ def test_all_ranks_end(name: str, tmp_path: Path) -> None:
         assert job.code == case.code, everything
     else:
         assert job.code in ({case.code} | KILLED if case.code else set(range(1, 256))), everything
+    assert "MPI_Abort(comm=" not in everything  # only of the whole job is Hydra told
     assert job.seconds < LIMIT + (case.timeout if case.timeout < 60 else 0)
     if case.message:
         assert everything.count(case.message) == 1, everything
@@ -255,3 +257,19 @@ def test_the_first_failure_is_the_one_that_a_batch_script_reads(
     monkeypatch.setenv("HPCSGD_FAILURE", str(tmp_path / "no" / "folder"))
     ending._tell("hpcsgd: the cause")
     assert capsys.readouterr().err.splitlines()[1:] == ["hpcsgd: the cause"]
+
+
+def test_what_a_launcher_has_not_read_yet(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    assert not ending._unread(writing)
+    os.write(writing, b"a line")
+    assert ending._unread(writing)
+    os.read(reading, 100)
+    assert not ending._unread(writing)
+    os.close(reading)
+    os.close(writing)
+    assert not ending._unread(writing)
+    with open(tmp_path / "log", "w+") as file:
+        file.write("a line")
+        file.seek(0)
+        assert not ending._unread(file.fileno())
