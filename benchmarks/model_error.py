@@ -74,8 +74,7 @@ def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str
     rows: list[dict[str, Any]] = []
     for cell in found["cells"]:
         P, K, model = cell["P"], cell["K"], cell["model"]
-        per_host = max(RANKS_PER_HOST // K, 1)
-        m = Sizes.of(network(model).named_parameters(), P, K, BUCKET_MB * 1e6, groups_per_host=per_host)
+        m = Sizes.of(network(model).named_parameters(), P, K, BUCKET_MB * 1e6, ranks_per_host=RANKS_PER_HOST)
         own = alone[model, B // K]
         method = METHODS[cell["method"]]()
         updated = own["update"] / (K if method.exchange.shards else 1)

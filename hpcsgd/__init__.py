@@ -36,7 +36,15 @@ if TYPE_CHECKING:
     from hpcsgd.engine.optimizer import DistributedOptimizer
     from hpcsgd.engine.scaling import GradScaler
     from hpcsgd.errors import JobError, UserError
-    from hpcsgd.exchanges import AllToAll, MomentumCorrection, Packed, RateInside, ReduceScatter, Sparse
+    from hpcsgd.exchanges import (
+        AllToAll,
+        Dense,
+        MomentumCorrection,
+        Packed,
+        RateInside,
+        ReduceScatter,
+        Sparse,
+    )
     from hpcsgd.methods import (
         Method,
         ad_psgd,
@@ -75,6 +83,7 @@ _HOMES = {
     "CLTk": "sparsifiers",
     "DefDP": "data",
     "Deft": "sparsifiers",
+    "Dense": "exchanges",
     "Dirichlet": "data",
     "DistributedOptimizer": "engine.optimizer",
     "GradScaler": "engine.scaling",
@@ -141,6 +150,7 @@ __all__ = [
     "CLTk",
     "DefDP",
     "Deft",
+    "Dense",
     "Dirichlet",
     "DistributedOptimizer",
     "GradScaler",

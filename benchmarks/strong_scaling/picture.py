@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from strong_scaling.places import BASELINE, DDP, FIGURES, LATE, OURS, RANKS, SCATTERED, SYNC
+from strong_scaling.places import BASELINE, DDP, FIGURES, LATE, OURS, RANKS, SYNC, TO_ALL
 
 Row = dict[str, Any]
-COLORS = {DDP: "C7", SYNC: "C0", BASELINE: "C1", OURS: "C2", SCATTERED: "C4", LATE: "C3"}
+COLORS = {DDP: "C7", SYNC: "C0", BASELINE: "C1", OURS: "C2", TO_ALL: "C4", LATE: "C3"}
 
 
 def draw(rows: Sequence[Row], file: Path) -> None:

@@ -29,7 +29,7 @@ WARM_UP = 1
 STEPS = 2
 """Of a block at least."""
 DDP, SYNC, BASELINE, OURS = "DDP", "bsp", "allreduce-based", "hierarchical"
-SCATTERED, LATE = "hierarchical, reduce_scatter", "hierarchical, delayed"
+TO_ALL, LATE = "hierarchical, all-to-all", "hierarchical, delayed"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ FIGURES = {"figure 5": Figure(4, 8), "figure 9": Figure(8, 4)}
 LOCAL: dict[str, Callable[[int], hpcsgd.Method]] = {
     BASELINE: hpcsgd.allreduce_local_sgd,
     OURS: hpcsgd.hierarchical,
-    SCATTERED: lambda every: hpcsgd.hierarchical(every, hpcsgd.ReduceScatter()),
+    TO_ALL: lambda every: hpcsgd.hierarchical(every, hpcsgd.AllToAll()),
     LATE: lambda every: hpcsgd.delayed(hpcsgd.hierarchical(every), every),
 }
 

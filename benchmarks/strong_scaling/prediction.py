@@ -31,8 +31,7 @@ def predicted(place: Place, compute: float) -> float:
         for kind, beta in LINKS.items()
     )
     machine = Machine(machine=About(hosts=hosts(N), ranks_per_host=N // hosts(N)), link=links)
-    groups_per_host = max(machine.ranks_per_host // place.K, 1)
     named = network(Compute(compute)).named_parameters()
-    m = Sizes.of(named, place.P, place.K, BUCKET_MB * 1e6, groups_per_host=groups_per_host)
+    m = Sizes.of(named, place.P, place.K, BUCKET_MB * 1e6, ranks_per_host=machine.ranks_per_host)
     own = Computed(FORWARD * compute, (1 - FORWARD) * compute)
     return price(place.method(), m, machine, own, ranks_per_host=min(RANKS_PER_HOST, N)).seconds

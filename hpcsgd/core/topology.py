@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.transport import PeerLost, Transport
+from hpcsgd.transport.by_node import levels
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class Job:
         cross: the P ranks of one position, each with that chunk of its group's model; its rank is g.
         P: groups.
         K: ranks of a group.
+        shares_nodes: whether this rank's group has several nodes, and several ranks on each of them. Default
+            False.
         peers: who averages with this job from outside its world, where it is an island. Default
             Absent(number=0, count=1): nobody.
 
@@ -107,6 +110,7 @@ class Job:
     cross: Transport
     P: int
     K: int
+    shares_nodes: bool = False
     peers: Peers = NOBODY
     """Other jobs that average with this one."""
 
@@ -163,14 +167,13 @@ def form(world: Transport, groups: int | None = None, group_size: int | None = N
     g, j = divmod(world.rank, K)
     of_ranks = [nodes[rank] for rank in order]
     if (spread := groups_across_nodes(of_ranks, K)) and world.rank == 0:
-        share = any(len(set(of_ranks[g * K : (g + 1) * K])) < K for g in spread)
         log.warning(
             "%d of %d groups span more than one node (%d ranks a group, %d nodes): their gradients cross the "
-            "network at every step%s", len(spread), P, K, len(set(nodes)),
-            "; with the exchange reduce_scatter once for a node, not once for a rank" if share else "",
+            "network at every step", len(spread), P, K, len(set(nodes)),
         )  # fmt: skip
     group, cross = world.split(g, j), world.split(j, g).on_its_own_lane()
-    return Job(world=world, group=group, cross=cross, P=P, K=K)
+    shares_nodes = levels(of_ranks[g * K : (g + 1) * K]) is not None
+    return Job(world=world, group=group, cross=cross, P=P, K=K, shares_nodes=shares_nodes)
 
 
 def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, int]:

@@ -95,8 +95,8 @@ class Sizes:
     """Names of its tensors of one float32 for every piece of a parameter."""
     buffers: tuple[int, ...] = ()
     """Bytes of all float buffers of the model, one entry a dtype."""
-    groups_per_host: int = 1
-    """1 also where a group needs several."""
+    ranks_per_host: int | None = None
+    """None: as many as a group has."""
 
     @classmethod
     def of(
@@ -108,7 +108,7 @@ class Sizes:
         moments: Sequence[str] = (),
         numbers: Sequence[str] = (),
         buffers: Iterable[Tensor] = (),
-        groups_per_host: int = 1,
+        ranks_per_host: int | None = None,
         whole: Collection[nn.Parameter] = frozenset(),
     ) -> Sizes:
         """Of trainable parameters, which may be on the meta device, as the engine would lay them out: those
@@ -130,7 +130,7 @@ class Sizes:
             moments=tuple(moments),
             numbers=tuple(numbers),
             buffers=tuple(by_dtype.values()),
-            groups_per_host=groups_per_host,
+            ranks_per_host=ranks_per_host,
         )
 
     @property
@@ -140,6 +140,16 @@ class Sizes:
     @property
     def M(self) -> int:
         return sum(b.used for b in self.buckets)
+
+    @property
+    def groups_per_host(self) -> int:
+        """1 also where a group needs several."""
+        return max((self.ranks_per_host or self.K) // self.K, 1)
+
+    @property
+    def hosts_of_a_group(self) -> list[int]:
+        """Of each of its ranks, as they are counted in the first group."""
+        return [j // (self.ranks_per_host or self.K) for j in range(self.K)]
 
     def ranks(self, over: Over) -> int:
         return {"group": self.K, "cross": self.P, "world": self.N, "peers": self.P}[over]

@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 from hpcsgd.core.step import Exchange
 from hpcsgd.exchanges.codecs import Gaps, Plain
 from hpcsgd.exchanges.combining import everyones, own
-from hpcsgd.exchanges.dense import AcrossGroups, AllReduce, AllToAll, Gathered, ReduceScatter
+from hpcsgd.exchanges.dense import AcrossGroups, AllReduce, AllToAll, Dense, Gathered, ReduceScatter
 from hpcsgd.exchanges.feedback import ErrorFeedback, MomentumCorrection, RateInside
 from hpcsgd.exchanges.packed import Packed
 from hpcsgd.exchanges.sparse import Sparse
 
 EXCHANGES: Mapping[str, Callable[..., Exchange]] = {
     "alltoall": AllToAll,
+    "dense": Dense,
     "packed": Packed,
     "reduce_scatter": ReduceScatter,
     "sparse": Sparse,
@@ -23,6 +24,7 @@ __all__ = [
     "AcrossGroups",
     "AllReduce",
     "AllToAll",
+    "Dense",
     "ErrorFeedback",
     "Gaps",
     "Gathered",

@@ -23,7 +23,7 @@ from hpcsgd.averagers.parcel import Parcel
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 from hpcsgd.transport import Asked, Service, phase, wide
 from hpcsgd.transport.streams import HOST
@@ -153,7 +153,7 @@ def _kept(chunk: Tensor) -> Tensor:
     return chunk.to(HOST, wide(chunk.dtype), copy=True)
 
 
-def ad_psgd(seed: int = 0, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
+def ad_psgd(seed: int = 0, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     """Groups average with one random other after every step, and wait for nobody else.
 
     Active (even) groups ask passive (odd) ones: M/K elements a rank and step from every active group, and
@@ -164,8 +164,8 @@ def ad_psgd(seed: int = 0, exchange: Exchange = AllToAll()) -> Method:  # noqa: 
 
     Args:
         seed: partners follow from it, the group and the step. Default 0.
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.ad_psgd())

@@ -25,7 +25,7 @@ from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.transport import phase
 from hpcsgd.wires.base import Wire
 
@@ -128,7 +128,7 @@ class Adaptive:
 def adacomm(
     interval: int,
     block: int,
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: Exchange = Dense(),  # noqa: B008 - frozen
     moments: AroundMoments = kept,
     average: Wire | None = None,
 ) -> Method:
@@ -143,8 +143,8 @@ def adacomm(
         interval: I_0, steps from one meeting to the next at first. Begin with the largest that trains at all.
         block: steps after which the interval is chosen anew, at the next meeting. A job file may say ``block
             = { epoch = 1 }``; the paper's blocks are of seconds.
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
         moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
         average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, ….
             Default None: as they are.

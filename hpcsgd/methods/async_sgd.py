@@ -10,11 +10,11 @@ from __future__ import annotations
 from hpcsgd.averagers.server import Server
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 
 
-def async_sgd(exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
+def async_sgd(exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     """A parameter server on all ranks, without any waiting.
 
     Every update counts as soon as it arrives, times 1/P, however old the parameters are that it was computed
@@ -24,8 +24,8 @@ def async_sgd(exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
     server.
 
     Args:
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.async_sgd())

@@ -10,11 +10,11 @@ from __future__ import annotations
 from hpcsgd.averagers import Mean
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GroupExchange
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import never
 
 
-def bsp(exchange: GroupExchange = AllToAll()) -> Method:  # noqa: B008 - frozen
+def bsp(exchange: GroupExchange = Dense()) -> Method:  # noqa: B008 - frozen
     """Synchronous SGD over all N ranks, in two levels where there are groups.
 
     A rank sends 2·(K−1)/K·M elements a step, and 2·(P−1)/P·M/K more across groups: with a group on each host
@@ -25,8 +25,8 @@ def bsp(exchange: GroupExchange = AllToAll()) -> Method:  # noqa: B008 - frozen
 
     Args:
         exchange: of gradients, made one among all groups: `AllToAll()` as the mean in rank order,
-            `ReduceScatter()` where memory for K gradient chunks is short, or `Sparse(...)`. Default
-            AllToAll().
+            `ReduceScatter()` where memory for K gradient chunks is short, `Dense()`, which of both fits where
+            the ranks are, or `Sparse(...)`. Default Dense().
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp())

@@ -17,7 +17,7 @@ from hpcsgd.core.mixing import mean_leaving, mean_peers, symmetric_matrix
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 from hpcsgd.transport import wide
 
@@ -70,7 +70,7 @@ class Neighbours:
 
 def d_psgd(
     graph: Graph = Ring(),  # noqa: B008 - frozen
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: Exchange = Dense(),  # noqa: B008 - frozen
 ) -> Method:
     """Symmetric gossip: after every step each group averages with its neighbours.
 
@@ -83,8 +83,8 @@ def d_psgd(
         graph: one of `hpcsgd.graphs` whose edges go both ways: `Ring()`, `UndirectedExponential()`, which
             mixes faster where there are many groups, `Complete()` or `BipartiteExponential()`. Default
             Ring().
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
 
     Raises:
         UserError: for a directed graph.

@@ -36,7 +36,7 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 from hpcsgd.wires.base import Wire
 
@@ -153,7 +153,7 @@ def des_loco(
     first: int | None = None,
     second: int | None = None,
     moments: Mapping[str, int] | None = None,
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: Exchange = Dense(),  # noqa: B008 - frozen
     average: Wire | None = None,
 ) -> Method:
     """Local SGD in which moments meet, too, but less often than parameters: each at an interval of its own.
@@ -172,8 +172,8 @@ def des_loco(
         moments: of others by the name that the optimizer has for them, or of some of these; in a job file
             ``moments = { exp_avg_sq = 40 }``. What has no interval stays each group's own. Default None:
             none.
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
         average: how chunks of parameters travel at a meeting: `wires.int8()`, …; moments travel as they are.
             Default None: as they are.
 

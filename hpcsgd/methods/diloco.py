@@ -36,7 +36,7 @@ from hpcsgd.core.method import Method, State, refer
 from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 from hpcsgd.transport import wide
 from hpcsgd.wires.base import Wire
@@ -148,7 +148,7 @@ def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> int:
 def diloco(
     every: int,
     outer: MakeOptimizer = NESTEROV,
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: Exchange = Dense(),  # noqa: B008 - frozen
     moments: AroundMoments = kept,
     average: Wire | None = None,
 ) -> Method:
@@ -165,8 +165,8 @@ def diloco(
         outer: makes the outer optimizer of a list of tensors, one for each bucket; it must be element-wise.
             In a job file ``outer = { build = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }``. Default
             that, the paper's Nesterov momentum.
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
         moments: what becomes of the inner optimizer's momentum at a meeting: `kept`, `Averaged` or `Reset`.
             Default kept, as in the paper.
         average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, ….

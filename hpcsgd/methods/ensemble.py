@@ -17,11 +17,11 @@ from __future__ import annotations
 from hpcsgd.averagers import Ensemble
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 
 
-def ensemble(every: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
+def ensemble(every: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     """Groups that may die average their models over those that are alive, after every `every` steps.
 
     Each group is a job of its own, an island: `hpcsgd launch` starts and restarts them. A meeting sends
@@ -33,8 +33,8 @@ def ensemble(every: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B0
     Args:
         every: T, steps of a round, at least 1. What an island learned since the last round is lost where it
             dies: short rounds lose less, and send more.
-        exchange: of gradients inside an island: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside an island: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
 
     Raises:
         UserError: for `every` below 1; when the optimizer is wrapped, in a job that is no island.

@@ -29,7 +29,7 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.transport import wide
 
 
@@ -96,7 +96,7 @@ def fedavg(
     *,
     steps_per_epoch: int,
     seed: int = 0,
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: Exchange = Dense(),  # noqa: B008 - frozen
     moments: AroundMoments = kept,
 ) -> Method:
     """Federated averaging: a few times an epoch all groups take the mean of some of them, drawn by lot.
@@ -114,8 +114,8 @@ def fedavg(
         per_epoch: 1/E, meetings an epoch, 1 to `steps_per_epoch`. Default 4.
         steps_per_epoch: S, steps in an epoch of all data, `len(loader)`. A job file need not say it.
         seed: who is drawn follows from it and the step, without a message. Default 0.
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
         moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
 
     Raises:

@@ -22,14 +22,14 @@ from __future__ import annotations
 from hpcsgd.averagers import AroundMoments, MeanOfAll, Measured, kept, mean_by
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange
-from hpcsgd.exchanges import AllReduce, AllToAll
+from hpcsgd.exchanges import AllReduce, Dense
 from hpcsgd.schedules import Every
 from hpcsgd.wires.base import Wire
 
 
 def hierarchical(
     every: int,
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: Exchange = Dense(),  # noqa: B008 - frozen
     moments: AroundMoments = kept,
     average: Wire | None = None,
 ) -> Method:
@@ -45,7 +45,8 @@ def hierarchical(
         every: I, steps from one meeting to the next, at least 1. Large ones save communication; 8 (CIFAR-10)
             and 4 (DIV2K) are the paper's. `hpcsgd.probe` finds the number of groups that goes with it.
         exchange: of gradients inside a group: `AllToAll()` as in the paper, `ReduceScatter()` where memory
-            for K gradient chunks is short, or `Sparse(...)`. Default AllToAll().
+            for K gradient chunks is short, `Dense()`, which of both fits where the ranks are, or
+            `Sparse(...)`. Default Dense().
         moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept, which
             sends nothing.
         average: how chunks travel at a meeting: `wires.bf16()`, `wires.int8()`, `wires.int4()`, ….

@@ -42,7 +42,7 @@ from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 from hpcsgd.transport import wide
 
@@ -131,7 +131,7 @@ def no_loco(
     beta: float = 0.7,
     gamma: float | None = None,
     seed: int = 0,
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: Exchange = Dense(),  # noqa: B008 - frozen
 ) -> Method:
     """Local SGD with an outer momentum, whose groups meet in pairs drawn by lot: no message goes to all.
 
@@ -148,8 +148,8 @@ def no_loco(
         gamma: γ, how strongly the slow weights of a pair are drawn together: 0 < γ < 2(1 − α²), or groups
             would drift apart. Default None, which is 1 − α².
         seed: partners follow from it and the step. Default 0.
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
 
     Raises:
         UserError: for `every` below 1, and for α, β and γ outside these bounds.

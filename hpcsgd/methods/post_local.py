@@ -14,7 +14,7 @@ from __future__ import annotations
 from hpcsgd.averagers import AroundMoments, kept
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GroupExchange
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.hierarchical import hierarchical
 from hpcsgd.methods.switch import FIRST_LR_DECAY, switch
@@ -22,7 +22,7 @@ from hpcsgd.methods.switch import FIRST_LR_DECAY, switch
 
 def post_local(
     every: int,
-    exchange: GroupExchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: GroupExchange = Dense(),  # noqa: B008 - frozen
     moments: AroundMoments = kept,
 ) -> Method:
     """`bsp` at first, and `hierarchical` from the first decay of the learning rate on.
@@ -34,8 +34,8 @@ def post_local(
 
     Args:
         every: H, steps from one meeting to the next in the second part, at least 1.
-        exchange: of gradients, in both parts: `AllToAll()` or `ReduceScatter()`. What a `Sparse(...)` one has
-            kept of the first part is dropped, which is warned of. Default AllToAll().
+        exchange: of gradients, in both parts: `Dense()`, `AllToAll()` or `ReduceScatter()`. What a
+            `Sparse(...)` one has kept of the first part is dropped, which is warned of. Default Dense().
         moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`. Default kept.
 
     Raises:

@@ -30,7 +30,7 @@ from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 from hpcsgd.transport import wide
 
@@ -108,7 +108,7 @@ def _rate(s: Step) -> float:
     return rates[0]
 
 
-def sasgd(every: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
+def sasgd(every: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     """Groups add up what `every` plain SGD steps saw, and take one step by the mean of it together.
 
     Every rank keeps two more M/K and sends 2·(P−1)/P·M/K elements at a meeting. Noted there: `distance`, from
@@ -118,7 +118,7 @@ def sasgd(every: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 
 
     Args:
         every: I, steps whose gradients are added up, at least 1.
-        exchange: of gradients inside a group: `AllToAll()` or `ReduceScatter()`. Default AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()` or `ReduceScatter()`. Default Dense().
 
     Raises:
         UserError: for `every` below 1; in the first step unless the optimizer is SGD without momentum and

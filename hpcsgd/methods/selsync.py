@@ -37,7 +37,7 @@ from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Exchange, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.transport import Work, phase
 
 LARGEST = sys.float_info.max
@@ -209,7 +209,7 @@ def selsync(
     aggregate: Aggregate = parameters,
     window: int = 25,
     smoothing: float | None = None,
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: Exchange = Dense(),  # noqa: B008 - frozen
     moments: AroundMoments = kept,
 ) -> Method:
     """Groups meet in the steps in which the gradient of any of them changes much.
@@ -230,8 +230,8 @@ def selsync(
         window: squared norms in the moving average, in steps, at least 1. Default 25, the paper's.
         smoothing: a, the weight of the newest of them, > 0 and ≤ 1; 1 is without memory. Default None: P/100,
             and 1 at most, the paper's.
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
         moments: what becomes of momentum at a meeting: `kept`, `Averaged` or `Reset`; by gradients only
             `kept`. Default kept.
 

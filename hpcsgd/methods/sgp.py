@@ -31,7 +31,7 @@ from hpcsgd.core.mixing import mean_leaving, mean_peers
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 from hpcsgd.transport import Transport, Work, wide
 
@@ -139,7 +139,7 @@ class PushSum:
 def sgp(
     peers: int | None = None,
     graph: Graph | None = None,
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: Exchange = Dense(),  # noqa: B008 - frozen
 ) -> Method:
     """Stochastic gradient push: after every step each group gives shares of its model to a few others.
 
@@ -155,8 +155,8 @@ def sgp(
             powers of two. Default None, which is 1 where no graph is given.
         graph: another one of `hpcsgd.graphs`, as ``PowersOfTwo(2)``; in a job file ``graph = { name =
             "powers_of_two", per_step = 2 }``. Default None: the exponential one.
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
 
     Raises:
         UserError: for both `peers` and a `graph`, or less than 1 peer.
@@ -179,7 +179,7 @@ def osgp(
     staleness: int,
     peers: int | None = None,
     graph: Graph | None = None,
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: Exchange = Dense(),  # noqa: B008 - frozen
 ) -> Method:
     """`sgp` whose messages travel while the next steps are computed.
 
@@ -193,8 +193,8 @@ def osgp(
         peers: p, to how many others a group sends in a step. Default None, which is 1 where no graph is
             given.
         graph: another one of `hpcsgd.graphs`. Default None: the exponential one of base p + 1.
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
 
     Raises:
         UserError: for a negative staleness, both `peers` and a `graph`, or less than 1 peer.

@@ -37,7 +37,7 @@ from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 from hpcsgd.sparsifiers.base import Share, require_density
 from hpcsgd.transport import wide
@@ -176,7 +176,7 @@ def sparse_loco(
     beta: float = 0.95,
     lr: float = 1.0,
     select: Selection = PerRun(),  # noqa: B008 - frozen
-    exchange: Exchange = AllToAll(),  # noqa: B008 - frozen
+    exchange: Exchange = Dense(),  # noqa: B008 - frozen
     moments: AroundMoments = kept,
 ) -> Method:
     """Local SGD whose groups tell a small part of how they moved in few bits, and keep the rest for later.
@@ -196,8 +196,8 @@ def sparse_loco(
         lr: α, the outer learning rate, > 0. Default 1.0.
         select: how many elements are taken from where: `PerRun()` or `OverPositions()`. Default
             PerRun(size=4096).
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
         moments: what becomes of the inner optimizer's momentum at a meeting: `kept`, `Averaged` or `Reset`.
             Default kept.
 

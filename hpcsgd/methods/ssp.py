@@ -15,11 +15,11 @@ from __future__ import annotations
 from hpcsgd.averagers.server import Server
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 
 
-def ssp(staleness: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B008 - frozen
+def ssp(staleness: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     """A parameter server on all ranks, which lets no group run far ahead of the slowest.
 
     A rank sends and receives (P−1)/P·M/K elements a step for its own group, and as much for what it keeps of
@@ -32,8 +32,8 @@ def ssp(staleness: int, exchange: Exchange = AllToAll()) -> Method:  # noqa: B00
 
     Args:
         staleness: s, steps that a group may be ahead of the slowest, 0 or more; 0 is synchronous.
-        exchange: of gradients inside a group: `AllToAll()`, `ReduceScatter()` or `Sparse(...)`. Default
-            AllToAll().
+        exchange: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
+            Default Dense().
 
     Raises:
         UserError: for a negative staleness.

@@ -17,7 +17,7 @@ from hpcsgd.config.reference import annotations_of, resolve
 from hpcsgd.config.schema import Config
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange, GroupExchange
-from hpcsgd.exchanges import AllToAll
+from hpcsgd.exchanges import Dense
 from hpcsgd.methods import METHODS
 from hpcsgd.report.run_folder import JOB_FILE
 
@@ -102,7 +102,7 @@ def _unsaid_in(name: str, said: Mapping[str, Any]) -> Iterator[Sequence[str]]:
             names = [inner[k] for k in NAMES if isinstance(inner.get(k), str)]
             yield from ([key, *path] for name in names[:1] for path in _unsaid_in(name, inner))
         elif key not in said and not {Exchange, GroupExchange}.isdisjoint(kinds):
-            yield from [[key]] if inspect.signature(function).parameters[key].default == AllToAll() else []
+            yield from [[key]] if inspect.signature(function).parameters[key].default == Dense() else []
 
 
 def _table(part: Any) -> Mapping[str, Any]:

@@ -78,7 +78,7 @@ class Subject:
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         buffers, bucket = float_buffers(self.model), (self.config.training.bucket_mb or BUCKET_MB) * 1e6
         return Sizes.of(
-            trained, P, K, bucket, self.moments, self.numbers, buffers, max(ranks_per_host // K, 1),
+            trained, P, K, bucket, self.moments, self.numbers, buffers, ranks_per_host,
             whole=self.whole if K > 1 else frozenset(),
         )  # fmt: skip
 

@@ -9,13 +9,15 @@ from torch import Tensor, nn
 from hpcsgd.core.flat import flatten
 from hpcsgd.core.step import Departure, Exchange, Fixed
 from hpcsgd.core.topology import form
-from hpcsgd.exchanges import AcrossGroups, AllReduce, AllToAll, Gathered, ReduceScatter
+from hpcsgd.core.traffic import Sizes, sends
+from hpcsgd.exchanges import AcrossGroups, AllReduce, AllToAll, Dense, Gathered, ReduceScatter
 from hpcsgd.exchanges.dense import complete
-from hpcsgd.transport import Transport
+from hpcsgd.transport import Transport, threads
 
 EXCHANGES: dict[str, Exchange] = {
     "all-to-all": AllToAll(),
     "reduce-scatter": ReduceScatter(),
+    "dense": Dense(),
     "allreduce": AllReduce(),
     "gathered all-to-all": Gathered(AllToAll()),
     "gathered reduce-scatter": Gathered(ReduceScatter()),
@@ -67,6 +69,39 @@ def test_the_all_to_all_mean_of_narrow_gradients_is_rounded_once(run, K: int, dt
         mean = torch.stack([gradient(i, round_, dtype).float() for i in range(K)]).mean(0).to(dtype)
         got = torch.cat([found[round_] for found in ranks])
         assert torch.equal(got[:SIZE], mean)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fitting"),
+    [
+        ([0, 0, 0, 0], AllToAll()),
+        ([0, 1, 2, 3], AllToAll()),  # as much crosses the network either way
+        ([0, 0, 2, 2], ReduceScatter()),
+        ([0, 2, 0, 2], ReduceScatter()),  # counted node by node
+        ([0, 0, 0, 3], AllToAll()),
+    ],
+)
+def test_what_fits_where_the_ranks_are(nodes: list[int], fitting: Exchange) -> None:
+    def room(world: Transport, exchange: Exchange) -> int:
+        job, param = form(world, groups=1), nn.Parameter(torch.zeros(8))
+        (bucket,) = flatten([("p", param)], job.K, job.j, 1e9)
+        bucket.gather()
+        exchange(Departure(Fixed(job, [bucket], moments=None), rates=(0.0,)), bucket)  # type: ignore[arg-type]
+        assert bucket.received is not None
+        return bucket.received.numel()
+
+    assert threads.run(4, room, Dense(), nodes=nodes) == threads.run(4, room, fitting, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_host", "fitting"),
+    [*((several, AllToAll()) for several in (None, 8, 4, 3, 1)), (2, ReduceScatter())],
+)
+def test_what_fits_is_foretold(ranks_per_host: int | None, fitting: Exchange) -> None:
+    named = [("p", nn.Parameter(torch.zeros(9)))]
+    m = Sizes.of(named, P=2, K=4, bucket_bytes=1e6, ranks_per_host=ranks_per_host)
+    assert list(sends(Dense(), m)) == list(sends(fitting, m))
+    assert Dense().holds(m) == fitting.holds(m)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("P", "K", "busy"), [(1, 1, set()), (1, 2, set(EXCHANGES)), (2, 1, {"across"})])
