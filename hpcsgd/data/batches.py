@@ -13,7 +13,7 @@ import torch.utils.data
 from hpcsgd.data.sampler import Sampler
 
 AHEAD = 32
-"""Batches that data are told of before they are read."""
+"""Batches that data are told of at one go, while as many before them are read."""
 
 
 class Batches(torch.utils.data.Sampler[list[int]]):
@@ -39,11 +39,11 @@ class Batches(torch.utils.data.Sampler[list[int]]):
         return whole + (rest >= self._least)
 
     def __iter__(self) -> Iterator[list[int]]:
-        rows, end, told = self.sampler.rows(), len(self) * self._B, 0
-        for start in range(0, end, self._B):
-            soon = min(start + AHEAD * self._B, end)
-            self.sampler.expect(rows[told:soon][self._j :: self._K])
-            told = soon
+        rows, ahead = self.sampler.rows()[: len(self) * self._B], AHEAD * self._B
+        for start in range(0, len(rows), self._B):
+            if start % ahead == 0:
+                soon = rows[start + ahead if start else 0 : start + 2 * ahead]
+                self.sampler.expect(soon[self._j :: self._K])
             yield rows[start : start + self._B][self._j :: self._K].tolist()
 
     def weight(self, samples: int) -> float:

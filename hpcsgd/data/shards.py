@@ -84,7 +84,7 @@ class Shards:
         self.path, self.split, self.count = path, split, count
         self._dtype = dtype_of(types)
         self._places = self._found()  # bytes at which shards begin
-        self._checked = np.zeros(-(-count // BLOCK), bool)
+        self._checked = bytearray(-(-count // BLOCK))
         self._sums: dict[int, NDArray[np.uint32]] = {}
         self._content: mmap.mmap | None = None
         self._expected: dict[int, None] = {}
@@ -104,46 +104,51 @@ class Shards:
 
     def windows(self, starts: NDArray[np.int64], length: int) -> Tokens:
         """So many tokens from each of `starts` on: [len(starts), length]."""
-        self._check(starts, length)
-        across = starts % SHARD + length > SHARD
+        content = self._mapped()
+        self._check(content, starts, length)
+        shards, places = np.divmod(starts, SHARD)
+        across = places > SHARD - length
         if not across.any():
-            return self._within(starts, length)
+            return self._within(content, shards, places, length)
         windows = np.empty((len(starts), length), self._dtype)
-        windows[~across] = self._within(starts[~across], length)
+        windows[~across] = self._within(content, shards[~across], places[~across], length)
         for i in np.flatnonzero(across).tolist():
-            windows[i] = np.concatenate(list(self._pieces(int(starts[i]), length)))
+            windows[i] = np.concatenate(list(self._pieces(content, int(starts[i]), length)))
         return windows
 
-    def _pieces(self, start: int, length: int) -> Iterator[Tokens]:
+    def _pieces(self, content: mmap.mmap, start: int, length: int) -> Iterator[Tokens]:
         """Of one window, of each shard what it has of it."""
         stop = start + length
         while start < stop:
-            some = min(stop - start, SHARD - start % SHARD)
-            yield self._within(np.array([start]), some)[0]
+            shard, place = divmod(start, SHARD)
+            some = min(stop - start, SHARD - place)
+            yield self._within(content, np.array([shard]), np.array([place]), some)[0]
             start += some
 
-    def _within(self, starts: NDArray[np.int64], length: int) -> Tokens:
-        """Windows that lie in one shard each."""
-        content, width = self._mapped(), length * self._dtype.itemsize
+    def _within(
+        self, content: mmap.mmap, shards: NDArray[np.int64], places: NDArray[np.int64], length: int
+    ) -> Tokens:
+        """Windows that begin at these places of their shards, and do not go beyond."""
+        width = length * self._dtype.itemsize
         everywhere = np.ndarray((len(content) - width + 1, width), np.uint8, content, strides=(1, 1))
-        begins = self._places[starts // SHARD] + starts % SHARD * self._dtype.itemsize
+        begins = self._places[shards] + places * self._dtype.itemsize
         return everywhere[begins].view(self._dtype)  # bytes: shards may lie at odd ones
 
-    def _check(self, starts: NDArray[np.int64], length: int) -> None:
+    def _check(self, content: mmap.mmap, starts: NDArray[np.int64], length: int) -> None:
         """Blocks that nobody here has read before."""
-        first, last = starts // BLOCK, (starts + length - 1) // BLOCK
-        span = int((last - first).max(initial=0)) + 1
-        there = np.minimum(first[:, None] + np.arange(span), last[:, None])
-        for block in sorted(set(there[~self._checked[there]].tolist())):
-            number, place = divmod(block, SHARD // BLOCK)
-            if zlib.crc32(self._block(block)) != self._sums_of(number)[place]:
-                text = f"block {place} of shard {number} does not match its checksum"
-                raise damaged(self.path, self.split, text)
-            self._checked[block] = True
-
-    def _block(self, block: int) -> memoryview:
-        begin, length = self._bytes_of(block * BLOCK, BLOCK)
-        return memoryview(self._mapped())[begin : begin + length]
+        first, last = starts // BLOCK, (starts + (length - 1)) // BLOCK
+        there = {*first.tolist(), *last.tolist()}
+        for i in range(1, (length - 2) // BLOCK + 1):
+            there.update(np.minimum(first + i, last).tolist())
+        new = [block for block in there if not self._checked[block]]
+        with memoryview(content) as view:
+            for block in sorted(new):
+                begin, size = self._bytes_of(block * BLOCK, BLOCK)
+                number, place = divmod(block, SHARD // BLOCK)
+                if zlib.crc32(view[begin : begin + size]) != self._sums_of(number)[place]:
+                    text = f"block {place} of shard {number} does not match its checksum"
+                    raise damaged(self.path, self.split, text)
+                self._checked[block] = True
 
     def _begin_to_read(self, start: int) -> None:
         begin, length = self._bytes_of(start, RUN)

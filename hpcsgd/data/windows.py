@@ -95,12 +95,16 @@ class Windows(Split):
         return x, y
 
     def _read(self, indices: Sequence[int]) -> Batch:
-        begins = np.asarray(indices, np.int64) * self.bptt
-        starts = np.minimum(begins, self.tokens - 1 - self.bptt)
+        starts = np.asarray(indices, np.int64) * self.bptt
+        missing = max(self._count * self.bptt + 1 - self.tokens, 0)  # tokens of the last window
+        short = [row for row, i in enumerate(indices) if i == self._count - 1] if missing else []
+        if short:
+            starts[short] -= missing
         windows = self._shards.windows(starts, self.bptt + 1)
-        x, y = (torch.from_numpy(part.astype(np.int64)) for part in (windows[:, :-1], windows[:, 1:]))
-        for row in np.flatnonzero(starts < begins).tolist():
-            y[row, : int(begins[row] - starts[row])] = IGNORED
+        x = torch.from_numpy(windows[:, :-1].astype(np.int64))
+        y = torch.from_numpy(windows[:, 1:].astype(np.int64))
+        if short:
+            y[short, :missing] = IGNORED
         return Batch(x, y)
 
     def _require(self, tokenizer: str) -> None:
