@@ -10,7 +10,7 @@ with its moments: those of Adam divide by them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -57,16 +57,15 @@ def comparison() -> Message:
     return allreduce("cross", 16, "moments")
 
 
-def sent_by_moment(m: Sizes, shards: bool) -> Iterator[Message]:
-    """A state tensor like the parameters: of the own chunk, or of all."""
-    for width in dict.fromkeys(b.width for b in m.buckets):
-        used = sum(b.used * b.width for b in m.buckets if b.width == width)
-        yield allreduce("cross", used / (m.K if shards else 1), "moments")
+def sent_by_moment(m: Sizes, layers: Collection[int], shards: bool) -> Iterator[Message]:
+    """A state tensor like a parameter, which these layers have: of the own chunk, or of all."""
+    for width, elements in m.by_width(layers).items():
+        yield allreduce("cross", elements * width / (m.K if shards else 1), "moments")
 
 
-def sent_by_number(m: Sizes, shards: bool) -> Message:
-    """A number of every piece of a parameter."""
-    return allreduce("cross", (m.pieces() if shards else len(m.layers)) * 4, "moments")
+def sent_by_number(m: Sizes, layers: Collection[int], shards: bool) -> Message:
+    """A number of every piece of these layers."""
+    return allreduce("cross", (m.pieces(layers) if shards else len(layers)) * 4, "moments")
 
 
 @dataclass(frozen=True)
@@ -117,10 +116,10 @@ class Averaged:
     def sends(self, m: Sizes) -> Iterator[Message]:
         yield from sends(self.inner, m)
         yield comparison()
-        for _ in m.moments:
-            yield from sent_by_moment(m, self.shards)
-        for _ in m.numbers:
-            yield sent_by_number(m, self.shards)
+        for layers in m.moments.values():
+            yield from sent_by_moment(m, layers, self.shards)
+        for layers in m.numbers.values():
+            yield sent_by_number(m, layers, self.shards)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ all of it against what the ledger has counted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -89,10 +89,10 @@ class Sizes:
     buckets: tuple[Vector, ...]
     layers: tuple[int, ...] = ()
     """Elements of each parameter, bucket by bucket."""
-    moments: tuple[str, ...] = ()
-    """Names of the optimizer's state tensors that are like the parameters."""
-    numbers: tuple[str, ...] = ()
-    """Names of its tensors of one float32 for every piece of a parameter."""
+    moments: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
+    """Of each of the optimizer's state tensors that are like a parameter: which of `layers` have it."""
+    numbers: Mapping[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
+    """Likewise of its tensors of one float32 for every piece of a parameter."""
     buffers: tuple[int, ...] = ()
     """Bytes of all float buffers of the model, one entry a dtype."""
     ranks_per_host: int | None = None
@@ -105,19 +105,21 @@ class Sizes:
         P: int,
         K: int,
         bucket_bytes: float,
-        moments: Sequence[str] = (),
-        numbers: Sequence[str] = (),
+        moments: Mapping[str, Collection[nn.Parameter]] | None = None,
+        numbers: Mapping[str, Collection[nn.Parameter]] | None = None,
         buffers: Iterable[Tensor] = (),
         ranks_per_host: int | None = None,
         whole: Collection[nn.Parameter] = frozenset(),
     ) -> Sizes:
         """Of trainable parameters, which may be on the meta device, as the engine would lay them out: those
-        that are to stay `whole` each in one chunk."""
+        that are to stay `whole` each in one chunk. `moments`, `numbers`: the parameters that have them."""
         found: list[Vector] = []
         layers: list[int] = []
+        order: dict[nn.Parameter, int] = {}
         for x in cut(named, K, bucket_bytes, whole):
             sizes = [slot.stop - slot.start for slot in x.slots]
             found.append(Vector(sum(sizes), x.size, x.slots[0].param.element_size(), x.whole))
+            order |= {slot.param: len(layers) + i for i, slot in enumerate(x.slots)}
             layers += sizes
         by_dtype = Counter[torch.dtype]()
         for x in buffers:
@@ -127,8 +129,8 @@ class Sizes:
             K=K,
             buckets=tuple(found),
             layers=tuple(layers),
-            moments=tuple(moments),
-            numbers=tuple(numbers),
+            moments={name: [order[p] for p in who] for name, who in (moments or {}).items()},
+            numbers={name: [order[p] for p in who] for name, who in (numbers or {}).items()},
             buffers=tuple(by_dtype.values()),
             ranks_per_host=ranks_per_host,
         )
@@ -162,16 +164,21 @@ class Sizes:
         """Bytes of all chunks of a position, as wide as they are or as sums of them are made."""
         return sum(self.chunk(b) * (b.wide if wide else b.width) for b in self.buckets)
 
-    def pieces(self) -> float:
-        """Parts of parameters that a position owns, on the mean over the K."""
-        layers, count = iter(self.layers), 0
-        for b in self.buckets:
-            start = 0
-            while start < b.used:
-                stop = start + next(layers)
-                count += 1 if b.whole else (stop - 1) // self.chunk(b) - start // self.chunk(b) + 1
-                start = stop
-        return count / self.K
+    def pieces(self, layers: Collection[int]) -> float:
+        """Parts of these layers that a position owns, on the mean over the K."""
+        counts = [
+            1 if b.whole else (stop - 1) // self.chunk(b) - start // self.chunk(b) + 1
+            for b, start, stop in self._places()
+        ]
+        return sum(counts[i] for i in layers) / self.K
+
+    def by_width(self, layers: Collection[int]) -> Mapping[int, int]:
+        """Elements of these layers, by the bytes that one has."""
+        found = Counter[int]()
+        for i, (b, start, stop) in enumerate(self._places()):
+            if i in layers:
+                found[b.width] += stop - start
+        return found
 
     def parcel(self, parts: int = 1) -> float:
         """Bytes of a `Parcel` with this position's chunks, or with one of so many `parts` of them, on the
@@ -181,6 +188,16 @@ class Sizes:
             size, longer = divmod(self.chunk(b), parts)
             total += longer * _aligned((size + 1) * b.width) + (parts - longer) * _aligned(size * b.width)
         return 8 + total / parts
+
+    def _places(self) -> Iterator[tuple[Vector, int, int]]:
+        """Of each layer the bucket, and where in it the layer lies if none is dealt."""
+        layers = iter(self.layers)
+        for b in self.buckets:
+            start = 0
+            while start < b.used:
+                stop = start + next(layers)
+                yield b, start, stop
+                start = stop
 
 
 @runtime_checkable

@@ -104,10 +104,12 @@ class Desynced:
         often = share_of_steps(list(periods.values())) * self.every
         if often:
             yield replace(comparison(), times=often)
-        for period in periods.values():
-            yield from (replace(x, times=self.every / period) for x in sent_by_moment(m, self.shards))
+        for name, period in periods.items():
+            sent = sent_by_moment(m, m.moments[name], self.shards)
+            yield from (replace(x, times=self.every / period) for x in sent)
         if often:
-            yield from (replace(sent_by_number(m, self.shards), times=often) for _ in m.numbers)
+            for layers in m.numbers.values():
+                yield replace(sent_by_number(m, layers, self.shards), times=often)
 
     def _average_due(self, s: Step) -> None:
         if not self._checked:

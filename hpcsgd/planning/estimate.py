@@ -65,15 +65,16 @@ def estimate(
     subject: Subject, machine: Machine, option: Option, P: int, K: int, *, meets: float | None, alone: float
 ) -> Estimate:
     """Raises `UserError` for what cannot be told of the method or was not measured of the machine."""
-    m, method = subject.sizes(P, K, machine.ranks_per_host), subject.method(option.table, P)
+    method = subject.method(option.table, P)
+    m, elementwise = subject.sizes(P, K, machine.ranks_per_host, method), subject.elementwise(method)
     steps = subject.steps_per_epoch(P)
     if steps < 1:
         raise UserError(f"{subject.samples} samples are not one batch of {subject.B} for each of {P} groups")
     compute = measured(machine)
-    own = computed(method, m, compute, subject.B / K, elementwise=subject.elementwise)
+    own = computed(method, m, compute, subject.B / K, elementwise=elementwise)
     training = subject.config.training
     step = price(
-        method, m, machine, own, elementwise=subject.elementwise, meets=meets,
+        method, m, machine, own, elementwise=elementwise, meets=meets,
         overlap=training.overlap is not False, prefetch=training.prefetch,
     )  # fmt: skip
     return Estimate(
@@ -85,7 +86,7 @@ def estimate(
         steps_per_epoch=steps,
         epochs=subject.epochs(P),
         B=subject.B,
-        memory=kept(method, m, subject.state, elementwise=subject.elementwise),
+        memory=kept(method, m, subject.state, elementwise=elementwise),
         ranks_per_host=min(machine.ranks_per_host, P * K),
         alone=alone,
     )

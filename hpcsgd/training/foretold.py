@@ -26,11 +26,12 @@ def foretold(config: Config, P: int, K: int, file: Path, ranks_per_host: int) ->
     for way in itertools.product(choices.sizes, choices.overlaps, choices.exchanges):
         sending = Sending(*way)
         chosen = subject.with_config(sending.within(config))
-        m, method = chosen.sizes(P, K, ranks_per_host), chosen.own_method(P)
-        own = computed(method, m, measured(machine), chosen.B / K, elementwise=chosen.elementwise)
+        method = chosen.own_method(P)
+        m, elementwise = chosen.sizes(P, K, ranks_per_host, method), chosen.elementwise(method)
+        own = computed(method, m, measured(machine), chosen.B / K, elementwise=elementwise)
         found[sending] = price(
             method, m, machine, own,
-            ranks_per_host=ranks_per_host, elementwise=chosen.elementwise,
+            ranks_per_host=ranks_per_host, elementwise=elementwise,
             overlap=sending.overlap, prefetch=config.training.prefetch,
         ).seconds  # fmt: skip
     return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from hpcsgd.core.flat import BUCKET_MB
 from hpcsgd.core.method import Method
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.machine import Machine, measured
+from hpcsgd.cost.traffic import averages_with_peers
 from hpcsgd.engine.averaged import float_buffers
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
 from hpcsgd.engine.joined import parts_of
@@ -26,6 +28,9 @@ from hpcsgd.training.assembly import make_optimizer
 from hpcsgd.training.loading import opened
 from hpcsgd.training.parts import make_method
 from hpcsgd.training.tasks import task_of
+
+Having = Mapping[str, Collection[nn.Parameter]]
+"""The parameters that have a state tensor of this name."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +41,11 @@ class Subject:
     samples: int
     """Of an epoch."""
     model: nn.Module
-    elementwise: bool
-    """Or tensor by tensor: whether the positions of a group share the update."""
-    whole: frozenset[nn.Parameter]
-    """What the optimizer has to see whole."""
-    moments: tuple[str, ...]
+    optimizer: optim.Optimizer
+    """As in the job file, of the model's parameters."""
+    moments: Having
     """The optimizer's state tensors that are like a parameter."""
-    state: float
-    """How many of these an element has, on the mean: optimizers that are joined may keep unlike many."""
-    numbers: tuple[str, ...]
+    numbers: Having
     """Those of one number."""
     tokens: int | None = None
     """Of a sample, where that is known."""
@@ -56,6 +57,11 @@ class Subject:
     @property
     def M(self) -> int:
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    @property
+    def state(self) -> float:
+        """How many moments an element has, on the mean: joined optimizers may keep unlike many."""
+        return sum(p.numel() for having in self.moments.values() for p in having) / self.M
 
     def steps_per_epoch(self, P: int) -> int:
         return self.samples // (P * self.B)
@@ -74,13 +80,22 @@ class Subject:
         assert training.epochs is not None, "the schema asks for a length"
         return training.epochs
 
-    def sizes(self, P: int, K: int, ranks_per_host: int) -> Sizes:
+    def sizes(self, P: int, K: int, ranks_per_host: int, method: Method) -> Sizes:
+        """As the engine lays the model out for this method: see `hpcsgd.engine.dividing.divided`."""
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        divided = K > 1 and method.exchange.shards and self._by_tensors(method)
         buffers, bucket = float_buffers(self.model), (self.config.training.bucket_mb or BUCKET_MB) * 1e6
         return Sizes.of(
             trained, P, K, bucket, self.moments, self.numbers, buffers, ranks_per_host,
-            whole=self.whole if K > 1 else frozenset(),
+            whole=seen_whole(self.optimizer) if divided else frozenset(),
         )  # fmt: skip
+
+    def elementwise(self, method: Method) -> bool:
+        """Or tensor by tensor: whether the positions of a group could share the update."""
+        return is_elementwise(self.optimizer) or self._by_tensors(method)
+
+    def _by_tensors(self, method: Method) -> bool:
+        return is_tensorwise(self.optimizer) and not averages_with_peers(method)
 
     def method(self, table: Mapping[str, Any], P: int) -> Method:
         """Raises `UserError` for arguments that the method does not take."""
@@ -103,20 +118,14 @@ def subject_of(config: Config, samples: int | None = None) -> Subject:
         raise UserError(f"--samples {samples}: at least 1 is needed")
     model = models.build(config.model.build, config.model.arguments)
     inner = make_optimizer(config, model, 1)
-    states = [_state(type(part), part) for part in parts_of(inner)]
-    sizes = [sum(p.numel() for g in part.param_groups for p in g["params"]) for part in parts_of(inner)]
-    moments, numbers = (
-        tuple(dict.fromkeys(name for x in each for name in x)) for each in zip(*states, strict=True)
-    )
+    moments, numbers = state_of(inner)
     train = None if samples is not None else opened(config.data, "train")
     return Subject(
         config=config,
         samples=samples or len(train or ()),
         model=model,
-        elementwise=is_elementwise(inner) or is_tensorwise(inner),
-        whole=frozenset(seen_whole(inner) if is_tensorwise(inner) else ()),
+        optimizer=inner,
         moments=moments,
-        state=sum(numel * len(names) for numel, (names, _) in zip(sizes, states, strict=True)) / sum(sizes),
         numbers=numbers,
         tokens=None if train is None else task_of(train).tokens,
     )
@@ -131,13 +140,27 @@ def require_same_model(subject: Subject, machine: Machine, file: Path) -> None:
         )
 
 
-def _state(kind: type[optim.Optimizer], like: optim.Optimizer) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of what such an optimizer keeps of a parameter, found out by a step of it."""
-    param = nn.Parameter(torch.zeros(2, 3))
+def state_of(optimizer: optim.Optimizer) -> tuple[Having, Having]:
+    """What it is going to keep of its parameters: tensors like them, and tensors of one number."""
+    found = defaultdict[str, set[nn.Parameter]](set), defaultdict[str, set[nn.Parameter]](set)
+    for part in parts_of(optimizer):
+        for group in part.param_groups:
+            kinds = {max(p.dim(), 1): _state(part, group, max(p.dim(), 1)) for p in group["params"]}
+            for p in group["params"]:
+                for having, names in zip(found, kinds[max(p.dim(), 1)], strict=True):
+                    for name in names:
+                        having[name].add(p)
+    return found
+
+
+def _state(like: optim.Optimizer, group: Mapping[str, Any], dim: int) -> tuple[list[str], list[str]]:
+    """The names of what such an optimizer keeps of a parameter of this group, found out by a step of it."""
+    param = nn.Parameter(torch.zeros((2, 3, *[1] * dim)[:dim]))
     param.grad = torch.zeros_like(param)
-    arguments = inspect.signature(kind).parameters
-    made = kind([param], **{key: value for key, value in like.defaults.items() if key in arguments})
+    arguments = inspect.signature(type(like)).parameters
+    defaults = {key: value for key, value in like.defaults.items() if key in arguments}
+    made = type(like)([{**group, "params": [param]}], **defaults)
     made.step()
     tensors = {name: x for name, x in made.state[param].items() if isinstance(x, torch.Tensor)}
-    moments = tuple(name for name, x in tensors.items() if x.shape == param.shape)
-    return moments, tuple(name for name, x in tensors.items() if x.numel() == 1)
+    moments = [name for name, x in tensors.items() if x.shape == param.shape]
+    return moments, [name for name, x in tensors.items() if x.numel() == 1]

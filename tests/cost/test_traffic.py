@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -18,10 +17,12 @@ from hpcsgd.core.topology import Job, form
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import averages_with_peers, of_step
+from hpcsgd.engine.in_parts import is_tensorwise, seen_whole
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered, Plain, ReduceScatter, Sparse, own
-from hpcsgd.methods import METHODS, Method, bsp, hierarchical, selsync, switch
+from hpcsgd.methods import METHODS, Method, bsp, des_loco, hierarchical, selsync, switch
 from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, TopK
+from hpcsgd.training.subject import state_of
 from hpcsgd.transport import Transport
 from methods.table import EXCEPTIONS, REFERENCES
 from methods.test_unused_parts import Branches
@@ -43,6 +44,23 @@ Make = Callable[[Sequence[nn.Parameter]], optim.Optimizer]
 
 def at_rest(params: Sequence[nn.Parameter]) -> optim.Optimizer:
     return optim.SGD(params, lr=0.0)
+
+
+def joined(params: Sequence[nn.Parameter]) -> optim.Optimizer:
+    """Of three kinds, of which two have a moment of the same name."""
+    matrices, rest = [p for p in params if p.ndim == 2], [p for p in params if p.ndim != 2]
+    return hpcsgd.Joined(
+        optim.Muon(matrices, lr=0.0),
+        optim.AdamW(rest[1:], lr=0.0),
+        optim.SGD(rest[:1], lr=0.0, momentum=0.9),
+    )
+
+
+WITH_MOMENTS: Mapping[str, Make] = {
+    "momentum": lambda params: optim.SGD(params, lr=0.0, momentum=0.9),
+    "AdamW": lambda params: optim.AdamW(params, lr=0.0),
+    "joined": joined,
+}
 
 
 def made(label: str) -> Method:
@@ -97,10 +115,17 @@ def counted(
 
 
 def foretold(
-    P: int, K: int, method: Method, meets: float, model: Callable[[], nn.Module] = model, **about: Any
+    P: int,
+    K: int,
+    method: Method,
+    meets: float,
+    model: Callable[[], nn.Module] = model,
+    make: Make = at_rest,
 ) -> dict[str, float]:
     net = model()
-    m = Sizes.of(net.named_parameters(), P, K, BUCKET_BYTES, **about)
+    inner = make(list(net.parameters()))
+    whole = seen_whole(inner) if K > 1 and is_tensorwise(inner) else frozenset[nn.Parameter]()
+    m = Sizes.of(net.named_parameters(), P, K, BUCKET_BYTES, *state_of(inner), whole=whole)
     total = defaultdict[str, float](float)
     for x in of_step(method, m, meets=meets):
         if x.over != "peers":
@@ -171,22 +196,28 @@ def test_bytes_per_index_of_gaps() -> None:
 
 @pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (3, 2)])
-@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
-def test_bytes_of_averaged_moments(run, optimizer: str, P: int, K: int) -> None:
-    make, about = {
-        "momentum": (
-            lambda params: optim.SGD(params, lr=0.0, momentum=0.9),
-            {"moments": ["momentum_buffer"]},
-        ),
-        "AdamW": (
-            lambda params: optim.AdamW(params, lr=0.0),
-            {"moments": ["exp_avg", "exp_avg_sq"], "numbers": ["step"]},
-        ),
-    }[optimizer]
-    method = hierarchical(3, moments=hpcsgd.Averaged)
-    found = on_the_mean(run(P * K, counted, P, lambda: method, make))
+@pytest.mark.parametrize("new", [lambda: hierarchical(3, moments=hpcsgd.Averaged), lambda: des_loco(4, 3, 6)])
+@pytest.mark.parametrize("optimizer", WITH_MOMENTS)
+def test_bytes_of_averaged_moments(run, optimizer: str, new: Callable[[], Method], P: int, K: int) -> None:
+    """Of those that are joined each moment counts for the parameters that have it."""
+    make = WITH_MOMENTS[optimizer]
+    found = on_the_mean(run(P * K, counted, P, new, make))
     del found["met"]
-    assert found == pytest.approx(foretold(P, K, method, 0.0, **about), rel=1e-12)
+    assert found == pytest.approx(foretold(P, K, new(), 0.0, make=make), rel=1e-12)
+    assert found["moments"] > 0
+
+
+def test_what_each_parameter_has() -> None:
+    """Known from steps of such an optimizer: of its kind, its group and its parameters' dimensions."""
+    matrix, bias, plain = (nn.Parameter(torch.zeros(shape)) for shape in ((3, 2), (3,), (4,)))
+    sgd = optim.SGD([{"params": [plain]}, {"params": [bias], "momentum": 0.9}], lr=0.1)
+    assert state_of(sgd) == ({"momentum_buffer": {bias}}, {})
+    adam = optim.Adam([bias, plain], lr=0.1, amsgrad=True)
+    both = {bias, plain}
+    moments = {"exp_avg": both, "exp_avg_sq": both, "max_exp_avg_sq": both, "momentum_buffer": {matrix}}
+    assert state_of(hpcsgd.Joined(optim.Muon([matrix], lr=0.1), adam)) == (moments, {"step": both})
+    rows = optim.Adafactor([matrix, bias], lr=0.1)
+    assert state_of(rows) == ({"variance": {bias}}, {"step": {matrix, bias}})
 
 
 class Unknown(optim.Adafactor):

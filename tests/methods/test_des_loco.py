@@ -20,6 +20,7 @@ from hpcsgd.cost.traffic import of_step
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, des_loco, hierarchical
 from hpcsgd.methods.des_loco import share_of_steps
+from hpcsgd.training.subject import state_of
 from hpcsgd.transport import Transport, threads
 from local_methods import desynced
 from methods.test_battery import OPTIMIZERS
@@ -128,9 +129,8 @@ def test_bytes_are_as_foretold(
 ) -> None:
     """Of unlike intervals, over a whole number of each; counts of steps come with either moment."""
     ranks = run(P * K, lambda world: counted(world, P, des_loco(*periods), OPTIMIZERS["AdamW"], make_model()))
-    m = Sizes.of(
-        make_model().named_parameters(), P, K, 200.0, moments=("exp_avg", "exp_avg_sq"), numbers=("step",)
-    )
+    net = make_model()
+    m = Sizes.of(net.named_parameters(), P, K, 200.0, *state_of(OPTIMIZERS["AdamW"](list(net.parameters()))))
     for phase in ("average", "moments"):
         messages = [x for x in of_step(des_loco(*periods), m) if x.phase == phase]
         expected = sum(x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 from dataclasses import replace
@@ -10,16 +11,24 @@ from typing import Any
 
 import pytest
 
+import hpcsgd
 from hpcsgd.cli import main
 from hpcsgd.config.schema import load
+from hpcsgd.core.capabilities import ForPeers
+from hpcsgd.core.topology import form
 from hpcsgd.cost import machine as machines
 from hpcsgd.errors import UserError
+from hpcsgd.exchanges import Sparse
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, ensemble, hierarchical
 from hpcsgd.planning.candidates import Option, options, ranks_from, shapes
 from hpcsgd.planning.choice import Wishes, ranked
 from hpcsgd.planning.estimate import Estimate, alone
 from hpcsgd.planning.job_file import nodes_of, write_choice
 from hpcsgd.planning.run import estimates
+from hpcsgd.sparsifiers import TopK
 from hpcsgd.training.subject import Subject, subject_of
+from hpcsgd.transport import Transport, threads
+from methods.table import islands
 from planning.plans import JOB, MACHINE
 
 
@@ -79,8 +88,38 @@ def test_an_estimate_adds_up(files: tuple[Path, Path], subject: Subject) -> None
         e.P * 64 / e.step.seconds / 32 / alone(subject, machines.load(files[1]))
     )
     assert e.step.low < e.step.seconds < e.step.high
-    assert subject.moments == ("momentum_buffer",)
+    assert subject.moments == {"momentum_buffer": set(subject.model.parameters())}
     assert e.memory == pytest.approx(4 * subject.M * (2 + 1 / e.K + (e.K > 1)), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "method", [hierarchical(2), allreduce_local_sgd(2), bsp(Sparse(TopK(0.1))), ensemble(2)]
+)
+@pytest.mark.parametrize("K", [1, 3])
+def test_buckets_are_those_of_the_engine(files: tuple[Path, Path], method: Method, K: int) -> None:
+    """Tensors that Muon sees whole are dealt to positions where these own chunks, and nowhere else."""
+    words = [
+        "--optimizer.build",
+        "Muon",
+        "--optimizer.arguments",
+        "{momentum=0.9}",
+        "--training.bucket_mb",
+        "0.02",
+    ]
+    subject = subject_of(load(files[0], words), samples=64_000)
+    form_of = islands if isinstance(method.how, ForPeers) else form
+
+    def laid_out(world: Transport) -> list[tuple[int, int, bool]]:
+        again = copy.deepcopy(subject)
+        net, job = again.model, form_of(world, 2)
+        made = hpcsgd.DistributedOptimizer(again.optimizer, net, job, copy.deepcopy(method), bucket_mb=0.02)
+        return [(sum(s.stop - s.start for s in b.slots), b.size, b.whole) for b in made.buckets]
+
+    m = subject.sizes(2, K, K, method)
+    expected = threads.run(2 * K, laid_out)[0]
+    assert [(b.used, b.padded, b.whole) for b in m.buckets] == expected
+    assert any(b.whole for b in m.buckets) == (K > 1 and method.exchange.shards and form_of is form)
+    assert subject.elementwise(method) == (form_of is form)
 
 
 @pytest.mark.parametrize(
