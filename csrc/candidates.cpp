@@ -7,7 +7,8 @@
 
 namespace {
 
-constexpr int DIGIT = 11;  // bits: the counts of one digit fit into L1
+constexpr int DIGIT = 11;  // bits at most: the counts of one digit fit into L1
+constexpr int LEAST = 6;   // and at least: few keys need no more
 
 int width(uint32_t x) { return x ? 32 - __builtin_clz(x) : 0; }
 
@@ -30,8 +31,12 @@ Range range_of(const std::vector<Keys>& lists) {
 Cut cut_of(const std::vector<Keys>& lists, int64_t k) {
     // A radix select whose first digit begins where the keys differ: most of them differ in it.
     const Range range = range_of(lists);
-    const int shift = std::max(0, width(range.high - range.low) - DIGIT);
-    std::array<int64_t, 1 << DIGIT> counts{};
+    int64_t all = 0;
+    for (const Keys& list : lists) all += list.count;
+    const int digits = width(uint32_t(std::clamp<int64_t>(all, 1 << (LEAST - 1), (1 << DIGIT) - 1)));
+    const int shift = std::max(0, width(range.high - range.low) - digits);
+    std::array<int64_t, 1 << DIGIT> counts;
+    std::fill_n(counts.begin(), ((range.high - range.low) >> shift) + 1, 0);
     for (const Keys& list : lists)
         for (int64_t i = 0; i < list.count; ++i) ++counts[(list.data[i] - range.low) >> shift];
     uint32_t digit = (range.high - range.low) >> shift;

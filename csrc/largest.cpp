@@ -18,7 +18,7 @@ constexpr int64_t PARTS_PER_THREAD = 4;   // so that a thread that is held up ha
 constexpr int64_t SAMPLED = 1 << 11;      // elements from which on a sample pays
 
 struct Part {
-    int64_t segment, begin, end;
+    int64_t begin, end;
     Candidates found{};
     int64_t count = 0, ties = 0, out = 0;  // what of `found` is taken, and where it goes
 };
@@ -83,31 +83,51 @@ void find_cut(Segment& segment) {
     }
 }
 
-void select(const float* x, std::vector<Segment>& segments, std::vector<Part>& parts, int64_t* out,
-            int64_t threads, const Instructions& with) {
-    const auto collect = [&](Part& part) {
-        const Segment& segment = segments[size_t(part.segment)];
-        const int64_t n = part.end - part.begin;
-        part.found.collect(x + part.begin, n, std::min(segment.k, n), segment.floor, with);
+void find_floor(Segment& segment) {
+    segment.floor = sampled_floor(segment.x + segment.begin, segment.end - segment.begin, segment.k);
+}
+
+void collect(const Segment& segment, Part& part, const Instructions& with) {
+    const int64_t n = part.end - part.begin;
+    part.found.collect(segment.x + part.begin, n, std::min(segment.k, n), segment.floor, with);
+}
+
+// Whether the sample was not like the rest, so that too little was collected: then all is, the next time.
+bool misled(Segment& segment) {
+    if (collected(segment) >= segment.k) return false;
+    segment.floor = NO_FLOOR;
+    return true;
+}
+
+void write(const Segment& segment, const Part& part, int64_t* out) {
+    part.found.write({segment.cut.key, part.ties}, part.count, part.begin, out + part.out);
+}
+
+// A segment by itself, so that all passes but the first find it in the cache.
+void select_one(Segment& segment, int64_t* out, const Instructions& with) {
+    Part part{segment.begin, segment.end};
+    segment.parts = {&part};
+    find_floor(segment);
+    collect(segment, part, with);
+    if (misled(segment)) collect(segment, part, with);
+    find_cut(segment);
+    write(segment, part, out);
+}
+
+// A segment that is worth several threads, in parts of `length`.
+void select_in_parts(Segment& segment, int64_t length, int64_t* out, int64_t threads, const Instructions& with) {
+    std::vector<Part> parts;
+    for (int64_t begin = segment.begin; begin < segment.end; begin += length)
+        parts.push_back({begin, std::min(begin + length, segment.end)});
+    for (Part& part : parts) segment.parts.push_back(&part);
+    const auto for_each_part = [&](const auto& task) {
+        for_each(int64_t(parts.size()), threads, [&](int64_t i) { task(parts[size_t(i)]); });
     };
-    for_each(int64_t(segments.size()), threads, [&](int64_t i) {
-        Segment& segment = segments[size_t(i)];
-        segment.floor = sampled_floor(x + segment.begin, segment.end - segment.begin, segment.k);
-    });
-    for_each(int64_t(parts.size()), threads, [&](int64_t i) { collect(parts[size_t(i)]); });
-    std::vector<Part*> again;
-    for (Segment& segment : segments)
-        if (collected(segment) < segment.k) {  // the sample was not like the rest
-            segment.floor = NO_FLOOR;
-            again.insert(again.end(), segment.parts.begin(), segment.parts.end());
-        }
-    for_each(int64_t(again.size()), threads, [&](int64_t i) { collect(*again[size_t(i)]); });
-    for_each(int64_t(segments.size()), threads, [&](int64_t i) { find_cut(segments[size_t(i)]); });
-    for_each(int64_t(parts.size()), threads, [&](int64_t i) {
-        const Part& part = parts[size_t(i)];
-        const Cut cut = {segments[size_t(part.segment)].cut.key, part.ties};
-        part.found.write(cut, part.count, part.begin, out + part.out);
-    });
+    find_floor(segment);
+    for_each_part([&](Part& part) { collect(segment, part, with); });
+    if (misled(segment)) for_each_part([&](Part& part) { collect(segment, part, with); });
+    find_cut(segment);
+    for_each_part([&](const Part& part) { write(segment, part, out); });
 }
 
 }  // namespace
@@ -144,12 +164,15 @@ HPCSGD_API int64_t hpcsgd_largest(const float* x, const int64_t* starts, const i
     const int64_t used = std::max<int64_t>(1, std::min<int64_t>(threads, elements / SHARE));
     const int64_t share = used == 1 ? LONGEST : std::max(SHARE, elements / (used * PARTS_PER_THREAD));
     const int64_t length = std::min(share, LONGEST);
-    std::vector<Part> parts;
-    for (size_t i = 0; i < chosen.size(); ++i)
-        for (int64_t begin = chosen[i].begin; begin < chosen[i].end; begin += length)
-            parts.push_back({int64_t(i), begin, std::min(begin + length, chosen[i].end)});
-    for (Part& part : parts) chosen[size_t(part.segment)].parts.push_back(&part);
-    select(x, chosen, parts, out, used, instructions(portable));
+    std::vector<Segment*> shorter;
+    for (Segment& segment : chosen)
+        if (segment.end - segment.begin <= length)
+            shorter.push_back(&segment);
+        else
+            select_in_parts(segment, length, out, used, instructions(portable));
+    for_each(int64_t(shorter.size()), used, [&](int64_t i) {
+        select_one(*shorter[size_t(i)], out, instructions(portable));
+    });
     return 0;
 } catch (const std::bad_alloc&) {
     return OUT_OF_MEMORY;

@@ -14,8 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from hpcsgd.islands import event_log
+from hpcsgd.report.run_folder import island_folder
 from training import launches
 from training.launches import HPCSGD, make_store, mpiexec
 
@@ -274,6 +276,29 @@ def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
     assert ended.returncode == 1, ended
     assert "no 'Nett' in net; did you mean 'Net'" in ended.stdout + ended.stderr
     assert not launch.run.exists()
+
+
+@pytest.mark.slow
+def test_islands_start_from_weights_of_others(launch: Launch) -> None:
+    """All of them, from a file named from where the launcher is; steps of no length keep them."""
+    mpiexec()
+    launch.hurry()
+    weights = {"inner.1.weight": torch.randn(10, 36), "inner.1.bias": torch.randn(10)}
+    torch.save(weights, launch.folder / "there.pt")
+    words = ("launch", "job.toml", *TWO, "--training.epochs", "1", "--optimizer.lr", "1e-30")
+    done = launches.launch(launch.folder, *words, "--run.folder", "run", "--model.start", "there.pt")
+    assert done.code == 0, done
+    found = torch.load(launch.run / "model.pt")
+    assert all(torch.equal(found[name], x) for name, x in weights.items())
+    for island in (0, 1):
+        said = (island_folder(launch.run, island) / "output.log").read_text()
+        assert f"the model starts from {launch.folder}/there.pt\n" in said
+
+    done = launches.launch(launch.folder, *words, "--run.folder", "no", "--model.start", "nowhere.pt")
+    assert done.code == 1
+    assert f"job.toml: [model] start: {launch.folder}/nowhere.pt: no such file" in done.out + done.err
+    assert "Traceback" not in done.out + done.err
+    assert not (launch.folder / "no").exists()
 
 
 @pytest.mark.parametrize(
