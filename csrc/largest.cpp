@@ -17,7 +17,10 @@ constexpr int64_t LONGEST = 1ll << 31;    // of a part: positions in it have 32 
 constexpr int64_t PARTS_PER_THREAD = 4;   // so that a thread that is held up has less left to do
 constexpr int64_t SAMPLED = 1 << 11;      // elements from which on a sample pays
 
+struct Segment;
+
 struct Part {
+    Segment* of;
     int64_t begin, end;
     Candidates found{};
     int64_t count = 0, ties = 0, out = 0;  // what of `found` is taken, and where it goes
@@ -87,9 +90,9 @@ void find_floor(Segment& segment) {
     segment.floor = sampled_floor(segment.x + segment.begin, segment.end - segment.begin, segment.k);
 }
 
-void collect(const Segment& segment, Part& part, const Instructions& with) {
+void collect(Part& part, const Instructions& with) {
     const int64_t n = part.end - part.begin;
-    part.found.collect(segment.x + part.begin, n, std::min(segment.k, n), segment.floor, with);
+    part.found.collect(part.of->x + part.begin, n, std::min(part.of->k, n), part.of->floor, with);
 }
 
 // Whether the sample was not like the rest, so that too little was collected: then all is, the next time.
@@ -99,35 +102,40 @@ bool misled(Segment& segment) {
     return true;
 }
 
-void write(const Segment& segment, const Part& part, int64_t* out) {
-    part.found.write({segment.cut.key, part.ties}, part.count, part.begin, out + part.out);
+void write(const Part& part, int64_t* out) {
+    part.found.write({part.of->cut.key, part.ties}, part.count, part.begin, out + part.out);
 }
 
 // A segment by itself, so that all passes but the first find it in the cache.
 void select_one(Segment& segment, int64_t* out, const Instructions& with) {
-    Part part{segment.begin, segment.end};
+    Part part{&segment, segment.begin, segment.end};
     segment.parts = {&part};
     find_floor(segment);
-    collect(segment, part, with);
-    if (misled(segment)) collect(segment, part, with);
+    collect(part, with);
+    if (misled(segment)) collect(part, with);
     find_cut(segment);
-    write(segment, part, out);
+    write(part, out);
 }
 
-// A segment that is worth several threads, in parts of `length`.
-void select_in_parts(Segment& segment, int64_t length, int64_t* out, int64_t threads, const Instructions& with) {
+// Segments that are worth several threads, in parts of `length`.
+void select_in_parts(const std::vector<Segment*>& segments, int64_t length, int64_t* out, int64_t threads,
+                     const Instructions& with) {
     std::vector<Part> parts;
-    for (int64_t begin = segment.begin; begin < segment.end; begin += length)
-        parts.push_back({begin, std::min(begin + length, segment.end)});
-    for (Part& part : parts) segment.parts.push_back(&part);
-    const auto for_each_part = [&](const auto& task) {
-        for_each(int64_t(parts.size()), threads, [&](int64_t i) { task(parts[size_t(i)]); });
+    for (Segment* segment : segments)
+        for (int64_t begin = segment->begin; begin < segment->end; begin += length)
+            parts.push_back({segment, begin, std::min(begin + length, segment->end)});
+    for (Part& part : parts) part.of->parts.push_back(&part);
+    const auto for_all = [&](const auto& tasks, const auto& task) {
+        for_each(int64_t(tasks.size()), threads, [&](int64_t i) { task(tasks[size_t(i)]); });
     };
-    find_floor(segment);
-    for_each_part([&](Part& part) { collect(segment, part, with); });
-    if (misled(segment)) for_each_part([&](Part& part) { collect(segment, part, with); });
-    find_cut(segment);
-    for_each_part([&](const Part& part) { write(segment, part, out); });
+    for_all(segments, [&](Segment* segment) { find_floor(*segment); });
+    for_each(int64_t(parts.size()), threads, [&](int64_t i) { collect(parts[size_t(i)], with); });
+    std::vector<Part*> again;
+    for (Segment* segment : segments)
+        if (misled(*segment)) again.insert(again.end(), segment->parts.begin(), segment->parts.end());
+    for_all(again, [&](Part* part) { collect(*part, with); });
+    for_all(segments, [&](Segment* segment) { find_cut(*segment); });
+    for_all(parts, [&](const Part& part) { write(part, out); });
 }
 
 }  // namespace
@@ -164,15 +172,12 @@ HPCSGD_API int64_t hpcsgd_largest(const float* x, const int64_t* starts, const i
     const int64_t used = std::max<int64_t>(1, std::min<int64_t>(threads, elements / SHARE));
     const int64_t share = used == 1 ? LONGEST : std::max(SHARE, elements / (used * PARTS_PER_THREAD));
     const int64_t length = std::min(share, LONGEST);
-    std::vector<Segment*> shorter;
+    std::vector<Segment*> longer, shorter;
     for (Segment& segment : chosen)
-        if (segment.end - segment.begin <= length)
-            shorter.push_back(&segment);
-        else
-            select_in_parts(segment, length, out, used, instructions(portable));
-    for_each(int64_t(shorter.size()), used, [&](int64_t i) {
-        select_one(*shorter[size_t(i)], out, instructions(portable));
-    });
+        (segment.end - segment.begin > length ? longer : shorter).push_back(&segment);
+    select_in_parts(longer, length, out, used, instructions(portable));
+    for_each(int64_t(shorter.size()), used,
+             [&](int64_t i) { select_one(*shorter[size_t(i)], out, instructions(portable)); });
     return 0;
 } catch (const std::bad_alloc&) {
     return OUT_OF_MEMORY;
