@@ -41,6 +41,10 @@ def muon(model: nn.Module, s: Settings) -> optim.Optimizer:
     return hpcsgd.muon(model, lr=s["lr"], weight_decay=DECAY, rest={"betas": BETAS})
 
 
+RATES = (8e-3, 16e-3, 32e-3)
+"""Inside a group, of all that have an outer one besides."""
+
+
 def nesterov(s: Settings) -> MakeOptimizer:
     return lambda ws: optim.SGD(ws, lr=s["outer_lr"], momentum=0.9, nesterov=True)
 
@@ -54,25 +58,25 @@ def with_outer(**inner: Sequence[float]) -> list[Settings]:
 
 
 CONTESTANTS: dict[str, Contestant] = {
-    BSP: Contestant(lambda s, _: hpcsgd.bsp(), grid(lr=(2e-3, 4e-3, 6e-3, 8e-3, 12e-3, 16e-3)), adamw),
+    BSP: Contestant(lambda s, _: hpcsgd.bsp(), grid(lr=(4e-3, 8e-3, 12e-3, 16e-3, 24e-3, 32e-3)), adamw),
     DILOCO: Contestant(
-        lambda s, _: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=(4e-3, 8e-3, 12e-3)), adamw
+        lambda s, _: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=RATES), adamw
     ),
     STREAMED: Contestant(
         lambda s, _: hpcsgd.streamed(
             hpcsgd.diloco(EVERY, outer=nesterov(s), average=wires.int4(block=256)), FRAGMENTS, DELAY
         ),
-        with_outer(lr=(4e-3, 8e-3, 12e-3)),
+        with_outer(lr=RATES),
         adamw,
     ),
     SPARSE: Contestant(
         lambda s, groups: hpcsgd.sparse_loco(EVERY_BY_GROUPS * groups, lr=s["outer_lr"]),
-        grid(lr=(4e-3, 8e-3, 12e-3), outer_lr=(0.7, 1.0)),
+        grid(lr=RATES, outer_lr=(0.7, 1.0)),
         adamw,
     ),
     MULOCO: Contestant(
         lambda s, _: hpcsgd.diloco(EVERY, outer=nesterov(s), average=wires.int2()),
-        with_outer(lr=(4e-3, 8e-3, 12e-3)),
+        with_outer(lr=RATES),
         muon,
     ),
 }
