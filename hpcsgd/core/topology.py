@@ -18,13 +18,17 @@ import logging
 import traceback
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.transport import PeerLost, Transport
 from hpcsgd.transport.by_node import levels
+from hpcsgd.transport.mesh import mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +152,16 @@ class Job:
     def j(self) -> int:
         """Which position of its group, and so which chunk of the parameters, is this rank's."""
         return self.group.rank
+
+    def mesh(self, kind: str = "cpu") -> DeviceMesh:
+        """All ranks as torch's `DeviceMesh` of P × K, its dimensions "cross" and "group", for tensors on this
+        kind of device: `fully_shard(model, mesh=job.mesh()["group"])`. The first call is collective.
+
+        torch.distributed gets its default group by it, unless it has one of the same ranks already. Raises
+        `UserError` where it has another one, or no library for that kind. What torch sends there is in no
+        ledger of ours, and `DistributedOptimizer` takes whole parameters only.
+        """
+        return mesh(self.world, self.P, self.K, kind)
 
     def together(self, what: str) -> contextlib.AbstractContextManager[None]:
         """For a block that may fail on one rank alone: then every rank raises a `JobError` that says `what`

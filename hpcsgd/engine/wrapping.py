@@ -62,6 +62,11 @@ def trained_parameters(optimizer: optim.Optimizer, model: nn.Module) -> list[tup
         raise UserError("the optimizer has no trainable parameters")
     if any(nn.parameter.is_lazy(param) for param in model.parameters()):
         raise UserError("parameters of the model have no shape yet: give it a batch before it is wrapped")
+    if any(hasattr(param, "placements") for param in theirs):  # nobody need import DTensor for this
+        raise UserError(
+            "parameters are sharded by torch (DTensor): DistributedOptimizer takes whole ones, of which it "
+            "shards the optimizer's state"
+        )
     wanted = set(theirs)
     named = [(name, param) for name, param in model.named_parameters() if param in wanted]
     known = {param for _, param in named}

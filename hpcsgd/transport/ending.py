@@ -23,7 +23,7 @@ from typing import NoReturn, Protocol
 import torch
 
 from hpcsgd.errors import PEER_LOST, JobError, UserError
-from hpcsgd.transport.backend import Backend, PeerLost
+from hpcsgd.transport.backend import Backend, PeerLost, first_line
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.lane import close_lanes
 
@@ -66,8 +66,8 @@ class Ending:
         self._wait_for_turn(code)
         if isinstance(error, KeyboardInterrupt):
             _tell(f"hpcsgd: {rank}interrupted")
-        elif isinstance(error, PeerLost):
-            _print(f"hpcsgd: {rank}{error}")
+        elif _is_loss(error):
+            _print(f"hpcsgd: {rank}{first_line(error)}")
         elif isinstance(error, UserError):
             _tell(f"hpcsgd: {rank}{error}")
         else:
@@ -175,7 +175,14 @@ def leave_together(code: int) -> NoReturn:
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
-    return PEER_LOST if isinstance(error, PeerLost) else 1
+    return PEER_LOST if _is_loss(error) else 1
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether another rank went away or does not answer, in our communication or in torch's own."""
+    dist = sys.modules.get("torch.distributed")
+    by_torch = dist is not None and isinstance(error, getattr(dist, "DistBackendError", ()))
+    return isinstance(error, PeerLost) or by_torch or "/gloo/transport/" in str(error)
 
 
 def _wait_for_readers() -> None:
@@ -210,4 +217,5 @@ def _tell(text: str) -> None:
 
 
 def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """Where it is seen whatever becomes of us: torch.distributed holds back what an excepthook prints."""
+    print(text, file=sys.__stderr__ or sys.stderr, flush=True)

@@ -42,7 +42,7 @@ class GroupBackend(Backend):
         self.rank, self.size, self.node = host.rank, host.size, host.node
         self.name = _named(library)
         self._host, self._library, self._timeout = host, library, timeout
-        self._store = _store(host, timeout)
+        self._store = meeting_point(host, timeout)
         self._group: Any = _made(library, self._store, host, timeout)
         self._watch = Watch(timeout, functools.partial(_end, host, timeout))
         weakref.finalize(self, self._watch.close)
@@ -147,7 +147,7 @@ class GroupBackend(Backend):
 
 def missing(library: str) -> str:
     """Why this build of torch makes no groups of the library; empty where it does."""
-    dist = _distributed()
+    dist = distributed()
     there = dist.is_available() and getattr(dist, f"is_{library}_available", bool)()
     return "" if there else f"torch {torch.__version__} was built without {library.upper()}"
 
@@ -158,9 +158,9 @@ def _end(host: Backend, timeout: float, what: str) -> None:
     host.abort(PEER_LOST)
 
 
-def _store(ranks: Backend, timeout: float) -> Any:
+def meeting_point(ranks: Backend, timeout: float) -> Any:
     """Where the ranks meet: rank 0 keeps it and tells the others by `ranks` at which address; collective."""
-    TCPStore, limit = _distributed().TCPStore, timedelta(seconds=timeout)
+    TCPStore, limit = distributed().TCPStore, timedelta(seconds=timeout)
     nodes = ranks.gather_objects((ranks.node, socket.gethostname()))
     if ranks.rank == 0:
         address = _address_towards([name for node, name in nodes if node != ranks.node])
@@ -194,7 +194,7 @@ def _address_towards(others: Sequence[str]) -> str:
 
 
 def _made(library: str, store: Any, ranks: Backend, timeout: float) -> Any:
-    dist = _distributed()
+    dist = distributed()
     limit = timedelta(seconds=2 * timeout)  # NCCL's own watch ends the process: ours comes first
     if library == "gloo":
         return dist.ProcessGroupGloo(store, ranks.rank, ranks.size, limit)
@@ -212,19 +212,19 @@ def _named(library: str) -> str:
 
 def _reducing(reduction: Reduction) -> Any:
     """A mean is divided by whoever asked."""
-    dist = _distributed()
+    dist = distributed()
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
     return options
 
 
 def _from(root: int) -> Any:
-    options = _distributed().BroadcastOptions()
+    options = distributed().BroadcastOptions()
     options.rootRank = root
     return options
 
 
-def _distributed() -> Any:
+def distributed() -> Any:
     """Imported when there is a group to make. Much of what is used here torch has no types for."""
     import torch.distributed
 

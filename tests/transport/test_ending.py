@@ -247,16 +247,16 @@ def test_nobody_leaves_while_others_may_ask(tmp_path: Path) -> None:
 
 
 def test_the_first_failure_is_the_one_that_a_batch_script_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HPCSGD_FAILURE", str(tmp_path / "failure"))
     ending._tell("hpcsgd: the cause")
     ending._tell("hpcsgd: what followed from it")
     assert (tmp_path / "failure").read_text() == "hpcsgd: the cause\n"
-    assert capsys.readouterr().err == "hpcsgd: the cause\n"
+    assert capfd.readouterr().err == "hpcsgd: the cause\n"
     monkeypatch.setenv("HPCSGD_FAILURE", str(tmp_path / "no" / "folder"))
     ending._tell("hpcsgd: the cause")
-    assert capsys.readouterr().err.splitlines()[1:] == ["hpcsgd: the cause"]
+    assert capfd.readouterr().err.splitlines()[1:] == ["hpcsgd: the cause"]
 
 
 def test_what_a_launcher_has_not_read_yet(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""torch's own mesh over our ranks: what `fully_shard` does inside groups, and how such jobs end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transport.jobs import KILLED, LIMIT, Job, launch
+
+pytestmark = pytest.mark.slow
+
+GROUPS = "from hpcsgd.core.topology import form\njob = form(world, groups={P})\n"
+SHARDED = """
+from torch import nn, optim
+from torch.distributed.fsdp import fully_shard
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+
+def sharded():
+    model = network()
+    for layer in (*(each for each in model if isinstance(each, nn.Linear)), model):
+        fully_shard(layer, mesh=job.mesh()["group"])
+    return model, optim.AdamW(model.parameters(), lr=0.1)
+"""
+LOCAL_SGD = """
+import hpcsgd
+
+def trained(model, optimizer, after_update):
+    for t in range(1, 7):
+        generator = torch.Generator().manual_seed(100 * t + rank)
+        model(torch.randn(4, 5, generator=generator, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        after_update(t)
+
+def meet(t):
+    for p in theirs.parameters() if t % 2 == 0 else ():
+        shard = p.to_local().detach()
+        job.cross.allreduce(shard.view(-1), "mean").wait()
+
+theirs, optimizer = sharded()
+trained(theirs, optimizer, meet)
+ours = network()
+optimizer = optim.AdamW(ours.parameters(), lr=0.1)
+optimizer = hpcsgd.DistributedOptimizer(optimizer, ours, job, hpcsgd.hierarchical(every=2))
+trained(ours, optimizer, lambda t: None)
+for p, q in zip(theirs.parameters(), ours.parameters()):
+    assert p.to_local().numel() < q.numel(), "it is not sharded"
+    torch.testing.assert_close(p.full_tensor().detach(), q.detach(), rtol=0, atol=1e-12)
+
+mesh = job.mesh()
+assert mesh is job.mesh() and mesh.mesh_dim_names == ("cross", "group")
+assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
+assert (mesh.get_local_rank("cross"), mesh.get_local_rank("group")) == (job.g, job.j)
+try:
+    hpcsgd.DistributedOptimizer(optim.SGD(theirs.parameters(), lr=1), theirs, job, hpcsgd.bsp())
+except JobError as error:
+    print(error)
+fault()
+"""
+ENDLESS = """
+model, optimizer = sharded()
+def work():
+    model(torch.ones(4, 5, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+work()
+fault()
+"""
+
+
+def test_local_sgd_of_groups_that_shard_everything_is_hierarchical_local_sgd(tmp_path: Path) -> None:
+    job = launch(tmp_path, GROUPS.format(P=2) + SHARDED + LOCAL_SGD, n=4)
+    assert (job.code, job.stderr) == (0, ""), job
+    assert job.stdout.count("parameters are sharded by torch (DTensor)") == 4
+
+
+def test_a_default_group_of_the_same_ranks_serves(tmp_path: Path) -> None:
+    job = launch(
+        tmp_path,
+        GROUPS.format(P=2)
+        + f"""
+import torch.distributed as dist
+store = dist.FileStore({str(tmp_path / "store")!r}, 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+theirs = dist.group.WORLD
+fault()
+assert job.mesh().mesh.tolist() == [[0], [1]]
+assert dist.group.WORLD is theirs
+""",
+        n=2,
+    )
+    assert (job.code, job.stderr) == (0, ""), job
+
+
+def test_a_default_group_of_other_ranks_is_refused(tmp_path: Path) -> None:
+    job = launch(
+        tmp_path,
+        GROUPS.format(P=2)
+        + f"""
+import torch.distributed as dist
+store = dist.FileStore({str(tmp_path / "store")!r}, 2)
+dist.init_process_group("gloo", store=store, rank=1 - rank, world_size=2)
+fault()
+job.mesh()
+""",
+        n=2,
+    )
+    assert job.code in {1} | KILLED, job
+    wanted = (
+        "torch.distributed has a default group in which this is rank 1 of 2; for hpcsgd it is rank 0 of 2"
+    )
+    assert wanted in job.stderr, job
+
+
+ENDS = {
+    "an exception": ("if rank == 1:\n    raise KeyError('x')\n", 60, "hpcsgd: rank 1: KeyError"),
+    "killed": ("if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n", 60, ""),
+    "stopped": ("if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n", 2, "Timed out waiting 2000ms"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "an exception" else pytest.param(name, marks=pytest.mark.long) for name in ENDS]
+)
+def test_in_the_midst_of_a_collective_of_torch(name: str, tmp_path: Path) -> None:
+    fault, timeout, message = ENDS[name]
+    body = GROUPS.format(P=1) + SHARDED + ENDLESS + fault + "while True:\n    work()\n"
+    job = launch(tmp_path, body, timeout=timeout, n=3)
+    assert job.code in {1, 69} | KILLED, job
+    assert job.seconds < LIMIT + (timeout if timeout < 60 else 0), job
+    assert len(told(job)) <= 1, job
+    assert not message or message in told(job)[0], job
+    assert job.stderr.count("Traceback") == ("KeyError" in message), job
+
+
+@pytest.mark.long
+def test_ctrl_c(tmp_path: Path) -> None:
+    body = GROUPS.format(P=1) + SHARDED + ENDLESS + "while True:\n    work()\n"
+    job = launch(tmp_path, body, n=3, interrupt=True)
+    assert job.code != 0
+    assert job.seconds < LIMIT
+    assert ["interrupted" in line for line in told(job)] == [True], job
+
+
+def told(job: Job) -> list[str]:
+    return [line for line in job.stderr.splitlines() if line.startswith("hpcsgd:")]
