@@ -137,13 +137,13 @@ class Meetings:
         report = self.report
         self._ballot = Ballot(Point(t, *report.deal), report.leaving)
         for device in {x.device for x in w if not x.is_cpu}:
-            settle(device)  # computing is no waiting for others
+            settle(device)  # computing is no waiting for others; the last mean has left `aside`
         started = time.perf_counter()
         while not self._attempt(w, aside):
             pass
         self.seconds += time.perf_counter() - started
         for x, mean in zip(w, aside, strict=True):
-            x.copy_(mean)
+            x.copy_(mean, non_blocking=True)
 
     def move(self) -> None:
         """This island leaves, to come back with other ranks: the others are to wait."""
@@ -165,7 +165,7 @@ class Meetings:
 
         Of 16-bit floats in float32: the sum goes around, from island to island."""
         if [(x.shape, x.dtype) for x in self._aside] != [(x.shape, wide(x.dtype)) for x in w]:
-            self._aside = [torch.empty_like(x, dtype=wide(x.dtype), device="cpu") for x in w]
+            self._aside = [host_room(x, wide(x.dtype)) for x in w]
         return self._aside
 
     def _attempt(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> bool:

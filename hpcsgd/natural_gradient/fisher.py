@@ -17,15 +17,21 @@ Differences from the paper:
 - The paper multiplies the rows of X, and of the derivatives Y, by the inverses, and keeps the norm of each.
   The finished gradient is Yᵀ X, so multiplying it from both sides is the same up to a factor; its norm is the
   one that is kept.
+
+The r × r matrix Y_t Y_tᵀ is decomposed by the host. So an update of vectors on a device is begun by the device and
+finished when the host has what it has to see, which can be much later: nobody waits in between.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from hpcsgd.core.on_host import Arrivals, on_device
 
 DELTA = 5e-4
 """The least eigenvalue of F, as a part of the largest."""
@@ -34,10 +40,10 @@ FIRST = 4
 """Steps of the power method that make F_0 of the first minibatch."""
 
 
-def largest(X: Tensor) -> float:
+def largest(X: Tensor) -> Tensor:
     """Of the absolute values; not a number where one of them is none."""
     low, high = torch.aminmax(X)  # 25 times as fast as the infinity norm
-    return max(-low.item(), high.item())
+    return torch.maximum(-low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +81,60 @@ class Fisher:
         return self.eigenvalues.sum().item() + (D - r) * self.rho
 
     def updated(self, X: Tensor, eta: float) -> Fisher:
-        """F_{t+1}, of F_t and the minibatch [N, D] of finite numbers."""
-        N, D = X.shape
-        R, r = self.R, len(self.R)
-        s = torch.linalg.vector_norm(
-            X, math.inf
-        ).item()  # nothing below under- or overflows, of whatever size derivatives are
-        if s == 0:
-            return self
-        X = X / s
-        a = eta * s * s / N
-        trace = a * X.square().sum().item() + (1 - eta) * self.trace
-        if not 0 < trace < math.inf:
-            return self
+        """F_{t+1}, of F_t and the minibatch [N, D]; F_t where that says nothing."""
+        return self.begun(X, eta, Arrivals()).finished()
+
+    def begun(self, X: Tensor, eta: float, arrivals: Arrivals) -> Update:
+        """The part of `updated` for which nobody has to wait."""
+        N, R = len(X), self.R
+        s = largest(X)
+        X = X / s  # nothing below under- or overflows, of whatever size derivatives are
+        size = s.double()
+        a = eta * size * size / N
+        trace = a * X.square().sum().double() + (1 - eta) * self.trace
         # Everything relative to tr(T): Y = R T / tr(T).
         Y = (a / trace) * ((X @ R.T).T @ X).double()
-        Y += ((1 - eta) / trace * self.eigenvalues).to(Y.device)[:, None] * R
-        C, U = torch.linalg.eigh((Y @ Y.T).cpu())
-        eigenvalues = trace * C.flip(0).clamp_min(0).sqrt()
-        rows = U.flip(1).T.to(Y.device) @ Y
-        Q = torch.linalg.qr(rows.T.to(R)).Q
-        least = DELTA * eigenvalues[0].item()
-        rho = max((trace - eigenvalues.sum().item()) / (D - r), least)
-        return Fisher(Q.T.contiguous(), eigenvalues.clamp_min(least), rho)
+        Y += (torch.full_like(trace, 1 - eta) / trace * on_device(self.eigenvalues, R.device))[:, None] * R
+        return Update(self, Y, arrivals.bring(torch.cat([size[None], trace[None], (Y @ Y.T).view(-1)])))
 
     def is_finite(self) -> bool:
-        return math.isfinite(self.trace + self.R.sum().item())
+        """As R is where the eigenvalues are: of a Y that is not, Y Yᵀ has none."""
+        return math.isfinite(self.trace)
 
     def shrinkage(self, alpha: float) -> Shrinkage:
         """What multiplies by β G⁻¹ = I − Rᵀ E R, β = ρ + α tr(F) / D, by the Woodbury identity."""
         smoothed = self.eigenvalues + alpha * self.trace / self.R.shape[1]
-        return Shrinkage(self.R, ((self.eigenvalues - self.rho) / smoothed).to(self.R))
+        E = ((self.eigenvalues - self.rho) / smoothed).to(self.R.dtype)
+        return Shrinkage(self.R, on_device(E, self.R.device))
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """F_{t+1} of F_t and a minibatch X, begun."""
+
+    F: Fisher
+    Y: Tensor
+    """[r, D], relative to tr(T_t)."""
+    seen: Callable[[], Tensor]
+    """The largest of |X|, tr(T_t), and Y Yᵀ; waits for them."""
+
+    def is_of_numbers(self) -> bool:
+        """Whether all of X are finite."""
+        return math.isfinite(self.seen()[0].item())
+
+    def finished(self) -> Fisher:
+        """F_{t+1}, or F_t where X says nothing."""
+        Y, (r, D) = self.Y, self.F.R.shape
+        trace = self.seen()[1].item()
+        if not 0 < trace < math.inf:
+            return self.F
+        C, U = torch.linalg.eigh(self.seen()[2:].view(r, r))
+        eigenvalues = trace * C.flip(0).clamp_min(0).sqrt()
+        rows = on_device(U.flip(1), Y.device).T @ Y
+        Q = torch.linalg.qr(rows.T.to(self.F.R)).Q
+        least = DELTA * eigenvalues[0].item()
+        rho = max((trace - eigenvalues.sum().item()) / (D - r), least)
+        return Fisher(Q.T.contiguous(), eigenvalues.clamp_min(least), rho)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +150,7 @@ class Shrinkage:
 def natural(G: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tensor | None:
     """γ · (I − R_lᵀ E_l R_l) G (I − R_rᵀ E_r R_r) for a gradient [D_l, D_r], γ such that ‖G‖_F is kept.
 
-    None stands for the identity; so it does as a result, where there is no finite γ.
+    None stands for the identity; where there is no finite γ, G stays.
     """
     U: list[Tensor] = []  # what is subtracted from G is U V
     V: list[Tensor] = []
@@ -137,5 +166,5 @@ def natural(G: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tenso
     if not U:
         return None
     found = torch.addmm(G, torch.cat(U, 1), torch.cat(V), alpha=-1)
-    scale = (torch.linalg.vector_norm(G) / torch.linalg.vector_norm(found)).item()
-    return found.mul_(scale) if math.isfinite(scale) else None
+    scale = torch.linalg.vector_norm(G) / torch.linalg.vector_norm(found)
+    return torch.where(scale.isfinite(), found.mul_(scale), G)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.natural_gradient.fisher import Fisher, Shrinkage, largest, natural
+from hpcsgd.core.on_host import Arrivals
+from hpcsgd.natural_gradient.fisher import Fisher, Shrinkage, Update, largest, natural
 from hpcsgd.natural_gradient.rows import input_rows, output_rows
 
 log = logging.getLogger(__name__)
@@ -29,30 +30,64 @@ ROWS = 512
 
 
 class Side:
-    """The estimate for the inputs, or for the derivatives of the outputs, of one layer."""
+    """The estimate for the inputs, or for the derivatives of the outputs, of one layer.
+
+    Begun when its rows are there, finished when it is asked for: a step later, when a device is through.
+    """
 
     def __init__(self, name: str, rank: int, alpha: float, history: float) -> None:
         self._name = name
         self._rank, self._alpha, self._history = rank, alpha, history
         self._complained = False
-        self.F: Fisher | None = None
-        self.shrinkage: Shrinkage | None = None
+        self._update: Update | None = None
+        self._set(None)
 
-    def look_at(self, X: Tensor) -> None:
+    @property
+    def F(self) -> Fisher | None:
+        """As of all rows so far."""
+        self._finish()
+        return self._F
+
+    @property
+    def shrinkage(self) -> Shrinkage | None:
+        """That of F."""
+        self._finish()
+        return self._shrinkage
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an estimate, not counting what is under way."""
+        return self._F is not None
+
+    def look_at(self, X: Tensor, arrivals: Arrivals) -> None:
         """Take the rows [N, D] into the estimate; where that fails the layer goes without one."""
-        if not math.isfinite(largest(X)):
-            return self._complain("are not finite: left out")
-        X = X if self.F is None else X.to(self.F.R)
+        if (F := self.F) is None:
+            return self._set(self._first(X))
         eta = min(1 - math.exp(-len(X) / self._history), FASTEST)
+        self._update = F.begun(X.to(F.R), eta, arrivals)
+
+    def _first(self, X: Tensor) -> Fisher | None:
+        """Of steps that go by each other's results: once, the host waits for each."""
+        if not math.isfinite(largest(X).item()):
+            return self._complain("are not finite: left out")
+        return self._attempt(lambda: Fisher.of(X, self._rank))
+
+    def _finish(self) -> None:
+        if (update := self._update) is not None:
+            self._update = None
+            if update.is_of_numbers():
+                self._set(self._attempt(update.finished))
+            else:
+                self._complain("are not finite: left out")
+
+    def _attempt(self, estimate: Callable[[], Fisher | None]) -> Fisher | None:
         try:
-            F = Fisher.of(X, self._rank) if self.F is None else self.F.updated(X, eta)
+            F = estimate()
         except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
-            self._complain(f"have no estimate: starting afresh ({error})")
-            F = None
+            return self._complain(f"have no estimate: starting afresh ({error})")
         if F is not None and not F.is_finite():
-            self._complain("have no finite estimate: starting afresh")
-            F = None
-        self._set(F)
+            return self._complain("have no finite estimate: starting afresh")
+        return F
 
     def state_dict(self) -> dict[str, Any]:
         F = self.F
@@ -72,8 +107,9 @@ class Side:
         return True
 
     def _set(self, F: Fisher | None) -> None:
-        self.F = F
-        self.shrinkage = None if F is None else F.shrinkage(self._alpha)
+        self._update = None
+        self._F = F
+        self._shrinkage = None if F is None else F.shrinkage(self._alpha)
 
     def _complain(self, what: str) -> None:
         if not self._complained:
@@ -133,17 +169,18 @@ class Layer:
         return self._modules
 
     @torch.no_grad()
-    def fold(self) -> None:
-        """Update both estimates by what passed since the last time."""
+    def fold(self, arrivals: Arrivals) -> None:
+        """Update both estimates by what passed since the last time, with what the host has to see among
+        `arrivals`."""
         if self._X:
             dtype = torch.promote_types(self.weight.dtype, torch.float32)
-            self.inputs.look_at(torch.cat(self._X).to(dtype))
-            self.outputs.look_at(torch.cat(self._Y).to(dtype))
+            self.inputs.look_at(torch.cat(self._X).to(dtype), arrivals)
+            self.outputs.look_at(torch.cat(self._Y).to(dtype), arrivals)
         self._X, self._Y, self._taken = [], [], 0
 
     def prepare(self, t: int, *, due: bool) -> None:
         """For step t."""
-        self.due = due or self.inputs.F is None
+        self.due = due or not self.inputs.is_known
         self._shift = math.modf(t * math.sqrt(2))[0]
 
     def state_dict(self) -> dict[str, Any]:

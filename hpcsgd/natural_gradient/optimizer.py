@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn, optim
 
+from hpcsgd.core.on_host import Arrivals
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.wrapping import Outermost
 from hpcsgd.errors import UserError
@@ -173,10 +174,11 @@ class NaturalGradient(Outermost):
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
     def _fold(self, *_: Any) -> None:
+        arrivals = Arrivals()
         for layer in self.layers:
-            layer.fold()
+            layer.fold(arrivals)
         self._t += 1
-        if self._t == EVERY_TIME and not any(layer.inputs.F for layer in self.layers):
+        if self._t == EVERY_TIME and not any(layer.inputs.is_known for layer in self.layers):
             log.warning("natural gradient: no layer saw a minibatch: gradients stay as they are")
         self._prepare()
 

@@ -98,7 +98,7 @@ class Moment:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._event = torch.Event(device)
+        self._event = torch.Event(device, blocking=True)  # who waits on the host leaves the core free
         self._event.record(torch.accelerator.current_stream(device))
 
     def precede(self) -> None:
@@ -108,6 +108,10 @@ class Moment:
     def passed(self) -> bool:
         """Whether that stream has done it all."""
         return self._event.query()
+
+    def await_it(self) -> None:
+        """Return when that stream has done it all."""
+        self._event.synchronize()
 
 
 def take_over(result: object) -> None:
@@ -166,6 +170,4 @@ def choose_no_kernels_by_time() -> None:
 
 def settle(device: torch.device) -> None:
     """Return when the current stream has done all that it was given; the core is free meanwhile."""
-    event = torch.Event(device, blocking=True)
-    event.record(torch.accelerator.current_stream(device))
-    event.synchronize()
+    Moment(device).await_it()

@@ -138,7 +138,10 @@ def test_natural_multiplies_from_both_sides_and_keeps_the_norm(left: bool, right
 @pytest.mark.parametrize("value", [0.0, float("inf"), float("nan"), 3e38])
 def test_what_has_no_norm_stays(value: float) -> None:
     B = estimate(rows(30, 8).float(), 3).shrinkage(ALPHA)
-    assert natural(torch.full((5, 8), value), None, B) is None
+    G = torch.full((5, 8), value)
+    found = natural(G, None, B)
+    assert found is not None
+    torch.testing.assert_close(found, G, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-8, 1e18])

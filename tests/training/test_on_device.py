@@ -91,10 +91,11 @@ def assert_same(mine: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         assert torch.equal(value, expected[name]), name
 
 
+NATURAL = "--optimizer.natural_gradient.rank 2"
 RUNS = {
     "hierarchical": "--optimizer.arguments.momentum 0.9",
     "groups that give each other samples": "--data.injection.alpha 0.5 --data.injection.beta 0.5",
-    "natural gradient": "--optimizer.natural_gradient.rank 2",
+    "natural gradient": NATURAL,
     "a loader that works ahead": "--data.workers 1",
 }
 
@@ -134,16 +135,18 @@ def test_a_loss_that_is_no_number_ends_the_run_at_the_next_reading(job_file: Pat
 
 
 @pytest.mark.parametrize(
-    ("words", "n", "staged"), [("", 1, 0), ("--job.groups 2 --data.batch_size 8 --method.every 99", 4, 2)]
+    ("words", "n", "waited"),
+    [("", 1, 0), (NATURAL, 1, 1), ("--job.groups 2 --data.batch_size 8 --method.every 99", 4, 2)],
 )
 def test_in_a_step_the_host_waits_for_staging_alone(
-    words: str, n: int, staged: int, job_file: Path, tmp_path: Path
+    words: str, n: int, waited: int, job_file: Path, tmp_path: Path
 ) -> None:
-    """What another epoch of three steps adds: gradients and parameters that leave, and one reading."""
+    """What another epoch of three steps adds: gradients and parameters that leave, and one reading. Natural
+    gradient of all layers together waits for what the device was asked for in the step before."""
     waits: list[Counter[str]] = []
     for epochs in (1, 2):
         seldom = "--training.log_every 99 --training.evaluate_every 2 --training.checkpoint_every 99"
         torch.ops.far.forget_waits()
         train(job_file, tmp_path / f"{epochs}", f"{words} {seldom} --training.epochs {epochs}", n=n)
         waits.append(Counter(torch.ops.far.waits(n - 1)))
-    assert waits[1] - waits[0] == Counter(item=1) + Counter(event=3 * staged)
+    assert waits[1] - waits[0] == Counter(item=1) + Counter(event=3 * waited)
