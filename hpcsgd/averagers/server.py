@@ -18,6 +18,7 @@ from hpcsgd.core.step import Step
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Service, Transport, phase, wide
+from hpcsgd.transport.on_host import on_host, room_for
 from hpcsgd.transport.streams import HOST
 
 
@@ -99,8 +100,13 @@ class Server:
         for part, pushed, read in zip(self._parts(s), self._pushed, self._read, strict=True):
             read.add_to(part, -1.0)
             pushed.pack(part)
-        self._service.ask(_by_rank(self._pushed), _by_rank(self._read)).wait()
-        for part, read in zip(self._parts(s), self._read, strict=True):
+        pushed = on_host(
+            [parcel.bytes for parcel in self._pushed]
+        )  # and what was read before has left its room
+        self._service.ask(_by_rank(pushed), _by_rank(self._rooms)).wait()
+        for part, read, room in zip(self._parts(s), self._read, self._rooms, strict=True):
+            if room is not read.bytes:
+                read.bytes.copy_(room, non_blocking=True)
             read.unpack(part)
         s.notes["staleness"] = self.keeper.missed[s.job.g]
         s.notes["ahead"] = self.keeper.ahead(s.job.g)
@@ -137,7 +143,8 @@ class Server:
 
     def _start(self, s: Step) -> None:
         parts = self._parts(s)
-        self._pushed, self._read = ([Parcel.like(part, HOST) for part in parts] for _ in range(2))
+        self._pushed, self._read = ([Parcel.like(part) for part in parts] for _ in range(2))
+        self._rooms = [x if x.is_cpu else room_for(x) for x in (read.bytes for read in self._read)]
         self._cross, self._owned = s.job.cross, s.owned
         self._counts = [[x.numel() for x in chunk.tensor_split(s.job.P)] for chunk in s.owned]
         part = self._kept(self._saved or s.owned, self._cross)
@@ -157,5 +164,5 @@ class Server:
         return [chunk.tensor_split(cross.size)[cross.rank] for chunk in chunks]
 
 
-def _by_rank(parcels: Sequence[Parcel]) -> dict[int, Tensor]:
-    return {rank: parcel.bytes for rank, parcel in enumerate(parcels)}
+def _by_rank(parcels: Sequence[Tensor]) -> dict[int, Tensor]:
+    return dict(enumerate(parcels))

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.checkpoint import tree
-from hpcsgd.core.on_host import on_host
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.files.atomic import reach_disk, replacing
 from hpcsgd.files.hdf5 import new_file
+from hpcsgd.transport.on_host import on_host
 
 log = logging.getLogger(__name__)
 

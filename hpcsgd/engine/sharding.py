@@ -15,7 +15,6 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket, Piece
 from hpcsgd.core.layout import shaped
-from hpcsgd.core.on_host import on_host
 from hpcsgd.engine.held import Held
 from hpcsgd.engine.in_parts import only
 from hpcsgd.engine.initial_state import complete, like_new
@@ -23,6 +22,7 @@ from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport
+from hpcsgd.transport.on_host import on_host
 
 
 class PieceState(NamedTuple):

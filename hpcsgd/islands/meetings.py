@@ -28,7 +28,7 @@ from hpcsgd.islands.register import Ballot, Phase, Point, Register, Report
 from hpcsgd.islands.ring import Broken
 from hpcsgd.islands.rings import Rings, chunk
 from hpcsgd.transport import Transport, wide
-from hpcsgd.transport.streams import settle
+from hpcsgd.transport.on_host import room_for, settle_all
 
 log = logging.getLogger(__name__)
 
@@ -136,8 +136,7 @@ class Meetings:
         aside = self._room_for(w)
         report = self.report
         self._ballot = Ballot(Point(t, *report.deal), report.leaving)
-        for device in {x.device for x in w if not x.is_cpu}:
-            settle(device)  # computing is no waiting for others; the last mean has left `aside`
+        settle_all(w)  # computing is no waiting for others; the last mean has left `aside`
         started = time.perf_counter()
         while not self._attempt(w, aside):
             pass
@@ -165,7 +164,7 @@ class Meetings:
 
         Of 16-bit floats in float32: the sum goes around, from island to island."""
         if [(x.shape, x.dtype) for x in self._aside] != [(x.shape, wide(x.dtype)) for x in w]:
-            self._aside = [host_room(x, wide(x.dtype)) for x in w]
+            self._aside = [room_for(x, wide(x.dtype)) for x in w]
         return self._aside
 
     def _attempt(self, w: Sequence[Tensor], aside: Sequence[Tensor]) -> bool:

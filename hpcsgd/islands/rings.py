@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hpcsgd.islands.register import Register
 from hpcsgd.islands.ring import Door, Overdue, TcpRing, connect
+from hpcsgd.transport.on_host import on_host
 
 
 def chunk(x: Tensor, c: int, C: int) -> Tensor:
@@ -54,7 +55,7 @@ class Rings:
         """`aside` ← the mean of chunk `c` of C over the `counting` islands. Raises `OSError`; then it is of
         no use."""
         for x, mean in zip(w, aside, strict=True):
-            mine = chunk(x, c, C).to(mean.device, mean.dtype) if self._island in counting else None
+            mine = on_host(chunk(x, c, C).to(mean.dtype)) if self._island in counting else None
             ring.mean(mine, chunk(mean, c, C), len(counting))
 
     def cut(self) -> None:

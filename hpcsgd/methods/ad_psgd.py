@@ -26,6 +26,7 @@ from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.exchanges import Dense
 from hpcsgd.schedules import Every
 from hpcsgd.transport import Asked, Service, phase, wide
+from hpcsgd.transport.on_host import on_host, room_for, settle_all
 from hpcsgd.transport.streams import HOST
 
 
@@ -59,10 +60,11 @@ class Pairwise:
         assert self.x is not None
         self._take_in()
         self._model.add_to(s.owned, -1.0)  # what is left is the update
-        updates = [chunk.cpu() for chunk in s.owned]
+        updates = on_host(s.owned)
         with self._lock:
             for x, update, chunk in zip(self.x, updates, s.owned, strict=True):
-                chunk.copy_(x.add_(update))
+                chunk.copy_(x.add_(update), non_blocking=True)
+            settle_all(s.owned)  # x may change as soon as the lock is free
             s.notes["staleness"] = self._averaged
             self._averaged = 0
         if s.job.g % 2 == 0:
@@ -150,7 +152,7 @@ class Pairwise:
 
 
 def _kept(chunk: Tensor) -> Tensor:
-    return chunk.to(HOST, wide(chunk.dtype), copy=True)
+    return room_for(chunk, wide(chunk.dtype)).copy_(chunk)
 
 
 def ad_psgd(seed: int = 0, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen

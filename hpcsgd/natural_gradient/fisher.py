@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpcsgd.core.on_host import Arrivals, on_device
+from hpcsgd.transport.on_host import Arrivals, on_device
 
 DELTA = 5e-4
 """The least eigenvalue of F, as a part of the largest."""
@@ -167,4 +167,4 @@ def natural(G: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tenso
         return None
     found = torch.addmm(G, torch.cat(U, 1), torch.cat(V), alpha=-1)
     scale = torch.linalg.vector_norm(G) / torch.linalg.vector_norm(found)
-    return torch.where(scale.isfinite(), found.mul_(scale), G)
+    return torch.where(scale.isfinite(), found.mul_(scale), G.to(found.dtype), out=found)

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.core.on_host import Arrivals
 from hpcsgd.natural_gradient.fisher import Fisher, Shrinkage, Update, largest, natural
 from hpcsgd.natural_gradient.rows import input_rows, output_rows
+from hpcsgd.transport.on_host import Arrivals
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn, optim
 
-from hpcsgd.core.on_host import Arrivals
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.wrapping import Outermost
 from hpcsgd.errors import UserError
 from hpcsgd.natural_gradient.layer import Layer
 from hpcsgd.natural_gradient.rows import weight_of
+from hpcsgd.transport.on_host import Arrivals
 
 log = logging.getLogger(__name__)
 

@@ -4,13 +4,13 @@ once or not at all."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hpcsgd.transport.streams import Moment, on_accelerator, settle
+from hpcsgd.transport.streams import HOST, Moment, on_accelerator, settle
 
 
 def on_host(tree: Any) -> Any:
@@ -21,6 +21,17 @@ def on_host(tree: Any) -> Any:
 def taken(tree: Any) -> Any:
     """`tree` as it is now: with copies of all its tensors."""
     return _arrived(tree, lambda x: x.detach().clone())
+
+
+def room_for(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """What is like `x`, of `dtype` where one is given, on the host: pinned where `x` is on a device."""
+    return torch.empty_like(x, dtype=dtype, device=HOST, pin_memory=on_accelerator(x.device))
+
+
+def settle_all(xs: Iterable[Tensor]) -> None:
+    """Return when the devices that they are on have done all that the current streams were given."""
+    for device in {x.device for x in xs if not x.is_cpu}:
+        settle(device)
 
 
 def on_device(x: Tensor, device: torch.device) -> Tensor:
@@ -57,21 +68,20 @@ class Arrivals:
 
 def _begun(x: Tensor) -> Tensor:
     """A copy in pinned memory, under way."""
-    return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x.detach(), non_blocking=True)
+    return room_for(x).copy_(x.detach(), non_blocking=True)
 
 
 def _arrived(tree: Any, of_host: Callable[[Tensor], Tensor]) -> Any:
-    devices: set[torch.device] = set()
+    on_devices: list[Tensor] = []
 
     def arriving(x: Tensor) -> Tensor:
         if x.is_cpu:
             return of_host(x)
-        devices.add(x.device)
+        on_devices.append(x)
         return _begun(x)
 
     copied = _mapped(tree, arriving)
-    for device in devices:
-        settle(device)
+    settle_all(on_devices)
     return copied
 
 
