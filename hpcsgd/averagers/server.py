@@ -100,10 +100,9 @@ class Server:
         for part, pushed, read in zip(self._parts(s), self._pushed, self._read, strict=True):
             read.add_to(part, -1.0)
             pushed.pack(part)
-        pushed = on_host(
-            [parcel.bytes for parcel in self._pushed]
-        )  # and what was read before has left its room
-        self._service.ask(_by_rank(pushed), _by_rank(self._rooms)).wait()
+        # Once that is there, what was read before has left its room, too.
+        leaving = on_host([parcel.bytes for parcel in self._pushed])
+        self._service.ask(_by_rank(leaving), _by_rank(self._rooms)).wait()
         for part, read, room in zip(self._parts(s), self._read, self._rooms, strict=True):
             if room is not read.bytes:
                 read.bytes.copy_(room, non_blocking=True)
@@ -164,5 +163,5 @@ class Server:
         return [chunk.tensor_split(cross.size)[cross.rank] for chunk in chunks]
 
 
-def _by_rank(parcels: Sequence[Tensor]) -> dict[int, Tensor]:
-    return dict(enumerate(parcels))
+def _by_rank(messages: Sequence[Tensor]) -> dict[int, Tensor]:
+    return dict(enumerate(messages))

@@ -18,7 +18,7 @@ Differences from the paper:
   The finished gradient is Yᵀ X, so multiplying it from both sides is the same up to a factor; its norm is the
   one that is kept.
 
-The r × r matrix Y_t Y_tᵀ is decomposed by the host. So an update of vectors on a device is begun by the device and
+The r × r matrix Y_t Y_tᵀ is decomposed by the host. So an update of vectors on a device is begun there and
 finished when the host has what it has to see, which can be much later: nobody waits in between.
 """
 

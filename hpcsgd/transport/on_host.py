@@ -1,4 +1,4 @@
-"""Tensors come to the host, alone or in nested containers, and back: by pinned memory, and a device is waited for
+"""Tensors come to the host, alone or in nested containers, and back, by pinned memory: a device is waited for
 once or not at all."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def on_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 class Arrivals:
-    """Tensors on their way to the host together: who asks for the first waits for all, and nobody after that."""
+    """Tensors on their way to the host together: who asks for the first waits for all, and nobody later."""
 
     def __init__(self) -> None:
         self._last: dict[torch.device, Moment] = {}

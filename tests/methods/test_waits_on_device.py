@@ -1,4 +1,4 @@
-"""What groups that wait for nobody make the host wait for on a device: copies, by pinned memory, all at once."""
+"""What groups that wait for nobody make the host wait for on a device: copies, all at once."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ LAYERS = (5, 6, 4, 3)
 class Training:
     def __init__(self, device: str) -> None:
         generator = torch.Generator().manual_seed(1)
-        self.net = nn.Sequential(*(nn.Linear(a, b) for a, b in zip(LAYERS, LAYERS[1:], strict=False)))
+        self.net = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(LAYERS)))
         for p in self.net.parameters():
             p.data.copy_(torch.randn(p.shape, generator=generator))
         self.net.to(device)

@@ -22,8 +22,8 @@ def steady(inputs: int = 64, *, norm: bool = True) -> nn.Module:
     return net
 
 
-def chancy() -> nn.Module:
-    return nn.Sequential(steady(), nn.Dropout(0.2))
+def chancy(inputs: int = 64, *, norm: bool = True) -> nn.Module:
+    return nn.Sequential(steady(inputs, norm=norm), nn.Dropout(0.2))
 
 
 def noisy(x: Tensor, generator: Generator) -> Tensor:

@@ -127,6 +127,14 @@ def test_a_run_that_was_stopped_goes_on(saved: str, resumed: str, job_file: Path
     assert [start["devices"] for start in starts] == [each[saved], each[resumed]]
 
 
+def test_a_device_goes_on_with_the_random_numbers_that_were_next(job_file: Path, tmp_path: Path) -> None:
+    """On one rank: threads share the seed that they give to all devices."""
+    words = "--model.build training.small:chancy --training.epochs 2"
+    expected = train(job_file, tmp_path / "whole", words, n=1)
+    train(job_file, tmp_path / "stopped", words, n=1, stop=4)
+    assert_same(train(job_file, tmp_path / "stopped", words, n=1, resume=True), expected)
+
+
 def test_a_loss_that_is_no_number_ends_the_run_at_the_next_reading(job_file: Path, tmp_path: Path) -> None:
     words = f"{FOUR} --training.log_every 4 --optimizer.lr 1e30"
     with pytest.raises(JobError, match=r"the loss is (nan|inf) at step 3: try a lower learning rate"):
