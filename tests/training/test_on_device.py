@@ -129,7 +129,7 @@ def test_a_run_that_was_stopped_goes_on(saved: str, resumed: str, job_file: Path
 
 def test_a_device_goes_on_with_the_random_numbers_that_were_next(job_file: Path, tmp_path: Path) -> None:
     """On one rank: threads share the seed that they give to all devices."""
-    words = "--model.build training.small:chancy --training.epochs 2"
+    words = "--model.build training.small:dropping --training.epochs 2"
     expected = train(job_file, tmp_path / "whole", words, n=1)
     train(job_file, tmp_path / "stopped", words, n=1, stop=4)
     assert_same(train(job_file, tmp_path / "stopped", words, n=1, resume=True), expected)
