@@ -13,6 +13,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of a rank: here, where it is read below, 
 # Stores of torch ask for the names of their clients' addresses; a name server that is not there costs 5 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -42,6 +43,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ranks" if LAUNCHED else "one process")
 
 
+TAKES_RUN = re.compile(r"def test\w+\([^)]*\brun\b")
 on_threads = partial(threads.run, timeout=100.0)  # seconds; the machine may be busy
 
 
@@ -73,6 +75,11 @@ if LAUNCHED:
         """One folder for all ranks of a test, made by rank 0: pytests making one each clash."""
         return processes().same(tmp_path_factory.mktemp("ranks") if RANK == 0 else None)
 
+    def pytest_ignore_collect(collection_path: Path) -> bool | None:
+        """What has nothing for ranks; each of them would import it all."""
+        tests = collection_path.match("test_*.py")
+        return True if tests and not TAKES_RUN.search(collection_path.read_text()) else None
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -81,8 +88,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Batch jobs come first: they wait for minutes, while other tests use the cores.
     """
     items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
-    here = [item for item in items if belongs_here(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in here])
+    here: list[pytest.Item] = []
+    elsewhere: list[pytest.Item] = []
+    for item in items:
+        (here if belongs_here(item) else elsewhere).append(item)
+    config.hook.pytest_deselected(items=elsewhere)
     items[:] = here
 
 
@@ -102,9 +112,10 @@ def belongs_here(item: pytest.Item) -> bool:
     item.add_marker(pytest.mark.mpi(min_size=size(item)))
     if (alone := item.get_closest_marker("threads")) is None:
         return True
-    given = parameters(item)
-    unless = alone.kwargs["unless"].items()
-    return all(given[name] in (value if isinstance(value, set) else {value}) for name, value in unless)
+    given, unless = parameters(item), alone.kwargs.get("unless")
+    return unless is not None and all(
+        given[name] in (value if isinstance(value, set) else {value}) for name, value in unless.items()
+    )
 
 
 def size(item: pytest.Item) -> int:

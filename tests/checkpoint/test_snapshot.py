@@ -79,19 +79,23 @@ def check_goes_on(run: Any, folder: Path, P: int, K: int, *arguments: Any, **opt
         assert_same(resumed, whole)
 
 
-def methods_and_optimizers() -> list[Any]:
-    """Every method with AdamW and every optimizer with local SGD; `make test-long` has all the others."""
-    usual = {"hierarchical", "AdamW"}
+def shapes_methods_and_optimizers() -> list[Any]:
+    """Every method with AdamW and every optimizer with local SGD; `make test-long` has all the others, and
+    all that one group comes to."""
+
+    def often(P: int, method: str, optimizer: str) -> bool:
+        return method == "hierarchical" or (P > 1 and optimizer == "AdamW")
+
     return [
-        pytest.param(method, name, marks=[] if usual & {method, name} else [pytest.mark.long])
+        pytest.param(P, K, method, name, marks=[] if often(P, method, name) else [pytest.mark.long])
+        for P, K in [(1, 2), (2, 2)]
         for method in METHODS
         for name in OPTIMIZERS
     ]
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": "AdamW"})
-@pytest.mark.parametrize(("method", "optimizer"), methods_and_optimizers())
-@pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
+@pytest.mark.parametrize(("P", "K", "method", "optimizer"), shapes_methods_and_optimizers())
 def test_goes_on_bit_for_bit(run, tmp_path: Path, P: int, K: int, method: str, optimizer: str) -> None:
     check_goes_on(run, tmp_path, P, K, optimizer, method)
 

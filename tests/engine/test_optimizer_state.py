@@ -30,6 +30,7 @@ def test_moments_are_all_tensors_of_the_own_pieces(run, n: int) -> None:
         assert names == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
 
 
+@pytest.mark.threads(unless={"n": 4, "optimizer": {"AdamW", "muon", "whole tensors"}})
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_a_state_dict_goes_on(run, n: int, optimizer: str) -> None:

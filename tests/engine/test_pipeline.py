@@ -38,6 +38,7 @@ from hpcsgd.transport.threads import ThreadBackend
 from methods.table import REFERENCES, Case
 from references import batch, loss, vector
 from references import model as make_model
+from shapes import some
 
 STEPS = 4
 PATIENCE = 60.0  # seconds; the machine may be busy
@@ -148,7 +149,7 @@ def same_bits(here: list[list[Tensor]], there: list[list[Tensor]]) -> bool:
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2, "inner": "momentum", "method": {"bsp", "hierarchical"}})
-@pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 2), (4, 1), (2, 4)])
+@pytest.mark.parametrize(("P", "K"), some([(1, 4), (2, 2), (4, 1), (2, 4)], {(1, 4), (2, 2), (4, 1)}))
 @pytest.mark.parametrize(("bucket_mb", "passes", "clip"), SETTINGS)
 @pytest.mark.parametrize("inner", OPTIMIZERS)
 @pytest.mark.parametrize("method", ["hierarchical", "bsp"])
@@ -165,6 +166,9 @@ def test_the_bits_are_those_of_the_plain_order(
     assert same_bits(run(P * K, trained, *arguments), plain)
 
 
+@pytest.mark.threads(
+    unless={"P": 2, "method": {"bsp", "delayed", "diloco", "hierarchical", "selsync", "sparse", "streamed"}}
+)
 @pytest.mark.parametrize(
     ("P", "K", "dtype"), [(2, 2, torch.float64), (3, 1, torch.float64), (2, 3, torch.bfloat16)]
 )
@@ -179,6 +183,7 @@ def test_so_are_those_of_each_kind_of_method(run, method: str, dtype: torch.dtyp
     assert same_bits(run(P * K, late, *arguments), plain)
 
 
+@pytest.mark.threads
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("label", [label for label, case in REFERENCES.items() if case.same_bits])
 def test_so_are_those_of_all_methods_of_the_table(run, label: str) -> None:

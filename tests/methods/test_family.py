@@ -156,28 +156,37 @@ FAMILY: dict[str, Callable[[], Method]] = {
 def test_goes_on_to_the_same_bits(run, P: int, K: int, method: str) -> None:
     """Saved after each number of steps: whatever a wrapped part remembers is in the state, too."""
 
-    def ends(world: Transport, saved_at: int | None) -> Tensor:
+    def ends(world: Transport) -> list[Tensor]:
+        """Of a training that is left alone, of one that is saved all the time, and of those resumed."""
         job = form(world, groups=P)
 
         def new() -> tuple[nn.Module, hpcsgd.DistributedOptimizer]:
             net = model()
             return net, hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, FAMILY[method]())
 
-        net, optimizer = new()
-        for t in range(STEPS):
-            if t == saved_at:
-                weights, state = vector(net), copy.deepcopy(optimizer.state_dict())
-                for _ in range(2):
-                    one_step(net, optimizer, job, t)  # which the state must not notice
-                    net, optimizer = new()
-                    set_vector_in_place(net, weights)
-                    optimizer.load_state_dict(state)
-            one_step(net, optimizer, job, t)
-        return vector(net)
+        found, saved = [], []
+        for look in (
+            lambda: None,
+            lambda: saved.append((vector(net), copy.deepcopy(optimizer.state_dict()))),
+        ):
+            net, optimizer = new()
+            for t in range(STEPS):
+                look()
+                one_step(net, optimizer, job, t)
+            found.append(vector(net))
+        for saved_at, (weights, state) in enumerate(saved[1:], 1):
+            for last in (saved_at + 1, STEPS):  # twice: the state must not notice a step
+                net, optimizer = new()
+                set_vector_in_place(net, weights)
+                optimizer.load_state_dict(state)
+                for t in range(saved_at, last):
+                    one_step(net, optimizer, job, t)
+            found.append(vector(net))
+        return found
 
-    whole = run(P * K, ends, None)
-    for saved_at in range(1, STEPS):
-        assert all(torch.equal(a, b) for a, b in zip(run(P * K, ends, saved_at), whole, strict=True))
+    for whole, *others in run(P * K, ends):
+        assert len(others) == STEPS
+        assert all(torch.equal(end, whole) for end in others)
 
 
 def set_vector_in_place(net: nn.Module, values: Tensor) -> None:

@@ -19,6 +19,7 @@ from hpcsgd.methods.sgp import PushSum
 from hpcsgd.transport import Transport, threads
 from methods.test_battery import OPTIMIZERS, with_optimizers
 from references import distributed, gathered_step, gossiped, model, one_step, vector
+from shapes import some
 from trainings import Rows
 
 STEPS = 7
@@ -95,7 +96,9 @@ def unequal_start(world: Transport, P: int, graph: Graph, steps: int) -> tuple[T
 
 @pytest.mark.threads(unless={"P": 4, "K": 1})
 @pytest.mark.parametrize("graph", [Exponential(), Exponential(2), PowersOfTwo(2), Ring()], ids=repr)
-@pytest.mark.parametrize(("P", "K"), [(2, 1), (3, 1), (4, 1), (3, 2), (4, 2), (7, 1)])
+@pytest.mark.parametrize(
+    ("P", "K"), some([(2, 1), (3, 1), (4, 1), (3, 2), (4, 2), (7, 1)], {(3, 1), (4, 1), (3, 2), (7, 1)})
+)
 def test_without_updates_all_reach_the_weighted_mean(run, graph: Graph, P: int, K: int) -> None:
     for expected, z, total, moved in run(P * K, lambda world: unequal_start(world, P, graph, 120)):
         torch.testing.assert_close(z, expected, rtol=0, atol=1e-9)

@@ -15,10 +15,11 @@ import sparsifying
 from methods import table
 from methods.table import EVERY, RATES, REFERENCES, STEPS
 from references import BATCH, MakeOptimizer, distributed, same
-from shapes import some
 
 BRANCHES = 5
 SHAPES = [(1, 2), (1, 4), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1)]
+OFTEN = {"plain": SHAPES, "momentum": [(2, 2)], "AdamW": [(1, 4), (2, 2), (3, 2), (4, 1)]}
+"""With which optimizer `make test` has which shapes."""
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "plain": lambda params: optim.SGD(groups_of(params), lr=0.1),
     "momentum": lambda params: optim.SGD(
@@ -67,16 +68,18 @@ def test_the_size_is_a_prime() -> None:
     assert all(M % n for n in range(2, M))
 
 
-@pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": {"AdamW", "plain"}})
+@pytest.mark.threads(
+    unless={"P": 2, "K": 2, "optimizer": {"AdamW", "plain"}, "method": {"hierarchical", "sasgd", "sgp"}}
+)
 @pytest.mark.parametrize(
-    ("method", "optimizer"),
+    ("P", "K", "method", "optimizer"),
     [
-        (label, name)
+        pytest.param(P, K, label, name, marks=[] if (P, K) in OFTEN[name] else [pytest.mark.long])
         for label, case in REFERENCES.items()
         for name in (["plain"] if case.plain_sgd else ["momentum", "AdamW"])
+        for P, K in SHAPES
     ],
 )
-@pytest.mark.parametrize(("P", "K"), some(SHAPES, {(1, 4), (2, 2), (3, 2), (4, 1)}))
 def test_equals_plain_torch(
     run, monkeypatch: pytest.MonkeyPatch, method: str, P: int, K: int, optimizer: str
 ) -> None:

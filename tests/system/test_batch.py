@@ -121,12 +121,16 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 
 
 @pytest.mark.parametrize(
-    ("groups", "nodes", "said"),
-    [(4, 4, "4 groups of 2 ranks"), pytest.param(2, 2, "2 groups of 4 ranks", marks=pytest.mark.long)],
+    ("groups", "ranks", "said"),
+    [
+        (2, 2, "2 groups of 2 ranks"),
+        pytest.param(4, 2, "4 groups of 2 ranks", marks=pytest.mark.long),
+        pytest.param(2, 4, "2 groups of 4 ranks", marks=pytest.mark.long),
+    ],
 )
-def test_eight_ranks(groups: int, nodes: int, said: str, cluster: Cluster) -> None:
-    run, each = f"eight-{groups}", str(8 // nodes)
-    options = ("--nodes", str(nodes), "--ranks-per-node", each, "--job.groups", str(groups))
+def test_a_node_for_each_group(groups: int, ranks: int, said: str, cluster: Cluster) -> None:
+    run = f"groups-{groups}-of-{ranks}"
+    options = ("--nodes", str(groups), "--ranks-per-node", str(ranks), "--job.groups", str(groups))
     job = cluster.job_train(run, *options, "--training.epochs", "1")
     state, log = cluster.ended(run, job)
     assert state == "COMPLETED", log
