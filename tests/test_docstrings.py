@@ -228,7 +228,7 @@ def test_help_is_complete(name: str) -> None:
 @pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
 @pytest.mark.usefixtures("launched")
 def test_examples_run(example: doctest.DocTest) -> None:
-    assert threads.run(4, run_on, example, timeout=20.0)[0] == ""
+    assert threads.run(4, run_on, example, timeout=60.0)[0] == ""
 
 
 def test_the_public_names_are_written_down_alike() -> None:

@@ -164,16 +164,17 @@ def test_goes_on_to_the_same_bits(run, P: int, K: int, method: str) -> None:
             net = model()
             return net, hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, FAMILY[method]())
 
-        found, saved = [], []
-        for look in (
-            lambda: None,
-            lambda: saved.append((vector(net), copy.deepcopy(optimizer.state_dict()))),
-        ):
+        saved = []
+
+        def trained(save: bool) -> Tensor:
             net, optimizer = new()
             for t in range(STEPS):
-                look()
+                if save:
+                    saved.append((vector(net), copy.deepcopy(optimizer.state_dict())))
                 one_step(net, optimizer, job, t)
-            found.append(vector(net))
+            return vector(net)
+
+        found = [trained(save=False), trained(save=True)]
         for saved_at, (weights, state) in enumerate(saved[1:], 1):
             for last in (saved_at + 1, STEPS):  # twice: the state must not notice a step
                 net, optimizer = new()

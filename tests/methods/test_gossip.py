@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from ahead import others_made
 from hpcsgd.core.graphs import Complete, Exponential, Graph, PowersOfTwo, Ring, UndirectedExponential
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.topology import form
@@ -132,8 +134,8 @@ def test_on_time_it_is_the_same_bits(run, P: int, K: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
-def slow_start(world: Transport, staleness: int) -> list[float]:
-    """When this rank began each step, in seconds; the last rank sleeps before its first."""
+def slow_start(world: Transport, staleness: int, folder: Path) -> int:
+    """How many steps the other rank makes while the last one waits before its second."""
     job = form(world, groups=world.size)
     net = model()
     optimizer = hpcsgd.DistributedOptimizer(
@@ -141,22 +143,16 @@ def slow_start(world: Transport, staleness: int) -> list[float]:
     )
     one_step(net, optimizer, job, 0)
     world.barrier()
-    start, times = time.perf_counter(), []
-    if world.rank == world.size - 1:
-        time.sleep(1.0)
-    for t in range(1, 5):
-        one_step(net, optimizer, job, t)
-        times.append(time.perf_counter() - start)
-    return times
+    return others_made(world, folder, partial(one_step, net, optimizer, job), range(1, 5), staleness)
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("staleness", [1, 2, 3])
-def test_a_slow_group_holds_up_the_others_only_after_so_many_steps(run, staleness: int) -> None:
+def test_a_slow_group_holds_up_the_others_only_after_so_many_steps(
+    run, tmp_path: Path, staleness: int
+) -> None:
     """Each of two groups has sent one round ahead, so that the other may go so many rounds further."""
-    waiting, _ = run(2, lambda world: slow_start(world, staleness))
-    ahead = [t for t in waiting if t < 0.9]
-    assert len(ahead) == staleness
+    assert run(2, slow_start, staleness, tmp_path)[1] == staleness
 
 
 @pytest.mark.parametrize(

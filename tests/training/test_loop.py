@@ -212,7 +212,7 @@ def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n
         began = time.perf_counter()
         time.sleep(0.05)
         if world.rank == 0:
-            time.sleep(0.1)  # the others wait for this one
+            time.sleep(0.5)  # the others wait for this one, though they may begin late
         with phase("gradients"):
             world.allreduce(torch.ones(3)).wait()
         meter.step(torch.tensor(2.0), 8, data_seconds=0.02, notes={})
@@ -223,7 +223,7 @@ def test_seconds_add_up_to_the_time_that_passed(run: Callable[..., list[Any]], n
         assert ended - began <= sum(seconds.values()) <= after - before
         assert set(seconds) == {"data", "compute", "gradients"}
         assert seconds["data"] == 0.02
-        assert seconds["gradients"] > 0.05 if world.rank > 0 else seconds["compute"] > 0.1
+        assert seconds["gradients"] > 0.05 if world.rank > 0 else seconds["compute"] > 0.5
         assert reading.samples_per_s == pytest.approx(8 * n / sum(seconds.values()))
 
     run(n, measured)
