@@ -20,6 +20,7 @@ from hpcsgd.methods import Method, bsp, switch
 from hpcsgd.methods.sgp import PushSum, sgp
 from hpcsgd.transport import Transport, threads
 from hpcsgd.wires import int4
+from shapes import some
 from trainings import METHODS, OPTIMIZERS, PLAIN, WAITING_FOR_NOBODY, Net, Training, two_groups
 
 SAVED, LAST = 4, 7
@@ -117,7 +118,10 @@ def test_goes_on_with_plain_sgd(run, tmp_path: Path, P: int, K: int, method: str
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 4, "optimizer": "whole tensors"})
-@pytest.mark.parametrize(("P", "K"), [(1, 1), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2), (8, 1)])
+@pytest.mark.parametrize(
+    ("P", "K"),
+    some([(1, 1), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2), (8, 1)], {(1, 1), (1, 4), (4, 1), (2, 4)}),
+)
 @pytest.mark.parametrize("optimizer", ["AdamW", "whole tensors"])
 def test_goes_on_in_every_shape(run, tmp_path: Path, P: int, K: int, optimizer: str) -> None:
     check_goes_on(run, tmp_path, P, K, optimizer)
@@ -238,10 +242,17 @@ OTHER_STATES = [
     for name in ("momentum", "ASGD", "muon")
     for now, before in [((4, 1), (2, 2)), ((1, 2), (2, 2)), ((1, 1), (2, 2)), ((2, 2), (1, 1))]
 ]
+LONG = {((4, 2), (2, 2)), ((2, 2), (4, 2)), *(((1, 1), (2, 2), name) for name in ("momentum", "ASGD"))}
 
 
 @pytest.mark.threads(unless={"before": (2, 2), "now": (4, 1)})
-@pytest.mark.parametrize(("now", "before", "optimizer"), FROM_2_2 + TO_2_2 + OTHER_STATES)
+@pytest.mark.parametrize(
+    ("now", "before", "optimizer"),
+    [
+        pytest.param(*way, marks=[pytest.mark.long] if LONG & {way, way[:2]} else [])
+        for way in FROM_2_2 + TO_2_2 + OTHER_STATES
+    ],
+)
 def test_on_another_shape(
     run, tmp_path: Path, before: tuple[int, int], now: tuple[int, int], optimizer: str
 ) -> None:
@@ -330,7 +341,7 @@ def shared_with_others(training: Training) -> list[Tensor]:
 
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
-@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1), (3, 2)])
+@pytest.mark.parametrize(("P", "K"), some([(2, 1), (2, 2), (4, 1), (3, 2)], {(2, 2), (3, 2)}))
 @pytest.mark.parametrize("method", WAITING_FOR_NOBODY)
 def test_what_groups_share_without_meeting_goes_on(run, tmp_path: Path, method: str, P: int, K: int) -> None:
     """All go on with the model of all, not with what each had read of it or not heard of yet."""
