@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PATIENCE = 60.0  # seconds; the machine may be busy
+PATIENCE = 100.0  # seconds; the machine may be busy
 
 
 def python(*words: str) -> list[str]:
