@@ -59,9 +59,7 @@ def with_outer(**inner: Sequence[float]) -> list[Settings]:
 
 CONTESTANTS: dict[str, Contestant] = {
     BSP: Contestant(lambda s, _: hpcsgd.bsp(), grid(lr=(4e-3, 8e-3, 12e-3, 16e-3, 24e-3, 32e-3)), adamw),
-    DILOCO: Contestant(
-        lambda s, _: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=RATES), adamw
-    ),
+    DILOCO: Contestant(lambda s, _: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=RATES), adamw),
     STREAMED: Contestant(
         lambda s, _: hpcsgd.streamed(
             hpcsgd.diloco(EVERY, outer=nesterov(s), average=wires.int4(block=256)), FRAGMENTS, DELAY
