@@ -154,12 +154,17 @@ class Job:
         return self.group.rank
 
     def mesh(self, kind: str = "cpu") -> DeviceMesh:
-        """All ranks as torch's `DeviceMesh` of P × K, its dimensions "cross" and "group", for tensors on this
-        kind of device: `fully_shard(model, mesh=job.mesh()["group"])`. The first call is collective.
+        """All ranks as torch's `DeviceMesh` of P × K, its dimensions "cross" and "group", as for
+        `fully_shard(model, mesh=job.mesh()["group"])`. The first call is collective.
 
-        torch.distributed gets its default group by it, unless it has one of the same ranks already. Raises
-        `UserError` where it has another one, or no library for that kind. What torch sends there is in no
-        ledger of ours, and `DistributedOptimizer` takes whole parameters only.
+        torch.distributed gets its default group by it, unless it has one of the same ranks already. What
+        torch sends there is in no ledger of ours, and `DistributedOptimizer` takes whole parameters only.
+
+        Args:
+            kind: of devices that tensors are on. Default "cpu".
+
+        Raises:
+            UserError: where torch has another default group, or no library for that kind.
         """
         return mesh(self.world, self.P, self.K, kind)
 

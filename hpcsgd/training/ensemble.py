@@ -29,6 +29,7 @@ from hpcsgd.report import run_folder
 from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.loop import Loop
 from hpcsgd.training.stopping import Stopping
+from hpcsgd.training.world import record_start
 from hpcsgd.transport import PeerLost, Transport
 
 
@@ -208,6 +209,7 @@ class Island:
             if self.job.rank == 0:
                 run_folder.open_run_folder(self.folder, resume=True)
                 open_files.enter_context(run_folder.log_into(self.folder))
+                record_start(self.folder, self.job, devices)
 
     def goes_on(self, resume: bool) -> bool:
         return True

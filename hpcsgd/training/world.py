@@ -47,6 +47,18 @@ class WorldLoop(Loop):
         return None
 
 
+def record_start(folder: Path, job: Job, devices: Mapping[str, int]) -> None:
+    """What takes part in this start of the run; by one rank."""
+    run_folder.write_versions(
+        folder,
+        mpi=job.world.backend.name,
+        groups=job.P,
+        group_size=job.K,
+        devices=devices,
+        transport={"group": job.group.way, "cross": job.cross.way},
+    )
+
+
 @dataclass(frozen=True)
 class World:
     """What is particular to it."""
@@ -67,14 +79,7 @@ class World:
                 run_folder.open_run_folder(folder, resume=resume)
                 open_files.enter_context(run_folder.log_into(folder))
                 run_folder.write_config(folder, self.config)
-                run_folder.write_versions(
-                    folder,
-                    mpi=job.world.backend.name,
-                    groups=job.P,
-                    group_size=job.K,
-                    devices=devices,
-                    transport={"group": job.group.way, "cross": job.cross.way},
-                )
+                record_start(folder, job, devices)
 
     def goes_on(self, resume: bool) -> bool:
         """Whether to begin at the newest checkpoint, if there is one."""

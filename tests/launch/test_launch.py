@@ -197,6 +197,8 @@ def test_a_rank_is_killed(launch: Launch) -> None:
     assert len(launch.events("finished")) == 1
     for name in ("model.pt", "summary.json", "islands.png", "curves.png"):
         assert (launch.run / name).exists(), name
+    starts = json.loads((island_folder(launch.run, 1) / "versions.json").read_text())
+    assert [(start["P"], start["K"], start["devices"]) for start in starts][:2] == [(1, 2, {"cpu": 2})] * 2
 
 
 @pytest.mark.long

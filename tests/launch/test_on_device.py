@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import far
+from hpcsgd.report.run_folder import island_folder
 from training.launches import HPCSGD, ended, make_store, mpiexec, start
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.usefixtures("far_device")]
@@ -46,6 +48,8 @@ def test_groups_that_may_die(tmp_path: Path) -> None:
         run = ended(start(tmp_path, [*HPCSGD, *words], PYTHONPATH=path))
         assert run.code == 0, run
         assert (", on far:0, far:1" in run.out) == (on == "auto"), run
+        (told,) = json.loads((island_folder(tmp_path / on, 1) / "versions.json").read_text())
+        assert told["devices"] == ({"far:0": 1, "far:1": 1} if on == "auto" else {"cpu": 2})
         models.append(torch.load(tmp_path / on / "model.pt"))
     for name, value in models[0].items():
         assert torch.equal(models[1][name], value), name

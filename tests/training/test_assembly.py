@@ -14,7 +14,7 @@ from hpcsgd.core.graphs import Exponential, Graph, PowersOfTwo, Ring
 from hpcsgd.core.topology import form
 from hpcsgd.data import crop_and_flip
 from hpcsgd.errors import JobError
-from hpcsgd.exchanges import AllToAll, ReduceScatter
+from hpcsgd.exchanges import Dense, ReduceScatter
 from hpcsgd.methods import hierarchical
 from hpcsgd.methods.diloco import Outer
 from hpcsgd.methods.fedavg import PerEpoch
@@ -129,9 +129,9 @@ def test_short_names(job_file: Path, words: str) -> None:
 
 
 PARTS = [
-    ("", AllToAll, hierarchical(every=2)),
+    ("", Dense, hierarchical(every=2)),
     ("--method.exchange reduce_scatter", ReduceScatter, hierarchical(2, exchange=ReduceScatter())),
-    ("--method.every 5", AllToAll, hierarchical(every=5)),
+    ("--method.every 5", Dense, hierarchical(every=5)),
 ]
 
 

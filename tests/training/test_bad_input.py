@@ -139,7 +139,7 @@ CASES = {
     ),
     "unknown part": Case(
         "job.toml: [method] exchange: no 'all2all'; did you mean 'alltoall'? "
-        + NAMES.format("alltoall, packed, reduce_scatter, sparse"),
+        + NAMES.format("alltoall, dense, packed, reduce_scatter, sparse"),
         "--method.exchange all2all",
     ),
     "unknown model": Case(

@@ -17,7 +17,7 @@ from hpcsgd.core.graphs import GRAPHS, PowersOfTwo
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Averager, Exchange
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import EXCHANGES, AllToAll, ErrorFeedback, Plain, everyones
+from hpcsgd.exchanges import EXCHANGES, AllToAll, Dense, ErrorFeedback, Plain, everyones
 from hpcsgd.exchanges.codecs import CODECS
 from hpcsgd.exchanges.combining import COMBINING
 from hpcsgd.exchanges.feedback import FEEDBACKS
@@ -83,7 +83,7 @@ def combine(*of: Any) -> Any:
     return everyones(*of)
 
 
-def method(every: int, exchange: Exchange = AllToAll(), label="") -> Method:  # noqa: B008
+def method(every: int, exchange: Exchange = Dense(), label="") -> Method:  # noqa: B008
     assert label in ("", "topk"), "what is said of it was taken for something"
     return hierarchical(every, exchange)
 
