@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.transport import PeerLost, Transport
+from hpcsgd.transport import PeerLost, Transport, mesh
 from hpcsgd.transport.by_node import levels
-from hpcsgd.transport.mesh import mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -166,7 +165,11 @@ class Job:
         Raises:
             UserError: where torch has another default group, or no library for that kind.
         """
-        return mesh(self.world, self.P, self.K, kind)
+        if (made := mesh.made(self.world, kind)) is not None:
+            return made
+        with self.together("making a mesh"):
+            mesh.require_possible(self.world, kind)
+        return mesh.make(self.world, self.P, self.K, kind)
 
     def together(self, what: str) -> contextlib.AbstractContextManager[None]:
         """For a block that may fail on one rank alone: then every rank raises a `JobError` that says `what`

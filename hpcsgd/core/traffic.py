@@ -129,8 +129,8 @@ class Sizes:
             K=K,
             buckets=tuple(found),
             layers=tuple(layers),
-            moments={name: [order[p] for p in who] for name, who in (moments or {}).items()},
-            numbers={name: [order[p] for p in who] for name, who in (numbers or {}).items()},
+            moments={name: {order[p] for p in who} for name, who in (moments or {}).items()},
+            numbers={name: {order[p] for p in who} for name, who in (numbers or {}).items()},
             buffers=tuple(by_dtype.values()),
             ranks_per_host=ranks_per_host,
         )

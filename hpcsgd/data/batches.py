@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch.utils.data
 
 from hpcsgd.data.sampler import Sampler
@@ -43,7 +44,7 @@ class Batches(torch.utils.data.Sampler[list[int]]):
         for start in range(0, len(rows), self._B):
             if start % ahead == 0:
                 soon = rows[start + ahead if start else 0 : start + 2 * ahead]
-                self.sampler.expect(soon[self._j :: self._K])
+                self.sampler.expect(soon[np.arange(len(soon)) % self._B % self._K == self._j])
             yield rows[start : start + self._B][self._j :: self._K].tolist()
 
     def weight(self, samples: int) -> float:

@@ -16,8 +16,8 @@ from hpcsgd.core.capabilities import is_piecemeal
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.core.topology import Job
-from hpcsgd.core.traffic import Message, Sizes, sends
-from hpcsgd.transport import Work
+from hpcsgd.core.traffic import Message, Sizes, Vector, sends
+from hpcsgd.transport import Work, wide
 from hpcsgd.transport.by_node import levels
 
 
@@ -31,7 +31,7 @@ class AllToAll:
     Not to be confused with `ReduceScatter`, which leaves the sum to the library and needs room for one chunk.
 
     Example:
-        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.AllToAll())     # as without saying so
+        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.AllToAll())
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
         >>> train(optimizer, steps=2)
         >>> round(job.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
@@ -120,7 +120,8 @@ class Dense:
     several ranks on each of them. (K−1)/K·M elements sent a rank either way.
 
     There an all-to-all sends the gradients of all ranks of a node over its link, and the reduce-scatter only
-    their sum. Which one it is follows from where the ranks are; so do the bits, as sums of another order.
+    their sum; not so of 16-bit ones, whose sum would be rounded twice. Which one it is follows from where the
+    ranks are; so do the bits, as sums of another order.
 
     Not to be confused with `Sparse`, which sends a part of the gradient.
 
@@ -146,16 +147,23 @@ class Dense:
         return job.K == 1
 
     def __call__(self, d: Departure, b: Bucket) -> None:
-        (ReduceScatter if d.job.shares_nodes else AllToAll)()(d, b)
+        by_node = d.job.shares_nodes and wide(b.g.dtype) == b.g.dtype
+        (ReduceScatter if by_node else AllToAll)()(d, b)
 
     def holds(self, m: Sizes) -> float:
-        return self._fitting(m).holds(m)
+        room = (m.chunk(b) * b.width * (1 if _goes_by_node(b, m) else m.K) for b in m.buckets)
+        return sum(room) if m.K > 1 else 0
 
     def sends(self, m: Sizes) -> Iterator[Message]:
-        return self._fitting(m).sends(m)
+        """T0 of eq. 6."""
+        for to_all, scattered, b in zip(
+            AllToAll().sends(m), ReduceScatter().sends(m), m.buckets, strict=True
+        ):
+            yield scattered if _goes_by_node(b, m) else to_all
 
-    def _fitting(self, m: Sizes) -> AllToAll | ReduceScatter:
-        return ReduceScatter() if levels(m.hosts_of_a_group) else AllToAll()
+
+def _goes_by_node(b: Vector, m: Sizes) -> bool:
+    return levels(m.hosts_of_a_group) is not None and b.wide == b.width
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hpcsgd.natural_gradient.fisher import Fisher, Shrinkage, Update, largest, natural
 from hpcsgd.natural_gradient.rows import input_rows, output_rows
 from hpcsgd.transport.on_host import Arrivals
+from hpcsgd.transport.streams import take_over
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Side:
     def _finish(self) -> None:
         if (update := self._update) is not None:
             self._update = None
+            take_over(update.Y)  # a backward pass may be on another stream
             if update.is_of_numbers():
                 self._set(self._attempt(update.finished))
             else:

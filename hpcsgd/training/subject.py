@@ -145,8 +145,9 @@ def state_of(optimizer: optim.Optimizer) -> tuple[Having, Having]:
     found = defaultdict[str, set[nn.Parameter]](set), defaultdict[str, set[nn.Parameter]](set)
     for part in parts_of(optimizer):
         for group in part.param_groups:
-            kinds = {max(p.dim(), 1): _state(part, group, max(p.dim(), 1)) for p in group["params"]}
-            for p in group["params"]:
+            trained = [p for p in group["params"] if p.requires_grad and p.numel()]
+            kinds = {max(p.dim(), 1): _state(part, group, max(p.dim(), 1)) for p in trained}
+            for p in trained:
                 for having, names in zip(found, kinds[max(p.dim(), 1)], strict=True):
                     for name in names:
                         having[name].add(p)

@@ -29,6 +29,8 @@ from hpcsgd.transport.lane import close_lanes
 
 GRACE = 5.0
 """Seconds that ranks leaving together wait for each other before the job is aborted."""
+LOST = ("Connection closed", "Connection reset", "Broken pipe", "Timed out", "timed out", "ncclRemoteError")
+"""What torch's libraries say of a rank that is gone, among errors that are the script's own."""
 LISTENED = 1.0
 """Seconds that a launcher has to read what was printed, at most."""
 
@@ -181,8 +183,12 @@ def _exit_code(error: BaseException) -> int:
 def _is_loss(error: BaseException) -> bool:
     """Whether another rank went away or does not answer, in our communication or in torch's own."""
     dist = sys.modules.get("torch.distributed")
-    by_torch = dist is not None and isinstance(error, getattr(dist, "DistBackendError", ()))
-    return isinstance(error, PeerLost) or by_torch or "/gloo/transport/" in str(error)
+    if isinstance(error, PeerLost) or dist is None or not dist.is_available():
+        return isinstance(error, PeerLost)
+    if isinstance(error, (dist.DistNetworkError, dist.DistStoreError)):
+        return True
+    by_torch = isinstance(error, dist.DistBackendError) or "/gloo/transport/" in str(error)
+    return by_torch and any(words in str(error) for words in LOST)
 
 
 def _wait_for_readers() -> None:

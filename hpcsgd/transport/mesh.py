@@ -7,15 +7,16 @@ store, and is ended with this process; that of a user serves where it has the sa
 
 from __future__ import annotations
 
-import atexit
+import os
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 
 from hpcsgd.errors import UserError
 from hpcsgd.transport.base import Transport
+from hpcsgd.transport.ending import close_at_the_end
 from hpcsgd.transport.process_group import LIBRARIES, distributed, meeting_point, missing
 
 if TYPE_CHECKING:
@@ -25,51 +26,66 @@ NAMES = ("cross", "group")
 _made: WeakKeyDictionary[Transport, dict[str, DeviceMesh]] = WeakKeyDictionary()
 
 
-def mesh(world: Transport, P: int, K: int, kind: str) -> DeviceMesh:
-    """Rank g·K + j at (g, j), for tensors on this kind of device; collective, the first time."""
-    meshes = _made.setdefault(world, {})
-    if kind not in meshes:
-        _require_library(kind)
-        _require_default_group(world, kind)
-        meshes[kind] = _formed(world, P, K, kind)
-    return meshes[kind]
+def made(world: Transport, kind: str) -> DeviceMesh | None:
+    """That of before, unless somebody has ended torch's groups since."""
+    return _made.get(world, {}).get(kind) if distributed().is_initialized() else None
 
 
-def _require_library(kind: str) -> None:
+def require_possible(world: Transport, kind: str) -> None:
+    """Raise `UserError`, on some ranks or all, where there can be none; collective."""
+    dist = distributed()
+    here = dist.is_initialized()
+    found = world.gather_objects((here, (world.backend.node, os.getpid())))
+    initialized, processes = zip(*found, strict=True)
     if kind not in LIBRARIES:
         raise UserError(f"mesh of {kind!r} devices: allowed are {', '.join(map(repr, LIBRARIES))}")
     if why := missing(LIBRARIES[kind]):
         raise UserError(f"mesh of {kind!r} devices: {why}")
-
-
-def _require_default_group(world: Transport, kind: str) -> None:
-    dist = distributed()
-    if not dist.is_initialized():
-        dist.init_process_group(
-            _libraries(kind),
-            store=meeting_point(world.backend, world.timeout),
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timedelta(seconds=world.timeout),
+    if len(set(processes)) < world.size:
+        raise UserError("ranks are threads here, and torch.distributed has one default group in a process")
+    if len(set(initialized)) > 1:
+        raise UserError(
+            f"torch.distributed has a default group on {sum(initialized)} of {world.size} ranks: all or none"
         )
-        atexit.register(_close)  # before torch takes things apart, which it does after whoever came later
-    elif (dist.get_rank(), dist.get_world_size()) != (world.rank, world.size):
+    if here and (dist.get_rank(), dist.get_world_size()) != (world.rank, world.size):
         raise UserError(
             f"torch.distributed has a default group in which this is rank {dist.get_rank()} of "
             f"{dist.get_world_size()}; for hpcsgd it is rank {world.rank} of {world.size}: let hpcsgd make it"
         )
 
 
+def make(world: Transport, P: int, K: int, kind: str) -> DeviceMesh:
+    """Rank g·K + j at (g, j), for tensors on this kind of device; collective."""
+    if not distributed().is_initialized():
+        _make_default_group(world, kind)
+    mesh = _made.setdefault(world, {})[kind] = _formed(world, P, K, kind)
+    return mesh
+
+
+def _make_default_group(world: Transport, kind: str) -> None:
+    distributed().init_process_group(
+        _libraries(kind),
+        store=meeting_point(world.backend, world.timeout),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=world.timeout),
+    )
+    _defaults.append(_Default())
+    close_at_the_end(_defaults[-1])
+
+
 def _formed(world: Transport, P: int, K: int, kind: str) -> DeviceMesh:
     """torch's own `init_device_mesh` would let its groups wait for half an hour."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    ranks, limit = torch.arange(P * K).view(P, K), timedelta(seconds=world.timeout)
+    of_groups = [[g * K + j for j in range(K)] for g in range(P)]
+    of_positions = [[g * K + j for g in range(P)] for j in range(K)]
+    limit = timedelta(seconds=world.timeout)
     groups = [
-        distributed().new_subgroups_by_enumeration(rows.tolist(), limit, _libraries(kind))[0]
-        for rows in (ranks.T, ranks)
+        distributed().new_subgroups_by_enumeration(ranks, limit, _libraries(kind))[0]
+        for ranks in (of_positions, of_groups)
     ]
-    return DeviceMesh.from_group(groups, kind, ranks, mesh_dim_names=NAMES)
+    return DeviceMesh.from_group(groups, kind, torch.tensor(of_groups, device="cpu"), mesh_dim_names=NAMES)
 
 
 def _libraries(kind: str) -> str:
@@ -78,7 +94,16 @@ def _libraries(kind: str) -> str:
     return library if kind == "cpu" else f"cpu:{LIBRARIES['cpu']},{kind}:{library}"
 
 
-def _close() -> None:
-    """torch's default group, which we made, and the others with it."""
-    if distributed().is_initialized():
-        distributed().destroy_process_group()
+class _Default:
+    """The default group as we made it, with all that were made from it."""
+
+    def __init__(self) -> None:
+        self._group: Any = distributed().group.WORLD
+
+    def close(self) -> None:
+        dist = distributed()
+        if dist.is_initialized() and dist.group.WORLD is self._group:
+            dist.destroy_process_group()
+
+
+_defaults: list[_Default] = []

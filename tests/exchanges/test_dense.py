@@ -72,18 +72,20 @@ def test_the_all_to_all_mean_of_narrow_gradients_is_rounded_once(run, K: int, dt
 
 
 @pytest.mark.parametrize(
-    ("nodes", "fitting"),
+    ("nodes", "dtype", "fitting"),
     [
-        ([0, 0, 0, 0], AllToAll()),
-        ([0, 1, 2, 3], AllToAll()),  # as much crosses the network either way
-        ([0, 0, 2, 2], ReduceScatter()),
-        ([0, 2, 0, 2], ReduceScatter()),  # counted node by node
-        ([0, 0, 0, 3], AllToAll()),
+        ([0, 0, 0, 0], torch.float32, AllToAll()),
+        ([0, 1, 2, 3], torch.float32, AllToAll()),  # as much crosses the network either way
+        ([0, 0, 2, 2], torch.float32, ReduceScatter()),
+        ([0, 0, 2, 2], torch.float64, ReduceScatter()),
+        ([0, 0, 2, 2], torch.bfloat16, AllToAll()),  # rounded once
+        ([0, 2, 0, 2], torch.float32, ReduceScatter()),  # counted node by node
+        ([0, 0, 0, 3], torch.float32, AllToAll()),
     ],
 )
-def test_what_fits_where_the_ranks_are(nodes: list[int], fitting: Exchange) -> None:
+def test_what_fits_where_the_ranks_are(nodes: list[int], dtype: torch.dtype, fitting: Exchange) -> None:
     def room(world: Transport, exchange: Exchange) -> int:
-        job, param = form(world, groups=1), nn.Parameter(torch.zeros(8))
+        job, param = form(world, groups=1), nn.Parameter(torch.zeros(8, dtype=dtype))
         (bucket,) = flatten([("p", param)], job.K, job.j, 1e9)
         bucket.gather()
         exchange(Departure(Fixed(job, [bucket], moments=None), rates=(0.0,)), bucket)  # type: ignore[arg-type]
@@ -94,11 +96,15 @@ def test_what_fits_where_the_ranks_are(nodes: list[int], fitting: Exchange) -> N
 
 
 @pytest.mark.parametrize(
-    ("ranks_per_host", "fitting"),
-    [*((several, AllToAll()) for several in (None, 8, 4, 3, 1)), (2, ReduceScatter())],
+    ("ranks_per_host", "dtype", "fitting"),
+    [
+        *((several, torch.float32, AllToAll()) for several in (None, 8, 4, 3, 1)),
+        (2, torch.float32, ReduceScatter()),
+        (2, torch.float16, AllToAll()),
+    ],
 )
-def test_what_fits_is_foretold(ranks_per_host: int | None, fitting: Exchange) -> None:
-    named = [("p", nn.Parameter(torch.zeros(9)))]
+def test_what_fits_is_foretold(ranks_per_host: int | None, dtype: torch.dtype, fitting: Exchange) -> None:
+    named = [("p", nn.Parameter(torch.zeros(9, dtype=dtype)))]
     m = Sizes.of(named, P=2, K=4, bucket_bytes=1e6, ranks_per_host=ranks_per_host)
     assert list(sends(Dense(), m)) == list(sends(fitting, m))
     assert Dense().holds(m) == fitting.holds(m)  # type: ignore[attr-defined]

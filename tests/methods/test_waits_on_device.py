@@ -29,7 +29,7 @@ def waits(world: Transport, method: Callable[[], Any], device: torch.device) -> 
     return Counter(torch.ops.far.waits(device.index)) - before
 
 
-@pytest.mark.threads(unless={})
+@pytest.mark.threads
 @pytest.mark.parametrize("n", [2])
 @pytest.mark.parametrize(
     ("method", "each"), [(lambda: hpcsgd.ssp(1), 1), (hpcsgd.async_sgd, 1), (hpcsgd.ad_psgd, 2)]

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn, optim
 
 import hpcsgd
 from hpcsgd.cli import main
@@ -26,7 +28,7 @@ from hpcsgd.planning.estimate import Estimate, alone
 from hpcsgd.planning.job_file import nodes_of, write_choice
 from hpcsgd.planning.run import estimates
 from hpcsgd.sparsifiers import TopK
-from hpcsgd.training.subject import Subject, subject_of
+from hpcsgd.training.subject import Subject, state_of, subject_of
 from hpcsgd.transport import Transport, threads
 from methods.table import islands
 from planning.plans import JOB, MACHINE
@@ -120,6 +122,19 @@ def test_buckets_are_those_of_the_engine(files: tuple[Path, Path], method: Metho
     assert [(b.used, b.padded, b.whole) for b in m.buckets] == expected
     assert any(b.whole for b in m.buckets) == (K > 1 and method.exchange.shards and form_of is form)
     assert subject.elementwise(method) == (form_of is form)
+
+
+def test_what_is_not_trained_has_no_state(subject: Subject) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model[0].weight.requires_grad_(False)
+    model.register_parameter("none", nn.Parameter(torch.empty(0)))
+    optimizer = optim.AdamW(model.parameters())
+    moments, numbers = state_of(optimizer)
+    partly = replace(subject, model=model, optimizer=optimizer, moments=moments, numbers=numbers)
+    m = partly.sizes(2, 2, 2, hierarchical(2))
+    kept = {name: sum(m.layers[i] for i in who) for name, who in m.moments.items()}
+    assert kept == {"exp_avg": 14, "exp_avg_sq": 14}
+    assert partly.state == 2
 
 
 @pytest.mark.parametrize(

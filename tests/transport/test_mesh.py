@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from hpcsgd.core.topology import form
+from hpcsgd.errors import JobError
+from hpcsgd.transport import PeerLost, Transport, ending, threads
 from transport.jobs import KILLED, LIMIT, Job, launch
 
 pytestmark = pytest.mark.slow
@@ -41,6 +45,8 @@ def meet(t):
         shard = p.to_local().detach()
         job.cross.allreduce(shard.view(-1), "mean").wait()
 
+with torch.device("meta"):
+    mesh = job.mesh()
 theirs, optimizer = sharded()
 trained(theirs, optimizer, meet)
 ours = network()
@@ -51,7 +57,6 @@ for p, q in zip(theirs.parameters(), ours.parameters()):
     assert p.to_local().numel() < q.numel(), "it is not sharded"
     torch.testing.assert_close(p.full_tensor().detach(), q.detach(), rtol=0, atol=1e-12)
 
-mesh = job.mesh()
 assert mesh is job.mesh() and mesh.mesh_dim_names == ("cross", "group")
 assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
 assert (mesh.get_local_rank("cross"), mesh.get_local_rank("group")) == (job.g, job.j)
@@ -116,8 +121,57 @@ job.mesh()
     assert wanted in job.stderr, job
 
 
+def test_a_default_group_of_some_ranks_is_refused(tmp_path: Path) -> None:
+    job = launch(
+        tmp_path,
+        GROUPS.format(P=2)
+        + """
+import torch.distributed as dist
+if rank == 1:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+fault()
+job.mesh()
+""",
+        n=2,
+    )
+    assert job.code in {1} | KILLED, job
+    assert "torch.distributed has a default group on 1 of 2 ranks: all or none" in job.stderr, job
+
+
+def test_threads_have_no_mesh() -> None:
+    def refused(world: Transport) -> bool:
+        with pytest.raises(JobError, match="ranks are threads here"):
+            form(world).mesh()
+        return True
+
+    assert threads.run(2, refused) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (PeerLost("no answer"), True),
+        (dist.DistNetworkError("a host that is gone"), True),
+        (
+            RuntimeError("[gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"),
+            True,
+        ),
+        (
+            RuntimeError("[gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting"),
+            True,
+        ),
+        (RuntimeError("[enforce fail at gloo/transport/tcp/pair.cc:446] length <= nbytes. 8 vs 4"), False),
+        (dist.DistBackendError("NCCL error: invalid usage"), False),
+        (RuntimeError("Timed out waiting for the user"), False),
+    ],
+)
+def test_what_is_a_rank_that_was_lost(error: BaseException, lost: bool) -> None:
+    assert ending._is_loss(error) == lost
+
+
 ENDS = {
     "an exception": ("if rank == 1:\n    raise KeyError('x')\n", 60, "hpcsgd: rank 1: KeyError"),
+    "sys.exit": ("if rank == 1:\n    sys.exit(3)\n", 60, ""),
     "killed": ("if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n", 60, ""),
     "stopped": ("if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n", 2, "Timed out waiting 2000ms"),
 }
@@ -130,7 +184,7 @@ def test_in_the_midst_of_a_collective_of_torch(name: str, tmp_path: Path) -> Non
     fault, timeout, message = ENDS[name]
     body = GROUPS.format(P=1) + SHARDED + ENDLESS + fault + "while True:\n    work()\n"
     job = launch(tmp_path, body, timeout=timeout, n=3)
-    assert job.code in {1, 69} | KILLED, job
+    assert job.code in {1, 3, 69} | KILLED, job
     assert job.seconds < LIMIT + (timeout if timeout < 60 else 0), job
     assert len(told(job)) <= 1, job
     assert not message or message in told(job)[0], job
