@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcsgd.transport import Transport
 
 PATIENCE = 60.0  # seconds; the machine may be busy
-LONGER = 0.3  # seconds in which a step more would be made
+LONGER = 1.8  # seconds in which a step more would be made
 
 
 def others_made(

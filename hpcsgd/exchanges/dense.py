@@ -7,6 +7,7 @@ group is; `AllReduce` is the paper's baseline.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -21,8 +22,25 @@ from hpcsgd.transport import Work, wide
 from hpcsgd.transport.by_node import levels
 
 
+class InGroup(ABC):
+    """What dense exchanges of a group have in common."""
+
+    shards: bool
+    across = False
+    piecemeal = True
+
+    def across_groups(self) -> Exchange:
+        return AcrossGroups(self)
+
+    def idle(self, job: Job) -> bool:
+        return job.K == 1
+
+    @abstractmethod
+    def __call__(self, d: Departure, b: Bucket) -> None: ...
+
+
 @dataclass(frozen=True)
-class AllToAll:
+class AllToAll(InGroup):
     """The group's mean gradient, by an all-to-all and a mean in rank order: (K−1)/K·M elements sent a rank.
 
     The sum is ours, in the order of the ranks, and so the same bits whatever the MPI library. Takes room for
@@ -42,14 +60,6 @@ class AllToAll:
     """
 
     shards = True
-    across = False
-    piecemeal = True
-
-    def across_groups(self) -> Exchange:
-        return AcrossGroups(self)
-
-    def idle(self, job: Job) -> bool:
-        return job.K == 1
 
     def __call__(self, d: Departure, b: Bucket) -> None:
         if self.idle(d.job):
@@ -69,7 +79,7 @@ class AllToAll:
 
 
 @dataclass(frozen=True)
-class ReduceScatter:
+class ReduceScatter(InGroup):
     """The group's mean gradient, by the library's reduce-scatter: (K−1)/K·M elements sent a rank.
 
     Takes room for one gradient chunk, M/K elements, and over several nodes, whose ranks add up first, for the
@@ -89,14 +99,6 @@ class ReduceScatter:
     """
 
     shards = True
-    across = False
-    piecemeal = True
-
-    def across_groups(self) -> Exchange:
-        return AcrossGroups(self)
-
-    def idle(self, job: Job) -> bool:
-        return job.K == 1
 
     def __call__(self, d: Departure, b: Bucket) -> None:
         if self.idle(d.job):
@@ -115,7 +117,7 @@ class ReduceScatter:
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(InGroup):
     """The group's mean gradient: by `AllToAll`, but by `ReduceScatter` where a group has several nodes, with
     several ranks on each of them. (K−1)/K·M elements sent a rank either way.
 
@@ -137,14 +139,6 @@ class Dense:
     """
 
     shards = True
-    across = False
-    piecemeal = True
-
-    def across_groups(self) -> Exchange:
-        return AcrossGroups(self)
-
-    def idle(self, job: Job) -> bool:
-        return job.K == 1
 
     def __call__(self, d: Departure, b: Bucket) -> None:
         by_node = d.job.shares_nodes and wide(b.g.dtype) == b.g.dtype
@@ -167,18 +161,10 @@ def _goes_by_node(b: Vector, m: Sizes) -> bool:
 
 
 @dataclass(frozen=True)
-class AllReduce:
+class AllReduce(InGroup):
     """g = mean of the K gradients on every position, each of which updates all of w. 2·(K−1)/K·M sent."""
 
     shards = False
-    across = False
-    piecemeal = True
-
-    def across_groups(self) -> Exchange:
-        return AcrossGroups(self)
-
-    def idle(self, job: Job) -> bool:
-        return job.K == 1
 
     def __call__(self, d: Departure, b: Bucket) -> None:
         if self.idle(d.job):

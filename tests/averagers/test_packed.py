@@ -47,7 +47,6 @@ def trained(world: Transport, P: int, method: Method, dtype: torch.dtype, steps:
     return history
 
 
-@pytest.mark.threads(unless={"P": 2, "method": "diloco"})
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("P", "K"), [(3, 1), (2, 2)])
 @pytest.mark.parametrize("method", MAKERS)

@@ -183,7 +183,6 @@ def test_so_are_those_of_each_kind_of_method(run, method: str, dtype: torch.dtyp
     assert same_bits(run(P * K, late, *arguments), plain)
 
 
-@pytest.mark.threads
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("label", [label for label, case in REFERENCES.items() if case.same_bits])
 def test_so_are_those_of_all_methods_of_the_table(run, label: str) -> None:

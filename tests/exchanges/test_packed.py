@@ -83,7 +83,7 @@ def test_by_the_same_seed_the_same_bits_on_all_positions(run, wire: Wire, P: int
 def test_updates_too_small_for_the_wire_arrive(run, wire: Wire, dtype: torch.dtype) -> None:
     """In each step one element of a block moves by 1, the others by a thousandth, less than the wire tells
     beside it: after many they are where they would have been, within what one step moves."""
-    steps, size = 250, 24
+    steps, size = 400, 24
     rates = torch.full((size,), 1e-3)
     rates[::8] = 1.0
 

@@ -156,7 +156,7 @@ def test_a_coordinator_that_is_started_again(desk: Desk) -> None:
     assert json.loads((desk.folder / "register.json").read_text())["rounds"] == 1
     with desk.killable(2, port_of(at)):
         after = vote(clients[1], now)
-        assert half.result(60) == after
+        assert half.result(10) == after
         assert (after.rounds, after.generation) == (2, 1), "a vote of before is said once more"
 
 
@@ -234,7 +234,7 @@ def test_who_wakes_after_its_generation_has_ended_does_not_wait_for_it(desk: Des
         (one, two) = at_once(lambda: first.come("nowhere:1", 0), lambda: other.come("nowhere:1", 0))
         assert one == two
         other.object(one.generation, one.rounds, "a test", None)
-        assert late.result(60).generation == one.generation
+        assert late.result(10).generation == one.generation
 
 
 def test_who_was_passed_over_asks_again(desk: Desk) -> None:
@@ -248,4 +248,4 @@ def test_who_was_passed_over_asks_again(desk: Desk) -> None:
         assert vote(here, alone).phase is Phase.OPEN
         together = here.come("nowhere:1", 1)
         assert together.islands == (0, 1)
-        assert half.result(60) == rest.result(60) == together
+        assert half.result(10) == rest.result(10) == together

@@ -155,7 +155,7 @@ def test_buckets_and_overlap_change_nothing(run, P: int, K: int, options: dict[s
 @pytest.mark.threads(unless={"P": 2, "K": 2, "optimizer": {"AdamW", "SGD"}, "method": REMEMBERING})
 @pytest.mark.parametrize(
     ("method", "P", "K", "optimizer"),
-    methods_and_optimizers([(1, 2), (2, 1), (2, 2), (2, 4)]),
+    methods_and_optimizers([(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2)]),
 )
 def test_state_survives_a_round_trip(run, method: str, P: int, K: int, optimizer: str) -> None:
     """Saved after 4 steps and loaded into a new model and optimizer, training goes on to the same bits.

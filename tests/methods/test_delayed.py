@@ -274,7 +274,7 @@ def test_a_fault_in_a_meeting_under_way_ends_all(world_size: int) -> None:
             raise
 
     with pytest.raises(OSError, match="the link is down"):
-        threads.run(world_size, train, timeout=60)
+        threads.run(world_size, train, timeout=10)
     assert len(reached) == world_size
 
 
@@ -292,7 +292,7 @@ def test_a_rank_that_dies_while_a_meeting_is_under_way_ends_all() -> None:
             raise
 
     with pytest.raises(OSError, match="out of memory"):
-        threads.run(4, train, timeout=60)
+        threads.run(4, train, timeout=10)
     assert 0 in reached
 
 

@@ -163,7 +163,7 @@ class Patient(optim.SGD):
     significance: Significance
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 20
         while not (gathering := self.significance._gathering) or not gathering.done():
             assert time.monotonic() < deadline
             time.sleep(0.001)

@@ -116,19 +116,19 @@ def adversary(world: Transport, clocks: Clocks, method: Method, schedules: int) 
 
 @pytest.mark.parametrize("s", [0, 1, 2, 4])
 def test_nobody_runs_further_ahead(s: int) -> None:
-    """In 100 random schedules each. Between two ticks of the clocks a finished read is not counted yet."""
+    """In 250 random schedules each. Between two ticks of the clocks a finished read is not counted yet."""
     clocks = Clocks(3)
-    threads.run(3, lambda world: adversary(world, clocks, ssp(s), 100), timeout=300)
+    threads.run(3, lambda world: adversary(world, clocks, ssp(s), 250), timeout=300)
     assert s <= clocks.furthest <= s + 1
-    assert clocks.finished == [400, 400, 400]
+    assert clocks.finished == [1000, 1000, 1000]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_pairs_in_random_interleavings(n: int) -> None:
-    """100 each; nobody waits for ever."""
-    ranks = threads.run(n, lambda world: adversary(world, Clocks(n), ad_psgd(), 100), timeout=300)
+    """250 each; nobody waits for ever."""
+    ranks = threads.run(n, lambda world: adversary(world, Clocks(n), ad_psgd(), 250), timeout=300)
     total = torch.stack(ranks).sum(0)
-    torch.testing.assert_close(total, torch.full((n,), 400.0 * n), rtol=1e-5, atol=0)
+    torch.testing.assert_close(total, torch.full((n,), 1000.0 * n), rtol=1e-5, atol=0)
 
 
 @pytest.mark.ranks(2)

@@ -37,7 +37,7 @@ def test_it_happens_at_that_step_of_that_rank_only() -> None:
             pass
 
     with pytest.raises(OSError, match="the link is down"):
-        threads.run(3, training, wrap=lambda inner: FailingBackend(inner, faults), timeout=60)
+        threads.run(3, training, wrap=lambda inner: FailingBackend(inner, faults), timeout=10)
     assert reached == {1: (2, "the link is down")}
 
 
@@ -59,12 +59,12 @@ def test_it_happens_once() -> None:
 
 
 def _until(event: threading.Event) -> None:
-    assert event.wait(60)
+    assert event.wait(20)
 
 
 def test_a_frozen_rank_is_missed_by_the_others() -> None:
     thaw = threading.Event()
-    missed_by_both = threading.Barrier(2, action=thaw.set, timeout=60)
+    missed_by_both = threading.Barrier(2, action=thaw.set, timeout=10)
     faults = Faults().at(2, 1, lambda: _until(thaw))
 
     def training(world: Transport) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def test_a_frozen_rank_is_missed_by_the_others() -> None:
             missed_by_both.wait()
         return raised.value.ranks
 
-    told = threads.run(3, training, wrap=lambda inner: FailingBackend(inner, faults), timeout=2.0)
+    told = threads.run(3, training, wrap=lambda inner: FailingBackend(inner, faults), timeout=0.3)
     assert told[:2] == [(0,), (0,)], "world rank 2 is rank 0 where they met"
 
 

@@ -101,41 +101,25 @@ assert dist.group.WORLD is theirs
     assert (job.code, job.stderr) == (0, ""), job
 
 
-def test_a_default_group_of_other_ranks_is_refused(tmp_path: Path) -> None:
-    job = launch(
-        tmp_path,
-        GROUPS.format(P=2)
-        + f"""
-import torch.distributed as dist
-store = dist.FileStore({str(tmp_path / "store")!r}, 2)
-dist.init_process_group("gloo", store=store, rank=1 - rank, world_size=2)
-fault()
-job.mesh()
-""",
-        n=2,
-    )
-    assert job.code in {1} | KILLED, job
-    wanted = (
-        "torch.distributed has a default group in which this is rank 1 of 2; for hpcsgd it is rank 0 of 2"
-    )
-    assert wanted in job.stderr, job
+REFUSED = {
+    "of other ranks": (
+        'dist.init_process_group("gloo", store=dist.FileStore({store!r}, 2), rank=1 - rank, world_size=2)',
+        "a default group in which this is rank 1 of 2; for hpcsgd it is rank 0 of 2",
+    ),
+    "of some ranks": (
+        'if rank == 1:\n    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)',
+        "torch.distributed has a default group on 1 of 2 ranks: all or none",
+    ),
+}
 
 
-def test_a_default_group_of_some_ranks_is_refused(tmp_path: Path) -> None:
-    job = launch(
-        tmp_path,
-        GROUPS.format(P=2)
-        + """
-import torch.distributed as dist
-if rank == 1:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-fault()
-job.mesh()
-""",
-        n=2,
-    )
+@pytest.mark.parametrize("name", REFUSED)
+def test_another_default_group_is_refused(name: str, tmp_path: Path) -> None:
+    theirs, message = REFUSED[name]
+    first = "import torch.distributed as dist\n" + theirs.format(store=str(tmp_path / "store"))
+    job = launch(tmp_path, GROUPS.format(P=2) + first + "\nfault()\njob.mesh()\n", n=2)
     assert job.code in {1} | KILLED, job
-    assert "torch.distributed has a default group on 1 of 2 ranks: all or none" in job.stderr, job
+    assert message in job.stderr, job
 
 
 def test_threads_have_no_mesh() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from hpcsgd.transport import PeerLost, Transport, threads
 
-SHORT, LONG = 0.4, 20.0
+SHORT = 0.4
 
 COLLECTIVES: dict[str, Callable[[Transport], object]] = {
     "allreduce": lambda t: t.allreduce(torch.zeros(3)).wait(),
@@ -41,7 +41,7 @@ def test_a_missing_rank_is_named_within_the_timeout(collective: str) -> None:
     for ranks, message, seconds in filter(None, told):
         assert ranks == (1,)
         assert message.endswith("ranks [1] did not come")
-        assert SHORT * 0.5 <= seconds < LONG
+        assert SHORT * 0.5 <= seconds < SHORT + 1
 
 
 def test_a_message_that_never_comes() -> None:
@@ -63,7 +63,7 @@ def test_ranks_in_different_operations_hear_of_it() -> None:
             world.bcast(torch.zeros(3)).wait()
 
     with pytest.raises(AssertionError, match=r"different operations: \['allreduce sum', 'bcast from 0'\]"):
-        threads.run(2, mixed, timeout=60)
+        threads.run(2, mixed, timeout=5)
 
 
 def test_the_others_of_a_rank_that_raises_need_not_wait_for_the_timeout() -> None:
@@ -74,5 +74,5 @@ def test_the_others_of_a_rank_that_raises_need_not_wait_for_the_timeout() -> Non
 
     start = time.perf_counter()
     with pytest.raises(KeyError, match="the cause"):
-        threads.run(3, fail, timeout=60)
-    assert time.perf_counter() - start < LONG
+        threads.run(3, fail, timeout=30)
+    assert time.perf_counter() - start < 5

@@ -28,10 +28,10 @@ def test_what_is_not_done_in_time_is_told_once_by_name() -> None:
     watch.add("first", lambda: True)
     watch.add("second", lambda: False)
     watch.add("third", lambda: False)
-    assert alarm.rung.wait(60)
+    assert alarm.rung.wait(20)
     assert time.monotonic() - start >= 0.3
     assert watch._thread is not None
-    watch._thread.join(60)
+    watch._thread.join(20)
     assert alarm.lost == ["second"]
 
 
@@ -45,7 +45,7 @@ def test_the_time_of_an_operation_begins_when_those_before_it_are_done() -> None
     for event in done:
         time.sleep(0.6)
         event.set()
-    assert over.wait(60)
+    assert over.wait(20)
     assert alarm.lost == []
     watch.close()
 
@@ -56,7 +56,7 @@ def test_a_closed_watch_sees_nothing() -> None:
     watch.add("an operation", lambda: False)
     watch.close()
     assert watch._thread is not None
-    watch._thread.join(60)
+    watch._thread.join(20)
     assert not watch._thread.is_alive()
     assert alarm.lost == []
 
@@ -72,7 +72,7 @@ def test_a_device_that_stands_still_is_noticed() -> None:
     x.add_(1)
     moment = Moment(device)
     watch.add("an operation", moment.passed)
-    assert alarm.rung.wait(60)
+    assert alarm.rung.wait(20)
     assert not moment.passed()
     torch.ops.far.delay(0, 0, 0)
     settle(device)
