@@ -106,15 +106,20 @@ class Training:
         make: Callable[[], nn.Module] = Net,
         seed: int = 0,
         device: torch.device | None = None,
+        share: Callable[[nn.Module, Job], object] | None = None,
         **options: Any,
     ) -> None:
+        """`share`: how the ranks of a group share the net, which then has to be one before."""
         self.device = device
         with contextlib.nullcontext() if device is None else device:
             self.net = make()
-        generator = torch.Generator().manual_seed(100 * seed + job.rank)  # threads share torch's own
+        start = job.rank if share is None else job.g
+        generator = torch.Generator().manual_seed(100 * seed + start)  # threads share torch's own
         with torch.no_grad():
             for p in self.net.parameters():
                 p.copy_(torch.randn(p.shape, generator=generator) / 2)
+        if share is not None:
+            share(self.net, job)
         options = {"bucket_mb": 1e-4, **options}
         make_method = (METHODS | PLAIN | WAITING_FOR_NOBODY)[method] if isinstance(method, str) else method
         inner = OPTIMIZERS[optimizer](self.net)

@@ -85,14 +85,14 @@ def put_together(
 
 
 def _size(slots: Sequence[Slot]) -> int:
-    return sum(slot.stop - slot.start for slot in slots)
+    return sum(slot.param.numel() for slot in slots)
 
 
 def _within(slots: Sequence[Slot], low: int, high: int) -> Iterator[tuple[Slot, int, int]]:
     """The elements [low, high) of parameters one behind the other."""
     start = 0
     for slot in slots:
-        stop = start + slot.stop - slot.start
+        stop = start + slot.param.numel()
         if max(low, start) < min(high, stop):
             yield slot, max(low, start) - start, min(high, stop) - start
         start = stop

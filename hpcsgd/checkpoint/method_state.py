@@ -87,7 +87,7 @@ def _cut(source: SavedGroups, role: str, name: str, optimizer: DistributedOptimi
 
 
 def _cut_bucket(source: SavedGroups, role: str, name: str, bucket: Bucket, whole: bool) -> Tensor:
-    if whole:
+    if whole and bucket.divided:
         wanted = [(slot.name, 0, slot.stop - slot.start, slot.start) for slot in bucket.slots]
     else:
         wanted = [(piece.slot.name, piece.start, piece.stop, piece.offset) for piece in bucket.pieces]

@@ -52,8 +52,8 @@ def capture_pieces(
 
 def of_piece(vector: Tensor, bucket: Bucket, piece: Piece) -> Tensor:
     """The elements of one piece, of a vector that is like `own` or like `w`."""
-    like_w = vector.numel() == bucket.w.numel()
-    start = piece.slot.start + piece.start if like_w else piece.offset
+    like_own = vector.numel() == bucket.own.numel()
+    start = piece.offset if like_own else piece.slot.start + piece.start
     return vector[start : start + piece.stop - piece.start]
 
 

@@ -25,6 +25,8 @@ from hpcsgd.checkpoint.folder import Saved
 from hpcsgd.checkpoint.method_state import restored, split_off_chunks
 from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
 from hpcsgd.checkpoint.tree import Tree
+from hpcsgd.core.shards import is_sharded, local, local_of
+from hpcsgd.core.topology import Job
 from hpcsgd.engine.joined import kind_of
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
@@ -44,7 +46,7 @@ def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree
         "outline": _outline(optimizer),
         "pieces": capture_pieces(optimizer, model or [b.own for b in optimizer.buckets], chunks),
         "buffers": dict(optimizer.model.named_buffers()),
-        "frozen": dict(_frozen(optimizer)) if optimizer.job.rank == 0 else {},
+        "frozen": {name: local(p) for name, p in _frozen(optimizer) if _saves(optimizer.job, p)},
         "optimizer": {
             "t": optimizer.t,
             "groups": _options(optimizer),
@@ -78,8 +80,9 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
             goes_on = same and list(groups) == [job.g]
             method = restored(state["method"], source, optimizer, goes_on=goes_on)
         _restore_buffers([mine] if same else list(_all_files(saved)), optimizer.model)
-        with _opened([first]) as (file,):
-            _copy_into(dict(_frozen(optimizer)), tree.read(tree.items(file)["frozen"]))
+        ours = dict(_frozen(optimizer))
+        for name, values in _saved_frozen(saved):
+            local(ours[name]).copy_(local_of(values, ours[name]))
         optimizer.take_up(state["t"], state["groups"], method)
     optimizer.gather_parameters()
     return shared, own if same else None
@@ -93,8 +96,8 @@ def restore_model(saved: Saved, model: nn.Module) -> None:
     Raises `UserError` where the checkpoint is of another model.
     """
     with _opened([saved.rank_file(0, 0)]) as (file,):
-        found = tree.items(file)
-        outline, frozen = tree.read(found["outline"]), tree.read(found["frozen"])
+        outline = tree.read(tree.items(file)["outline"])
+    frozen = dict(_saved_frozen(saved))
     theirs = {what: _extent(layout) for what, layout in outline.items() if what.startswith(OF_MODEL)}
     _require_same(saved, theirs, _extents(model, frozen))
     with _saved_groups(saved, range(saved.P)) as source:
@@ -192,13 +195,22 @@ def _frozen(optimizer: DistributedOptimizer) -> Iterator[tuple[str, Tensor]]:
     return ((n, p) for n, p in optimizer.model.named_parameters() if p not in trained)
 
 
+def _saves(job: Job, frozen: Tensor) -> bool:
+    """Whether this rank does so for all others."""
+    return job.rank == 0 or (job.g == 0 and is_sharded(frozen))
+
+
+def _saved_frozen(saved: Saved) -> Iterator[tuple[str, Tensor]]:
+    """One parameter at a time, of the rows that the positions of group 0 had."""
+    with _opened(saved.rank_file(0, j) for j in range(saved.K)) as files:
+        parts = [tree.items(tree.items(file)["frozen"]) for file in files]
+        for name in parts[0]:
+            rows = [tree.read_item(theirs[name]) for theirs in parts if name in theirs]
+            yield name, torch.cat(rows) if len(rows) > 1 else rows[0]
+
+
 def _options(optimizer: DistributedOptimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-
-
-def _copy_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    for name, target in targets.items():
-        target.copy_(values[name])
 
 
 def _all_files(saved: Saved) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.core.layout import Layout, Slot, cut, shaped
+from hpcsgd.core.layout import Layout, Slot, cut
 from hpcsgd.errors import UserError
 
 BUCKET_MB = 4.0
@@ -45,7 +45,7 @@ class Bucket:
     def __init__(self, layout: Layout, K: int, j: int) -> None:
         self.slots, self.size, self.whole = layout.slots, layout.size, layout.whole
         first = self.slots[0].param
-        self.w = torch.zeros(self.size, dtype=first.dtype, device=first.device)
+        self.w = torch.zeros(self.size, dtype=first.dtype, device=first.device, pin_memory=layout.pinned)
         self.own = self.w.view(K, -1)[j]
         self.pieces = list(_pieces(self.slots, j * self.own.numel(), (j + 1) * self.own.numel()))
         self.received: Tensor | None = None
@@ -55,6 +55,11 @@ class Bucket:
         self._g: Tensor | None = None
         for slot in self.slots:
             slot.move_into(self.w)
+
+    @property
+    def divided(self) -> bool:
+        """Whether others of the group own chunks of `w`, which is made of all of them."""
+        return self._K > 1
 
     @property
     def g(self) -> Tensor:
@@ -82,6 +87,11 @@ class Bucket:
         last = self.pieces[-1] if self.pieces else None
         return self.g_own[: last.offset + last.stop - last.start if last else 0]
 
+    def found(self) -> list[Tensor]:
+        """Gradients where autograd put them, of those that have one."""
+        grads = [slot.gradient for slot in self.slots]
+        return [grad for grad in grads if grad is not None]
+
     def gather(self) -> None:
         """Make every parameter's gradient a view of `g`; a missing one counts as zero."""
         self.allocate()
@@ -94,7 +104,7 @@ class Bucket:
             self._tracked = torch.zeros_like(self.w)
             self._g = self._tracked.data  # the same memory, but our own writes leave its version alone
             for slot in self.slots:
-                slot.view = shaped(self._tracked, slot.start, slot.param)
+                slot.make_room(self._tracked)
 
     def require_views(self) -> None:
         """Raise `UserError` for a parameter that somebody moved out of `w`."""
@@ -140,4 +150,4 @@ def _pieces(slots: Sequence[Slot], low: int, high: int) -> Iterator[Piece]:
     for slot in slots:
         start, stop = max(slot.start, low), min(slot.stop, high)
         if start < stop:
-            yield Piece(slot, start - slot.start, stop - slot.start, start - low)
+            yield Piece(slot, slot.first + start - slot.start, slot.first + stop - slot.start, start - low)

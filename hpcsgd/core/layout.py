@@ -27,44 +27,70 @@ EMPTY = 1 / 16
 class Slot:
     """One parameter as a view of its bucket's elements [start, stop)."""
 
+    first = 0
+    """Which of the parameter's elements, in memory order, is at `start`."""
+
     def __init__(self, name: str, param: nn.Parameter, start: int, number: int) -> None:
         self.name = name
         self.param = param
         self.start = start
-        self.stop = start + param.numel()
+        self.stop = start + self.tensor.numel()
         self.number = number
         """Its place among all parameters, in the order of the forward pass."""
-        self.view: Tensor | None = None
+        self._view: Tensor | None = None
         """The parameter's place in g, in its shape and strides; None until there is room for gradients."""
         self._home: int | None = None
 
+    @property
+    def tensor(self) -> Tensor:
+        """What there is of the parameter on this rank: all of it."""
+        return self.param
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """Likewise of its gradient, wherever that is."""
+        return self.param.grad
+
     def move_into(self, w: Tensor) -> None:
         """Make the parameter a view of `w`, keeping its values."""
-        view = shaped(w, self.start, self.param)
-        view.copy_(self.param.detach())
-        self.param.data = view
-        self._home = view.data_ptr()
+        view = shaped(w, self.start, self.tensor)
+        view.copy_(self.tensor.detach())
+        self._become(view)
+        self._home = self.tensor.data_ptr()
 
     def at_home(self) -> bool:
         """Whether nobody has moved the parameter elsewhere since."""
-        return self.param.data_ptr() == self._home
+        return self.tensor.data_ptr() == self._home
+
+    def make_room(self, g: Tensor) -> None:
+        """Gradients are to be views of `g`."""
+        self._view = shaped(g, self.start, self.tensor)
 
     @torch.no_grad()
     def attach(self) -> None:
         """Make `param.grad` the view, keeping the gradient that autograd or the user put there."""
-        assert self.view is not None
-        grad = self.param.grad
-        if grad is self.view:
+        assert self._view is not None
+        grad = self.gradient
+        if self._is_view(grad):
             return
         if grad is None:
-            self.view.zero_()
+            self._view.zero_()
         elif grad.layout != torch.strided:
             raise UserError(
                 f"gradient of {self.name} is sparse; only dense ones are exchanged (sparse=False)"
             )
         else:
-            self.view.copy_(grad)
-        self.param.grad = self.view
+            self._view.copy_(grad)
+        self._become_gradient(self._view)
+
+    def _become(self, view: Tensor) -> None:
+        self.param.data = view
+
+    def _become_gradient(self, view: Tensor) -> None:
+        self.param.grad = view
+
+    def _is_view(self, grad: Tensor | None) -> bool:
+        return grad is self._view
 
 
 @dataclass(frozen=True)
@@ -77,6 +103,8 @@ class Layout:
     """In elements, padding included: a multiple of K."""
     whole: bool
     """Whether no chunk cuts a parameter."""
+    pinned: bool = False
+    """Whether it is to lie in page-locked memory of the host."""
 
 
 class _Entry(NamedTuple):

@@ -40,7 +40,8 @@ def sum_on_host(numbers: Iterable[Tensor]) -> Tensor:
 
 def total_norm(parts: Sequence[Tensor], order: float, ranks: Transport | None) -> Tensor:
     """Of all parts together, and of those that other `ranks` hold; then collective, 8 bytes."""
-    total = _vector_norm(as_vector([norm(part, order) for part in parts]), order, torch.float64)
+    norms = [norm(part, order) for part in parts] or [torch.zeros((), dtype=torch.float64, device="cpu")]
+    total = _vector_norm(as_vector(norms), order, torch.float64)
     if ranks is None:
         return total
     if math.isinf(order):

@@ -104,6 +104,15 @@ class Step:
                 b.gather()
         return [b.g_own if self.fixed.shards else b.g for b in self.buckets]
 
+    def parts_of_gradient(self) -> list[Tensor]:
+        """As `gradients`, but for padding, and left where they are."""
+        shards, exchanged = self.fixed.shards, self.fixed.exchanged
+        return [
+            g
+            for b in self.buckets
+            for g in ([b.gradients_own if shards else b.gradients] if exchanged else b.found())
+        ]
+
     def squared_norm(self) -> Tensor:
         """This position's part of the squared norm of the group's gradient: over the group they add up. In
         float64; one read of the gradient."""
@@ -112,11 +121,7 @@ class Step:
 
 def squared_norm_of(buckets: Sequence[Bucket], *, exchanged: bool) -> Tensor:
     """`Step.squared_norm` of the gradients in these buckets, or where autograd put them."""
-    if exchanged:
-        parts = [b.g_own for b in buckets]
-    else:
-        grads = [slot.param.grad for b in buckets for slot in b.slots]
-        parts = [grad for grad in grads if grad is not None]
+    parts = [g for b in buckets for g in ([b.g_own] if exchanged else b.found())]
     norms = [squared_norm(g.reshape(-1)) for g in parts]
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=buckets[0].w.device)

@@ -157,7 +157,7 @@ class Job:
         `fully_shard(model, mesh=job.mesh()["group"])`. The first call is collective.
 
         torch.distributed gets its default group by it, unless it has one of the same ranks already. What
-        torch sends there is in no ledger of ours, and `DistributedOptimizer` takes whole parameters only.
+        torch sends there is in no ledger of ours.
 
         Args:
             kind: of devices that tensors are on. Default "cpu".
@@ -165,7 +165,7 @@ class Job:
         Raises:
             UserError: where torch has another default group, or no library for that kind.
         """
-        if (made := mesh.made(self.world, kind)) is not None:
+        if (made := mesh.made(self.world, self.P, self.K, kind)) is not None:
             return made
         with self.together("making a mesh"):
             mesh.require_possible(self.world, kind)

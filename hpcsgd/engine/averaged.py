@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hpcsgd.averagers import agree, average_joined
 from hpcsgd.averagers.distance import distance
 from hpcsgd.core.method import Central
+from hpcsgd.core.shards import reshard
 from hpcsgd.core.step import Step
 from hpcsgd.engine.meeting import gather_chunks
 from hpcsgd.transport import phase
@@ -21,10 +22,10 @@ def float_buffers(model: nn.Module) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def averaged(s: Step, central: Central | None) -> Generator[float, None, None]:
-    """Inside the block the model's parameters are the mean over the groups, or what `central` keeps, and its
-    float buffers the mean over all ranks; afterwards everything is as before, bit for bit. Collective; takes
-    room for another w.
+def averaged(s: Step, central: Central | None, model: nn.Module) -> Generator[float, None, None]:
+    """Inside the block the parameters of `model` are the mean over the groups, or what `central` keeps, and
+    its float buffers the mean over all ranks; afterwards everything is as before, bit for bit. Collective;
+    takes room for another w, of what this rank has of it.
 
     Gives D, how far the groups are from that model (see `averagers.distance`).
     """
@@ -37,6 +38,7 @@ def averaged(s: Step, central: Central | None) -> Generator[float, None, None]:
     try:
         yield D
     finally:
+        reshard(model)
         with torch.no_grad():
             for tensor, before in parameters + buffers:
                 tensor.copy_(before)

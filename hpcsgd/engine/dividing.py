@@ -5,27 +5,56 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
+import torch
 from torch import nn, optim
 
-from hpcsgd.core.flat import Bucket
+from hpcsgd.core.flat import Bucket, flatten
 from hpcsgd.core.method import Method
+from hpcsgd.core.shards import flatten_shards, is_sharded
 from hpcsgd.core.step import Exchange
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
+from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
+from hpcsgd.exchanges.by_torch import left_to_torch
 
 log = logging.getLogger(__name__)
 MUCH = 0.25
 """Of what lies in buckets."""
 
 
+def laid_out(
+    job: Job,
+    method: Method,
+    optimizer: optim.Optimizer,
+    model: nn.Module,
+    trained: Sequence[tuple[str, nn.Parameter]],
+    *,
+    elementwise: bool | None,
+    tensorwise: bool | None,
+    bucket_bytes: float,
+) -> tuple[Exchange, list[Bucket]]:
+    """The method's exchange as it has to be for this optimizer, and the `trained` parameters as flat vectors.
+
+    `elementwise`, `tensorwise`: what the user says about it; None: what is known.
+    """
+    if is_sharded(trained[0][1]):
+        exchange = _in_rows(job, method, optimizer, elementwise)
+        return exchange, flatten_shards(trained, model, job.K, job.j, bucket_bytes)
+    exchange, whole = divided(job, method, optimizer, elementwise, tensorwise)
+    with torch.no_grad():
+        buckets = flatten(trained, job.K, job.j, bucket_bytes, whole)
+    _tell_padding(job, buckets)
+    return exchange, buckets
+
+
 def divided(
     job: Job, method: Method, optimizer: optim.Optimizer, elementwise: bool | None, tensorwise: bool | None
 ) -> tuple[Exchange, Collection[nn.Parameter]]:
-    """The method's exchange as it has to be for this optimizer, and the parameters that no chunk may cut.
+    """The exchange, and the parameters that no chunk may cut.
 
-    `elementwise`, `tensorwise`: what the user says about it; None: what is known. Groups that are jobs of
-    their own may be of several K, and meet with models that are laid out alike: there nobody owns tensors.
+    Groups that are jobs of their own may be of several K, and meet with models that are laid out alike: there
+    nobody owns tensors.
     """
     exchange = method.exchange
     if not exchange.shards or (is_elementwise(optimizer) if elementwise is None else elementwise):
@@ -38,7 +67,20 @@ def divided(
     return exchange, seen_whole(optimizer) if elementwise is None else every
 
 
-def tell_padding(job: Job, buckets: Sequence[Bucket]) -> None:
+def _in_rows(job: Job, method: Method, optimizer: optim.Optimizer, elementwise: bool | None) -> Exchange:
+    """Raises `UserError` for what cannot be where each position has no more than rows of a tensor."""
+    if not (is_elementwise(optimizer) if elementwise is None else elementwise):
+        raise UserError(
+            f"parameters are sharded by torch, and {type(optimizer).__name__} is not known to update every "
+            "element by itself: it would take rows for tensors (DistributedOptimizer(elementwise=True) if it "
+            "does)"
+        )
+    if job.has_peers:
+        raise UserError("parameters are sharded by torch: groups that may die meet with whole models")
+    return left_to_torch(method.exchange)
+
+
+def _tell_padding(job: Job, buckets: Sequence[Bucket]) -> None:
     """Where tensors that nobody cuts leave much of the buckets empty: more positions, or fewer, might not."""
     used = sum(slot.stop - slot.start for b in buckets for slot in b.slots)
     padding = 1 - used / sum(b.size for b in buckets)

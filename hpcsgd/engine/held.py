@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import shaped
+from hpcsgd.core.shards import is_sharded, local
 from hpcsgd.engine.master import Master, needs_master
 from hpcsgd.engine.memory_order import in_memory_order
 
@@ -35,7 +36,9 @@ class Held:
     def take_gradient(self) -> None:
         """Find the gradient that the exchange left in the bucket."""
         g = self.param.grad
-        if self.bucket is not None:
+        if is_sharded(self.param):
+            g = torch.zeros_like(self.tensor) if g is None else local(g).view(-1)
+        elif self.bucket is not None:
             g = self.bucket.g_own[self.offset : self.offset + self.tensor.numel()]
             g = shaped(g, 0, self.param) if self.whole else g
         if self.master is not None:

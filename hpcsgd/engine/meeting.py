@@ -59,18 +59,17 @@ class Gathering:
                 self._publishing.publish(self._s)
 
     def _begin(self, buckets: Iterable[Bucket]) -> None:
-        if self.shards and self._s.job.K > 1 and self._publishing is None:
+        if self.shards and self._publishing is None:
             with phase("parameters"):
-                for b in buckets:
+                for b in (b for b in buckets if b.divided):
                     self._begun[b] = self._s.job.group.allgather(b.w, b.own)
 
 
 def gather_chunks(s: Step) -> None:
     """w ← the chunks that the positions of the group own; collective over the group."""
-    if s.job.K > 1:
-        works = [s.job.group.allgather(b.w, b.own) for b in s.buckets]
-        for work in works:
-            work.wait()
+    works = [s.job.group.allgather(b.w, b.own) for b in s.buckets if b.divided]
+    for work in works:
+        work.wait()
 
 
 def publishing(job: Job, method: Method, exchange: Exchange) -> Publishing | None:

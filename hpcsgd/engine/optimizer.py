@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.core.capabilities import begin, goes_by_time
-from hpcsgd.core.flat import BUCKET_MB, Bucket, flatten, require_as_laid_out
+from hpcsgd.core.flat import BUCKET_MB, Bucket, require_as_laid_out
 from hpcsgd.core.method import Method, State, alike_everywhere, beside
 from hpcsgd.core.norm import clip
+from hpcsgd.core.shards import is_sharded, reshard
 from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.averaged import averaged, float_buffers
-from hpcsgd.engine.dividing import divided, tell_padding
+from hpcsgd.engine.dividing import laid_out
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, once_in, publishing
 from hpcsgd.engine.reducer import GradientReducer
@@ -89,18 +90,18 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             self._arrivals = Arrivals(model, prefetch)
             if isinstance(getattr(optimizer.zero_grad, "__self__", None), DistributedOptimizer):
                 raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
-            self.trained = trained_parameters(optimizer, model)
+            self.trained = trained_parameters(optimizer, model, job)
         require_alike(job, optimizer, self.trained, model)
         self.model = model
         self.method = method
-        self._exchange, whole = divided(job, method, optimizer, elementwise, tensorwise)
+        self._exchange, buckets = laid_out(
+            job, method, optimizer, model, self.trained,
+            elementwise=elementwise, tensorwise=tensorwise, bucket_bytes=bucket_mb * 1e6,
+        )  # fmt: skip
         self._publishing = publishing(job, method, self._exchange)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
-        with torch.no_grad():
-            buckets = flatten(self.trained, job.K, job.j, bucket_mb * 1e6, whole)
-        tell_padding(job, buckets)
         share_start(job, buckets, model, self.trained)
-        cut = self._exchange.shards and job.K > 1
+        cut = self._exchange.shards and (job.K > 1 or is_sharded(self.trained[0][1]))
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master)
         self._reducer = None
         if not self._exchange.idle(job):
@@ -217,14 +218,11 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
         `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
         """
-        s = self._step
-        if self._reducer is None:
-            return nn.utils.clip_grad_norm_([p for _, p in self.trained], max_norm, norm_type)
-        self._reducer.finish()
-        gradients = [b.gradients_own if self._exchange.shards else b.gradients for b in s.buckets]
-        divided = self._exchange.shards and s.job.K > 1
+        if self._reducer is not None:
+            self._reducer.finish()
+        group = self.job.group if self._exchange.shards and self.job.K > 1 else None
         with phase("clipping"):
-            return clip(gradients, max_norm, norm_type, s.job.group if divided else None)
+            return clip(self._step.parts_of_gradient(), max_norm, norm_type, group)
 
     def start_over(self) -> None:
         """The exchanged gradients have been used, or are not to be."""
@@ -242,7 +240,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         it; collective.
 
         Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are from it."""
-        return averaged(self._settled, self.method.central())
+        return averaged(self._settled, self.method.central(), self.model)
 
     def state_dict(self) -> dict[str, Any]:
         """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
@@ -288,8 +286,9 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     @property
     def _settled(self) -> Step:
-        """With all of w in place."""
+        """With all of w in place, and nothing of it elsewhere."""
         self._arrivals.finish()
+        reshard(self.model)
         return self._step
 
     def _meets(self) -> bool:

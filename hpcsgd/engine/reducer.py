@@ -148,7 +148,7 @@ class GradientReducer:
         unused: list[str] = []
         for bucket in self._buckets[len(self._sent) :]:
             for slot in bucket.slots:
-                if slot not in self._arrivals and slot.param.grad is None:
+                if slot not in self._arrivals and slot.gradient is None:
                     unused.append(slot.name)
                 slot.attach()
         if unused and not self._warned:

@@ -15,6 +15,7 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket, Piece
 from hpcsgd.core.layout import shaped
+from hpcsgd.core.shards import is_sharded, local
 from hpcsgd.engine.held import Held
 from hpcsgd.engine.in_parts import only
 from hpcsgd.engine.initial_state import complete, like_new
@@ -233,6 +234,8 @@ class ShardedOptimizer:
     def _part(self, held: Held, name: str, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
+        if is_sharded(value):
+            return local(value).reshape(-1).clone()
         if has_every_element(name, value, held.param):
             part = held.cut(value.to(held.tensor.device))
             return part.to(held.tensor.dtype) if part.is_floating_point() else part

@@ -10,6 +10,7 @@ from torch import nn, optim
 from hpcsgd.core.capabilities import ForPeers
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
+from hpcsgd.core.shards import is_sharded, local, require_sharded_alike, reshard
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.joined import kind_of
 from hpcsgd.errors import JobError, UserError
@@ -47,7 +48,9 @@ def require_peers(job: Job, method: Method) -> None:
         )
 
 
-def trained_parameters(optimizer: optim.Optimizer, model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def trained_parameters(
+    optimizer: optim.Optimizer, model: nn.Module, job: Job
+) -> list[tuple[str, nn.Parameter]]:
     """The optimizer's trainable parameters by name, in the model's order; those outside the model last.
 
     Raises `UserError` where the optimizer cannot be distributed.
@@ -62,31 +65,34 @@ def trained_parameters(optimizer: optim.Optimizer, model: nn.Module) -> list[tup
         raise UserError("the optimizer has no trainable parameters")
     if any(nn.parameter.is_lazy(param) for param in model.parameters()):
         raise UserError("parameters of the model have no shape yet: give it a batch before it is wrapped")
-    if any(hasattr(param, "placements") for param in theirs):  # nobody need import DTensor for this
-        raise UserError(
-            "parameters are sharded by torch (DTensor): DistributedOptimizer takes whole ones, of which it "
-            "shards the optimizer's state"
-        )
+    reshard(model)
     wanted = set(theirs)
     named = [(name, param) for name, param in model.named_parameters() if param in wanted]
     known = {param for _, param in named}
-    return named + [(f"parameter {i} of the optimizer", p) for i, p in enumerate(theirs) if p not in known]
+    named += [(f"parameter {i} of the optimizer", p) for i, p in enumerate(theirs) if p not in known]
+    if any(is_sharded(param) for param in theirs):
+        require_sharded_alike(named, range(job.g * job.K, (job.g + 1) * job.K))
+    return named
 
 
 @torch.no_grad()
 def share_start(
     job: Job, buckets: Sequence[Bucket], model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]]
 ) -> None:
-    """Every rank gets rank 0's parameters and buffers; collective."""
+    """Every rank gets rank 0's parameters and buffers, of what is sharded those of its position in group 0;
+    collective."""
+    theirs = {param for _, param in trained}
+    frozen = [param for param in model.parameters() if param not in theirs]
+    by_position = any(is_sharded(param) for param in theirs)
     with phase("setup"):
         for bucket in buckets:
-            job.world.bcast(bucket.w).wait()
-        theirs = {param for _, param in trained}
-        frozen = [param for param in model.parameters() if param not in theirs]
-        for buffer in [*model.buffers(), *frozen]:
-            shared = buffer.detach().contiguous()
-            job.world.bcast(shared.view(torch.uint8) if shared.dtype == torch.bool else shared).wait()
-            buffer.copy_(shared)
+            (job.cross if by_position else job.world).bcast(bucket.w).wait()
+        for each in [*model.buffers(), *frozen]:
+            here = local(each)
+            shared = here.detach().contiguous()
+            ranks = job.cross if is_sharded(each) else job.world
+            ranks.bcast(shared.view(torch.uint8) if shared.dtype == torch.bool else shared).wait()
+            here.copy_(shared)
 
 
 def require_alike(

@@ -18,6 +18,7 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, Vector, sends
+from hpcsgd.exchanges.by_torch import ByTorch, left_to_torch
 from hpcsgd.transport import Work, wide
 from hpcsgd.transport.by_node import levels
 
@@ -31,6 +32,9 @@ class InGroup(ABC):
 
     def across_groups(self) -> Exchange:
         return AcrossGroups(self)
+
+    def left_to_torch(self) -> Exchange:
+        return ByTorch()
 
     def idle(self, job: Job) -> bool:
         return job.K == 1
@@ -195,8 +199,11 @@ class AcrossGroups:
     def piecemeal(self) -> bool:
         return is_piecemeal(self.inner)
 
+    def left_to_torch(self) -> Exchange:
+        return AcrossGroups(left_to_torch(self.inner))
+
     def idle(self, job: Job) -> bool:
-        return job.size == 1
+        return job.P == 1 and self.inner.idle(job)
 
     def __call__(self, d: Departure, b: Bucket) -> Work | None:
         complete(self.inner, d, b)

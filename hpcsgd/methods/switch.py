@@ -11,10 +11,11 @@ from hpcsgd.averagers import MeanOfAll, agree
 from hpcsgd.core.capabilities import Foreseen, begin
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method, State
-from hpcsgd.core.step import Averager, Departure, Publishing, Step, publications, publisher
+from hpcsgd.core.step import Averager, Departure, Exchange, Publishing, Step, publications, publisher
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.errors import UserError
+from hpcsgd.exchanges.by_torch import left_to_torch
 from hpcsgd.transport import Work
 
 log = logging.getLogger(__name__)
@@ -45,31 +46,38 @@ class Turn:
 class TheirExchange:
     """The exchange of whoever's turn it is."""
 
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self.shards = turn.first.exchange.shards
+    def __init__(self, turn: Turn, first: Exchange, then: Exchange) -> None:
+        self._turn, self._first, self._then = turn, first, then
+        self.shards = first.shards
         self._beside: Publishing | None = None
         """Who took back the chunks of this step."""
 
     @property
+    def _exchange(self) -> Exchange:
+        return self._then if self._turn.over else self._first
+
+    @property
     def across(self) -> bool:
-        return self._turn.method.exchange.across
+        return self._exchange.across
+
+    def left_to_torch(self) -> Exchange:
+        return TheirExchange(self._turn, left_to_torch(self._first), left_to_torch(self._then))
 
     def idle(self, job: Job) -> bool:
-        return self._turn.first.exchange.idle(job) and self._turn.then.exchange.idle(job)
+        return self._first.idle(job) and self._then.idle(job)
 
     def __call__(self, d: Departure, b: Bucket) -> Work | None:
-        return self._turn.method.exchange(d, b)
+        return self._exchange(d, b)
 
     def sends(self, m: Sizes) -> list[Message]:
-        return sends(self._turn.method.exchange, m)
+        return sends(self._exchange, m)
 
     @property
     def publishes(self) -> bool:
-        return any(publisher(method.exchange) for method in (self._turn.first, self._turn.then))
+        return any(publisher(exchange) for exchange in (self._first, self._then))
 
     def take_back(self, s: Step) -> None:
-        self._beside = publisher(self._turn.method.exchange)
+        self._beside = publisher(self._exchange)
         if self._beside is not None:
             self._beside.take_back(s)
 
@@ -88,7 +96,7 @@ class TheirExchange:
             self._beside.forget()
 
     def publications(self, m: Sizes) -> Iterable[Message]:
-        return publications(self._turn.method.exchange, m)
+        return publications(self._exchange, m)
 
 
 class TheirSchedule:
@@ -194,4 +202,5 @@ def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> 
     if first.exchange_keeps():
         log.warning("switch: what the exchange of the first method has kept is dropped at the change")
     turn = Turn(first, then, at)
-    return Method(exchange=TheirExchange(turn), when=TheirSchedule(turn), how=TheirAverager(turn))
+    exchange = TheirExchange(turn, first.exchange, then.exchange)
+    return Method(exchange=exchange, when=TheirSchedule(turn), how=TheirAverager(turn))

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from hpcsgd.errors import UserError
+from hpcsgd.transport.backend import Backend
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.ending import close_at_the_end
 from hpcsgd.transport.process_group import LIBRARIES, distributed, meeting_point, missing
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 NAMES = ("cross", "group")
-_made: WeakKeyDictionary[Transport, dict[str, DeviceMesh]] = WeakKeyDictionary()
+_made: WeakKeyDictionary[Backend, dict[tuple[int, int, str], DeviceMesh]] = WeakKeyDictionary()
 
 
-def made(world: Transport, kind: str) -> DeviceMesh | None:
+def made(world: Transport, P: int, K: int, kind: str) -> DeviceMesh | None:
     """That of before, unless somebody has ended torch's groups since."""
-    return _made.get(world, {}).get(kind) if distributed().is_initialized() else None
+    return _made.get(world.backend, {}).get((P, K, kind)) if distributed().is_initialized() else None
 
 
 def require_possible(world: Transport, kind: str) -> None:
@@ -58,7 +59,7 @@ def make(world: Transport, P: int, K: int, kind: str) -> DeviceMesh:
     """Rank g·K + j at (g, j), for tensors on this kind of device; collective."""
     if not distributed().is_initialized():
         _make_default_group(world, kind)
-    mesh = _made.setdefault(world, {})[kind] = _formed(world, P, K, kind)
+    mesh = _made.setdefault(world.backend, {})[P, K, kind] = _formed(world, P, K, kind)
     return mesh
 
 

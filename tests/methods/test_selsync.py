@@ -270,7 +270,7 @@ def test_the_norm_is_summed_in_more_than_the_gradients_type(dtype: torch.dtype, 
     g = (torch.rand(1 << 20, generator=torch.Generator().manual_seed(1)) * 300).to(dtype)
     param = nn.Parameter(torch.zeros_like(g))
     param.grad = g
-    bucket = SimpleNamespace(g_own=g, slots=[SimpleNamespace(param=param)])
+    bucket = SimpleNamespace(g_own=g, found=lambda: [param.grad])
     s = Step(Fixed(job=None, buckets=[bucket], moments=None, exchanged=exchanged))  # type: ignore[arg-type]
     expected = float(np.square(g.double().numpy()).sum())
     assert s.squared_norm().item() == pytest.approx(expected, rel=2e-5)

@@ -60,10 +60,6 @@ for p, q in zip(theirs.parameters(), ours.parameters()):
 assert mesh is job.mesh() and mesh.mesh_dim_names == ("cross", "group")
 assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
 assert (mesh.get_local_rank("cross"), mesh.get_local_rank("group")) == (job.g, job.j)
-try:
-    hpcsgd.DistributedOptimizer(optim.SGD(theirs.parameters(), lr=1), theirs, job, hpcsgd.bsp())
-except JobError as error:
-    print(error)
 fault()
 """
 ENDLESS = """
@@ -80,7 +76,6 @@ fault()
 def test_local_sgd_of_groups_that_shard_everything_is_hierarchical_local_sgd(tmp_path: Path) -> None:
     job = launch(tmp_path, GROUPS.format(P=2) + SHARDED + LOCAL_SGD, n=4)
     assert (job.code, job.stderr) == (0, ""), job
-    assert job.stdout.count("parameters are sharded by torch (DTensor)") == 4
 
 
 def test_a_default_group_of_the_same_ranks_serves(tmp_path: Path) -> None:
