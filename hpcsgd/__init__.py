@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         streamed,
         switch,
     )
+    from hpcsgd.models.sharded import shard
     from hpcsgd.natural_gradient import NaturalGradient
     from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, SIDCo, TopK
     from hpcsgd.start import init
@@ -135,6 +136,7 @@ _HOMES = {
     "probe": "tuning.own",
     "sasgd": "methods",
     "selsync": "methods",
+    "shard": "models.sharded",
     "sgp": "methods",
     "sparse_loco": "methods",
     "ssp": "methods",
@@ -203,6 +205,7 @@ __all__ = [
     "sasgd",
     "selsync",
     "sgp",
+    "shard",
     "sparse_loco",
     "ssp",
     "streamed",

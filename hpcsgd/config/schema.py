@@ -42,6 +42,7 @@ class JobSection:
 
     groups: Count | None = None
     group_size: Count | None = None
+    shard: bool = False  # parameters and gradients over the ranks of a group, too, by torch; docs/shard.md
     timeout: Seconds = 600.0  # a wait for other ranks may last
     transport: TransportSection = field(default_factory=TransportSection)
 
@@ -72,6 +73,7 @@ class ModelSection:
 
     build: str
     start: Path | None = None  # weights to start from: a file or a folder; absolute after `load`
+    blocks: tuple[str, ...] | None = None  # names of modules that are sharded by themselves, as "blocks.*"
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -196,6 +198,23 @@ class Config:
     training: TrainingSection
     reallocation: ReallocationSection = field(default_factory=ReallocationSection)
     run: RunSection
+
+    def __post_init__(self) -> None:
+        if not self.job.shard:
+            if self.model.blocks is not None:
+                raise UserError("[model] blocks without [job] shard = true: say that it is to be sharded")
+            return
+        for key, given in self._without_shards().items():
+            if given:
+                raise UserError(f"[job] shard = true and {key}: leave one of them out")
+
+    def _without_shards(self) -> dict[str, bool]:
+        """What takes whole parameters."""
+        return {
+            "[training] prefetch": self.training.prefetch,
+            "[training] channels_last": self.training.channels_last,
+            "[optimizer] natural_gradient": self.optimizer.natural_gradient is not None,
+        }
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -50,6 +50,11 @@ def local_of(whole: Tensor, x: Tensor) -> Tensor:
     return rows[j] if j < len(rows) else whole[:0]
 
 
+def gathered(x: Tensor) -> Tensor:
+    """All of it; collective over the ranks that share it."""
+    return cast(Any, x).full_tensor() if is_sharded(x) else x
+
+
 def local_like(x: Tensor, here: Tensor) -> Tensor:
     """A DTensor such as `x`, of which this rank has `here`."""
     from torch.distributed.tensor import DTensor
@@ -142,8 +147,8 @@ def require_sharded_alike(named: Sequence[tuple[str, nn.Parameter]], ranks: Sequ
         if not is_sharded(param):
             other = next(n for n, p in named if is_sharded(p))
             raise UserError(
-                f"parameter {name} is whole, and {other} is sharded by torch: call fully_shard(model, ...) "
-                "for what is outside the blocks, too"
+                f"{name} is whole, and {other} is sharded by torch: call fully_shard(model, ...) for what is "
+                "outside the blocks, too, and make the optimizer before the first forward pass"
             )
         theirs = cast(Any, param)
         over = theirs.device_mesh.mesh.flatten().tolist()

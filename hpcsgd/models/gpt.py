@@ -35,12 +35,16 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(width, EPSILON)
         self.scores = nn.Linear(width, types, bias=False)
         self._per_head = width // heads
-        for name, p in self.named_parameters():
-            if p.dim() == 2:
-                into_the_sum = name.endswith("out.weight")
-                nn.init.normal_(p, std=SPREAD / (2 * layers) ** 0.5 if into_the_sum else SPREAD)
+        for module in self.modules():
+            self._init_weights(module)
         if tied:
             self.scores.weight = self.embedding.weight
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Under the name that models of the library `transformers` have it by."""
+        if isinstance(module, nn.Linear | nn.Embedding):
+            std = SPREAD / (2 * len(self.blocks)) ** 0.5 if isinstance(module, IntoTheSum) else SPREAD
+            nn.init.normal_(module.weight, std=std)
 
     def forward(self, x: Tensor) -> Tensor:
         turn = rotation(x.shape[1], self._per_head, x.device)
@@ -48,6 +52,10 @@ class GPT(nn.Module):
         for block in self.blocks:
             found = block(found, turn)
         return self.scores(self.norm(found))
+
+
+class IntoTheSum(nn.Linear):
+    """Makes what is added to x."""
 
 
 class Block(nn.Module):
@@ -72,7 +80,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.dropout = heads, dropout
         self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.out = IntoTheSum(width, width, bias=False)
 
     def forward(self, x: Tensor, turn: Tensor) -> Tensor:
         b, T, _ = x.shape
@@ -88,7 +96,7 @@ class Perceptron(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.first = nn.Linear(width, 4 * width, bias=False)
-        self.out = nn.Linear(4 * width, width, bias=False)
+        self.out = IntoTheSum(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(gelu(self.first(x)))

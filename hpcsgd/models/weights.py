@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hpcsgd.core.shards import gathered, local
 from hpcsgd.errors import UserError, near_miss
 from hpcsgd.models.pretrained import pretrained
 
@@ -82,6 +83,18 @@ def copied(weights: Mapping[str, Tensor]) -> Weights:
     return {name: copies[ties.get(name, name)] for name in weights}
 
 
+def whole_state(model: nn.Module, *, keeps: bool) -> Weights:
+    """Its state_dict on the host, where this rank `keeps` it. Collective over those that share it, one after
+    the other of its tensors whole at a time."""
+    once, ties = distinct(model.state_dict())
+    found: Weights = {}
+    for name, x in once.items():
+        here = gathered(x)
+        if keeps:
+            found[name] = here.detach().to("cpu", copy=True)
+    return {name: found[kept] for name in model.state_dict() if (kept := ties.get(name, name)) in found}
+
+
 def first_line(error: BaseException) -> str:
     """Of what it says."""
     return str(error).strip().split("\n", maxsplit=1)[0] or type(error).__name__
@@ -103,6 +116,7 @@ def _targets(model: nn.Module) -> list[nn.Module]:
 
 
 def _home(x: Tensor) -> Any:
+    x = local(x)
     return (x.untyped_storage().data_ptr(), x.storage_offset(), x.size(), x.stride()) if x.numel() else id(x)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpcsgd import models
 from hpcsgd.config.reference import annotations_of, build, call, resolve
 from hpcsgd.config.schema import Config
 from hpcsgd.core.generators import seed_generators
+from hpcsgd.core.shards import reshard
 from hpcsgd.core.topology import Job
 from hpcsgd.data import Batches, Injected, InjectedBatches, Sampler, Split, crop_and_flip, reading
 from hpcsgd.engine.lr import WarmUp, lr_scale
@@ -22,6 +24,7 @@ from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.precision import Precision, precision
 from hpcsgd.engine.scaling import require_scalable
 from hpcsgd.errors import UserError, located
+from hpcsgd.models.sharded import shard, without_values
 from hpcsgd.models.weights import load_into
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.report.meter import Sample
@@ -96,12 +99,24 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = make_model(config, reads=job.rank == 0)
         device = device_of(config, place)
-        model.to(device)
-        bits = make_precision(config, model)
-        with bits.computing():  # nor need a device have all operations in 16 bits
-            require_model_fits(model, train, task, config.model.build, device)
+        bits = make_precision(config, device)
         sample = Sample(task.tokens, _flops(config, job, task, model, train), config.training.peak_tflops)
+
+        def require_fitting() -> None:
+            with bits.computing():  # nor need a device have all operations in 16 bits
+                require_model_fits(model, train, task, config.model.build, device)
+            reshard(model)
+
+        if not config.job.shard:
+            model.to(device)
+            require_fitting()
         lay_out(model, config.training, bits)
+    if config.job.shard:
+        with located(source):
+            shard(model, job, config.model.blocks, device=device, seed=config.seed)
+    with job.together("preparing the run"), located(source):
+        if config.job.shard:
+            require_fitting()
         if config.training.compile:
             compile_regions(model)
         inner = make_optimizer(config, model, job.groups)
@@ -168,18 +183,20 @@ def sending(config: Config) -> dict[str, Any]:
 
 def make_model(config: Config, *, reads: bool = True) -> nn.Module:
     """With the weights that it is to start from where this rank `reads` them; one that does not is given them
-    by `DistributedOptimizer`."""
+    by `DistributedOptimizer`, and one that is to be sharded by that."""
     section = config.model
-    model = models.build(section.build, section.arguments)
+    is_given_values_later = config.job.shard and section.start is None
+    with without_values() if is_given_values_later else nullcontext():
+        model = models.build(section.build, section.arguments)
     if section.start is not None and reads:
         with located("[model] start"):
             load_into(model, section.start)
     return model
 
 
-def make_precision(config: Config, model: nn.Module) -> Precision:
+def make_precision(config: Config, device: torch.device) -> Precision:
     with located("[training]"):
-        return precision(config.training.precision, next(model.parameters()).device)
+        return precision(config.training.precision, device)
 
 
 def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:

@@ -6,7 +6,7 @@ Everything happens in place, so that names stay: a saved model is that of the pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from hpcsgd.config.schema import TrainingSection
 from hpcsgd.engine.precision import Precision
 from hpcsgd.errors import UserError
+from hpcsgd.models.regions import regions
 from hpcsgd.training.recomputing import recompute
 
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 IMAGES = 4
 """Dimensions of a batch of images, and of the weights of a convolution over them."""
 
@@ -73,26 +73,6 @@ def compile_regions(model: nn.Module, **options: Any) -> None:
     """
     for region in list(regions(model)) or [model]:
         region.compile(**options)
-
-
-def regions(model: nn.Module) -> Iterator[nn.Module]:
-    """The outermost modules that are made of others, without those that only contain them: residual blocks,
-    the layers of a transformer, however deep its list of them lies. What such a list has is whole, also where
-    it has lists of its own, as of experts."""
-    for child in model.children():
-        listed = isinstance(model, nn.ModuleList) or not any(map(_lists_regions, child.modules()))
-        if isinstance(child, CONTAINERS) or not listed:
-            yield from regions(child)
-        elif _is_composite(child):
-            yield child
-
-
-def _lists_regions(module: nn.Module) -> bool:
-    return isinstance(module, nn.ModuleList) and any(map(_is_composite, module))
-
-
-def _is_composite(module: nn.Module) -> bool:
-    return any(True for _ in module.children())
 
 
 def _on_inputs(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:

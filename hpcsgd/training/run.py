@@ -18,7 +18,7 @@ from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import MOVED, STOPPED, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.islands.meetings import Meetings, Over
-from hpcsgd.models.weights import copied
+from hpcsgd.models.weights import whole_state
 from hpcsgd.report import trace
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.training.assembly import Assembly, assemble
@@ -172,7 +172,7 @@ def _save_model(folder: Path, parts: Assembly) -> None:
     """The averaged model, as a plain state_dict for whoever uses it."""
     job = parts.optimizer.job
     with parts.optimizer.averaged():
-        state = copied(parts.model.state_dict())
+        state = whole_state(parts.model, keeps=job.rank == 0)
     with job.together("saving the model"):
         if job.rank == 0:
             with replacing(folder / "model.pt") as part:

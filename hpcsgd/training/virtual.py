@@ -91,7 +91,7 @@ def _trainee(
 
 
 def _precision(config: Config, model: nn.Module) -> Precision:
-    made = make_precision(config, model)
+    made = make_precision(config, next(model.parameters()).device)
     assert made.master is None, "plain optimizers know no masters: the probe leaves them out, and says so"
     return made
 

@@ -145,7 +145,7 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module, Job], Any], str]] = {
     ),
     "some parameters that are whole": (
         lambda net, job: wrapped(sharded_in_part(net, job), job, bsp()),
-        "parameter 2.weight is whole, and 0.weight is sharded by torch: call fully_shard(model, ...)",
+        "2.weight is whole, and 0.weight is sharded by torch: call fully_shard(model, ...)",
     ),
     "a mesh of other ranks": (
         lambda net, job: wrapped(over_all(net, job), job, bsp()),

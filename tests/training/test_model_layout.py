@@ -13,7 +13,8 @@ from hpcsgd.config.schema import TrainingSection
 from hpcsgd.engine.precision import precision
 from hpcsgd.errors import UserError
 from hpcsgd.models import cnn, mlp, resnet18, resnet20
-from hpcsgd.training.model_layout import channels_last, compile_regions, lay_out, narrow, regions
+from hpcsgd.models.regions import regions
+from hpcsgd.training.model_layout import channels_last, compile_regions, lay_out, narrow
 
 CPU = torch.device("cpu")
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
