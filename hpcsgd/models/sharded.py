@@ -91,7 +91,7 @@ def shard(
     for unit in units:
         _share_values(job, unit)
         with job.together("sharding the model"):
-            _give_values(model, unit, seed)
+            give_values(model, unit, seed)
             _shard(unit, mesh, policies)
     with job.together("sharding the model"):
         _require_values(model)
@@ -120,7 +120,8 @@ def _share_values(job: Job, unit: nn.Module) -> None:
             param.data.copy_(shared)
 
 
-def _give_values(model: nn.Module, unit: nn.Module, seed: int) -> None:
+def give_values(model: nn.Module, unit: nn.Module, seed: int) -> None:
+    """To what has none in `unit`, a part of `model`. Raises `UserError` where nobody can."""
     names = {module: name for name, module in model.named_modules()}
     for module in unit.modules():
         empty = [name for name, p in module.named_parameters(recurse=False) if p.device == META]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.core.shards import gathered, local
+from hpcsgd.core.shards import gathered, is_sharded
 from hpcsgd.errors import UserError, near_miss
 from hpcsgd.models.pretrained import pretrained
 
@@ -76,23 +76,17 @@ def distinct(weights: Mapping[str, Tensor]) -> tuple[Weights, dict[str, str]]:
     return once, {name: kept for name, kept in names.items() if name != kept}
 
 
-def copied(weights: Mapping[str, Tensor]) -> Weights:
-    """To the host; a tensor of two names stays one."""
-    once, ties = distinct(weights)
-    copies = {name: x.detach().to("cpu", copy=True) for name, x in once.items()}
-    return {name: copies[ties.get(name, name)] for name in weights}
-
-
 def whole_state(model: nn.Module, *, keeps: bool) -> Weights:
     """Its state_dict on the host, where this rank `keeps` it. Collective over those that share it, one after
     the other of its tensors whole at a time."""
-    once, ties = distinct(model.state_dict())
+    own = model.state_dict(keep_vars=True)
+    once, ties = distinct(own)
     found: Weights = {}
     for name, x in once.items():
-        here = gathered(x)
+        here = gathered(x.detach())
         if keeps:
-            found[name] = here.detach().to("cpu", copy=True)
-    return {name: found[kept] for name in model.state_dict() if (kept := ties.get(name, name)) in found}
+            found[name] = here.to("cpu", copy=True)
+    return {name: found[ties.get(name, name)] for name in own} if keeps else {}
 
 
 def first_line(error: BaseException) -> str:
@@ -116,7 +110,8 @@ def _targets(model: nn.Module) -> list[nn.Module]:
 
 
 def _home(x: Tensor) -> Any:
-    x = local(x)
+    if is_sharded(x):  # where there are no rows, their places tell nothing
+        return id(x)
     return (x.untyped_storage().data_ptr(), x.storage_offset(), x.size(), x.stride()) if x.numel() else id(x)
 
 

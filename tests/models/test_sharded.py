@@ -1,0 +1,177 @@
+"""Models that no rank has whole: what they start from is the same for every K, and what was asked for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.core.shards import gathered, is_sharded
+from hpcsgd.core.topology import form
+from hpcsgd.errors import JobError
+from hpcsgd.models import build, gpt
+from hpcsgd.models.gpt import GPT
+from hpcsgd.models.sharded import shard, without_values
+from hpcsgd.models.weights import whole_state
+from hpcsgd.transport import Transport
+
+pytestmark = pytest.mark.processes
+META = torch.device("meta")
+
+
+class Net(nn.Module):
+    """Statistics, weights of one module that are another's, uneven rows, a part that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 5, 3)
+        self.norm = nn.BatchNorm2d(5)
+        self.embedding = nn.Embedding(5, 7)
+        self.scores = nn.Linear(7, 5)
+        self.scores.weight = self.embedding.weight
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+
+
+def expected(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Each module by itself, by a generator of its own; the first of those that share a tensor."""
+    started = set[nn.Parameter]()
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own and not started.issuperset(own):
+            before = {p: p.detach().clone() for p in started.intersection(own)}
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(random.Random(f"{seed} {name}").getrandbits(63))
+                module.reset_parameters()  # pyright: ignore[reportCallIssue]
+                if isinstance(model, GPT):
+                    model._init_weights(module)
+                for p, values in before.items():
+                    p.copy_(values)
+            started.update(own)
+    return {name: x.detach().clone() for name, x in model.state_dict().items()}
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "gpt": lambda: gpt(37, width=12, layers=2, heads=2),
+    "net": Net,
+}
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_starts_from_the_same_bits_for_every_K(run, name: str, n: int) -> None:
+    def full(world: Transport) -> dict[str, Tensor]:
+        job = form(world, 1)
+        with META if name == "gpt" else without_values():
+            model = MODELS[name]()
+        assert all(p.device == META for p in model.parameters())
+        assert shard(model, job, seed=5) is model
+        assert all(is_sharded(p) for p in model.parameters())
+        return whole_state(model, keeps=True)
+
+    wanted = expected(MODELS[name](), 5)
+    for found in run(n, full):
+        assert found.keys() == wanted.keys()
+        for key, x in found.items():
+            assert torch.equal(x, wanted[key]), key
+
+
+@pytest.mark.ranks(4)
+def test_one_that_has_values_is_rank_0s(run) -> None:
+    def full(world: Transport) -> dict[str, Tensor]:
+        job = form(world, 2)
+        torch.manual_seed(world.rank)
+        model = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+        mine = model[0].weight.detach().clone()
+        shard(model, job, blocks=["0", "2"])
+        found = whole_state(model, keeps=True)
+        return {"mine": mine, "found": found["0.weight"]}
+
+    ranks = run(4, full)
+    for rank in ranks:
+        assert torch.equal(rank["found"], ranks[0]["mine"])
+    assert not torch.equal(ranks[1]["mine"], ranks[0]["mine"])
+
+
+@pytest.mark.ranks(4)
+def test_each_block_is_gathered_by_itself(run) -> None:
+    def units(world: Transport) -> list[list[str]]:
+        job = form(world, 2)
+        found = []
+        for blocks in (None, ["blocks.*.attention", "scores"], []):
+            with META:
+                model = gpt(37, width=12, layers=2, heads=2, tied=False)
+            shard(model, job, blocks)
+            found.append([n for n, m in model.named_modules() if type(m).__name__.startswith("FSDP")])
+        return found
+
+    attentions = ["", "blocks.0.attention", "blocks.1.attention", "scores"]
+    assert run(4, units) == [[["", "blocks.0", "blocks.1"], attentions, [""]]] * 4
+
+
+@pytest.mark.ranks(2)
+def test_models_of_transformers(run) -> None:
+    pytest.importorskip("transformers")
+    sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+
+    def losses(world: Transport) -> tuple[float, float]:
+        with without_values():
+            model = build("transformers:AutoModelForCausalLM", {"model_type": "llama", **sizes, **heads})
+        shard(model, form(world, 1))
+        x = torch.arange(20).view(2, 10) % 32
+        scores = model(x)
+        spread = gathered(next(p for n, p in model.named_parameters() if "q_proj" in n)).std().item()
+        return nn.functional.cross_entropy(scores.flatten(0, 1), x.flatten()).item(), spread
+
+    for loss, spread in run(2, losses):
+        assert loss == pytest.approx(torch.tensor(32.0).log().item(), abs=0.1)
+        assert spread == pytest.approx(0.02, rel=0.5)
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(4.0))
+        self.linear = nn.Linear(3, 3)
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str] | None, str]] = {
+    "a name": (lambda: nn.Sequential(nn.Linear(2, 2)), ["1"], "blocks: no module '1'"),
+    "nobody to give values": (
+        lambda: nn.Sequential(Bare()),
+        None,
+        "0 (Bare) has no reset_parameters(), and the model no _init_weights(module)",
+    ),
+    "a buffer": (Table, None, "table is on the meta device, and nobody gives it values"),
+    "a single number": (
+        lambda: nn.ParameterDict({"a": nn.Parameter(torch.ones((), device="cpu"))}),
+        None,
+        "torch cannot shard",
+    ),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(run, what: str) -> None:
+    make, blocks, message = REFUSED[what]
+
+    def refused(world: Transport) -> bool:
+        with META:
+            model = make()
+        with pytest.raises(JobError) as caught:
+            shard(model, form(world, 1), blocks)
+        assert message in str(caught.value), caught.value
+        assert "\n" not in str(caught.value)
+        return True
+
+    assert run(2, refused) == [True, True]

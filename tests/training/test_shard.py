@@ -1,0 +1,113 @@
+"""`[job] shard`: runs whose groups share everything are those of groups that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcsgd.config.schema import load
+from hpcsgd.data import convert_text
+from hpcsgd.errors import UserError
+from hpcsgd.models import build
+from hpcsgd.report.metrics import read
+from training.launches import launch
+
+pytestmark = pytest.mark.slow
+
+JOB = """
+seed = 4
+job = { groups = 2 }
+data = { store = "text.h5", batch_size = 8, arguments = { bptt = 7 } }
+model = { build = "gpt", arguments = { types = 256, width = 12, layers = 2, heads = 2 } }
+optimizer = { lr = 0.1, arguments = { momentum = 0.9 } }
+method = { name = "hierarchical", every = 2 }
+training = { steps = 8, log_every = 1, checkpoint_every = 4 }
+"""
+SHARDED = ("--job.shard", "true")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a.txt").write_text("\n\n".join(f"the {n}th of them, √{n}" for n in range(40)))
+    convert_text([tmp_path / "a.txt"], tmp_path / "text.h5", "bytes", test=[tmp_path / "a.txt"], between="")
+    (tmp_path / "job.toml").write_text(JOB)
+    torch.manual_seed(0)
+    model = build("gpt", {"types": 256, "width": 12, "layers": 2, "heads": 2})
+    torch.save(model.state_dict(), tmp_path / "start.pt")
+    return tmp_path
+
+
+def train(folder: Path, run: str, *words: str) -> None:
+    done = launch(folder, "train", "job.toml", "--run.folder", run, *words, n=4)
+    assert done.code == 0, done.err
+
+
+def assert_same(folder: Path, mine: str, theirs: str) -> None:
+    ours, other = (torch.load(folder / run / "model.pt") for run in (mine, theirs))
+    assert ours.keys() == other.keys()
+    for name, x in ours.items():
+        torch.testing.assert_close(x, other[name], rtol=0, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+    for mine_read, theirs_read in zip(*(told(folder / run) for run in (mine, theirs)), strict=True):
+        assert mine_read == pytest.approx(theirs_read, abs=1e-5)
+
+
+def told(run: Path) -> list[float]:
+    """Losses and distances."""
+    records = read(run / "metrics.jsonl")
+    return [r["loss"] for r in records if r["kind"] == "evaluation"] + [
+        r["distance"] for r in records if r["kind"] == "meeting"
+    ]
+
+
+def test_the_run_of_groups_that_share_nothing_but_the_update(folder: Path) -> None:
+    """From one start, and on from each other's checkpoints."""
+    start = ("--model.start", "start.pt")
+    train(folder, "whole", *start)
+    train(folder, "sharded", *start, *SHARDED, "--model.blocks", '["blocks.*"]')
+    assert_same(folder, "sharded", "whole")
+    train(folder, "whole", "--training.steps", "12", "--resume", *SHARDED)
+    train(folder, "sharded", "--training.steps", "12", "--resume")
+    assert_same(folder, "whole", "sharded")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--training.precision", "bf16"),
+        ("--training.precision", "bf16_master"),
+        ("--training.activation_checkpointing", "true"),
+        ("--training.compile", "true"),
+    ],
+    ids=lambda words: words[1],
+)
+def test_beside_what_else_there_is(folder: Path, words: tuple[str, ...]) -> None:
+    train(folder, "run", *SHARDED, *words, "--training.steps", "40", "--optimizer.lr", "0.02")
+    losses = [r["loss"] for r in read(folder / "run" / "metrics.jsonl") if r["kind"] == "step"]
+    assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--model.blocks", '["a"]'], "[model] blocks without [job] shard = true"),
+        ([*SHARDED, "--training.prefetch", "true"], "[job] shard = true and [training] prefetch: leave one"),
+        ([*SHARDED, "--training.channels_last", "true"], "[training] channels_last: leave one of them out"),
+        ([*SHARDED, "--optimizer.natural_gradient", "{}"], "[optimizer] natural_gradient: leave one"),
+    ],
+)
+def test_keys_that_do_not_go_together(folder: Path, words: list[str], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(folder / "job.toml", words)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_blocks_that_are_not_there(folder: Path) -> None:
+    done = launch(folder, "train", "job.toml", *SHARDED, "--model.blocks", '["block.*"]', n=2)
+    assert done.code == 1
+    (line,) = done.messages
+    assert line.startswith("hpcsgd: job.toml: blocks: no module 'block.*'"), line
+    assert not (folder / "runs").exists()
