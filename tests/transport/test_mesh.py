@@ -63,7 +63,10 @@ assert (mesh.get_local_rank("cross"), mesh.get_local_rank("group")) == (job.g, j
 fault()
 """
 ENDLESS = """
+import hpcsgd
+
 model, optimizer = sharded()
+optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=2))
 def work():
     model(torch.ones(4, 5, dtype=torch.float64)).sum().backward()
     optimizer.step()
@@ -161,8 +164,8 @@ ENDS = {
 )
 def test_in_the_midst_of_a_collective_of_torch(name: str, tmp_path: Path) -> None:
     fault, timeout, message = ENDS[name]
-    body = GROUPS.format(P=1) + SHARDED + ENDLESS + fault + "while True:\n    work()\n"
-    job = launch(tmp_path, body, timeout=timeout, n=3)
+    body = GROUPS.format(P=2) + SHARDED + ENDLESS + fault + "while True:\n    work()\n"
+    job = launch(tmp_path, body, timeout=timeout, n=4)
     assert job.code in {1, 3, 69} | KILLED, job
     assert job.seconds < LIMIT + (timeout if timeout < 60 else 0), job
     assert len(told(job)) <= 1, job
@@ -172,8 +175,8 @@ def test_in_the_midst_of_a_collective_of_torch(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.long
 def test_ctrl_c(tmp_path: Path) -> None:
-    body = GROUPS.format(P=1) + SHARDED + ENDLESS + "while True:\n    work()\n"
-    job = launch(tmp_path, body, n=3, interrupt=True)
+    body = GROUPS.format(P=2) + SHARDED + ENDLESS + "while True:\n    work()\n"
+    job = launch(tmp_path, body, n=4, interrupt=True)
     assert job.code != 0
     assert job.seconds < LIMIT
     assert ["interrupted" in line for line in told(job)] == [True], job
