@@ -34,6 +34,7 @@ from hpcsgd.core import capabilities, method, step
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Holds, Searches, Sends
 from hpcsgd.data import Partition
+from hpcsgd.exchanges.by_torch import Separable
 from hpcsgd.exchanges.feedback import Feedback
 from hpcsgd.sparsifiers import Sparsifier
 from hpcsgd.sparsifiers.base import Foreseeing
@@ -51,11 +52,13 @@ NO_PAPER = {
 PROTOCOLS = (
     capabilities.BucketByBucket, capabilities.KeepsGradients, capabilities.Regardless, method.Central,
     method.Composed, method.Stateful, method.Wrapping, step.Averager, step.GroupExchange, step.Publishing,
-    Feedback, Foreseeing, Holds, Partition, Rounding, Searches, Selection, Sends, Sparsifier,
+    Feedback, Foreseeing, Holds, Partition, Rounding, Searches, Selection, Sends, Separable, Sparsifier,
     hpcsgd.graphs.Graph,
 )  # fmt: skip
 """What their members do is said there, once, and not again in every class that has them."""
 SAMPLES = 64
+OF_PROCESSES = {"shard"}
+"""torch.distributed knows no ranks that are threads."""
 
 
 def public() -> dict[str, Any]:
@@ -225,10 +228,21 @@ def test_help_is_complete(name: str) -> None:
     assert faults(name, public()[name]) == []
 
 
-@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
+@pytest.mark.parametrize(
+    "example", [x for x in examples() if x.name not in OF_PROCESSES], ids=lambda example: example.name
+)
 @pytest.mark.usefixtures("launched")
 def test_examples_run(example: doctest.DocTest) -> None:
     assert threads.run(4, run_on, example, timeout=60.0)[0] == ""
+
+
+@pytest.mark.processes
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    "example", [x for x in examples() if x.name in OF_PROCESSES], ids=lambda example: example.name
+)
+def test_examples_run_on_processes(run, example: doctest.DocTest) -> None:
+    assert run(4, run_on, example)[0] == ""
 
 
 def test_the_public_names_are_written_down_alike() -> None:
