@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn, optim
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
@@ -370,7 +370,9 @@ class Recomputed(nn.Module):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.parametrize("what", ["recomputing", "compiled", "mixed precision", "GradScaler", "master"])
+@pytest.mark.parametrize(
+    "what", ["recomputing", "compiled", "mixed precision", "offload", "GradScaler", "master"]
+)
 def test_beside_what_else_torch_does(run, what: str) -> None:
     """Sharded and whole to what the arithmetic allows."""
 
@@ -383,8 +385,13 @@ def test_beside_what_else_torch_does(run, what: str) -> None:
         if what == "compiled":
             net.compile(backend="eager")
         if sharded:
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-            shard(net, job, **({"mp_policy": policy} if what == "mixed precision" else {}))
+            policies = {
+                "mixed precision": {
+                    "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+                },
+                "offload": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+            }
+            shard(net, job, **policies.get(what, {}))
         options: dict[str, Any] = {"master": torch.float32} if what == "master" else {}
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net, job, hierarchical(2), **options
@@ -403,7 +410,8 @@ def test_beside_what_else_torch_does(run, what: str) -> None:
         return vector(net).double()
 
     def both(world: Transport) -> None:
-        tolerance = {"recomputing": 1e-12, "compiled": 1e-12, "GradScaler": 1e-6}.get(what, 2e-2)
+        exact = {"recomputing": 1e-12, "compiled": 1e-12, "GradScaler": 1e-6, "offload": 1e-6}
+        tolerance = exact.get(what, 2e-2)
         torch.testing.assert_close(final(world, True), final(world, False), rtol=0, atol=tolerance)
 
     run(4, both)
