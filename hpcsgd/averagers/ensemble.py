@@ -30,9 +30,15 @@ class Ensemble:
     def __call__(self, s: Step) -> None:
         model = [b.parameters for b in s.buckets]
         brought = [w.clone() for w in model]
-        average_joined(s.buffers, s.job.group, lambda joined: s.job.peers.mean([*model, *joined], s.t))
+        average_joined(
+            s.buffers,
+            s.job.group,
+            lambda joined: s.job.peers.mean([*model, *joined], s.t, alike=not s.sharded),
+        )
         apart = (before.sub_(w) for w, before in zip(model, brought, strict=True))
         squared = sum_on_host(squared_norm(x) for x in apart)
+        if s.sharded:
+            s.job.group.allreduce(squared).wait()
         s.notes["distance"] = squared.sqrt().item()
 
     def sends(self, m: Sizes) -> Iterator[Message]:

@@ -214,6 +214,7 @@ class Config:
             "[training] prefetch": self.training.prefetch,
             "[training] channels_last": self.training.channels_last,
             "[optimizer] natural_gradient": self.optimizer.natural_gradient is not None,
+            '[reallocation] unit = "ranks"': self.reallocation.unit == "ranks",
         }
 
 

@@ -87,6 +87,11 @@ class Step:
         return self.fixed.buffers
 
     @property
+    def sharded(self) -> bool:
+        """Whether the group shares the model, so that w is this position's part of it and no more."""
+        return self.job.K > 1 and not any(b.divided for b in self.buckets)
+
+    @property
     def lr(self) -> float:
         """Of the first param group."""
         return self.rates[0]

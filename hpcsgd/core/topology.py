@@ -46,9 +46,9 @@ class Peers(Protocol):
         """How many were started, this one included."""
         ...
 
-    def mean(self, w: Sequence[Tensor], t: int) -> None:
-        """Replace `w`, alike on all ranks of this job after `t` updates, by its mean over those that are
-        there."""
+    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
+        """Replace `w`, after `t` updates, by its mean over those that are there. `alike`: all ranks of this
+        job have the same, or else each its rows."""
         ...
 
     def finish(self) -> None:
@@ -67,7 +67,7 @@ class Absent:
     number: int = 0
     count: int = 1
 
-    def mean(self, w: Sequence[Tensor], t: int) -> None:
+    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
         raise AssertionError("nobody is there to average with")
 
     def finish(self) -> None:

@@ -39,7 +39,7 @@ def laid_out(
     `elementwise`, `tensorwise`: what the user says about it; None: what is known.
     """
     if is_sharded(trained[0][1]):
-        exchange = _in_rows(job, method, optimizer, elementwise)
+        exchange = _in_rows(method, optimizer, elementwise)
         return exchange, flatten_shards(trained, model, job.K, job.j, bucket_bytes)
     exchange, whole = divided(job, method, optimizer, elementwise, tensorwise)
     with torch.no_grad():
@@ -67,7 +67,7 @@ def divided(
     return exchange, seen_whole(optimizer) if elementwise is None else every
 
 
-def _in_rows(job: Job, method: Method, optimizer: optim.Optimizer, elementwise: bool | None) -> Exchange:
+def _in_rows(method: Method, optimizer: optim.Optimizer, elementwise: bool | None) -> Exchange:
     """Raises `UserError` for what cannot be where each position has no more than rows of a tensor."""
     if not (is_elementwise(optimizer) if elementwise is None else elementwise):
         raise UserError(
@@ -75,8 +75,6 @@ def _in_rows(job: Job, method: Method, optimizer: optim.Optimizer, elementwise: 
             "element by itself: it would take rows for tensors (DistributedOptimizer(elementwise=True) if it "
             "does)"
         )
-    if job.has_peers:
-        raise UserError("parameters are sharded by torch: groups that may die meet with whole models")
     return left_to_torch(method.exchange)
 
 

@@ -23,6 +23,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from hpcsgd.errors import UserError
 from hpcsgd.islands.client import Client, Evicted
 from hpcsgd.islands.register import Ballot, Phase, Point, Register, Report
 from hpcsgd.islands.ring import Broken
@@ -90,6 +91,7 @@ class Meetings:
         """Rounds there are before the one that is due."""
         self._why, self._blamed = "", None
         self._aside: list[Tensor] = []
+        self._alike = True
         self._client = self._connect()
 
     @property
@@ -127,13 +129,13 @@ class Meetings:
         """Whether all are to save and stop."""
         return self._after.leaving
 
-    def mean(self, w: Sequence[Tensor], t: int = 0) -> None:
-        """Replace `w`, alike on all ranks of the island after `t` updates, by its mean over the living
-        islands; collective.
+    def mean(self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True) -> None:
+        """Replace `w` after `t` updates by its mean over the living islands; collective. `alike`: all ranks
+        of the island have the same, or else each its rows, and all islands are of as many ranks.
 
         Raises `Over` where the others have finished, and `PeerLost` where the coordinator is gone.
         """
-        aside = self._room_for(w)
+        aside, self._alike = self._room_for(w), alike
         report = self.report
         self._ballot = Ballot(Point(t, *report.deal), report.leaving)
         settle_all(w)  # computing is no waiting for others; the last mean has left `aside`
@@ -230,10 +232,14 @@ class Meetings:
         now = self._generation
         self._client.arrive(now.generation, self._due)
         counting = self._client.register.counting
-        C = max(member.ranks for member in now.members)
-        for c in range(self._group.rank, C, self._group.size):
+        rank, size = self._group.rank, self._group.size
+        sizes = {member.ranks for member in now.members}
+        if not self._alike and sizes != {size}:
+            raise UserError(f"islands of {sorted(sizes)} ranks: [job] shard asks for as many in each")
+        for c in range(rank, max(sizes), size):
             ring = self._rings.of(c, now, self._is_overdue, lambda: self._is_past(now))
-            self._rings.mean(w, aside, c, C, ring, counting)
+            part = (c, max(sizes)) if self._alike else (0, 1)
+            self._rings.mean(w, aside, *part, ring, counting)
 
     def _is_overdue(self, since: float) -> bool:
         """Islands may train for long; once all are there a neighbour has no excuse."""
@@ -248,6 +254,8 @@ class Meetings:
 
     def _spread(self, aside: Sequence[Tensor]) -> None:
         """Every rank of the island gets the chunks of the others."""
+        if not self._alike:
+            return
         C = max(member.ranks for member in self._generation.members)
         for c in range(C):
             for mean in aside:

@@ -349,6 +349,8 @@ def test_inside_the_mean_outside_as_before(run) -> None:
                 optimizer.zero_grad()
                 loss(net, *batch(t, job.rank)).backward()
                 optimizer.step()
+                with torch.no_grad():
+                    values.append(loss(net, *batch(50, 0)))
                 with optimizer.averaged() as D, torch.no_grad():
                     values += [torch.tensor(D).double(), loss(net, *batch(50, 0))]
                     values.append(vector(net))

@@ -154,7 +154,7 @@ class AllAlive:
     def count(self) -> int:
         return self.cross.size
 
-    def mean(self, w: Sequence[Tensor], t: int) -> None:
+    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
         for x in w:
             self.cross.allreduce(x, "mean").wait()
 

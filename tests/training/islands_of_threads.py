@@ -70,7 +70,7 @@ class Paced(Meetings):
         super().__init__(*arguments, **limits)
         self._says = work / self._group.size
 
-    def mean(self, w: Sequence[Tensor], t: int = 0) -> None:
+    def mean(self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True) -> None:
         self.report = replace(self.report, pace=self._says)
         super().mean(w, t)
 

@@ -45,12 +45,16 @@ def train(folder: Path, run: str, *words: str) -> None:
 
 
 def assert_same(folder: Path, mine: str, theirs: str) -> None:
+    assert_same_models(folder, mine, theirs)
+    for ours, other in zip(*(told(folder / run) for run in (mine, theirs)), strict=True):
+        assert ours == pytest.approx(other, abs=1e-5)
+
+
+def assert_same_models(folder: Path, mine: str, theirs: str) -> None:
     ours, other = (torch.load(folder / run / "model.pt") for run in (mine, theirs))
     assert ours.keys() == other.keys()
     for name, x in ours.items():
         torch.testing.assert_close(x, other[name], rtol=0, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
-    for mine_read, theirs_read in zip(*(told(folder / run) for run in (mine, theirs)), strict=True):
-        assert mine_read == pytest.approx(theirs_read, abs=1e-5)
 
 
 def told(run: Path) -> list[float]:
@@ -70,6 +74,29 @@ def test_the_run_of_groups_that_share_nothing_but_the_update(folder: Path) -> No
     train(folder, "whole", "--training.steps", "12", "--resume", *SHARDED)
     train(folder, "sharded", "--training.steps", "12", "--resume")
     assert_same(folder, "whole", "sharded")
+
+
+def test_islands(folder: Path) -> None:
+    """Two of two ranks each, which average the rows of each position; as if they shared nothing."""
+    words = ("--model.start", "start.pt", "--method.every", "3", "--method.name", "ensemble")
+    for run, shares in (("whole", ()), ("sharded", SHARDED)):
+        start = ("launch", "job.toml", "--groups", "2", "--group-size", "2")
+        done = launch(
+            folder,
+            *start,
+            "--job.groups",
+            "1",
+            "--training.steps",
+            "none",
+            *words,
+            *shares,
+            "--training.epochs",
+            "1",
+            "--run.folder",
+            run,
+        )
+        assert done.code == 0, done.err
+    assert_same_models(folder, "sharded", "whole")
 
 
 @pytest.mark.long
@@ -96,6 +123,7 @@ def test_beside_what_else_there_is(folder: Path, words: tuple[str, ...]) -> None
         ([*SHARDED, "--training.prefetch", "true"], "[job] shard = true and [training] prefetch: leave one"),
         ([*SHARDED, "--training.channels_last", "true"], "[training] channels_last: leave one of them out"),
         ([*SHARDED, "--optimizer.natural_gradient", "{}"], "[optimizer] natural_gradient: leave one"),
+        ([*SHARDED, "--reallocation.unit", "ranks"], '[reallocation] unit = "ranks": leave one of them out'),
     ],
 )
 def test_keys_that_do_not_go_together(folder: Path, words: list[str], line: str) -> None:
