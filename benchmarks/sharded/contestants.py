@@ -1,0 +1,61 @@
+"""Who takes part in `sharded.py`: a line each. All update by AdamW, and torch shards each layer by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn, optim
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+import hpcsgd
+from harness.workloads import Step, Workload
+from step_time.contestants import EVERY, FRAGMENTS, Entry
+
+ALONE, HSDP, BSP, LOCAL = "groups alone", "torch HSDP", "bsp", f"hierarchical({EVERY})"
+
+
+def sharded(workload: Workload, mesh: DeviceMesh) -> nn.Module:
+    model = workload.model()
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def adamw(model: nn.Module) -> optim.Optimizer:
+    return optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def torch_alone(workload: Workload, job: hpcsgd.Job) -> Step:
+    """Every group for itself: what all others do, too."""
+    model = sharded(workload, job.mesh()["group"])
+    return workload.training(model, adamw(model))
+
+
+def torch_hybrid(workload: Workload, job: hpcsgd.Job) -> Step:
+    """Shards within groups, replicas across them: torch reduces gradients over both, in every step."""
+    model = sharded(workload, job.mesh())
+    return workload.training(model, adamw(model))
+
+
+def method(make: Callable[[], hpcsgd.Method], period: int = 1, lead: int = 0) -> Entry:
+    """One of ours, with all else by default."""
+
+    def step(workload: Workload, job: hpcsgd.Job) -> Step:
+        model = sharded(workload, job.mesh()["group"])
+        return workload.training(model, hpcsgd.DistributedOptimizer(adamw(model), model, job, make()))
+
+    return Entry(step, period, lead)
+
+
+ENTRIES = {
+    ALONE: Entry(torch_alone),
+    HSDP: Entry(torch_hybrid),
+    BSP: method(hpcsgd.bsp),
+    LOCAL: method(lambda: hpcsgd.hierarchical(EVERY), EVERY),
+    f"streamed({EVERY})": method(
+        lambda: hpcsgd.streamed(hpcsgd.hierarchical(EVERY), FRAGMENTS, EVERY // FRAGMENTS),
+        EVERY,
+        EVERY // FRAGMENTS - 1,
+    ),
+}

@@ -1,0 +1,180 @@
+"""A job of ranks that train a model which torch shards, and say what memory that took them.
+
+    mpiexec -n N python shards_in_memory.py peaks P WHO...
+    mpiexec -n N python shards_in_memory.py limited P
+
+The kernel counts: of the resident pages the most that there were at once (VmHWM), from which those before the
+model are taken away. That is all of a rank's memory, that of gloo and MPI included. Large blocks are mapped
+each by itself, so that what is freed is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn, optim
+from torch.distributed.fsdp import fully_shard
+
+import hpcsgd
+
+WIDTH, LAYERS = 512, 64
+BLOCK = 4 * WIDTH**2
+WHOLE = LAYERS * BLOCK
+"""Bytes of a layer, of the model."""
+TRAINED = 4 * WHOLE
+"""Of its parameters, gradients, and both moments of AdamW."""
+RATE = 1e-3
+MMAP_THRESHOLD, LARGE = -3, 1 << 16
+EVERY = 3
+LIBC = ctypes.CDLL(None)
+TORCH = "torch"
+METHODS: dict[str, Callable[[], hpcsgd.Method]] = {
+    "bsp": hpcsgd.bsp,
+    "hierarchical": lambda: hpcsgd.hierarchical(EVERY),
+    "diloco": lambda: hpcsgd.diloco(EVERY),
+    "streamed": lambda: hpcsgd.streamed(hpcsgd.hierarchical(EVERY), 3, 1),
+}
+
+
+def model(job: hpcsgd.Job | None, layers: int = LAYERS) -> nn.Module:
+    """Never whole where it is sharded over the groups of `job`: the values come layer by layer, the same
+    however it is cut."""
+    with torch.device("meta"):
+        net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+    if job is not None:
+        for layer in net:
+            fully_shard(layer, mesh=job.mesh()["group"])
+        fully_shard(net, mesh=job.mesh()["group"])
+    net.to_empty(device="cpu")
+    for number, p in enumerate(net.parameters()):
+        values = torch.randn(p.shape, generator=torch.Generator().manual_seed(number)) / WIDTH**0.5
+        with torch.no_grad():
+            here(p).copy_(rows(values, job))
+    return net
+
+
+def here(p: Tensor) -> Tensor:
+    return p.to_local() if hasattr(p, "to_local") else p  # pyright: ignore[reportCallIssue]
+
+
+def rows(whole: Tensor, job: hpcsgd.Job | None) -> Tensor:
+    return whole if job is None else whole.chunk(job.K)[job.j]
+
+
+def steps(net: nn.Module, optimizer: optim.Optimizer, rank: int) -> Iterator[None]:
+    """As in a usual loop: gradients are dropped when the next forward pass begins."""
+    t = 0
+    while True:
+        x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1000 * t + rank))
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+        t += 1
+        yield
+
+
+def training(
+    job: hpcsgd.Job, who: str, layers: int = LAYERS, sharded: bool = True
+) -> tuple[nn.Module, optim.Optimizer]:
+    net = model(job if sharded else None, layers)
+    optimizer: optim.Optimizer = optim.AdamW(net.parameters(), lr=RATE)
+    if who != TORCH:
+        optimizer = hpcsgd.DistributedOptimizer(optimizer, net, job, METHODS[who]())
+    return net, optimizer
+
+
+def status(name: str) -> int:
+    """Bytes, of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
+
+
+def start_counting() -> int:
+    """Resident now; the most that there is at once is counted from here."""
+    gc.collect()
+    LIBC.malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
+def peak(job: hpcsgd.Job, who: str) -> dict[str, int]:
+    """Most bytes at once, of the steps without a meeting and of those with one, and of an evaluation."""
+    net, optimizer = training(job, who, layers=3)  # buffers of the libraries, code
+    warm = steps(net, optimizer, job.rank)
+    for _ in range(2 * EVERY):
+        next(warm)
+    del net, optimizer, warm
+    before = start_counting()
+    net, optimizer = training(job, who)
+    found = {"made": status("VmHWM") - before}
+    go_on = steps(net, optimizer, job.rank)
+    for _ in range(EVERY):
+        next(go_on)
+    for what, count in {"steps": EVERY - 1, "meeting": 1}.items():
+        start_counting()
+        for _ in range(count):
+            next(go_on)
+        found[what] = status("VmHWM") - before
+    if isinstance(optimizer, hpcsgd.DistributedOptimizer):
+        start_counting()
+        with optimizer.averaged(), torch.no_grad():
+            net(torch.ones(4, WIDTH))
+        found["evaluation"] = status("VmHWM") - before
+    return found
+
+
+def peaks(P: int, names: list[str]) -> None:
+    job = hpcsgd.init(groups=P, timeout=60)
+    for who in names:
+        mine = peak(job, who)
+        everyone = job.world.gather_objects(mine)
+        if job.rank == 0:
+            most = {name: max(each[name] for each in everyone) for name in mine}
+            print(json.dumps({"who": who, "peaks": most}), flush=True)
+
+
+def limited(P: int, sharded: bool) -> None:
+    """With a third of what the training takes in whole; then without a limit, and not sharded."""
+    job = hpcsgd.init(groups=P, timeout=60)
+    net, optimizer = training(job, "hierarchical", layers=3, sharded=sharded)
+    next(steps(net, optimizer, job.rank))
+    del net, optimizer
+    start_counting()
+    unlimited = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (status("VmData") + TRAINED // 3, unlimited[1]))
+    job.world.barrier()
+    net = trained(job, sharded)
+    if job.rank == 0:
+        print("trained within the limit", flush=True)
+    resource.setrlimit(resource.RLIMIT_DATA, unlimited)
+    reference = trained(job, sharded=False)
+    differences = [
+        (here(mine) - rows(whole, job)).abs().max()
+        for mine, whole in zip(net.parameters(), reference.parameters(), strict=True)
+    ]
+    print(json.dumps({"rank": job.rank, "difference": max(differences).item()}), flush=True)
+
+
+def trained(job: hpcsgd.Job, sharded: bool) -> nn.Module:
+    net, optimizer = training(job, "hierarchical", sharded=sharded)
+    go_on = steps(net, optimizer, job.rank)
+    for _ in range(2 * EVERY):
+        next(go_on)
+    return net
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    LIBC.mallopt(MMAP_THRESHOLD, LARGE)
+    what, groups, *words = sys.argv[1:]
+    if what == "peaks":
+        peaks(int(groups), words)
+    else:
+        limited(int(groups), sharded=what == "limited")
