@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 
 import hpcsgd
 from harness.workloads import Step, Workload
-from step_time.contestants import EVERY, FRAGMENTS, Entry
+from step_time.contestants import EVERY, Entry
 
 ALONE, HSDP, BSP, LOCAL = "groups alone", "torch HSDP", "bsp", f"hierarchical({EVERY})"
 
@@ -38,14 +38,14 @@ def torch_hybrid(workload: Workload, job: hpcsgd.Job) -> Step:
     return workload.training(model, adamw(model))
 
 
-def method(make: Callable[[], hpcsgd.Method], period: int = 1, lead: int = 0) -> Entry:
+def method(make: Callable[[], hpcsgd.Method], period: int = 1) -> Entry:
     """One of ours, with all else by default."""
 
     def step(workload: Workload, job: hpcsgd.Job) -> Step:
         model = sharded(workload, job.mesh()["group"])
         return workload.training(model, hpcsgd.DistributedOptimizer(adamw(model), model, job, make()))
 
-    return Entry(step, period, lead)
+    return Entry(step, period)
 
 
 ENTRIES = {
@@ -53,9 +53,4 @@ ENTRIES = {
     HSDP: Entry(torch_hybrid),
     BSP: method(hpcsgd.bsp),
     LOCAL: method(lambda: hpcsgd.hierarchical(EVERY), EVERY),
-    f"streamed({EVERY})": method(
-        lambda: hpcsgd.streamed(hpcsgd.hierarchical(EVERY), FRAGMENTS, EVERY // FRAGMENTS),
-        EVERY,
-        EVERY // FRAGMENTS - 1,
-    ),
 }

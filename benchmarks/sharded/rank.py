@@ -19,7 +19,7 @@ from hpcsgd.training.process import keep_freed_memory
 from sharded.contestants import ENTRIES
 from sharded.settings import MEMORY, MODEL, Setting
 from step_time.networks import Compute, workload
-from step_time.rank import RANKS, STORE, Wire, warmed
+from step_time.rank import RANKS, STORE, Wire
 
 
 def rows(setting: Setting) -> list[dict[str, Any]]:
@@ -30,10 +30,9 @@ def rows(setting: Setting) -> list[dict[str, Any]]:
         step, wire = entry.make(work, job), Wire()
         steps = -(-setting.steps // entry.period) * entry.period
         if setting.rate == MEMORY:  # nothing leaves this host
-            taking_part[name] = Contestant(step, steps, RANKS.meet, warmed(step, entry.lead, wire))
+            taking_part[name] = Contestant(step, steps, RANKS.meet)
         else:
-            warm = warmed(step, entry.lead, wire)
-            taking_part[name] = Contestant(wire.counted(step), steps, wire.settle, warm)
+            taking_part[name] = Contestant(wire.counted(step), steps, wire.settle, wire.reset)
         wires[name] = wire
     blocks = interleaved(taking_part, rounds=setting.rounds, ranks=RANKS)
     return [

@@ -31,9 +31,9 @@ from hpcsgd.transport import phase
 def distance(s: Step, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bool) -> float:
     """D, of this group's vectors and the means of all groups'; `shards`: they are this position's chunks.
 
-    Collective; 8 bytes over the group, 8 over the groups. Leaves `mine` changed.
+    Collective; 8 bytes over the group, 8 over the groups.
     """
-    squared = sum_on_host(squared_norm(w.sub_(mean_w)) for w, mean_w in zip(mine, mean, strict=True))
+    squared = sum_on_host(squared_norm(w - mean_w) for w, mean_w in zip(mine, mean, strict=True))
     return _of_squared(s, squared, shards)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,10 @@ from hpcsgd.core.method import Central
 from hpcsgd.core.step import Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.transport import Work
+
+AT_ONCE = 4
+"""Buckets on their way: enough that the links never wait, and few, since who looks at what a group brings keeps
+copies of them."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +34,14 @@ class Mean:
         all_of(self.one_by_one(s, nothing))
 
     def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
-        works: list[Work] = []
+        under_way: deque[tuple[Bucket, Work]] = deque()
         for b in s.buckets:
+            if len(under_way) == AT_ONCE:
+                yield _arrived(under_way)
             before(b)
-            works.append(s.job.cross.allreduce(b.own, "mean"))
-        for b, work in zip(s.buckets, works, strict=True):
-            work.wait()
-            yield b
+            under_way.append((b, s.job.cross.allreduce(b.own, "mean")))
+        while under_way:
+            yield _arrived(under_way)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """T1 of eq. 7."""
@@ -61,6 +67,13 @@ class MeanOfAll:
     def sends(self, m: Sizes) -> Iterator[Message]:
         """The second term of eq. 5."""
         return (allreduce("cross", b.nbytes) for b in m.buckets)
+
+
+def _arrived(under_way: deque[tuple[Bucket, Work]]) -> Bucket:
+    """The first one, once it has."""
+    b, work = under_way.popleft()
+    work.wait()
+    return b
 
 
 def agree(s: Step, central: Central | None) -> None:

@@ -46,11 +46,11 @@ class Bucket:
         self.slots, self.size, self.whole = layout.slots, layout.size, layout.whole
         first = self.slots[0].param
         self.w = torch.zeros(self.size, dtype=first.dtype, device=first.device, pin_memory=layout.pinned)
-        self.own = self.w.view(K, -1)[j]
+        self._K, self._j = K, j
+        self.own = self.own_of(self.w)
         self.pieces = list(_pieces(self.slots, j * self.own.numel(), (j + 1) * self.own.numel()))
         self.received: Tensor | None = None
         """Room for an exchange: the K versions of the own gradient chunk."""
-        self._K, self._j = K, j
         self._tracked: Tensor | None = None
         self._g: Tensor | None = None
         for slot in self.slots:
@@ -79,13 +79,17 @@ class Bucket:
 
     @property
     def g_own(self) -> Tensor:
-        return self.g.view(self._K, -1)[self._j]
+        return self.own_of(self.g)
 
     @property
     def gradients_own(self) -> Tensor:
         """`g_own` without the padding, which has to stay zero whatever becomes of gradients."""
         last = self.pieces[-1] if self.pieces else None
         return self.g_own[: last.offset + last.stop - last.start if last else 0]
+
+    def own_of(self, vector: Tensor) -> Tensor:
+        """What `own` is of w, of a vector like w."""
+        return vector.view(self._K, -1)[self._j]
 
     def found(self) -> list[Tensor]:
         """Gradients where autograd put them, of those that have one."""

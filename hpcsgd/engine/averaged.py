@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +29,11 @@ def averaged(s: Step, central: Central | None, model: nn.Module) -> Generator[fl
 
     Gives D, how far the groups are from that model (see `averagers.distance`).
     """
-    parameters = [(b.w, b.w.clone()) for b in s.buckets] if s.job.P > 1 else []
+    brought = [b.w.clone() for b in s.buckets] if s.job.P > 1 else []
+    parameters = [(b.w, w) for b, w in zip(s.buckets, brought, strict=False)]
     buffers = [(buffer, buffer.clone()) for buffer in s.buffers]
     with torch.no_grad(), phase("evaluation"):
-        D = _agree(s, central) if s.job.P > 1 else 0.0
+        D = _agree(s, central, brought) if s.job.P > 1 else 0.0
         if s.job.size > 1:
             average_joined(s.buffers, s.job.world)
     try:
@@ -44,10 +45,10 @@ def averaged(s: Step, central: Central | None, model: nn.Module) -> Generator[fl
                 tensor.copy_(before)
 
 
-def _agree(s: Step, central: Central | None) -> float:
-    """All groups get that model; D is how far they were from it."""
-    mine = [chunk.clone() for chunk in s.owned]
+def _agree(s: Step, central: Central | None, brought: Sequence[Tensor]) -> float:
+    """All groups get that model; D is how far they, with what they `brought`, were from it."""
     agree(s, central)
+    mine = [b.own_of(w) for b, w in zip(s.buckets, brought, strict=True)]
     D = distance(s, mine, s.owned, shards=True)
     gather_chunks(s)
     return D

@@ -46,6 +46,11 @@ class Held:
         else:
             self.tensor.grad = g
 
+    def leave_gradient(self) -> None:
+        """Once it has been used: whoever drops the parameter's gradient is to have its memory back."""
+        if self.tensor is not self.param:
+            self.tensor.grad = None
+
     def keep_master(self, dtype: torch.dtype) -> None:
         """Have a master of that type updated in place of the model's elements, if they are narrower."""
         if needs_master(self.param, dtype):

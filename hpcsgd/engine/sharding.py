@@ -82,6 +82,8 @@ class ShardedOptimizer:
         self.optimizer.step()
         for master in masters:
             master.give()
+        for each in held:
+            each.leave_gradient()
 
     @property
     def has_masters(self) -> bool:

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 
 import hpcsgd
 
-WIDTH, LAYERS = 512, 64
+WIDTH, LAYERS = 1024, 24
 BLOCK = 4 * WIDTH**2
 WHOLE = LAYERS * BLOCK
 """Bytes of a layer, of the model."""
