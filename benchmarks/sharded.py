@@ -10,8 +10,8 @@ the update, by AdamW, are real: torch's by gloo, ours between groups by MPI.
 Torch's HSDP shards over the mesh (replicate × shard) and updates DTensors. Beside it our `bsp`, and what
 meets every 8 steps. "Groups alone": each trains for itself, by torch; whoever shards does as much. Sent is
 what leaves the interface of a host. The limit is what has to leave it, 2·(P−1)/P·M of 4 bytes for every step
-or every meeting, over the rate of its link. Cores: how many all ranks keep busy; where that comes near to what
-there are, steps are longer than on hosts of their own. Seven minutes.
+or every meeting, over the rate of its link. Cores: how many all ranks keep busy; where that comes near to
+what there are, steps are longer than on hosts of their own. Seven minutes.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 
 def cells(row: Row) -> list[object]:
-    bound = row["limit"]
+    bound, busy = row["limit"], row["cpu"] * row["P"] * row["K"] / median(row["seconds"])
     return [
         row["rate"], f"{row['P']} × {row['K']}", row["who"], Spread.of(row["seconds"]),
         f"{bound:.3f}" if bound else "", f"{row['sent'] / 1e6:.2f}" if bound else "",
-        f"{row['cpu'] * row['P'] * row['K'] / median(row['seconds']):.2f}", "" if row["who"] == HSDP else Spread(**row["ratio"]),
+        f"{busy:.2f}", "" if row["who"] == HSDP else Spread(**row["ratio"]),
     ]  # fmt: skip
 
 
