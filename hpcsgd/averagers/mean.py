@@ -14,8 +14,8 @@ from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.transport import Work
 
 AT_ONCE = 4
-"""Buckets on their way: enough that the links never wait, and few, since who compares what a group brings with
-what it gets keeps copies of them."""
+"""Buckets on their way: enough that the links never wait, and few, since who compares what a group brings
+with what it gets keeps copies of them."""
 
 
 @dataclass(frozen=True)
