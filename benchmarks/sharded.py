@@ -1,6 +1,6 @@
 """Seconds a step of a model that torch shards in each group, beside torch's HSDP; needs root and iproute2.
 
-    python benchmarks/sharded.py [--quick] [--rates NAME …] [--json FILE]
+    python benchmarks/sharded.py [--quick] [--rates NAME …] [--keep FILE] [--json FILE]
 
 P hosts of K ranks, each host a group: 4 × 2 and 2 × 4, with links of 100 Mbit/s and 1 Gbit/s, and all ranks
 on this machine ("shared memory"). Twelve layers of 707² parameters, 6.0 million, which `fully_shard` shards
@@ -11,7 +11,8 @@ Torch's HSDP shards over the mesh (replicate × shard) and updates DTensors. Bes
 meets every 8 steps. "Groups alone": each trains for itself, by torch; whoever shards does as much. Sent is
 what leaves the interface of a host. The limit is what has to leave it, 2·(P−1)/P·M of 4 bytes for every step
 or every meeting, over the rate of its link. Cores: how many all ranks keep busy; where that comes near to
-what there are, steps are longer than on hosts of their own. Seven minutes.
+what there are, steps are longer than on hosts of their own. Eight minutes;
+--rates and --keep divide them.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ def judged(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
+def belongs(row: Row, setting: Setting) -> bool:
+    return place(row) == (setting.rate, setting.P, setting.K)
+
+
 def place(row: Row) -> tuple[str, int, int]:
     return row["rate"], row["P"], row["K"]
 
@@ -104,11 +109,17 @@ def main() -> None:
         "--rates", nargs="+", choices=[MEMORY, *RATES], default=[MEMORY, *RATES], metavar="NAME"
     )
     parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="what only an earlier --json has")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
     run = Run()
     chosen = [each for each in (QUICK if given.quick else SETTINGS) if each.rate in given.rates]
-    rows = judged([row for setting in chosen for row in measured(setting)])
+    rows = [row for row in run.kept(given.keep) if not any(belongs(row, each) for each in chosen)]
+    for setting in chosen:
+        rows += measured(setting)
+        if given.json:
+            run.write(given.json, rows)
+    rows = judged(rows)
     print_table(map(cells, rows), HEAD)
     run.conclude(rows, goals(rows), given.json)
 

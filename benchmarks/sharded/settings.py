@@ -25,10 +25,10 @@ class Setting:
 
 
 SETTINGS = [
-    Setting(MEMORY, 4, 2, rounds=4, steps=4),
-    Setting(MEMORY, 2, 4, rounds=4, steps=4),
-    Setting("1gbit", 4, 2, rounds=4, steps=4),
-    Setting("1gbit", 2, 4, rounds=4, steps=4),
+    Setting(MEMORY, 4, 2, rounds=3, steps=4),
+    Setting(MEMORY, 2, 4, rounds=3, steps=4),
+    Setting("1gbit", 4, 2, rounds=3, steps=4),
+    Setting("1gbit", 2, 4, rounds=3, steps=4),
     Setting("100mbit", 4, 2, rounds=3, steps=2),
     Setting("100mbit", 2, 4, rounds=3, steps=2),
 ]

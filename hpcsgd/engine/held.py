@@ -47,8 +47,8 @@ class Held:
             self.tensor.grad = g
 
     def leave_gradient(self) -> None:
-        """Once it has been used: whoever drops the parameter's gradient is to have its memory back."""
-        if self.tensor is not self.param:
+        """Once it has been used: where it is torch's, whoever drops it is to have its memory back."""
+        if is_sharded(self.param):
             self.tensor.grad = None
 
     def keep_master(self, dtype: torch.dtype) -> None:

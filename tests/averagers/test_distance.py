@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import optim
+from torch import nn, optim
 
 from hpcsgd import DistributedOptimizer, Method, allreduce_local_sgd, hierarchical
+from hpcsgd.averagers import Mean, Measured
+from hpcsgd.averagers.mean import AT_ONCE
+from hpcsgd.core.capabilities import BeforeBucket, all_of, nothing
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Step
 from hpcsgd.core.topology import form
+from hpcsgd.exchanges import AllToAll
+from hpcsgd.schedules import Every
 from hpcsgd.transport import Transport
 from references import average, gathered_step, one_step, vector
 from references import model as make_model
@@ -47,3 +54,44 @@ def test_distance(run, P: int, K: int, method: Callable[[int], Method]) -> None:
     plain = expected(P, K)
     for distances in run(P * K, noted):
         assert distances == pytest.approx(plain, abs=1e-12)
+
+
+class Watched:
+    """`Mean`, and how many buckets have been on their way at once: of so many there are copies."""
+
+    shards = leaves_mean = regardless_of_gradients = True
+
+    def __init__(self) -> None:
+        self.begun = self.arrived = self.most = 0
+
+    def before_update(self, s: Step) -> None:
+        pass
+
+    def __call__(self, s: Step) -> None:
+        all_of(self.one_by_one(s, nothing))
+
+    def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
+        for b in Mean().one_by_one(s, lambda b: self._count(b, before)):
+            self.arrived += 1
+            yield b
+
+    def _count(self, b: Bucket, before: BeforeBucket) -> None:
+        before(b)
+        self.begun += 1
+        self.most = max(self.most, self.begun - self.arrived)
+
+
+@pytest.mark.ranks(2)
+def test_copies_are_kept_of_few_buckets(run) -> None:
+    def most(world: Transport) -> tuple[int, int]:
+        net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(2 * AT_ONCE)))
+        watched = Watched()
+        method = Method(AllToAll(), Every(1), Measured(watched))
+        optimizer = DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=0.1), net, form(world, groups=2), method, bucket_mb=1e-6
+        )
+        net(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        return watched.arrived, watched.most
+
+    assert run(2, most) == [(4 * AT_ONCE, AT_ONCE)] * 2

@@ -312,6 +312,23 @@ def test_clipping_by_the_norm_of_all_rows(run, method: str) -> None:
 
 
 @pytest.mark.ranks(4)
+@pytest.mark.parametrize("method", [hierarchical(2), bsp()], ids=["hierarchical", "bsp"])
+def test_gradients_that_are_dropped_are_nobodys(run, method: Method) -> None:
+    """Or there would be two sets of them in the next backward pass."""
+
+    def kept(world: Transport) -> int:
+        job = form(world, 2)
+        net = shard(make_model(), job)
+        optimizer = wrapped(net, job, method)
+        loss(net, *batch(0, job.rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return sum(held.tensor.grad is not None for held in optimizer.local.held)
+
+    assert run(4, kept) == [0] * 4
+
+
+@pytest.mark.ranks(4)
 def test_selsync_goes_by_the_norm_of_the_group(run) -> None:
     def deltas(world: Transport, sharded: bool) -> list[float]:
         job = form(world, 2)
