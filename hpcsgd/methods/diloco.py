@@ -83,8 +83,7 @@ class Outer:
         assert self._optimizer is not None
         self.inner(s)
         for theta, w in zip(self._theta, self._mine(s), strict=True):
-            room = w if w.dtype == theta.dtype else None  # w is written anew below
-            theta.grad = torch.sub(theta, w, out=room)
+            theta.grad = theta - w
         self._optimizer.step()
         for theta, w in zip(self._theta, self._mine(s), strict=True):
             w.copy_(theta)
