@@ -33,7 +33,7 @@ TRAINED = 4 * WHOLE
 ADAMW = {"lr": 1e-3, "eps": 1e-3}
 """By default it would make a step of a rounding error, where there is hardly a gradient."""
 MMAP_THRESHOLD, LARGE = -3, 1 << 16
-EVERY = 3
+EVERY = 2
 LIBC = ctypes.CDLL(None)
 TORCH = "torch"
 METHODS: dict[str, Callable[[], hpcsgd.Method]] = {

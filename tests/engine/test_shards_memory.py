@@ -15,7 +15,7 @@ from pythons import python
 from transport.jobs import mpiexec
 
 SCRIPT = Path(__file__).with_name("shards_in_memory.py")
-PATIENCE = 300.0  # seconds; the machine may be busy
+PATIENCE = 400.0  # seconds; the machine may be busy
 GATHERED = 4 * BLOCK
 """What torch has of the blocks in use, late in a backward pass: the weights of one and of the next; the
 gradients of one, whole, and once more in the order in which they leave."""
