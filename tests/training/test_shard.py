@@ -76,6 +76,7 @@ def test_the_run_of_groups_that_share_nothing_but_the_update(folder: Path) -> No
     assert_same(folder, "whole", "sharded")
 
 
+@pytest.mark.long
 def test_islands(folder: Path) -> None:
     """Two of two ranks each, which average the rows of each position; as if they shared nothing."""
     words = ("--model.start", "start.pt", "--method.every", "3", "--method.name", "ensemble")
