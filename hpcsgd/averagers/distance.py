@@ -89,13 +89,14 @@ class Measured:
             apart.append(squared_norm(brought.pop(b).sub_(self._vector(b))))  # while others are on their way
         squared = sum_on_host(apart)
         self.squared = squared.item()
-        s.notes["distance"] = _of_squared(s, squared.add_(self.beside), self.shards)
+        in_parts = self.shards or not any(b.divided for b in s.buckets)  # of what torch shards all are
+        s.notes["distance"] = _of_squared(s, squared.add_(self.beside), in_parts)
 
     def _vector(self, b: Bucket) -> Tensor:
         return b.own if self.shards else b.w
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         yield from sends(self.inner, m)
-        if self.shards:
+        if self.shards or m.sharded:
             yield allreduce("group", FLOAT64, "distance")
         yield allreduce("cross", FLOAT64, "distance")

@@ -66,7 +66,7 @@ class MeanOfAll:
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """The second term of eq. 5."""
-        return (allreduce("cross", b.nbytes) for b in m.buckets)
+        return (allreduce("cross", m.here(b)) for b in m.buckets)
 
 
 def _arrived(under_way: deque[tuple[Bucket, Work]]) -> Bucket:

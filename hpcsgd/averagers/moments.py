@@ -60,12 +60,12 @@ def comparison() -> Message:
 def sent_by_moment(m: Sizes, layers: Collection[int], shards: bool) -> Iterator[Message]:
     """A state tensor like a parameter, which these layers have: of the own chunk, or of all."""
     for width, elements in m.by_width(layers).items():
-        yield allreduce("cross", elements * width / (m.K if shards else 1), "moments")
+        yield allreduce("cross", elements * width / (m.K if shards or m.sharded else 1), "moments")
 
 
 def sent_by_number(m: Sizes, layers: Collection[int], shards: bool) -> Message:
     """A number of every piece of these layers."""
-    return allreduce("cross", (m.pieces(layers) if shards else len(layers)) * 4, "moments")
+    return allreduce("cross", (m.pieces(layers) if shards or m.sharded else len(layers)) * 4, "moments")
 
 
 @dataclass(frozen=True)

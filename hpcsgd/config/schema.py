@@ -218,6 +218,12 @@ class Config:
         }
 
 
+def unsharded(config: Config) -> Config:
+    """The same training, of models that each rank has whole."""
+    job = dataclasses.replace(config.job, shard=False)
+    return dataclasses.replace(config, job=job, model=dataclasses.replace(config.model, blocks=None))
+
+
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file, lay ``--section.key value`` overrides over it and check everything.
 

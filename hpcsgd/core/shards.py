@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Layout, Slot
+from hpcsgd.core.rows import in_buckets
 from hpcsgd.errors import UserError
 
 BY_TORCH = 'fully_shard(module, mesh=job.mesh()["group"])'
@@ -121,24 +122,16 @@ def flatten_shards(
     """Lay out for position `j` of K what torch has given it of each trainable parameter, and make that a view
     of buckets; these are of as many bytes as those of whole parameters, over all positions."""
     kept = {each.sharded_param: each for each in _kept_of(model)}
-    runs: dict[tuple[torch.dtype, torch.device, bool], list[list[Shard]]] = {}
-    for number, (name, param) in reversed(list(enumerate(named))):
-        if param.numel() == 0:
-            continue
-        each = kept[param]
-        of_kind = runs.setdefault((param.dtype, param.device, each.pin_memory), [[]])
-        start = of_kind[-1][-1].start + of_kind[-1][-1].padded if of_kind[-1] else 0
-        of_kind[-1].append(Shard(name, each, start, number, j))
-        if (start + of_kind[-1][-1].padded) * K * param.element_size() >= bucket_bytes:
-            of_kind.append([])
-    found = [
-        Layout(run, run[-1].start + run[-1].padded, whole=False, pinned=pinned)
-        for (_, _, pinned), of_kind in runs.items()
-        for run in of_kind
-        if run
-    ]
-    found.sort(key=lambda layout: -layout.slots[-1].number)
-    return [Bucket(layout, 1, 0) for layout in found]
+    found: list[Bucket] = []
+    for rows in in_buckets(named, K, bucket_bytes, lambda param: kept[param].pin_memory):
+        shards: list[Shard] = []
+        size = 0
+        for x in rows:
+            shards.append(Shard(x.name, kept[x.param], size, x.number, j))
+            size += shards[-1].padded
+        layout = Layout(shards, size, whole=False, pinned=kept[rows[0].param].pin_memory)
+        found.append(Bucket(layout, 1, 0))
+    return found
 
 
 def require_sharded_alike(named: Sequence[tuple[str, nn.Parameter]], ranks: Sequence[int]) -> None:

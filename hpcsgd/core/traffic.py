@@ -8,7 +8,7 @@ all of it against what the ledger has counted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from hpcsgd.core.layout import cut
+from hpcsgd.core.rows import Unit, in_buckets, padded, positions, units_of
 
 Over = Literal["group", "cross", "world", "peers"]
 """The communicators of a `Job`; peers are jobs of their own, and what goes to them is in no ledger."""
-Stage = Literal["exchange", "meeting", "gather"]
+Stage = Literal["exchange", "meeting", "gather", "forward", "backward", "reduce"]
+"""The last three are torch's, where it shards the model: weights gathered for either pass, gradients."""
 FLOAT64 = 8
 """Bytes of a norm, a loss or a count."""
 
@@ -40,7 +42,7 @@ class Message:
     """A step, or a meeting, on the mean."""
     bucket: int | None = None
     """It is of this bucket and leaves when that is there, others being on their way or not; None: it leaves
-    when all before it is done."""
+    when all before it is done. Of torch's messages: the unit."""
     stage: Stage = "exchange"
     """Which one of a step it is part of."""
     hidden: int = 0
@@ -97,6 +99,11 @@ class Sizes:
     """Bytes of all float buffers of the model, one entry a dtype."""
     ranks_per_host: int | None = None
     """None: as many as a group has."""
+    units: tuple[Unit, ...] = ()
+    """Where torch shards the model over the group: what it gathers as one, in the order of the backward pass.
+    Else none."""
+    having: tuple[int, ...] = ()
+    """There, of each of `layers` the positions that have rows of it."""
 
     @classmethod
     def of(
@@ -110,17 +117,18 @@ class Sizes:
         buffers: Iterable[Tensor] = (),
         ranks_per_host: int | None = None,
         whole: Collection[nn.Parameter] = frozenset(),
+        units: Sequence[Collection[nn.Parameter]] = (),
     ) -> Sizes:
         """Of trainable parameters, which may be on the meta device, as the engine would lay them out: those
-        that are to stay `whole` each in one chunk. `moments`, `numbers`: the parameters that have them."""
+        that are to stay `whole` each in one chunk. `moments`, `numbers`: the parameters that have them.
+        `units`: all parameters, frozen ones too, as torch gathers them where it shards them."""
         found: list[Vector] = []
-        layers: list[int] = []
-        order: dict[nn.Parameter, int] = {}
-        for x in cut(named, K, bucket_bytes, whole):
-            sizes = [slot.stop - slot.start for slot in x.slots]
-            found.append(Vector(sum(sizes), x.size, x.slots[0].param.element_size(), x.whole))
-            order |= {slot.param: len(layers) + i for i, slot in enumerate(x.slots)}
-            layers += sizes
+        params: list[nn.Parameter] = []
+        lie = _by_rows(named, K, bucket_bytes) if units else _by_elements(named, K, bucket_bytes, whole)
+        for some, size, undivided in lie:
+            found.append(Vector(sum(p.numel() for p in some), size, some[0].element_size(), undivided))
+            params += some
+        order = {p: i for i, p in enumerate(params)}
         by_dtype = Counter[torch.dtype]()
         for x in buffers:
             by_dtype[x.dtype] += x.nbytes
@@ -128,12 +136,19 @@ class Sizes:
             P=P,
             K=K,
             buckets=tuple(found),
-            layers=tuple(layers),
+            layers=tuple(p.numel() for p in params),
             moments={name: {order[p] for p in who} for name, who in (moments or {}).items()},
             numbers={name: {order[p] for p in who} for name, who in (numbers or {}).items()},
             buffers=tuple(by_dtype.values()),
             ranks_per_host=ranks_per_host,
+            units=units_of(units, K),
+            having=tuple(positions(p, K) for p in params) if units else (),
         )
+
+    @property
+    def sharded(self) -> bool:
+        """Whether torch shards the model over the group."""
+        return bool(self.units)
 
     @property
     def N(self) -> int:
@@ -160,13 +175,17 @@ class Sizes:
         """Elements of a position's part of a bucket."""
         return b.padded // self.K
 
+    def here(self, b: Vector) -> int:
+        """Bytes of a bucket on a rank: of all of it, but for a model that torch shards."""
+        return self.chunk(b) * b.width if self.sharded else b.nbytes
+
     def owned(self, *, wide: bool = False) -> int:
         """Bytes of all chunks of a position, as wide as they are or as sums of them are made."""
         return sum(self.chunk(b) * (b.wide if wide else b.width) for b in self.buckets)
 
     def pieces(self, layers: Collection[int]) -> float:
         """Parts of these layers that a position owns, on the mean over the K."""
-        counts = [
+        counts = self.having or [
             1 if b.whole else (stop - 1) // self.chunk(b) - start // self.chunk(b) + 1
             for b, start, stop in self._places()
         ]
@@ -238,7 +257,7 @@ def sends(part: object, m: Sizes) -> list[Message]:
 
 def gathers(m: Sizes) -> list[Message]:
     """What makes one model of the positions' chunks: T2 of eq. 8 of the hierarchical local SGD paper."""
-    if m.K == 1:
+    if m.K == 1 or m.sharded:
         return []
     return [Message("allgather", "group", b.nbytes, "parameters") for b in m.buckets]
 
@@ -250,6 +269,23 @@ def allreduce(over: Over, nbytes: float, phase: str = "") -> Message:
 def late(x: Message, steps: int) -> Message:
     """It, on its way while so many steps are computed; what came of it is taken in when all is there."""
     return replace(x, hidden=steps, bucket=None)
+
+
+def _by_elements(
+    named: Iterable[tuple[str, nn.Parameter]], K: int, bucket_bytes: float, whole: Collection[nn.Parameter]
+) -> Iterator[tuple[list[nn.Parameter], int, bool]]:
+    """Of each bucket the parameters, its elements with padding, and whether no chunk cuts a parameter."""
+    for x in cut(named, K, bucket_bytes, whole):
+        yield [slot.param for slot in x.slots], x.size, x.whole
+
+
+def _by_rows(
+    named: Iterable[tuple[str, nn.Parameter]], K: int, bucket_bytes: float
+) -> Iterator[tuple[list[nn.Parameter], int, bool]]:
+    """Likewise, of all positions together."""
+    for bucket in in_buckets(named, K, bucket_bytes):
+        params = [x.param for x in bucket]
+        yield params, sum(K * padded(p, K) for p in params), False
 
 
 def _aligned(nbytes: int) -> int:

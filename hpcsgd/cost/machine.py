@@ -47,6 +47,8 @@ class About:
     hosts: Count
     ranks_per_host: Count
     backend: str = "unknown"
+    device: str = "cpu"
+    """The kind of device that ranks compute on."""
     date: str = ""
     versions: dict[str, str] = field(default_factory=dict)
 

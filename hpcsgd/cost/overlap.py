@@ -81,6 +81,13 @@ def awaited(used: Seconds, gather: Seconds, forward: float) -> float:
     return done - forward
 
 
+def among_blocks(compute: Seconds, gather: Seconds, reduce: Seconds) -> float:
+    """Seconds of a pass through blocks, in this order: each is gathered while the one before it is computed, and
+    its gradients leave while the one after it is, on the same links."""
+    beside = [g + r for g, r in zip([*gather[1:], 0.0], [0.0, *reduce[:-1]], strict=True)]
+    return gather[0] + sum(map(max, compute, beside)) + reduce[-1]
+
+
 def _exchanged(ready: Seconds, b: Buckets) -> tuple[float, list[float]]:
     """When the lane of the group is through, and when each bucket is."""
     inside = across = 0.0

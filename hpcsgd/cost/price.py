@@ -7,6 +7,9 @@ the pass has ended counts. Where groups have links of their own a bucket is in i
 between groups: see `overlap`. What travels during the next steps counts where computing these is shorter. All
 else is a sum. Groups are taken to compute alike: how long they wait for the slowest one says `hpcsgd
 simulate`.
+
+Where torch shards the model over the group the passes are longer by what they wait for its messages: those of
+a block travel while its neighbours are computed, on devices that compute beside them.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcsgd.core.capabilities import goes_by_time, is_piecemeal, is_regardless_of_gradients
 from hpcsgd.core.method import Method
@@ -22,8 +25,8 @@ from hpcsgd.core.traffic import Message, Searches, Sizes
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.compute import Compute
 from hpcsgd.cost.machine import Machine
-from hpcsgd.cost.overlap import Buckets, Update, awaited, left
-from hpcsgd.cost.traffic import exchange_of, of_step
+from hpcsgd.cost.overlap import Buckets, Update, among_blocks, awaited, left
+from hpcsgd.cost.traffic import BY_TORCH, exchange_of, of_step
 from hpcsgd.cost.ways import Way, ways
 from hpcsgd.errors import UserError
 from hpcsgd.sparsifiers import SPARSIFIERS, Sparsifier
@@ -61,11 +64,13 @@ class StepCost:
     high: float
     """Seconds of a step if everything is as much faster, or slower, as measurements were off: nine of ten."""
     nbytes: float
-    """That a rank sends."""
+    """That a rank sends, as the ledger counts it."""
     hidden: float = 0.0
     """Seconds of communication behind computing."""
     behind: float = 0.0
     """Seconds of the messages that travel during the next steps, hidden or not."""
+    by_torch: float = 0.0
+    """Bytes that torch sends besides, where it shards the model."""
 
     @property
     def seconds(self) -> float:
@@ -97,32 +102,45 @@ def price(
     sent_in_step = of_step(method, m, elementwise=elementwise, meets=meets)
     over = ways(m.P, m.K, ranks_per_host or machine.ranks_per_host)
     over["peers"] = over["cross"]
-    flow = _flow(method, elementwise, over, overlap, prefetch)
+    flow = _flow(method, m, elementwise, over, overlap, prefetch)
     beyond = LARGER * max(math.log2(m.N / (machine.hosts * machine.ranks_per_host)), 0.0)
 
     def total(sign: int) -> tuple[dict[str, float], float]:
         timed = [(x, _seconds(x, machine, over[x.over], beyond, sign)) for x in sent_in_step]
+        ours = [(x, s) for x, s in timed if x.phase != BY_TORCH]
         inside = sum(
             s
-            for x, s in timed
+            for x, s in ours
             if over[x.over].kind == "inside" and not x.hidden and (x.bucket is None or x.stage == "gather")
         )
-        return _standing_still(timed, m, computed.times((1 + COMPUTE_ERROR) ** sign), inside, flow)
+        passes = computed.times((1 + COMPUTE_ERROR) ** sign)
+        theirs = [(x, s) for x, s in timed if x.phase == BY_TORCH]
+        waiting = _waiting(theirs, m, passes, machine.machine.device != "cpu")
+        waited = waiting.forward + waiting.backward
+        inside -= waited if over["group"].kind != "inside" else 0.0
+        longer = replace(
+            passes, forward=passes.forward + waiting.forward, backward=passes.backward + waiting.backward
+        )
+        phases, hidden = _standing_still(ours, m, longer, inside, flow)
+        if theirs:
+            phases |= {"compute": phases["compute"] - waited, BY_TORCH: waited}
+        return phases, hidden + sum(s for _, s in theirs) - waited
 
     phases, hidden = total(0)
     behind = sum(_seconds(x, machine, over[x.over], beyond, 0) for x in sent_in_step if x.hidden)
     low, high = (sum(total(sign)[0].values()) for sign in (-1, 1))
-    nbytes = sum(
-        x.times * x.senders * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in sent_in_step
-    )
-    return StepCost(phases, low, high, nbytes, hidden, behind)
+    nbytes: dict[bool, float] = defaultdict(float)
+    for x in sent_in_step:
+        each = float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+        nbytes[x.phase == BY_TORCH] += x.times * x.senders * each
+    return StepCost(phases, low, high, nbytes[False], hidden, behind, nbytes[True])
 
 
 def computed(
     method: Method, m: Sizes, compute: Compute, batch: float, *, elementwise: bool = True
 ) -> Computed:
     """Of a rank with `batch` samples. Raises `UserError` for what was not measured."""
-    exchange = exchange_of(method, elementwise)
+    exchange = exchange_of(method, m, elementwise)
     selection = 0.0
     if isinstance(exchange, Searches) and (elements := exchange.searched(m)):
         selection = compute.selection_seconds(_sparsifier(method), elements)
@@ -148,10 +166,12 @@ class _Flow:
     early: bool
 
 
-def _flow(method: Method, elementwise: bool, over: Mapping[str, Way], overlap: bool, prefetch: bool) -> _Flow:
+def _flow(
+    method: Method, m: Sizes, elementwise: bool, over: Mapping[str, Way], overlap: bool, prefetch: bool
+) -> _Flow:
     """As `Updating` and `Gathering` of the engine do it; groups have links of their own where they are on one
     host and others are not."""
-    exchange = exchange_of(method, elementwise)
+    exchange = exchange_of(method, m, elementwise)
     in_parts = elementwise and is_piecemeal(exchange) and is_regardless_of_gradients(method.how)
     apart = over["group"].kind == "inside" != over["cross"].kind
     return _Flow(overlap, prefetch, apart, in_parts, in_parts and goes_by_time(method.when))
@@ -166,6 +186,29 @@ def _seconds(x: Message, machine: Machine, way: Way, beyond: float, sign: int) -
     if x.reduced and seconds and machine.compute and machine.compute.mean_seconds_per_element:
         seconds += machine.compute.mean_seconds(x.reduced)
     return x.times * seconds * factor
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """For torch's messages, in each pass."""
+
+    forward: float
+    backward: float
+
+
+def _waiting(timed: Iterable[tuple[Message, float]], m: Sizes, c: Computed, beside: bool) -> _Waiting:
+    """`beside`: devices compute while messages travel. Passes are taken to go through elements evenly."""
+    seconds = {stage: [0.0] * len(m.units) for stage in ("forward", "backward", "reduce")}
+    for x, s in timed:
+        assert x.bucket is not None
+        seconds[x.stage][x.bucket] += s
+    gather, again, reduce = seconds.values()
+    if not beside or not m.units:
+        return _Waiting(sum(gather), sum(again) + sum(reduce))
+    parts = [unit.numel / sum(each.numel for each in m.units) for unit in m.units]
+    forward = among_blocks([c.forward * x for x in parts[::-1]], gather[::-1], [0.0] * len(parts))
+    backward = among_blocks([c.backward * x for x in parts], again, reduce)
+    return _Waiting(max(forward - c.forward, 0.0), max(backward - c.backward, 0.0))
 
 
 def _standing_still(

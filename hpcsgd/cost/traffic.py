@@ -3,6 +3,10 @@
     exchange → [when?] → how → allgather
 
 What happens at a meeting counts with the share of the steps after which groups meet.
+
+Where torch shards the model over the group there is no allgather of ours. torch gathers each block before it is
+computed, in the forward pass and in the backward pass, and scatters the sums of its gradients: a step of one
+backward pass, in which all parameters are used. That is in no ledger.
 """
 
 from __future__ import annotations
@@ -12,9 +16,13 @@ from dataclasses import replace
 from hpcsgd.core.capabilities import Foreseen, ForPeers
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange, publications, publisher
-from hpcsgd.core.traffic import Message, Sizes, gathers, sends
+from hpcsgd.core.traffic import Message, Sizes, Stage, gathers, sends
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Gathered
+from hpcsgd.exchanges.by_torch import left_to_torch
+
+BY_TORCH = "by torch"
+"""The phase of messages that torch sends."""
 
 
 def of_step(
@@ -23,10 +31,12 @@ def of_step(
     """The messages of a step, on the mean, in the order in which they leave.
 
     `meets`: the share of steps after which groups meet, for methods that decide that by what they see.
-    Raises `UserError` for these without it, and where a sparsifier cannot tell what it selects.
+    Raises `UserError` for these without it, where a sparsifier cannot tell what it selects, and for what cannot
+    be where torch shards the model.
     """
-    exchange = exchange_of(method, elementwise)
-    found = [x.within("gradients") for x in sends(exchange, m)]
+    exchange = exchange_of(method, m, elementwise)
+    found = by_torch(m)
+    found += [x.within("gradients") for x in sends(exchange, m)]
     if m.P > 1 or averages_with_peers(method):
         found += [x.within("other") for x in sends(method.when, m)]
         found += [
@@ -54,9 +64,35 @@ def gathered(exchange: Exchange, m: Sizes) -> list[Message]:
     return [replace(x, bucket=i, stage="gather") for i, x in enumerate(gathers(m))]
 
 
-def exchange_of(method: Method, elementwise: bool = True) -> Exchange:
-    """As the engine has it, for an optimizer that is `elementwise` or looks at whole tensors."""
+def by_torch(m: Sizes) -> list[Message]:
+    """What torch sends inside a group whose model it shards, of each unit by itself; the outermost one is
+    whole from the forward pass on."""
+    if m.K == 1:
+        return []
+    units = list(enumerate(m.units))
+    found = [_of_unit("allgather", "forward", i, unit.weights) for i, unit in reversed(units)]
+    for i, unit in units:
+        found += [] if unit.stays else [_of_unit("allgather", "backward", i, unit.weights)]
+        found += [_of_unit("reduce_scatter", "reduce", i, unit.gradients)] if unit.gradients else []
+    return found
+
+
+def _of_unit(operation: str, stage: Stage, i: int, nbytes: int) -> Message:
+    return Message(operation, "group", nbytes, BY_TORCH, bucket=i, stage=stage)
+
+
+def exchange_of(method: Method, m: Sizes, elementwise: bool = True) -> Exchange:
+    """As the engine has it, for an optimizer that is `elementwise` or looks at whole tensors.
+
+    Raises `UserError` for what cannot be where torch shards the model.
+    """
     exchange = method.exchange
+    if m.sharded:
+        if not elementwise:
+            raise UserError("a sharded model: the optimizer is not known to update every element by itself")
+        if averages_with_peers(method):
+            raise UserError("a sharded model: groups that may die meet with whole ones")
+        return left_to_torch(exchange)
     return Gathered(exchange) if exchange.shards and not elementwise else exchange
 
 

@@ -21,6 +21,8 @@ from hpcsgd.measuring.words import answers, table
 from hpcsgd.measuring.workload import Workload
 from hpcsgd.training.process import keep_freed_memory, use_threads
 from hpcsgd.transport import Transport
+from hpcsgd.transport.choice import place_on_node
+from hpcsgd.transport.streams import device_for
 
 LEAST_BYTES = 4096
 """Less would tell nothing of bandwidths."""
@@ -81,13 +83,14 @@ def measure(
     nodes = world.gather_objects(backend.node)
     with together(world, "preparing the model"):
         workload = None if config is None else Workload(config, source, world)
-    found = courses(nodes)
+    place, found = place_on_node(world), courses(nodes)
     measured = messages.measure(world, found, extent.max_bytes, FOR_MESSAGES * extent.seconds)
     machine = Machine(
         machine=About(
             hosts=len(set(nodes)),
             ranks_per_host=max(nodes.count(node) for node in set(nodes)),
             backend=backend.name.split(",")[0],
+            device=(device_for("auto", place) if workload is None else workload.device).type,
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions(),
         ),

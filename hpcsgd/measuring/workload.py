@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hpcsgd.config.schema import Config, MethodSection
+from hpcsgd.config.schema import Config, MethodSection, unsharded
 from hpcsgd.core.topology import form
 from hpcsgd.measuring.timing import clock
 from hpcsgd.training.assembly import Assembly, assemble
@@ -60,9 +60,11 @@ def _batch_sizes(B: int, N: int) -> list[int]:
 
 
 def _by_itself(config: Config, batch: int) -> Config:
-    """One rank, which has nobody to divide samples with, and a rate at which nothing diverges."""
+    """One rank, which has nobody to divide samples or a model with, and a rate at which nothing diverges."""
     data = dataclasses.replace(
         config.data, batch_size=batch, partition=None, share=None, injection=None, workers=0
     )
     optimizer = dataclasses.replace(config.optimizer, lr=1e-9)
-    return dataclasses.replace(config, data=data, optimizer=optimizer, method=MethodSection(name="bsp"))
+    return dataclasses.replace(
+        unsharded(config), data=data, optimizer=optimizer, method=MethodSection(name="bsp")
+    )

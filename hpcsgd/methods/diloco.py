@@ -91,7 +91,7 @@ class Outer:
         refer(self.inner, self._mine(s))
 
     def holds(self, m: Sizes) -> float:
-        return (1 + self._moments) * m.owned(wide=True) * (1 if self.shards else m.K)
+        return (1 + self._moments) * m.owned(wide=True) * (1 if self.shards or m.sharded else m.K)
 
     def sends(self, m: Sizes) -> list[Message]:
         return [replace(x, bucket=None) for x in sends(self.inner, m)]  # it moves w when all are there

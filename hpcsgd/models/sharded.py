@@ -85,11 +85,11 @@ def shard(
         Parallel, VLDB 2023, whose successor in torch does it.
     """
     with job.together("sharding the model"):
-        units = _units(model, blocks)
+        parts = [unit for unit, _ in units(model, blocks)]
         here = next((p.device for p in model.parameters() if p.device != META), torch.device("cpu"))
         target = torch.device(device) if device is not None else here
     mesh = job.mesh(target.type)["group"]
-    for unit in units:
+    for unit in parts:
         _share_values(job, unit)
         with job.together("sharding the model"):
             give_values(model, unit, seed)
@@ -99,8 +99,14 @@ def shard(
     return model
 
 
-def _units(model: nn.Module, blocks: Sequence[str] | None) -> list[nn.Module]:
-    """What is gathered by itself, those inside others first, and the model last."""
+def units(
+    model: nn.Module, blocks: Sequence[str] | None
+) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+    """What is gathered by itself, and which parameters are: those inside others first, and the model last.
+
+    Raises `UserError` for names that fit no module, and for parameters that are in several of these: torch
+    would make several of each.
+    """
     named = {name: module for name, module in model.named_modules() if name}
     for pattern in blocks or ():
         if not any(fnmatchcase(name, pattern) for name in named):
@@ -109,7 +115,22 @@ def _units(model: nn.Module, blocks: Sequence[str] | None) -> list[nn.Module]:
         chosen = list(regions(model))
     else:
         chosen = [m for name, m in named.items() if any(fnmatchcase(name, x) for x in blocks)]
-    return [*reversed(chosen), model]
+    found: list[tuple[nn.Module, list[nn.Parameter]]] = []
+    taken: set[nn.Module] = set()
+    owner: dict[nn.Parameter, nn.Module] = {}
+    for unit in [*reversed(chosen), model]:
+        own = [module for module in unit.modules() if module not in taken]
+        params = list(dict.fromkeys(p for module in own for p in module.parameters(recurse=False)))
+        for p in params:
+            if owner.setdefault(p, unit) is not unit:
+                raise UserError(f"blocks: {_name(model, p)} is in two of them: let one have both of its places")
+        found.append((unit, params))
+        taken.update(own)
+    return found
+
+
+def _name(model: nn.Module, param: nn.Parameter) -> str:
+    return next(name for name, p in model.named_parameters() if p is param)
 
 
 def _share_values(job: Job, unit: nn.Module) -> None:

@@ -60,6 +60,7 @@ def _numbers(e: Estimate) -> dict[str, Any]:
         "hidden_seconds": e.step.hidden,
         "communication_share": e.step.communication,
         "bytes_per_rank_and_step": e.step.nbytes,
+        "bytes_by_torch_per_rank_and_step": e.step.by_torch,
         "samples_per_s": e.samples_per_s,
         "epoch_seconds": e.epoch_seconds,
         "epoch_seconds_low": low,

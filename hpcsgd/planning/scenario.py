@@ -8,6 +8,7 @@ from typing import Any
 
 import tomli_w
 
+from hpcsgd.cost.traffic import BY_TORCH
 from hpcsgd.errors import UserError
 from hpcsgd.planning.estimate import Estimate
 from hpcsgd.simulation.course import Rule
@@ -15,7 +16,7 @@ from hpcsgd.simulation.rules import RULES
 from hpcsgd.simulation.scenario import PARTS
 
 STEPS = 1000
-IN_THE_GROUP = ("gradients", "allocation", "indices", "values")
+IN_THE_GROUP = ("gradients", "allocation", "indices", "values", BY_TORCH)
 AT_THE_END = "parameters"
 """Phases; what is left is between groups."""
 

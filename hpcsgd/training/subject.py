@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from hpcsgd.cost.traffic import averages_with_peers
 from hpcsgd.engine.averaged import float_buffers
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
 from hpcsgd.engine.joined import parts_of
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, located
+from hpcsgd.models.sharded import units, without_values
 from hpcsgd.training.assembly import make_optimizer
 from hpcsgd.training.loading import opened
 from hpcsgd.training.parts import make_method
@@ -87,15 +89,24 @@ class Subject:
         buffers, bucket = float_buffers(self.model), (self.config.training.bucket_mb or BUCKET_MB) * 1e6
         return Sizes.of(
             trained, P, K, bucket, self.moments, self.numbers, buffers, ranks_per_host,
-            whole=seen_whole(self.optimizer) if divided else frozenset(),
+            whole=seen_whole(self.optimizer) if divided else frozenset(), units=self._units(),
         )  # fmt: skip
+
+    def _units(self) -> list[list[nn.Parameter]]:
+        """What torch gathers as one, where it shards the model."""
+        config = self.config
+        if not config.job.shard:
+            return []
+        with located("[model]"):
+            return [params for _, params in units(self.model, config.model.blocks)]
 
     def elementwise(self, method: Method) -> bool:
         """Or tensor by tensor: whether the positions of a group could share the update."""
         return is_elementwise(self.optimizer) or self._by_tensors(method)
 
     def _by_tensors(self, method: Method) -> bool:
-        return is_tensorwise(self.optimizer) and not averages_with_peers(method)
+        cut_by_rows = self.config.job.shard
+        return is_tensorwise(self.optimizer) and not averages_with_peers(method) and not cut_by_rows
 
     def method(self, table: Mapping[str, Any], P: int) -> Method:
         """Raises `UserError` for arguments that the method does not take."""
@@ -116,7 +127,8 @@ def subject_of(config: Config, samples: int | None = None) -> Subject:
     """`samples`: of an epoch, for a job whose data are not here. Raises `UserError`, naming the key."""
     if samples is not None and samples < 1:
         raise UserError(f"--samples {samples}: at least 1 is needed")
-    model = models.build(config.model.build, config.model.arguments)
+    with without_values() if config.job.shard else nullcontext():
+        model = models.build(config.model.build, config.model.arguments)
     inner = make_optimizer(config, model, 1)
     moments, numbers = state_of(inner)
     train = None if samples is not None else opened(config.data, "train")

@@ -13,6 +13,7 @@ from hpcsgd.core.generators import seed_generators
 from hpcsgd.data import AsRank, Batches, Sampler, Split
 from hpcsgd.engine.lr import WarmUp, lr_scale
 from hpcsgd.engine.precision import Precision
+from hpcsgd.models.sharded import give_values
 from hpcsgd.training.assembly import (
     make_model,
     make_natural_gradient,
@@ -52,6 +53,7 @@ def virtual_groups(
     task = task_of(train)
     seed_generators(config.seed)
     model = make_model(config)
+    give_values(model, model, config.seed)  # of a sharded training, which begins without
     model.to(device)
     require_model_fits(model, train, task, config.model.build, device)
     lay_out(model, config.training, _precision(config, model))

@@ -1,0 +1,192 @@
+"""What the cost model says of models that torch shards over the group, against the ledger, against what torch
+sends and against the tensors that there are."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from cost.test_memory import apart
+from hpcsgd.core.topology import Job, form
+from hpcsgd.core.traffic import Sizes
+from hpcsgd.cost.collectives import sent
+from hpcsgd.cost.memory import kept, one_block
+from hpcsgd.cost.overlap import among_blocks
+from hpcsgd.cost.traffic import BY_TORCH, by_torch, of_step
+from hpcsgd.errors import UserError
+from hpcsgd.exchanges import Sparse
+from hpcsgd.methods import (
+    Method,
+    adacomm,
+    allreduce_local_sgd,
+    bsp,
+    delayed,
+    diloco,
+    hierarchical,
+    selsync,
+    sgp,
+    streamed,
+)
+from hpcsgd.models.sharded import shard, units
+from hpcsgd.sparsifiers import TopK
+from hpcsgd.training.subject import state_of
+from hpcsgd.transport import Transport
+from references import batch, loss
+
+BUCKET_BYTES = 600.0
+STEPS = 12
+"""Whole periods of all graphs and intervals here."""
+EVERY = 3
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 11), nn.Linear(11, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).tanh())
+
+
+class Net(nn.Module):
+    """Rows that no K divides, fewer of them than positions, a frozen matrix inside and outside of blocks."""
+
+    def __init__(self, width: int = 7) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
+        self.fixed, self.last = nn.Linear(width, width), nn.Linear(width, 3)
+        self.fixed.requires_grad_(False)
+        self.blocks[1].up.bias.requires_grad_(False)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(self.fixed(x))
+
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "bsp": bsp,
+    "hierarchical": lambda: hierarchical(EVERY),
+    "moments": lambda: hierarchical(EVERY, moments=hpcsgd.Averaged),
+    "allreduce_local_sgd": lambda: allreduce_local_sgd(EVERY),
+    "diloco": lambda: diloco(EVERY),
+    "selsync": lambda: selsync(0.0),
+    "sgp": sgp,
+    "streamed": lambda: streamed(diloco(EVERY), 3, 1),
+}
+ALWAYS = 1.0
+"""The share of steps in which selsync meets, with a threshold of 0."""
+
+
+def sizes(net: nn.Module, P: int, K: int, inner: optim.Optimizer | None = None) -> Sizes:
+    named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+    having = ({}, {}) if inner is None else state_of(inner)
+    return Sizes.of(
+        named, P, K, BUCKET_BYTES, *having, units=[params for _, params in units(net, ["blocks.*"])]
+    )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of a rank."""
+
+    ledger: dict[str, float]
+    """Bytes of a step, by phase."""
+    torch: Counter[tuple[str, int]]
+    """How often torch has called which collective with how many bytes in all, in a step."""
+    distances: list[float]
+
+
+@contextlib.contextmanager
+def torch_counted() -> Iterator[Counter[tuple[str, int]]]:
+    """The collectives of `fully_shard`, with the bytes of the vector that all ranks have together."""
+    found: Counter[tuple[str, int]] = Counter()
+    names = {"all_gather_single": (0, "output_tensor"), "reduce_scatter_single": (1, "input")}
+    before = {name: getattr(dist, name) for name in names}
+
+    def counting(name: str, place: int, word: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            whole = kwargs[word] if word in kwargs else args[place]
+            found[name, whole.nbytes] += 1
+            return before[name](*args, **kwargs)
+
+        return call
+
+    for name, (place, word) in names.items():
+        setattr(dist, name, counting(name, place, word))
+    try:
+        yield found
+    finally:
+        for name, function in before.items():
+            setattr(dist, name, function)
+
+
+def trained(job: Job, method: Method, *, sharded: bool = True) -> Iterator[hpcsgd.DistributedOptimizer]:
+    """After each step."""
+    torch.manual_seed(0)
+    net = Net()
+    if sharded:
+        shard(net, job, ["blocks.*"])
+    inner = optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.01)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method, bucket_mb=BUCKET_BYTES / 1e6)
+    for t in range(STEPS + 1):
+        optimizer.zero_grad()
+        value = loss(net, *batch(t, job.rank, torch.float32))
+        value.backward()
+        optimizer.step(loss=value.detach())
+        yield optimizer
+
+
+def seen(world: Transport, P: int, method: str) -> Seen:
+    steps = trained(form(world, P), METHODS[method]())
+    next(steps).state_dict()  # what is sent once has been sent
+    world.barrier()
+    before, distances = world.ledger.totals(), []
+    with torch_counted() as found:
+        for optimizer in steps:
+            distances.append(optimizer.notes.get("distance", 0.0))
+        optimizer.method.state_dict()  # waits for what is under way
+    grown = {name: total.bytes / STEPS for name, total in world.ledger.since(before).items()}
+    by_phase = {name: nbytes for name, nbytes in grown.items() if nbytes and name != "other"}
+    each = Counter({call: number // STEPS for call, number in found.items()})
+    assert all(number % STEPS == 0 for number in found.values())
+    return Seen(by_phase, each, distances)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("method", "P", "K"),
+    [
+        pytest.param(m, P, K, marks=[] if (P, K) == (2, 2) else [pytest.mark.long])
+        for m in METHODS
+        for P, K in [(1, 2), (2, 1), (2, 2), (1, 4), (2, 4), (4, 2)]
+    ],
+)
+def test_bytes_are_those_of_the_ledger_and_of_torch(run, method: str, P: int, K: int) -> None:
+    ranks = run(P * K, seen, P, method)
+    net = Net()
+    m = sizes(net, P, K, optim.AdamW([p for p in net.parameters() if p.requires_grad]))
+    expected, torchs = defaultdict[str, float](float), Counter[tuple[str, int]]()
+    names = {"allgather": "all_gather_single", "reduce_scatter": "reduce_scatter_single"}
+    for x in of_step(METHODS[method](), m, meets=ALWAYS):
+        if x.phase == BY_TORCH:
+            torchs[names[x.operation], int(x.nbytes)] += 1
+        else:
+            expected[x.phase] += x.times * x.senders * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
+    phases = {name for rank in ranks for name in rank.ledger}
+    on_the_mean = {name: sum(rank.ledger.get(name, 0.0) for rank in ranks) / len(ranks) for name in phases}
+    assert on_the_mean == pytest.approx({k: v for k, v in expected.items() if v}, rel=1e-12)
+    assert "gradients" not in on_the_mean or method == "bsp"
+    assert [rank.torch for rank in ranks] == [torchs] * len(ranks)
