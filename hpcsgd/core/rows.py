@@ -1,8 +1,8 @@
-"""Models that torch shards by rows (`fully_shard`), told beforehand: what lies in the buckets of a position, and
-what torch gathers as one.
+"""Models that torch shards by rows (`fully_shard`), told beforehand: what lies in the buckets of a position,
+and what torch gathers as one.
 
-Each parameter is cut along dimension 0 into K equal parts, of which the last ones may be shorter, or empty: they
-are padded to the first.
+Each parameter is cut along dimension 0 into K equal parts, of which the last ones may be shorter, or empty:
+they are padded to the first.
 """
 
 from __future__ import annotations

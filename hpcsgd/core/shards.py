@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from hpcsgd.core.flat import Bucket

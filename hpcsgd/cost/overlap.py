@@ -82,8 +82,8 @@ def awaited(used: Seconds, gather: Seconds, forward: float) -> float:
 
 
 def among_blocks(compute: Seconds, gather: Seconds, reduce: Seconds) -> float:
-    """Seconds of a pass through blocks, in this order: each is gathered while the one before it is computed, and
-    its gradients leave while the one after it is, on the same links."""
+    """Seconds of a pass through blocks, in this order: each is gathered while the one before it is computed,
+    and its gradients leave while the one after it is, on the same links."""
     beside = [g + r for g, r in zip([*gather[1:], 0.0], [0.0, *reduce[:-1]], strict=True)]
     return gather[0] + sum(map(max, compute, beside)) + reduce[-1]
 

@@ -4,9 +4,9 @@
 
 What happens at a meeting counts with the share of the steps after which groups meet.
 
-Where torch shards the model over the group there is no allgather of ours. torch gathers each block before it is
-computed, in the forward pass and in the backward pass, and scatters the sums of its gradients: a step of one
-backward pass, in which all parameters are used. That is in no ledger.
+Where torch shards the model over the group there is no allgather of ours. torch gathers each block before it
+is computed, in the forward pass and in the backward pass, and scatters the sums of its gradients: in a step
+of one backward pass, which uses all parameters. That is in no ledger.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def of_step(
     """The messages of a step, on the mean, in the order in which they leave.
 
     `meets`: the share of steps after which groups meet, for methods that decide that by what they see.
-    Raises `UserError` for these without it, where a sparsifier cannot tell what it selects, and for what cannot
-    be where torch shards the model.
+    Raises `UserError` for these without it, where a sparsifier cannot tell what it selects, and for what
+    cannot be where torch shards the model.
     """
     exchange = exchange_of(method, m, elementwise)
     found = by_torch(m)

@@ -99,9 +99,7 @@ def shard(
     return model
 
 
-def units(
-    model: nn.Module, blocks: Sequence[str] | None
-) -> list[tuple[nn.Module, list[nn.Parameter]]]:
+def units(model: nn.Module, blocks: Sequence[str] | None) -> list[tuple[nn.Module, list[nn.Parameter]]]:
     """What is gathered by itself, and which parameters are: those inside others first, and the model last.
 
     Raises `UserError` for names that fit no module, and for parameters that are in several of these: torch
@@ -109,12 +107,12 @@ def units(
     """
     named = {name: module for name, module in model.named_modules() if name}
     for pattern in blocks or ():
-        if not any(fnmatchcase(name, pattern) for name in named):
+        if not any(_fits(name, pattern) for name in named):
             raise UserError(f"blocks: no module {pattern!r}; {near_miss(pattern, list(named))}")
     if blocks is None:
         chosen = list(regions(model))
     else:
-        chosen = [m for name, m in named.items() if any(fnmatchcase(name, x) for x in blocks)]
+        chosen = [m for name, m in named.items() if any(_fits(name, x) for x in blocks)]
     found: list[tuple[nn.Module, list[nn.Parameter]]] = []
     taken: set[nn.Module] = set()
     owner: dict[nn.Parameter, nn.Module] = {}
@@ -122,11 +120,23 @@ def units(
         own = [module for module in unit.modules() if module not in taken]
         params = list(dict.fromkeys(p for module in own for p in module.parameters(recurse=False)))
         for p in params:
+            if p.dim() == 0:
+                raise UserError(
+                    f"{_name(model, p)} is a single number, which torch cannot shard: give it a dimension"
+                )
             if owner.setdefault(p, unit) is not unit:
-                raise UserError(f"blocks: {_name(model, p)} is in two of them: let one have both of its places")
+                raise UserError(
+                    f"blocks: {_name(model, p)} is in two of them: let one have both of its places"
+                )
         found.append((unit, params))
         taken.update(own)
     return found
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Part by part: "blocks.*" are the blocks, and not what they are made of."""
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
 def _name(model: nn.Module, param: nn.Parameter) -> str:

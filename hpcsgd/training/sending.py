@@ -63,7 +63,9 @@ def left_open(config: Config, K: int) -> Open:
     return Open(
         sizes=BUCKETS_MB if training.bucket_mb is None else (training.bucket_mb,),
         overlaps=(True, False) if training.overlap is None else (training.overlap,),
-        exchanges=DENSE if K > 1 and not config.job.shard and _unsaid(config) else (None,),  # or it is torch's
+        exchanges=DENSE
+        if K > 1 and not config.job.shard and _unsaid(config)
+        else (None,),  # or it is torch's
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import wires
+from hpcsgd.core.shards import is_sharded
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.memory import kept
@@ -87,7 +88,8 @@ def apart() -> Iterator[Callable[[], int]]:
 
     def living() -> int:
         gc.collect()
-        found = [x.untyped_storage() for x in gc.get_objects() if issubclass(type(x), Tensor) and x.dim()]
+        tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor) and x.dim()]
+        found = [x.untyped_storage() for x in tensors if not is_sharded(x)]  # what these have is local
         return sum({storage.data_ptr(): storage.nbytes() for storage in found}.values())
 
     gc.freeze()  # what there is already is not looked at

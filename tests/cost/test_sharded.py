@@ -190,3 +190,112 @@ def test_bytes_are_those_of_the_ledger_and_of_torch(run, method: str, P: int, K:
     assert on_the_mean == pytest.approx({k: v for k, v in expected.items() if v}, rel=1e-12)
     assert "gradients" not in on_the_mean or method == "bsp"
     assert [rank.torch for rank in ranks] == [torchs] * len(ranks)
+
+
+@pytest.mark.processes
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("method", ["hierarchical", "allreduce_local_sgd"])
+def test_the_distance_is_that_of_whole_models(run, method: str) -> None:
+    """Also where an averager takes what a position has for all of w."""
+
+    def distances(world: Transport, sharded: bool) -> list[float]:
+        steps = trained(form(world, 2), METHODS[method](), sharded=sharded)
+        return [optimizer.notes.get("distance", 0.0) for optimizer in steps]
+
+    for mine, theirs in run(4, lambda world: (distances(world, True), distances(world, False))):
+        assert any(mine)
+        assert mine == pytest.approx(theirs, rel=1e-4)
+
+
+def test_sizes_are_those_that_torch_pads_to() -> None:
+    """Chunks of each parameter's rows, as many as position 0 has of it."""
+    net, K = Net(), 4
+    trained = [p for p in net.parameters() if p.requires_grad]
+    m = sizes(net, 2, K, optim.AdamW(trained))
+    own = sum(math.ceil(len(p) / K) * (p.numel() // len(p)) for p in trained)
+    assert m.sharded
+    assert m.owned() == sum(m.here(b) for b in m.buckets) == 4 * own
+    assert sum(p.numel() for p in trained) == m.M
+    everything = set(range(len(m.layers)))
+    assert sum(m.by_width(everything).values()) == m.M
+    rows = [[len(p[j * -(-len(p) // K) : (j + 1) * -(-len(p) // K)]) for j in range(K)] for p in trained]
+    assert m.pieces(everything) == sum(n > 0 for of_one in rows for n in of_one) / K
+    assert [unit.stays for unit in m.units] == [False, False, False, True]
+    assert sum(unit.numel for unit in m.units) == sum(p.numel() for p in net.parameters())
+
+
+def test_torch_gathers_blocks_twice_and_what_is_outside_once() -> None:
+    m = sizes(Net(), 1, 2)
+    found = [(x.stage, x.bucket) for x in by_torch(m)]
+    forward = [("forward", i) for i in (3, 2, 1, 0)]
+    backward = [(stage, i) for i in (0, 1, 2) for stage in ("backward", "reduce")]
+    assert found == [*forward, *backward, ("reduce", 3)]
+    assert by_torch(sizes(Net(), 4, 1)) == []
+
+
+def test_a_pass_waits_for_what_its_neighbours_do_not_hide() -> None:
+    assert among_blocks([2, 2, 2], [1, 1, 1], [0, 0, 0]) == 1 + 6
+    assert among_blocks([2, 2, 2], [1, 3, 1], [0, 0, 0]) == 1 + 3 + 2 + 2
+    assert among_blocks([2, 2, 2], [1, 1, 0], [1, 4, 1]) == 1 + 2 + 2 + 4 + 1
+
+
+def test_what_cannot_be_sharded_is_said() -> None:
+    m = sizes(Net(), 2, 2)
+    with pytest.raises(
+        UserError, match="Sparse: parameters are sharded by torch, which exchanges the gradients"
+    ):
+        of_step(bsp(Sparse(TopK(0.1))), m)
+    with pytest.raises(UserError, match="the optimizer is not known to update every element by itself"):
+        of_step(bsp(), m, elementwise=False)
+    with pytest.raises(UserError, match="groups that may die meet with whole ones"):
+        of_step(hpcsgd.ensemble(4), m)
+    net = Net()
+    net.blocks[2].up.weight = net.blocks[0].up.weight  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+    with pytest.raises(UserError, match=r"blocks: blocks.0.up.weight is in two of them"):
+        units(net, ["blocks.*"])
+
+
+HOLDING: dict[str, Callable[[], Method]] = {
+    **METHODS,
+    "adacomm": lambda: adacomm(EVERY, block=2),
+    "delayed": lambda: delayed(hierarchical(EVERY), 2),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize(
+    "method", ["bsp", "hierarchical", "allreduce_local_sgd", "diloco", "delayed", "streamed"]
+)
+def test_tensors_are_those_of_the_formula(run, method: str) -> None:
+    """But for the block, which is there while a pass goes on."""
+
+    def living(world: Transport) -> int:
+        job = form(world, 2)
+        with apart() as found:
+            net = shard(nn.Sequential(nn.Linear(5, 97), nn.Tanh(), Wide(), Wide(), nn.Linear(97, 3)), job)
+            inner = optim.AdamW(net.parameters(), lr=0.01)
+            optimizer = hpcsgd.DistributedOptimizer(inner, net, job, HOLDING[method](), bucket_mb=2e-3)
+            for t in range(2 * EVERY):
+                optimizer.zero_grad()
+                value = loss(net, *batch(t, job.rank, torch.float32))
+                value.backward()
+                optimizer.step(loss=value.detach())
+            optimizer.method.state_dict()
+            return found()
+
+    net = nn.Sequential(nn.Linear(5, 97), nn.Tanh(), Wide(), Wide(), nn.Linear(97, 3))
+    m = Sizes.of(net.named_parameters(), 2, 2, 2000.0, units=[params for _, params in units(net, None)])
+    assert one_block(m) == 4 * (2 * 49 * (97 + 1) + 2 * 49 * (5 + 1) + 2 * 2 * (97 + 1))
+    expected = kept(HOLDING[method](), m, 2) - one_block(m)
+    found = run(4, living)
+    assert sum(found) / len(found) == pytest.approx(expected, rel=0.03)  # positions have unlike fragments
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(97, 97), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)

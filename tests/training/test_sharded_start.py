@@ -1,0 +1,45 @@
+"""Where trainings of `[job] shard` begin: with the same values, whoever builds the model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from export.test_export import write_text
+from hpcsgd.config.schema import Config, load
+from hpcsgd.core.shards import gathered
+from hpcsgd.core.topology import form
+from hpcsgd.training.assembly import assemble
+from hpcsgd.training.virtual import virtual_groups
+from hpcsgd.transport import Transport
+
+pytestmark = [pytest.mark.processes, pytest.mark.ranks(4)]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    folder = tmp_path / str(os.getpid())
+    folder.mkdir()
+    return load(write_text(folder, "bytes"), ["--job.shard", "true", "--method.name", "hierarchical"])
+
+
+@pytest.mark.parametrize("P", [1, 2])
+def test_a_probe_starts_from_the_same_bits(run, config: Config, P: int) -> None:
+    """With models of its own that are whole."""
+
+    def values(world: Transport) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        sharded = assemble(config, form(world, P), "job.toml").model
+        alone = world.split(world.rank, 0)
+        probed = virtual_groups(config, 2, 1, alone).trainees[0].model
+        return {n: gathered(p).detach() for n, p in sharded.named_parameters()}, dict(
+            probed.named_parameters()
+        )
+
+    for sharded, probed in run(4, values):
+        assert sharded.keys() == probed.keys()
+        assert all(torch.equal(x, probed[name]) for name, x in sharded.items())
+        assert any(x.ne(0).any() for x in sharded.values())
