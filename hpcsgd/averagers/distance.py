@@ -89,8 +89,7 @@ class Measured:
             apart.append(squared_norm(brought.pop(b).sub_(self._vector(b))))  # while others are on their way
         squared = sum_on_host(apart)
         self.squared = squared.item()
-        in_parts = self.shards or not any(b.divided for b in s.buckets)  # of what torch shards all are
-        s.notes["distance"] = _of_squared(s, squared.add_(self.beside), in_parts)
+        s.notes["distance"] = _of_squared(s, squared.add_(self.beside), self.shards or s.sharded)
 
     def _vector(self, b: Bucket) -> Tensor:
         return b.own if self.shards else b.w

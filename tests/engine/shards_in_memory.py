@@ -30,7 +30,7 @@ WHOLE = LAYERS * BLOCK
 """Bytes of a layer, of the model."""
 TRAINED = 4 * WHOLE
 """Of its parameters, gradients, and both moments of AdamW."""
-ADAMW = {"lr": 1e-3, "eps": 1e-2}
+ADAMW: dict[str, Any] = {"lr": 1e-3, "eps": 1e-2}
 """By default it would make a step of a rounding error, where there is hardly a gradient."""
 MMAP_THRESHOLD, LARGE = -3, 1 << 16
 EVERY = 2

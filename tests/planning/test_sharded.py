@@ -110,7 +110,9 @@ def test_what_is_not_hidden_behind_neighbours(subject: Subject) -> None:
     at_least = sum(
         machine.seconds(operation, nbytes, WAY)
         for operation, nbytes in [
-            ("allgather", outside.weights), ("allgather", block.weights), ("reduce_scatter", outside.gradients),
+            ("allgather", outside.weights),
+            ("allgather", block.weights),
+            ("reduce_scatter", outside.gradients),
         ]
     )  # fmt: skip
     assert step(1e3).phases[BY_TORCH] == pytest.approx(at_least)
