@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import inspect
+import runpy
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -167,3 +171,25 @@ def test_a_lane_that_was_closed_begins_again() -> None:
     assert lane.submit(threading.current_thread, "second", 60, ledger).wait().is_alive()
     assert lane.close(60)
     assert first != threading.get_ident()
+
+
+def what_mkl_has_noted() -> ctypes.c_int | None:
+    """The processor by which it chooses kernels of vector functions, -1 before the first of them: what the
+    first instruction of the function that finds it out loads. None where that is another MKL."""
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if not library.exists() or not hasattr(torch_cpu := ctypes.CDLL(str(library)), "mkl_vml_serv_cpu_detect"):
+        return None
+    start = ctypes.cast(torch_cpu.mkl_vml_serv_cpu_detect, ctypes.c_void_p).value or 0
+    if ctypes.string_at(start, 2) != b"\x8b\x05":  # mov eax, [so many bytes from the next instruction]
+        return None
+    return ctypes.c_int.from_address(start + 6 + ctypes.c_int.from_address(start + 2).value)
+
+
+def test_mkl_knows_the_processor_before_there_are_other_threads() -> None:
+    """Where several find it out at once, one may compute with another kernel, to other bits."""
+    if (noted := what_mkl_has_noted()) is None:
+        pytest.skip("not the MKL that threads must not come upon together")
+    right, noted.value = noted.value, -1
+    runpy.run_path(inspect.getfile(Lane))  # as its first import
+    found, noted.value = noted.value, right
+    assert found == right >= 0
