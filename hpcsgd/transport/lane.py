@@ -31,10 +31,10 @@ _lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
 _here = threading.local()  # .on_a_lane: the thread is a lane's
 _numbers = itertools.count()
 
-# The first sqrt, tanh or exp of a process, before other threads can make theirs. With it MKL finds out what the
-# processor is, and that of torch's wheels (2024.2) notes a raw number before the right one: a thread that reads
-# it in between computes with another kernel, sqrt in float64 to 10⁻¹¹ and tanh to other bits. Issue 188792 of
-# pytorch/pytorch.
+# The first sqrt, tanh or exp of a process, before other threads can make theirs. With it MKL finds out what
+# the processor is, and that of torch's wheels (2024.2) notes a raw number before the right one: a thread that
+# reads it in between computes with another kernel, sqrt in float64 to 10⁻¹¹ and tanh to other bits. Issue
+# 188792 of pytorch/pytorch.
 torch.ones(1, dtype=torch.float64, device="cpu").sqrt()
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn, optim
 from torch.distributed.fsdp import fully_shard
 
 import hpcsgd
+from hpcsgd.core.shards import local
 
 WIDTH, LAYERS = 1024, 24
 BLOCK = 4 * WIDTH**2
@@ -58,12 +59,8 @@ def model(job: hpcsgd.Job | None, layers: int = LAYERS) -> nn.Module:
     for number, p in enumerate(net.parameters()):
         values = torch.randn(p.shape, generator=torch.Generator().manual_seed(number)) / WIDTH**0.5
         with torch.no_grad():
-            here(p).copy_(rows(values, job))
+            local(p).copy_(rows(values, job))
     return net
-
-
-def here(p: Tensor) -> Tensor:
-    return p.to_local() if hasattr(p, "to_local") else p  # pyright: ignore[reportCallIssue]
 
 
 def rows(whole: Tensor, job: hpcsgd.Job | None) -> Tensor:
