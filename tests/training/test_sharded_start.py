@@ -13,7 +13,8 @@ from export.test_export import write_text
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.shards import gathered
 from hpcsgd.core.topology import form
-from hpcsgd.training.assembly import assemble
+from hpcsgd.training.assembly import assemble, make_model
+from hpcsgd.training.by_torch import bytes_by_torch
 from hpcsgd.training.virtual import virtual_groups
 from hpcsgd.transport import Transport
 
@@ -43,3 +44,16 @@ def test_a_probe_starts_from_the_same_bits(run, config: Config, P: int) -> None:
         assert sharded.keys() == probed.keys()
         assert all(torch.equal(x, probed[name]) for name, x in sharded.items())
         assert any(x.ne(0).any() for x in sharded.values())
+
+
+def test_what_torch_sends_is_told_of_the_sharded_model_as_of_the_plain_one(run, config: Config) -> None:
+    """Weights twice, gradients once; what is outside of blocks is gathered once."""
+
+    def told(world: Transport) -> float:
+        return bytes_by_torch(assemble(config, form(world, 2), "job.toml").model, config.model.blocks, 2)
+
+    plain = make_model(config)
+    (block,) = plain.get_submodule("blocks").children()
+    outside = 4 * (sum(p.numel() for p in plain.parameters()) - sum(p.numel() for p in block.parameters()))
+    inside = 4 * sum(p.numel() for p in block.parameters())
+    assert run(4, told) == [bytes_by_torch(plain, None, 2)] * 4 == [(3 * inside + 2 * outside) / 2] * 4
