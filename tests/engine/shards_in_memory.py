@@ -168,7 +168,7 @@ def rows_of(whole: nn.Module, job: hpcsgd.Job) -> list[Tensor]:
 
 def most_apart(net: nn.Module, others: list[Tensor]) -> float:
     pairs = zip(net.parameters(), others, strict=True)
-    return max((here(mine) - other).abs().max().item() for mine, other in pairs)
+    return max((local(mine) - other).abs().max().item() for mine, other in pairs)
 
 
 def trained(job: hpcsgd.Job, sharded: bool) -> nn.Module:
