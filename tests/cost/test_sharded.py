@@ -27,7 +27,6 @@ from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Sparse
 from hpcsgd.methods import (
     Method,
-    adacomm,
     allreduce_local_sgd,
     bsp,
     delayed,
@@ -255,11 +254,7 @@ def test_what_cannot_be_sharded_is_said() -> None:
         units(net, ["blocks.*"])
 
 
-HOLDING: dict[str, Callable[[], Method]] = {
-    **METHODS,
-    "adacomm": lambda: adacomm(EVERY, block=2),
-    "delayed": lambda: delayed(hierarchical(EVERY), 2),
-}
+HOLDING = {**METHODS, "delayed": lambda: delayed(hierarchical(EVERY), 2)}
 
 
 @pytest.mark.processes
