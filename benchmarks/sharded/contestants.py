@@ -19,7 +19,8 @@ def sharded(workload: Workload, mesh: DeviceMesh) -> nn.Module:
     model = workload.model()
     for layer in model.children():
         fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def adamw(model: nn.Module) -> optim.Optimizer:

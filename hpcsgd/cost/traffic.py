@@ -90,8 +90,6 @@ def exchange_of(method: Method, m: Sizes, elementwise: bool = True) -> Exchange:
     if m.sharded:
         if not elementwise:
             raise UserError("a sharded model: the optimizer is not known to update every element by itself")
-        if averages_with_peers(method):
-            raise UserError("a sharded model: groups that may die meet with whole ones")
         return left_to_torch(exchange)
     return Gathered(exchange) if exchange.shards and not elementwise else exchange
 
