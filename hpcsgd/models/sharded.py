@@ -8,13 +8,14 @@ name: so the model is the same for every K, and on every device.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hpcsgd.core.shards import is_sharded
 from hpcsgd.core.topology import Job
@@ -28,10 +29,12 @@ META = torch.device("meta")
 def without_values() -> Iterator[None]:
     """Parameters of modules that are made in the block are on the meta device; buffers have their values."""
     register = nn.Module.register_parameter
+    made: MutableMapping[nn.Parameter, nn.Parameter] = WeakIdKeyDictionary()
 
     def empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and param.device != META:
-            param = nn.Parameter(param.to(META), requires_grad=param.requires_grad)
+            room = nn.Parameter(param.to(META), requires_grad=param.requires_grad)
+            param = made.setdefault(param, room)  # one that several modules are given stays one
         register(self, name, param)
 
     nn.Module.register_parameter = empty

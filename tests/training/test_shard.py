@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from hpcsgd.config.schema import load
 from hpcsgd.data import convert_text
 from hpcsgd.errors import UserError
 from hpcsgd.models import build
+from hpcsgd.models.sharded import without_values
 from hpcsgd.report.metrics import read
 from training.launches import launch
 
@@ -115,6 +119,18 @@ def test_beside_what_else_there_is(folder: Path, words: tuple[str, ...]) -> None
     train(folder, "run", *SHARDED, *words, "--training.steps", "40", "--optimizer.lr", "0.02")
     losses = [r["loss"] for r in read(folder / "run" / "metrics.jsonl") if r["kind"] == "step"]
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_one_parameter_of_two_modules_stays_one() -> None:
+    """And nobody keeps what it was before."""
+    p = nn.Parameter(torch.ones(3))
+    gone = weakref.ref(p)
+    with without_values():
+        model = nn.ModuleList([nn.ParameterList([p]), nn.ParameterList([p])])
+        assert [x.device.type for x in model.parameters()] == ["meta"]
+        del p
+        gc.collect()
+        assert gone() is None
 
 
 @pytest.mark.parametrize(
