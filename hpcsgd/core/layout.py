@@ -107,8 +107,11 @@ class Layout:
     """Whether it is to lie in page-locked memory of the host."""
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
+    """One parameter, before it has a place."""
+
     number: int
+    """Its own among all, in the order of the forward pass."""
     name: str
     param: nn.Parameter
 
@@ -125,13 +128,13 @@ def cut(
     reaches `bucket_bytes`, one of whole parameters once it is well filled besides. Raises `UserError` for a
     parameter without a dense layout.
     """
-    runs: dict[tuple[torch.dtype, torch.device, bool], list[list[_Entry]]] = {}
+    runs: dict[tuple[torch.dtype, torch.device, bool], list[list[Entry]]] = {}
     for number, (name, param) in reversed(list(enumerate(named))):
         if param.numel() == 0:
             continue
         _require_dense(name, param)
         of_kind = runs.setdefault((param.dtype, param.device, param in whole), [[]])
-        of_kind[-1].append(_Entry(number, name, param))
+        of_kind[-1].append(Entry(number, name, param))
         if _nbytes(of_kind[-1]) >= bucket_bytes and not (param in whole and _too_empty(of_kind[-1], K)):
             of_kind.append([])
     found: list[tuple[int, Layout]] = []
@@ -167,7 +170,7 @@ def shaped(flat: Tensor, offset: int, like: Tensor) -> Tensor:
     return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + offset)
 
 
-def _well_filled(runs: list[list[_Entry]], K: int) -> list[list[_Entry]]:
+def _well_filled(runs: list[list[Entry]], K: int) -> list[list[Entry]]:
     """The last one joined with those before it, until it is, too."""
     *others, last = runs
     while others and _too_empty(last, K):
@@ -175,38 +178,38 @@ def _well_filled(runs: list[list[_Entry]], K: int) -> list[list[_Entry]]:
     return [*others, last]
 
 
-def _too_empty(run: Sequence[_Entry], K: int) -> bool:
+def _too_empty(run: Sequence[Entry], K: int) -> bool:
     size = K * max(_numel(hand) for hand in _hands(run, K))
     return size - _numel(run) > EMPTY * size
 
 
-def _side_by_side(run: Sequence[_Entry], K: int) -> Layout:
+def _side_by_side(run: Sequence[Entry], K: int) -> Layout:
     slots = list(_one_behind_the_other(run, 0))
     return Layout(slots, -(-slots[-1].stop // K) * K, whole=False)
 
 
-def _dealt(run: Sequence[_Entry], K: int) -> Layout:
+def _dealt(run: Sequence[Entry], K: int) -> Layout:
     hands = _hands(run, K)
     chunk = max(map(_numel, hands))
     slots = [slot for j, hand in enumerate(hands) for slot in _one_behind_the_other(hand, j * chunk)]
     return Layout(slots, K * chunk, whole=True)
 
 
-def _hands(run: Sequence[_Entry], K: int) -> list[list[_Entry]]:
+def _hands(run: Sequence[Entry], K: int) -> list[list[Entry]]:
     return [[run[i] for i in hand] for hand in deal([cost(x.param.shape) for x in run], K)]
 
 
-def _one_behind_the_other(entries: Iterable[_Entry], start: int) -> Iterator[Slot]:
+def _one_behind_the_other(entries: Iterable[Entry], start: int) -> Iterator[Slot]:
     for x in entries:
         yield Slot(x.name, x.param, start, x.number)
         start += x.param.numel()
 
 
-def _numel(entries: Iterable[_Entry]) -> int:
+def _numel(entries: Iterable[Entry]) -> int:
     return sum(x.param.numel() for x in entries)
 
 
-def _nbytes(entries: Iterable[_Entry]) -> int:
+def _nbytes(entries: Iterable[Entry]) -> int:
     return sum(x.param.numel() * x.param.element_size() for x in entries)
 
 

@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import nn
 
-
-class Row(NamedTuple):
-    """One parameter in a bucket."""
-
-    number: int
-    """Its place among all, in the order of the forward pass."""
-    name: str
-    param: nn.Parameter
+from hpcsgd.core.layout import Entry
+from hpcsgd.transport import wide
 
 
 @dataclass(frozen=True)
@@ -31,18 +24,17 @@ class Unit:
 
     weights: int
     gradients: int
-    """Of those that are trained."""
+    """Of those that are trained; 16-bit ones are added up in float32."""
     numel: int
     stays: bool = False
     """Whether it is whole from its forward pass to its backward pass: what is outside the blocks."""
 
     @classmethod
     def of(cls, params: Collection[nn.Parameter], K: int, *, stays: bool) -> Unit:
-        def nbytes(some: Iterable[nn.Parameter]) -> int:
-            return sum(K * padded(p, K) * p.element_size() for p in some)
-
-        trained = (p for p in params if p.requires_grad)
-        return cls(nbytes(params), nbytes(trained), sum(p.numel() for p in params), stays)
+        weights = sum(K * padded(p, K) * p.element_size() for p in params)
+        trained = [p for p in params if p.requires_grad]
+        gradients = sum(K * padded(p, K) * wide(p.dtype).itemsize for p in trained)
+        return cls(weights, gradients, sum(p.numel() for p in params), stays)
 
 
 def units_of(units: Sequence[Collection[nn.Parameter]], K: int) -> tuple[Unit, ...]:
@@ -72,15 +64,15 @@ def in_buckets(
     K: int,
     bucket_bytes: float,
     pinned: Callable[[nn.Parameter], bool] = lambda _: False,
-) -> list[list[Row]]:
+) -> list[list[Entry]]:
     """What each bucket is of, in the order in which they become ready. Each is of one dtype and device, in
     memory that is `pinned` or not, and ends once it reaches `bucket_bytes`, over all positions."""
-    found: dict[tuple[torch.dtype, torch.device, bool], list[list[Row]]] = {}
+    found: dict[tuple[torch.dtype, torch.device, bool], list[list[Entry]]] = {}
     for number, (name, param) in reversed(list(enumerate(named))):
         if param.numel() == 0:
             continue
         of_kind = found.setdefault((param.dtype, param.device, pinned(param)), [[]])
-        of_kind[-1].append(Row(number, name, param))
+        of_kind[-1].append(Entry(number, name, param))
         if sum(K * padded(x.param, K) for x in of_kind[-1]) * param.element_size() >= bucket_bytes:
             of_kind.append([])
     filled = [bucket for of_kind in found.values() for bucket in of_kind if bucket]

@@ -288,7 +288,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     def _settled(self) -> Step:
         """With all of w in place, and nothing of it elsewhere."""
         self._arrivals.finish()
-        reshard(self.model)
+        if is_sharded(self.trained[0][1]):
+            reshard(self.model)
         return self._step
 
     def _meets(self) -> bool:

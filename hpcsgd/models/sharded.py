@@ -21,6 +21,7 @@ from hpcsgd.core.shards import is_sharded
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError, near_miss
 from hpcsgd.models.regions import regions
+from hpcsgd.transport import wide
 
 META = torch.device("meta")
 
@@ -70,6 +71,7 @@ def shard(
         device: where shards are to be. Default None: where the model is, or the host for one without values.
         seed: of a model without values. Default 0.
         policies: what else `fully_shard` takes: `mp_policy`, `offload_policy`, `reshard_after_forward`.
+            Without `mp_policy` gradients of 16 bits are added up in float32.
 
     Raises:
         UserError: for names that fit no module, and for what torch cannot shard or nobody gives values.
@@ -181,9 +183,10 @@ def _make_room(model: nn.Module, param: nn.Parameter) -> None:
 
 
 def _start(model: nn.Module, module: nn.Module, name: str, seed: int) -> None:
-    for key, buffer in list(module.named_buffers(recurse=False)):
-        if buffer.device == META:
-            setattr(module, key, torch.empty_like(buffer, device="cpu"))
+    empty = [key for key, buffer in module.named_buffers(recurse=False) if buffer.device == META]
+    for key in empty:
+        room = torch.empty_like(module.get_buffer(key), device="cpu")
+        setattr(module, key, room.fill_(_nothing(room.dtype)))
     own, of_model = getattr(module, "reset_parameters", None), getattr(model, "_init_weights", None)
     if own is None and of_model is None:
         raise UserError(
@@ -195,15 +198,39 @@ def _start(model: nn.Module, module: nn.Module, name: str, seed: int) -> None:
         for start, arguments in ((own, ()), (of_model, (module,))):
             if start is not None:
                 start(*arguments)
+    for key in empty:
+        found = module.get_buffer(key)
+        if (found.isnan() if found.is_floating_point() else found == _nothing(found.dtype)).any():
+            raise UserError(
+                f"{name + '.' if name else ''}{key} is on the meta device, and nobody gives it values: build "
+                "it with some"
+            )
+
+
+def _nothing(dtype: torch.dtype) -> float | int:
+    """What no buffer is: nobody has given it values."""
+    if dtype.is_floating_point:
+        return float("nan")
+    return True if dtype == torch.bool else torch.iinfo(dtype).min
 
 
 def _shard(unit: nn.Module, mesh: Any, policies: dict[str, Any]) -> None:
     from torch.distributed.fsdp import fully_shard
 
     try:
-        fully_shard(unit, mesh=mesh, **policies)
+        fully_shard(unit, mesh=mesh, **{**_summed_wide(unit), **policies})
     except (NotImplementedError, ValueError) as error:
         raise UserError(f"torch cannot shard {type(unit).__name__}: {error}") from error
+
+
+def _summed_wide(unit: nn.Module) -> dict[str, Any]:
+    """torch's own would add up gradients of 16 bits in 16 bits."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    dtypes = {p.dtype for p in unit.parameters() if not is_sharded(p)}
+    if all(wide(dtype) == dtype for dtype in dtypes):
+        return {}
+    return {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)}
 
 
 def _require_values(model: nn.Module) -> None:

@@ -328,6 +328,40 @@ def test_gradients_that_are_dropped_are_nobodys(run, method: Method) -> None:
     assert run(4, kept) == [0] * 4
 
 
+class Branches(nn.Module):
+    """Of which a group uses one, and then the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = make_model()
+        self.second = make_model(1)
+        self.turn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.first if self.turn % 2 == 0 else self.second)(x)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("method", ["bsp", "diloco", "hierarchical"])
+def test_groups_of_which_each_uses_other_parts(run, method: str) -> None:
+    def final(world: Transport, sharded: bool) -> Tensor:
+        job, net = form(world, 2), Branches()
+        net = shard(net, job) if sharded else net
+        inner = OPTIMIZERS["momentum"](list(net.parameters()))
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, job, REFERENCES[method].new())
+        for t in range(5):
+            optimizer.zero_grad()
+            net.turn = job.g + t // 2  # pyright: ignore[reportArgumentType]
+            loss(net, *batch(t, job.rank)).backward()
+            optimizer.step()
+        return vector(net)
+
+    def both(world: Transport) -> None:
+        torch.testing.assert_close(final(world, True), final(world, False), rtol=0, atol=1e-12)
+
+    run(4, both)
+
+
 @pytest.mark.ranks(4)
 def test_selsync_goes_by_the_norm_of_the_group(run) -> None:
     def deltas(world: Transport, sharded: bool) -> list[float]:

@@ -131,6 +131,22 @@ def test_models_of_transformers(run) -> None:
         assert spread == pytest.approx(0.02, rel=0.5)
 
 
+@pytest.mark.ranks(4)
+def test_gradients_of_16_bits_are_added_up_in_more(run) -> None:
+    """Of 256, 1, 1 and 2 the mean is 65; in bfloat16 the sum would be 258 or 256."""
+
+    def mean(world: Transport) -> Tensor:
+        with META:
+            model = nn.Linear(1, 8, bias=False, dtype=torch.bfloat16)
+        shard(model, form(world, 1))
+        model(torch.tensor([[(256.0, 1.0, 1.0, 2.0)[world.rank]]], dtype=torch.bfloat16)).sum().backward()
+        assert model.weight.grad is not None
+        return gathered(model.weight.grad).float()
+
+    for found in run(4, mean):
+        assert torch.equal(found, torch.full((8, 1), 65.0))
+
+
 class Bare(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -144,6 +160,14 @@ class Table(nn.Module):
         self.linear = nn.Linear(3, 3)
 
 
+class Tables(nn.Linear):
+    """Starts anew as any layer does, but for its tables."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("table", table)
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str] | None, str]] = {
     "a name": (lambda: nn.Sequential(nn.Linear(2, 2)), ["1"], "blocks: no module '1'"),
     "nobody to give values": (
@@ -152,6 +176,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str] | None, str]] = {
         "0 (Bare) has no reset_parameters(), and the model no _init_weights(module)",
     ),
     "a buffer": (Table, None, "table is on the meta device, and nobody gives it values"),
+    "a table of a layer": (lambda: Tables(torch.arange(4.0)), None, "table is on the meta device"),
+    "whole numbers": (lambda: Tables(torch.arange(4)), None, "table is on the meta device"),
+    "marks": (lambda: Tables(torch.ones(2, dtype=torch.bool)), None, "table is on the meta device"),
+    "a memory format": (
+        lambda: nn.Conv2d(2, 4, 3, device="cpu").to(memory_format=torch.channels_last),  # pyright: ignore[reportCallIssue]
+        None,
+        "torch cannot shard Conv2d: FSDP does not support non-contiguous parameters",
+    ),
     "a single number": (
         lambda: nn.ParameterDict({"a": nn.Parameter(torch.ones((), device="cpu"))}),
         None,
