@@ -133,18 +133,20 @@ def test_models_of_transformers(run) -> None:
 
 @pytest.mark.ranks(4)
 def test_gradients_of_16_bits_are_added_up_in_more(run) -> None:
-    """Of 256, 1, 1 and 2 the mean is 65; in bfloat16 the sum would be 258 or 256."""
+    """Rounded once: in bfloat16 every sum on the way would be, too."""
+    xs = [torch.randn(1, 64, generator=torch.Generator().manual_seed(r)).bfloat16() for r in range(4)]
 
     def mean(world: Transport) -> Tensor:
         with META:
-            model = nn.Linear(1, 8, bias=False, dtype=torch.bfloat16)
+            model = nn.Linear(64, 8, bias=False, dtype=torch.bfloat16)
         shard(model, form(world, 1))
-        model(torch.tensor([[(256.0, 1.0, 1.0, 2.0)[world.rank]]], dtype=torch.bfloat16)).sum().backward()
+        model(xs[world.rank]).sum().backward()
         assert model.weight.grad is not None
         return gathered(model.weight.grad).float()
 
+    expected = torch.stack([x.float() for x in xs]).mean(0).bfloat16().float().expand(8, 64)
     for found in run(4, mean):
-        assert torch.equal(found, torch.full((8, 1), 65.0))
+        assert torch.equal(found, expected)
 
 
 class Bare(nn.Module):
