@@ -87,7 +87,8 @@ class Server:
                 os.close(key.fileobj)
             elif key.fileobj is not sys.stdin:
                 key.fileobj.close()  # pyright: ignore[reportAttributeAccessIssue]
-        asking.close()
+        for waiting in (asking, *self._running):  # also those that went away, which are no longer watched
+            waiting.close()
         self._selector.close()
 
     def _abandoned(self, asking: socket.socket) -> None:

@@ -22,24 +22,30 @@ def python(*words: str) -> list[str]:
 
 @functools.cache
 def _server() -> str:
-    """Start fork_server.py, for as long as this process lives; its address."""
+    """Start a fork server, for as long as this process lives; its address."""
     folder = tempfile.TemporaryDirectory()
     address = Path(folder.name) / "fork-server"
-    server = subprocess.Popen(
-        [sys.executable, str(HERE / "fork_server.py"), str(address)],
-        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-    )
+    server = fork_server(address)
 
     def end() -> None:
         server.communicate()
         folder.cleanup()
 
     atexit.register(end)
+    return str(address)
+
+
+def fork_server(address: Path) -> subprocess.Popen[bytes]:
+    """Start fork_server.py, which serves at `address` and ends when its stdin does."""
+    server = subprocess.Popen(
+        [sys.executable, str(HERE / "fork_server.py"), str(address)],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
     deadline = time.monotonic() + PATIENCE
     while not address.exists():
         assert server.poll() is None, "fork_server.py ended"
         assert time.monotonic() < deadline, "fork_server.py does not begin to serve"
         time.sleep(0.02)
-    return str(address)
+    return server

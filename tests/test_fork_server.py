@@ -1,0 +1,68 @@
+"""The server that tests start their programs from: a program has the files that were sent, and no other's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from pythons import PATIENCE, fork_server
+
+OPEN = """
+import gc, os, time
+gc.collect()
+print(sum(os.path.exists(f"/proc/self/fd/{number}") for number in range(40)), flush=True)
+time.sleep(600)
+"""
+ROUNDS = 5
+
+
+class Client:
+    """Asks, as forked.py does, for a program that prints how many of the forty files it was sent are open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._connection.settimeout(PATIENCE)
+        self._connection.connect(str(folder / "server"))
+        self._printed, writing = os.pipe()
+        order = {
+            "words": [str(folder / "open.py")],
+            "folder": str(folder),
+            "environment": {},
+            "numbers": list(range(40)),
+            "ignored": [],
+        }
+        socket.send_fds(self._connection, [json.dumps(order).encode()], [writing] * 40)
+        os.close(writing)
+
+    def open_files(self) -> int:
+        self._connection.recv(64)  # it has been forked
+        return int(os.read(self._printed, 64))
+
+    def close(self) -> None:
+        """Go away, as one that is killed."""
+        self._connection.close()
+        os.close(self._printed)
+
+
+@pytest.mark.slow
+def test_a_client_that_was_killed_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+    """The next would close its socket at last, whatever has that number by then: the one to mpiexec, say."""
+    (tmp_path / "open.py").write_text(OPEN)
+    server = fork_server(tmp_path / "server")
+    try:
+        client = Client(tmp_path)
+        assert client.open_files() == 40
+        for _ in range(ROUNDS):
+            server.send_signal(signal.SIGSTOP)
+            client.close()
+            client = Client(tmp_path)
+            server.send_signal(signal.SIGCONT)  # hears of the one that went and of the next at once
+            assert client.open_files() == 40
+        client.close()
+    finally:
+        server.communicate(timeout=PATIENCE)
