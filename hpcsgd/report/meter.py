@@ -36,7 +36,8 @@ class Reading:
     """Over all ranks: `loss`, the mean per sample, tokens and FLOPs, where a `Sample` says of how many it is
     made, `utilization`, the part that these are of what all ranks can do, and how often a method noted which
     number; `gradient_norm`, the root of the mean over the groups of ‖g‖² in the last step. Over this rank:
-    seconds and bytes of each phase, and bytes of messages to each rank of its cross communicator."""
+    seconds and bytes of each phase, and bytes of messages to each rank of its cross communicator, all of our
+    own messages; `bytes_by_torch`, by formula, what torch sends of a model that it shards."""
 
     loss: float
     samples: int
@@ -50,6 +51,7 @@ class Reading:
     tokens_per_s: float | None = None
     flops: float | None = None
     utilization: float | None = None
+    bytes_by_torch: float | None = None
 
 
 class Meter:
@@ -61,8 +63,14 @@ class Meter:
     """
 
     def __init__(
-        self, job: Job, aside: Transport, counted: Sequence[str] = (), sample: Sample | None = None
+        self,
+        job: Job,
+        aside: Transport,
+        counted: Sequence[str] = (),
+        sample: Sample | None = None,
+        by_torch: float | None = None,
     ) -> None:
+        """`by_torch`: bytes that torch sends of this rank in a backward pass and the forward pass before."""
         self._job = job
         self._aside = aside
         self._data_seconds = 0.0
@@ -70,6 +78,8 @@ class Meter:
         self._samples = 0
         self._square: Tensor | None = None
         self._sample = sample or Sample()
+        self._by_torch = by_torch
+        self._passes = 0
         self.counted = counted
         self._counts = torch.zeros(len(counted), LARGEST + 1, dtype=torch.float64, device="cpu")
         self.pause()
@@ -84,6 +94,10 @@ class Meter:
         for name, counts in zip(self.counted, self._counts, strict=True):
             if name in notes:
                 counts[min(int(notes[name]), LARGEST)] += 1
+
+    def passes(self, count: int) -> None:
+        """Of the next step: its backward passes."""
+        self._passes += count
 
     def gradient(self, square: Tensor | None) -> None:
         """This rank's part of ‖g‖² in the step just counted, where it is."""
@@ -109,6 +123,7 @@ class Meter:
         known = self._square is not None  # on all ranks or none
         sums = torch.tensor([losses, self._samples, square], dtype=torch.float64, device="cpu")
         joined = torch.cat([sums, self._counts.flatten()])
+        by_torch = None if self._by_torch is None else self._passes * self._by_torch
 
         def over_all_ranks() -> Reading:
             self._aside.allreduce(joined).wait()
@@ -123,11 +138,13 @@ class Meter:
                 link_bytes=link_bytes,
                 counts={name: counts for name, counts in zip(self.counted, found, strict=True) if counts},
                 gradient_norm=(squares / self._job.P) ** 0.5 if known else None,
+                bytes_by_torch=by_torch,
                 **self._amounts(int(samples), elapsed),
             )
 
         self._losses = None
         self._samples = 0
+        self._passes = 0
         self._square = None
         self._counts.zero_()
         self._data_seconds = 0.0

@@ -12,6 +12,7 @@ kind            fields beside ``kind`` and ``step``
                 groups of ‖g‖², g being what the group's update used.
                 Where samples are made of tokens: tokens, like samples, and tokens_per_s. Where they are
                 known: flops, the model's, of these samples, and utilization, the part of ``peak_tflops``.
+                Where torch shards the model: bytes_by_torch, by formula, what it sent of rank 0.
                 Written once all ranks have made the step, so it may follow records of later ones
 ``meeting``     distance: D of eq. 9, how far the groups were apart when they met
 ``notes``       whatever else the method noted of this step on rank 0, in numbers by its names: where they

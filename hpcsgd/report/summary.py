@@ -82,6 +82,7 @@ def summary(records: Sequence[Record]) -> Summary:
         "mean_ahead": _mean(counts.get("ahead", {})),
         "seconds_per_phase": phase_totals(records, "seconds"),
         "bytes_per_phase": phase_totals(records, "bytes"),
+        **_by_torch(steps),
         "bytes_per_link": {str(group): size for group, size in link_totals(records).items()},
     }
 
@@ -97,6 +98,12 @@ def _work(steps: Sequence[Record], seconds: float) -> Summary:
     # The peak is that of the ranks that there were.
     used = [r["utilization"] * r["samples"] / r["samples_per_s"] for r in steps if "utilization" in r]
     return {**found, "utilization": sum(used) / seconds} if used and seconds else found
+
+
+def _by_torch(steps: Sequence[Record]) -> Summary:
+    """Bytes by formula, where torch sends some; told apart from those that were counted."""
+    sent = [record["bytes_by_torch"] for record in steps if "bytes_by_torch" in record]
+    return {"bytes_by_torch": sum(sent)} if sent else {}
 
 
 def _merits(evaluations: Sequence[Record]) -> tuple[Summary, int | None]:
@@ -169,6 +176,9 @@ def summary_text(numbers: Summary) -> str:
     if any(numbers["bytes_per_phase"].values()):
         sizes = (f"{phase} {byte_text(size)}" for phase, size in numbers["bytes_per_phase"].items())
         lines.append(f"sent      {', '.join(sizes)}")
+    if numbers.get("bytes_by_torch"):
+        size = byte_text(numbers["bytes_by_torch"])
+        lines.append(f"by torch  {size} in groups, for the sharded model, by formula")
     if links := numbers["bytes_per_link"]:
         lines.append(
             f"links     from rank 0 to {len(links)} groups, {byte_text(max(links.values()))} at most"

@@ -28,6 +28,7 @@ from hpcsgd.models.sharded import shard, without_values
 from hpcsgd.models.weights import load_into
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.report.meter import Sample
+from hpcsgd.training.by_torch import bytes_by_torch
 from hpcsgd.training.devices import Delivery, device_of
 from hpcsgd.training.length import Length, length, tested
 from hpcsgd.training.loading import dealing, opened
@@ -74,6 +75,8 @@ class Assembly:
     tested: int
     """Samples of `test` that an evaluation is of."""
     sample: Sample
+    by_torch: float | None
+    """Bytes that torch sends of a rank in a backward pass, where it shards the model."""
     natural_gradient: NaturalGradient | None
     """Around `optimizer`; its hooks do everything, so that nobody has to step it."""
 
@@ -160,6 +163,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         length=how_long,
         tested=enough,
         sample=sample,
+        by_torch=bytes_by_torch(model, config.model.blocks, job.K) if config.job.shard else None,
         natural_gradient=natural_gradient,
     )
 

@@ -59,7 +59,7 @@ class Loop(ABC):
         self._met_at = 0  # the last step after which groups met
         self._pass_size: int | None = None  # samples of a pass, where not all of a batch
         counted = parts.optimizer.method.counted()
-        self._meter = Meter(parts.optimizer.job, aside, counted, parts.sample)
+        self._meter = Meter(parts.optimizer.job, aside, counted, parts.sample, parts.by_torch)
         self._readings = Readings(self._meter)
         self.tracer: Tracer = Untraced()
         self.metrics: Metrics | None = None
@@ -147,6 +147,7 @@ class Loop(ABC):
         total = torch.zeros((), device=parts.device)
         parts.optimizer.zero_grad()
         parts.optimizer.accumulate(len(pieces))
+        self._meter.passes(len(pieces))
         for some_x, some_y in pieces:
             with self.tracer.span("forward"), parts.precision.computing():
                 loss = parts.task.loss(parts.model(some_x), some_y)

@@ -23,7 +23,6 @@ from hpcsgd.report import trace
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.summary import byte_text
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.by_torch import bytes_by_torch
 from hpcsgd.training.devices import form_job
 from hpcsgd.training.ensemble import Island, Moved
 from hpcsgd.training.loop import Loop
@@ -106,9 +105,9 @@ def train(
         log.info(
             "%d groups of %d ranks, %d steps an epoch%s", job.groups, job.K, parts.steps_per_epoch, where
         )
-        if begun.job.shard:
-            size = byte_text(bytes_by_torch(parts.model, begun.model.blocks, job.K))
-            log.info("in groups torch sends %s a rank and step, by formula: it is not counted below", size)
+        if parts.by_torch is not None:
+            size = byte_text(parts.by_torch)
+            log.info("in groups torch sends %s a rank and backward pass, by formula: told apart", size)
         if begun.model.start is not None:
             log.info("the model starts from %s", begun.model.start)
         return _train(setting, parts, Stopping(reasons, aside), aside, resume, open_files, monitor)

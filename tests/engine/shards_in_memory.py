@@ -1,7 +1,7 @@
 """A job of ranks that train a model which torch shards, and say what memory that took them.
 
     mpiexec -n N python shards_in_memory.py peaks P WHO...
-    mpiexec -n N python shards_in_memory.py limited P       # or: whole P
+    mpiexec -n N python shards_in_memory.py limited P [DTYPE]   # or: whole P
 
 The kernel counts: of the resident pages the most that there were at once (VmHWM), from which those before the
 model are taken away. That is all of a rank's memory, that of gloo and MPI included. Large blocks are mapped
@@ -32,8 +32,8 @@ WHOLE = LAYERS * BLOCK
 """Bytes of a layer, of the model."""
 TRAINED = 4 * WHOLE
 """Of its parameters, gradients, and both moments of AdamW."""
-ADAMW: dict[str, Any] = {"lr": 1e-3, "eps": 1e-2}
-"""By default it would make a step of a rounding error, where there is hardly a gradient."""
+EPS = {torch.float32: 1e-2, torch.float64: 1e-8}
+"""AdamW's; the usual one makes steps of rounding errors in float32, where there is hardly a gradient."""
 MMAP_THRESHOLD, LARGE = -3, 1 << 16
 EVERY = 2
 LIBC = ctypes.CDLL(None)
@@ -47,20 +47,25 @@ METHODS: dict[str, Callable[[], hpcsgd.Method]] = {
 
 
 def model(job: hpcsgd.Job | None, layers: int = LAYERS) -> nn.Module:
-    """Never whole where it is sharded over the groups of `job`: the values come layer by layer, the same
-    however it is cut."""
+    """Of torch's default type, a layer of about BLOCK bytes. Never whole where it is sharded over the groups
+    of `job`: the values come layer by layer, the same however it is cut."""
+    n = width()
     with torch.device("meta"):
-        net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+        net = nn.Sequential(*(nn.Linear(n, n, bias=False) for _ in range(layers)))
     if job is not None:
         for layer in net:
             fully_shard(layer, mesh=job.mesh()["group"])
         fully_shard(net, mesh=job.mesh()["group"])
     net.to_empty(device="cpu")
     for number, p in enumerate(net.parameters()):
-        values = torch.randn(p.shape, generator=torch.Generator().manual_seed(number)) / WIDTH**0.5
+        values = torch.randn(p.shape, generator=torch.Generator().manual_seed(number)) / n**0.5
         with torch.no_grad():
             local(p).copy_(rows(values, job))
     return net
+
+
+def width() -> int:
+    return int((BLOCK / torch.get_default_dtype().itemsize) ** 0.5)
 
 
 def rows(whole: Tensor, job: hpcsgd.Job | None) -> Tensor:
@@ -71,7 +76,7 @@ def steps(net: nn.Module, optimizer: optim.Optimizer, rank: int) -> Iterator[Non
     """As in a usual loop: gradients are dropped when the next forward pass begins."""
     t = 0
     while True:
-        x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1000 * t + rank))
+        x = torch.randn(4, width(), generator=torch.Generator().manual_seed(1000 * t + rank))
         optimizer.zero_grad()
         net(x).square().sum(1).mean().backward()
         optimizer.step()
@@ -83,7 +88,7 @@ def training(
     job: hpcsgd.Job, who: str, layers: int = LAYERS, sharded: bool = True
 ) -> tuple[nn.Module, optim.Optimizer]:
     net = model(job if sharded else None, layers)
-    optimizer: optim.Optimizer = optim.AdamW(net.parameters(), **ADAMW)
+    optimizer: optim.Optimizer = optim.AdamW(net.parameters(), lr=1e-3, eps=EPS[torch.get_default_dtype()])
     if who != TORCH:
         optimizer = hpcsgd.DistributedOptimizer(optimizer, net, job, METHODS[who]())
     return net, optimizer
@@ -124,7 +129,7 @@ def peak(job: hpcsgd.Job, who: str) -> dict[str, int]:
     if isinstance(optimizer, hpcsgd.DistributedOptimizer):
         start_counting()
         with optimizer.averaged(), torch.no_grad():
-            net(torch.ones(4, WIDTH))
+            net(torch.ones(4, width()))
         found["evaluation"] = status("VmHWM") - before
     return found
 
@@ -186,4 +191,5 @@ if __name__ == "__main__":
     if what == "peaks":
         peaks(int(groups), words)
     else:
+        torch.set_default_dtype(getattr(torch, *words) if words else torch.float32)
         limited(int(groups), sharded=what == "limited")

@@ -64,13 +64,14 @@ def test_peaks(P: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE + 20)
-def test_a_training_that_takes_three_times_what_a_rank_has() -> None:
+@pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-6), ("float64", 1e-12)])
+def test_a_training_that_takes_three_times_what_a_rank_has(dtype: str, rounding: float) -> None:
     """On 2 × 4 ranks under RLIMIT_DATA, as with all the memory that it wants."""
-    done = job(8, "limited", "2")
+    done = job(8, "limited", "2", dtype)
     assert done.returncode == 0, done.stderr
     (compared,) = said(done)
     assert compared["move"] > 1e-3
-    assert compared["difference"] < 1e-6
+    assert compared["difference"] < rounding
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from pathlib import Path
 
@@ -78,6 +79,17 @@ def test_the_run_of_groups_that_share_nothing_but_the_update(folder: Path) -> No
     train(folder, "whole", "--training.steps", "12", "--resume", *SHARDED)
     train(folder, "sharded", "--training.steps", "12", "--resume")
     assert_same(folder, "whole", "sharded")
+    for run, sharded_steps in {"whole": 4, "sharded": 8}.items():
+        summary = json.loads((folder / run / "summary.json").read_text())
+        assert summary["bytes_by_torch"] == sharded_steps * bytes_of_a_pass()
+
+
+def bytes_of_a_pass() -> float:
+    """Half of what two ranks gather or sum: blocks are gathered twice, what is around them once."""
+    model = build("gpt", {"types": 256, "width": 12, "layers": 2, "heads": 2})
+    inside = sum(p.numel() for name, p in model.named_parameters() if name.startswith("blocks."))
+    around = sum(p.numel() for p in model.parameters()) - inside
+    return 4 / 2 * (3 * inside + 2 * around)
 
 
 @pytest.mark.long
