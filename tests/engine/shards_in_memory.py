@@ -17,7 +17,6 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
