@@ -129,7 +129,7 @@ def _undivided(config: Config) -> Config:
 
 def _assemble_alone(config: Config, path: Path, peers: Peers = NOBODY) -> None:
     def one_rank(world: Transport) -> None:
-        assemble(alone, dataclasses.replace(form(world), peers=peers), str(path))
+        assemble(alone, dataclasses.replace(form(world), peers=peers), str(path), values=False)
 
     alone = dataclasses.replace(config, data=dataclasses.replace(config.data, workers=0))
     with contextlib.redirect_stdout(io.StringIO()):  # what a model prints while it is made

@@ -149,10 +149,6 @@ def require_sharded_alike(named: Sequence[tuple[str, nn.Parameter]], ranks: Sequ
                 f"parameter {name} is sharded by torch as {tuple(theirs.placements)} over ranks {over}; "
                 f"this group is ranks {list(ranks)}: {BY_TORCH}"
             )
-        if param.device.type == "meta":
-            raise UserError(
-                f"parameter {name} is on the meta device: give it values before the optimizer is wrapped"
-            )
 
 
 def _sharded_modules(model: nn.Module) -> Iterator[Any]:

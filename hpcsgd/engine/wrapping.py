@@ -70,9 +70,22 @@ def trained_parameters(
     named = [(name, param) for name, param in model.named_parameters() if param in wanted]
     known = {param for _, param in named}
     named += [(f"parameter {i} of the optimizer", p) for i, p in enumerate(theirs) if p not in known]
+    if job.size > 1:
+        _require_values(model)
     if any(is_sharded(param) for param in theirs):
         require_sharded_alike(named, range(job.g * job.K, (job.g + 1) * job.K))
     return named
+
+
+def _require_values(model: nn.Module) -> None:
+    """Alone, what has none may be looked at: whether all of it fits together."""
+    named = [("parameter", *each) for each in model.named_parameters()]
+    named += [("buffer", *each) for each in model.named_buffers()]
+    for kind, name, x in named:
+        if x.device.type == "meta":
+            raise UserError(
+                f"{kind} {name} is on the meta device: give it values before the optimizer is wrapped"
+            )
 
 
 @torch.no_grad()
@@ -81,6 +94,8 @@ def share_start(
 ) -> None:
     """Every rank gets rank 0's parameters and buffers, of what is sharded those of its position in group 0;
     collective."""
+    if job.size == 1:
+        return
     theirs = {param for _, param in trained}
     frozen = [param for param in model.parameters() if param not in theirs]
     by_position = any(is_sharded(param) for param in theirs)

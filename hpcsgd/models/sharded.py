@@ -69,6 +69,7 @@ def shard(
         blocks: names of the modules that are gathered by themselves, as "blocks.*". Default None: the
             outermost ones that are made of others, such as the layers of a Transformer.
         device: where shards are to be. Default None: where the model is, or the host for one without values.
+            On "meta" nothing is given values: to see whether all of it fits together.
         seed: of a model without values. Default 0.
         policies: what else `fully_shard` takes: `mp_policy`, `offload_policy`, `reshard_after_forward`.
             Without `mp_policy` gradients of 16 bits are added up in float32.
@@ -93,14 +94,16 @@ def shard(
         parts = [unit for unit, _ in units(model, blocks)]
         here = next((p.device for p in model.parameters() if p.device != META), torch.device("cpu"))
         target = torch.device(device) if device is not None else here
-    mesh = job.mesh(target.type)["group"]
+    mesh = job.mesh("cpu" if target == META else target.type)["group"]
     for unit in parts:
         _share_values(job, unit)
         with job.together("sharding the model"):
-            give_values(model, unit, seed)
+            if target != META:
+                give_values(model, unit, seed)
             _shard(unit, mesh, policies)
-    with job.together("sharding the model"):
-        _require_values(model)
+    if target != META:
+        with job.together("sharding the model"):
+            _require_values(model)
     return model
 
 

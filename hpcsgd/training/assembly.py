@@ -24,7 +24,7 @@ from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.precision import Precision, precision
 from hpcsgd.engine.scaling import require_scalable
 from hpcsgd.errors import UserError, located
-from hpcsgd.models.sharded import shard, without_values
+from hpcsgd.models.sharded import META, shard, without_values
 from hpcsgd.models.weights import load_into
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.report.meter import Sample
@@ -86,8 +86,10 @@ class Assembly:
         return self.deliver(x), self.deliver(y)
 
 
-def assemble(config: Config, job: Job, source: str) -> Assembly:
+def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> Assembly:
     """Build what `config`, read from the file `source`, names on this rank of `job`; collective.
+
+    Without `values` a model that is to be sharded gets none: it may be larger than this rank.
 
     Raises `JobError` naming file and key.
     """
@@ -103,6 +105,8 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         model = make_model(config, reads=job.rank == 0)
         device = device_of(config, place)
         bits = make_precision(config, device)
+        if not values and config.job.shard:
+            device = META
         sample = Sample(task.tokens, _flops(config, job, task, model, train), config.training.peak_tflops)
 
         def require_fitting() -> None:
@@ -110,7 +114,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
                 require_model_fits(model, train, task, config.model.build, device)
             reshard(model)
 
-        if not config.job.shard:
+        if not config.job.shard or device == META:
             model.to(device)
             require_fitting()
         lay_out(model, config.training, bits)
@@ -118,7 +122,7 @@ def assemble(config: Config, job: Job, source: str) -> Assembly:
         with located(source):
             shard(model, job, config.model.blocks, device=device, seed=config.seed)
     with job.together("preparing the run"), located(source):
-        if config.job.shard:
+        if config.job.shard and device != META:
             require_fitting()
         if config.training.compile:
             compile_regions(model)

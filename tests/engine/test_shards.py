@@ -161,6 +161,10 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module, Job], Any], str]] = {
         lambda net, job: wrapped(shard(net.to("meta"), job), job, bsp()),
         "parameter 0.weight is on the meta device",
     ),
+    "a whole model without values": (
+        lambda net, job: wrapped(net.to("meta"), job, bsp()),
+        "parameter 0.weight is on the meta device",
+    ),
 }
 
 

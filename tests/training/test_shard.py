@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shlex
 import weakref
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hpcsgd.errors import UserError
 from hpcsgd.models import build
 from hpcsgd.models.sharded import without_values
 from hpcsgd.report.metrics import read
-from training.launches import launch
+from training.launches import HPCSGD, ended, launch, start
 
 pytestmark = pytest.mark.slow
 
@@ -168,3 +169,33 @@ def test_blocks_that_are_not_there(folder: Path) -> None:
     (line,) = done.messages
     assert line.startswith("hpcsgd: job.toml: blocks: no module 'block.*'"), line
     assert not (folder / "runs").exists()
+
+
+ON_NODES = ("job", "train", "job.toml", *SHARDED, "--ranks-per-node", "4")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--model.arguments.types", "200"], "expected [2, 7, 256]"),
+        (["--optimizer.build", "Muon"], "is not known to update every element by itself"),
+        (
+            ["--method.exchange", '{ name = "sparse", sparsifier = { name = "topk", density = 0.1 } }'],
+            "sharded by torch, which exchanges",
+        ),
+    ],
+)
+def test_a_batch_job_that_cannot_be(folder: Path, words: list[str], line: str) -> None:
+    done = launch(folder, *ON_NODES, *words)
+    assert done.code == 1
+    (message,) = done.messages
+    assert line in message
+    assert not (folder / "runs").exists()
+
+
+def test_a_batch_job_is_checked_where_its_model_has_no_room(folder: Path) -> None:
+    """Half a gigabyte in 40 blocks; training would take four times that."""
+    large = ("--model.arguments.width", "512", "--model.arguments.layers", "40")
+    limited = f"ulimit -d {10**6}; exec {shlex.join([*HPCSGD, *ON_NODES, *large])}"
+    done = ended(start(folder, ["bash", "-c", limited]))
+    assert "ranks     4 on 1 nodes: 2 groups of 2, each on one node" in done.out, done.err
