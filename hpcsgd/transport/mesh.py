@@ -8,6 +8,7 @@ store, and is ended with this process; that of a user serves where it has the sa
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -18,7 +19,13 @@ from hpcsgd.errors import UserError
 from hpcsgd.transport.backend import Backend
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.ending import close_at_the_end
-from hpcsgd.transport.process_group import LIBRARIES, distributed, meeting_point, missing
+from hpcsgd.transport.process_group import (
+    LIBRARIES,
+    distributed,
+    meeting_point,
+    missing,
+    require_address_of_gloo,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,12 +43,14 @@ def require_possible(world: Transport, kind: str) -> None:
     """Raise `UserError`, on some ranks or all, where there can be none; collective."""
     dist = distributed()
     here = dist.is_initialized()
-    found = world.gather_objects((here, (world.backend.node, os.getpid())))
-    initialized, processes = zip(*found, strict=True)
+    found = world.gather_objects((here, (world.backend.node, os.getpid()), socket.gethostname()))
+    initialized, processes, hosts = zip(*found, strict=True)
     if kind not in LIBRARIES:
         raise UserError(f"mesh of {kind!r} devices: allowed are {', '.join(map(repr, LIBRARIES))}")
     if why := missing(LIBRARIES[kind]):
         raise UserError(f"mesh of {kind!r} devices: {why}")
+    if len(set(hosts)) > 1 and not here:
+        require_address_of_gloo()
     if len(set(processes)) < world.size:
         raise UserError("ranks are threads here, and torch.distributed has one default group in a process")
     if len(set(initialized)) > 1:

@@ -8,8 +8,12 @@ travels over the transport that is there. torch.distributed is imported by whoev
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
+import ipaddress
+import os
 import socket
+import struct
 import sys
 import weakref
 from collections.abc import Generator, Mapping, Sequence
@@ -19,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcsgd.errors import PEER_LOST
+from hpcsgd.errors import PEER_LOST, UserError
 from hpcsgd.transport import sums
 from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction, first_line
 from hpcsgd.transport.ending import close_at_the_end
@@ -28,6 +32,11 @@ from hpcsgd.transport.watch import Watch
 
 LIBRARIES = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
 """Which takes tensors of which kind of device; RCCL has NCCL's name."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+REMEDY = (
+    f"enter the names of the hosts in DNS or /etc/hosts, or set {INTERFACE} to the network interface that "
+    "leads from one to the other, as eth0"
+)
 
 
 class GroupBackend(Backend):
@@ -182,15 +191,43 @@ def _reaching(address: str) -> Generator[None, None, None]:
 
 
 def _address_towards(others: Sequence[str]) -> str:
-    """Of this node, on the network on which the others of these names are."""
+    """Of this node, on the network on which the others of these names are; what its own name stands for, or
+    the interface of gloo has, where theirs are unknown. Raises `UserError`."""
     if not others:
         return "127.0.0.1"
+    own = socket.gethostname()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+        with contextlib.suppress(OSError):
             probe.connect((others[0], 9))  # sends nothing
-        except OSError:
-            return socket.gethostbyname(socket.gethostname())
-        return probe.getsockname()[0]
+            return probe.getsockname()[0]
+        with contextlib.suppress(OSError):
+            return socket.gethostbyname(own)
+        with contextlib.suppress(OSError):
+            return _address_of(os.environ.get(INTERFACE, ""), probe)
+    raise UserError(f"no address for {others[0]!r} nor for this host, {own!r}: {REMEDY}")
+
+
+def require_address_of_gloo() -> None:
+    """Raise `UserError` where other hosts would not reach this one: gloo listens on what the host's name
+    stands for, or else within the host."""
+    if os.environ.get(INTERFACE):
+        return
+    name = socket.gethostname()
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+    except OSError as error:
+        raise UserError(f"no address for this host, {name!r} ({error.strerror}): {REMEDY}") from error
+    if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found):
+        raise UserError(
+            f"the name of this host, {name!r}, stands for {min(found)}, where no other host reaches it: "
+            f"{REMEDY}"
+        )
+
+
+def _address_of(interface: str, any_socket: socket.socket) -> str:
+    """Raises `OSError` where there is none."""
+    asked = struct.pack("256s", interface.partition(",")[0].encode()[:15])
+    return socket.inet_ntoa(fcntl.ioctl(any_socket.fileno(), 0x8915, asked)[20:24])  # SIOCGIFADDR
 
 
 def _made(library: str, store: Any, ranks: Backend, timeout: float) -> Any:

@@ -120,6 +120,17 @@ def test_another_default_group_is_refused(name: str, tmp_path: Path) -> None:
     assert message in job.stderr, job
 
 
+def test_hosts_whose_names_nobody_knows(tmp_path: Path) -> None:
+    names = "import socket\nsocket.gethostname = lambda: f'node{rank}.invalid'\n"
+    names += "os.environ.pop('GLOO_SOCKET_IFNAME', None)\n"
+    job = launch(tmp_path, GROUPS.format(P=2) + names + "fault()\njob.mesh()\n", n=2)
+    assert job.code in {1} | KILLED, job
+    (line,) = told(job)
+    assert "no address for this host, 'node0.invalid'" in line, job
+    assert "set GLOO_SOCKET_IFNAME" in line, job
+    assert "Traceback" not in job.stderr, job
+
+
 def test_threads_have_no_mesh() -> None:
     def refused(world: Transport) -> bool:
         with pytest.raises(JobError, match="ranks are threads here"):

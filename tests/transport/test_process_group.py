@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpcsgd.errors import UserError
 from hpcsgd.transport import ANY, PeerLost, Transport, process_group, threads
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.ending import close_libraries
@@ -170,6 +172,47 @@ def test_the_address_is_that_towards_other_nodes() -> None:
     assert process_group._address_towards([]) == "127.0.0.1"
     assert process_group._address_towards(["localhost"]) == "127.0.0.1"
     assert process_group._address_towards(["no-such-host.invalid"])
+
+
+def nowhere(*_: Any) -> Any:
+    raise socket.gaierror(-2, "Name or service not known")
+
+
+def test_hosts_without_known_names_meet_at_the_interface_of_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostbyname", nowhere)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth0")
+    assert process_group._address_towards(["no-such-host.invalid"]) == "127.0.0.1"
+    for interface in ("", "no-such-one"):
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+        with pytest.raises(UserError) as caught:
+            process_group._address_towards(["no-such-host.invalid"])
+        assert str(caught.value) == (
+            "no address for 'no-such-host.invalid' nor for this host, 'node7': enter the names of the hosts "
+            "in DNS or /etc/hosts, or set GLOO_SOCKET_IFNAME to the network interface that leads from one to "
+            "the other, as eth0"
+        )
+
+
+def test_gloo_listens_where_others_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stands_for(*addresses: str) -> None:
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_: found)
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for good in (("192.0.2.1",), ("127.0.1.1", "192.0.2.1"), ("fe80::1%eth0",)):
+        stands_for(*good)
+        process_group.require_address_of_gloo()
+    for bad in (("127.0.1.1",), ("::1", "127.0.0.1")):
+        stands_for(*bad)
+        with pytest.raises(UserError, match=r"'node7', stands for 127.0.\d.1, where no other host"):
+            process_group.require_address_of_gloo()
+    monkeypatch.setattr(socket, "getaddrinfo", nowhere)
+    with pytest.raises(UserError, match=r"for this host, 'node7' \(Name or service not known\): enter"):
+        process_group.require_address_of_gloo()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    process_group.require_address_of_gloo()
 
 
 def test_a_library_that_torch_lacks_is_named() -> None:
