@@ -20,10 +20,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hpcsgd.core.shards import is_sharded
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError, near_miss
+from hpcsgd.models.from_rank_0 import (
+    META,
+    Outline,
+    make_room,
+    outline,
+    require_alike,
+    share_buffers,
+    share_values,
+)
 from hpcsgd.models.regions import regions
 from hpcsgd.transport import wide
-
-META = torch.device("meta")
 
 
 @contextmanager
@@ -57,9 +64,10 @@ def shard(
     """Let torch shard all parameters of `model` over the group, in place: M/K a rank, and a block as a whole
     while it is computed. The same object; collective.
 
-    A model that has values gets rank 0's. One on the meta device, as ``with torch.device("meta"): …`` builds
-    it, is given values block by block: by `reset_parameters()` of each module, and by the model's
-    `_init_weights(module)`, if it has one, as those of the library `transformers`.
+    A model that has values gets rank 0's, and no other rank need have any. One on the meta device, as
+    ``with torch.device("meta"): …`` builds it, is given values block by block: by each module's
+    `reset_parameters()`, and by the model's `_init_weights(module)`, if it has one, as those of the library
+    `transformers`.
 
     Not to be confused with torch's `fully_shard`, of which this is one call for every block.
 
@@ -75,7 +83,8 @@ def shard(
             Without `mp_policy` gradients of 16 bits are added up in float32.
 
     Raises:
-        UserError: for names that fit no module, and for what torch cannot shard or nobody gives values.
+        UserError: for names that fit no module, for what torch cannot shard or nobody gives values, and where
+            ranks have other models.
 
     Example:
         >>> model = hpcsgd.shard(model, job, blocks=["0", "2"])     # a process is a rank: mpiexec -n 4
@@ -94,14 +103,21 @@ def shard(
         parts = [unit for unit, _ in units(model, blocks)]
         here = next((p.device for p in model.parameters() if p.device != META), torch.device("cpu"))
         target = torch.device(device) if device is not None else here
+        _require_current(target)
+        mine = outline(model, parts, target.type)
+    first: Outline = job.world.gather_objects(mine)[0]
+    with job.together("sharding the model"):
+        require_alike(mine, first)
+    given = {name for name, (_, has_values) in first.items() if has_values}
     mesh = job.mesh("cpu" if target == META else target.type)["group"]
     for unit in parts:
-        _share_values(job, unit)
+        share_values(job, model, unit, given)
         with job.together("sharding the model"):
             if target != META:
                 give_values(model, unit, seed)
             _shard(unit, mesh, policies)
     if target != META:
+        share_buffers(job, model, given, target)
         with job.together("sharding the model"):
             _require_values(model)
     return model
@@ -141,6 +157,15 @@ def units(model: nn.Module, blocks: Sequence[str] | None) -> list[tuple[nn.Modul
     return found
 
 
+def _require_current(device: torch.device) -> None:
+    """Where torch's `fully_shard` puts shards, whatever is asked for. Raises `UserError`."""
+    if device.index is not None and device.index != torch.accelerator.current_device_index():
+        raise UserError(
+            f"device = {str(device)!r}: torch shards onto the current device, which is another: call "
+            f"torch.accelerator.set_device_index({device.index}) before"
+        )
+
+
 def _fits(name: str, pattern: str) -> bool:
     """Part by part: "blocks.*" are the blocks, and not what they are made of."""
     parts, wanted = name.split("."), pattern.split(".")
@@ -149,15 +174,6 @@ def _fits(name: str, pattern: str) -> bool:
 
 def _name(model: nn.Module, param: nn.Parameter) -> str:
     return next(name for name, p in model.named_parameters() if p is param)
-
-
-def _share_values(job: Job, unit: nn.Module) -> None:
-    """Rank 0's, of what is to be sharded now and has some."""
-    for param in unit.parameters():
-        if not is_sharded(param) and param.device != META:
-            shared = param.detach().contiguous()
-            job.world.bcast(shared).wait()
-            param.data.copy_(shared)
 
 
 def give_values(model: nn.Module, unit: nn.Module, seed: int) -> None:
@@ -170,19 +186,10 @@ def give_values(model: nn.Module, unit: nn.Module, seed: int) -> None:
             tied = {name: p for name, p in module.named_parameters(recurse=False) if name not in empty}
             before = {name: p.detach().clone() for name, p in tied.items()}
             for name in empty:
-                _make_room(model, module.get_parameter(name))
+                make_room(model, module.get_parameter(name))
             _start(model, module, names[module], seed)
             for name, values in before.items():
                 tied[name].data.copy_(values)
-
-
-def _make_room(model: nn.Module, param: nn.Parameter) -> None:
-    """In every module that has it."""
-    room = nn.Parameter(torch.empty_like(param, device="cpu"), requires_grad=param.requires_grad)
-    for module in model.modules():
-        for name, theirs in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if theirs is param:
-                setattr(module, name, room)
 
 
 def _start(model: nn.Module, module: nn.Module, name: str, seed: int) -> None:
@@ -197,7 +204,7 @@ def _start(model: nn.Module, module: nn.Module, name: str, seed: int) -> None:
             "_init_weights(module): nobody can give it values; build it with some"
         )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(random.Random(f"{seed} {name}").getrandbits(63))
+        torch.default_generator.manual_seed(random.Random(f"{seed} {name}").getrandbits(63))
         for start, arguments in ((own, ()), (of_model, (module,))):
             if start is not None:
                 start(*arguments)
@@ -218,12 +225,21 @@ def _nothing(dtype: torch.dtype) -> float | int:
 
 
 def _shard(unit: nn.Module, mesh: Any, policies: dict[str, Any]) -> None:
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
+    kind = type(unit).__name__
+    if isinstance(unit, FSDPModule):
+        raise UserError(f"torch has sharded {kind} already: call hpcsgd.shard(...) or fully_shard(...) once")
+    dtypes = {p.dtype for p in unit.parameters() if p.requires_grad and not is_sharded(p)}
+    if len(dtypes) > 1:
+        raise UserError(
+            f"torch cannot shard {kind}: its parameters are of {', '.join(sorted(map(str, dtypes)))}, and "
+            "what is gathered together has to be of one: name those of the other in blocks"
+        )
     try:
         fully_shard(unit, mesh=mesh, **{**_summed_wide(unit), **policies})
     except (NotImplementedError, ValueError) as error:
-        raise UserError(f"torch cannot shard {type(unit).__name__}: {error}") from error
+        raise UserError(f"torch cannot shard {kind}: {error}") from error
 
 
 def _summed_wide(unit: nn.Module) -> dict[str, Any]:

@@ -191,9 +191,9 @@ def sending(config: Config) -> dict[str, Any]:
 
 def make_model(config: Config, *, reads: bool = True) -> nn.Module:
     """With the weights that it is to start from where this rank `reads` them; one that does not is given them
-    by `DistributedOptimizer`, and one that is to be sharded by that."""
+    by `DistributedOptimizer`, and one that is to be sharded by that, which others have no room for."""
     section = config.model
-    is_given_values_later = config.job.shard and section.start is None
+    is_given_values_later = config.job.shard and (section.start is None or not reads)
     with without_values() if is_given_values_later else nullcontext():
         model = models.build(section.build, section.arguments)
     if section.start is not None and reads:

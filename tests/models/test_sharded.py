@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
 
 import pytest
 import torch
@@ -209,3 +211,98 @@ def test_refused(run, what: str) -> None:
         return True
 
     assert run(2, refused) == [True, True]
+
+
+class Marked(Net):
+    """With a table of its own, and marks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(4))
+        self.register_buffer("marks", torch.rand(3) < 0.5)
+
+
+@pytest.mark.ranks(4)
+def test_rank_0_alone_need_have_values(run) -> None:
+    def given(world: Transport) -> bool:
+        torch.manual_seed(0)
+        mine = Marked()
+        with META if world.rank else nullcontext():
+            model = deepcopy(mine) if world.rank == 0 else Marked()
+        assert world.rank == 0 or all(x.device == META for x in model.state_dict().values())
+        shard(model, form(world, 2), blocks=["conv", "frozen"])
+        found = whole_state(model, keeps=True)
+        assert model.scores.weight is model.embedding.weight
+        assert not model.frozen.weight.requires_grad
+        return all(torch.equal(found[name], x) for name, x in mine.state_dict().items())
+
+    assert run(4, given) == [True] * 4
+
+
+OTHERS: dict[str, tuple[Callable[[int], nn.Module], Callable[[int], list[str]], str]] = {
+    "no values on rank 0": (
+        lambda rank: nn.Linear(2, 3, device="cpu" if rank else META),
+        lambda rank: [],
+        "rank 1 of 4, sharding the model: weight has values here and none on rank 0",
+    ),
+    "other blocks": (
+        lambda rank: nn.Sequential(nn.Linear(2, 3)),
+        lambda rank: ["0"] * (rank == 2),
+        "rank 2 of 4, sharding the model: blocks: 0, the model on 'cpu' here, the model on 'cpu' on rank 0",
+    ),
+    "other shapes": (
+        lambda rank: nn.Linear(2, 3 + rank // 3),
+        lambda rank: [],
+        "rank 3 of 4, sharding the model: weight: torch.float32 of [4, 2] here, torch.float32 of [3, 2] on",
+    ),
+}
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("what", OTHERS)
+def test_ranks_of_other_models_are_told(run, what: str) -> None:
+    """And do not wait for each other."""
+    make, blocks, message = OTHERS[what]
+
+    def refused(world: Transport) -> bool:
+        with pytest.raises(JobError) as caught:
+            shard(make(world.rank), form(world, 2), blocks(world.rank))
+        assert message in str(caught.value), caught.value
+        return True
+
+    assert run(4, refused) == [True] * 4
+
+
+@pytest.mark.ranks(2)
+def test_refused_before_torch_does(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is an assertion, at the second call or at the first forward pass, or nothing at all."""
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+
+    def refused(world: Transport) -> bool:
+        job = form(world, 1)
+        with pytest.raises(JobError, match="torch has sharded FSDPLinear already: call"):
+            shard(shard(nn.Linear(2, 3), job), job)
+        of_two = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3, dtype=torch.bfloat16))
+        with pytest.raises(JobError, match=r"Sequential: its parameters are of torch.bfloat16, torch"):
+            shard(of_two, job)
+        assert shard(of_two, job, ["1"]) is of_two
+        with pytest.raises(JobError, match=r"device = 'cuda:1': torch shards onto the current device"):
+            shard(nn.Linear(2, 3), job, device="cuda:1")
+        return True
+
+    assert run(2, refused) == [True] * 2
+
+
+@pytest.mark.ranks(2)
+def test_chance_on_devices_is_left_alone(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or all ranks would drop out alike from then on."""
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+
+    def seeded(world: Transport) -> bool:
+        with META:
+            model = nn.Linear(2, 3)
+        shard(model, form(world, 1))
+        return bool(seeds)
+
+    assert run(2, seeded) == [False] * 2

@@ -1,0 +1,75 @@
+"""Values of a model that is to be sharded, where rank 0 has them: others get them block by block, and need
+have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.core.shards import is_sharded
+from hpcsgd.core.topology import Job
+from hpcsgd.errors import UserError
+
+META = torch.device("meta")
+Outline = dict[str, tuple[str, bool]]
+"""By name what has to be alike on all ranks, and whether this one has values for it."""
+NOTHING = "nothing", False
+
+
+def outline(model: nn.Module, parts: Sequence[nn.Module], kind: str) -> Outline:
+    names = {module: name for name, module in model.named_modules()}
+    tensors: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
+    blocks = f"{', '.join(names[part] or 'the model' for part in parts)} on {kind!r}"
+    return {
+        "blocks": (blocks, False),
+        **{name: (f"{x.dtype} of {list(x.shape)}", x.device != META) for name, x in tensors},
+    }
+
+
+def require_alike(mine: Outline, first: Outline) -> None:
+    """Raises `UserError` unless the `first` rank has the same model, and all values that are here."""
+    for name in dict.fromkeys([*mine, *first]):
+        (ours, here), (theirs, there) = mine.get(name, NOTHING), first.get(name, NOTHING)
+        if ours != theirs:
+            raise UserError(f"{name}: {ours} here, {theirs} on rank 0: build the same model on all ranks")
+        if here and not there:
+            raise UserError(f"{name} has values here and none on rank 0, whose all get: build it there, too")
+
+
+def share_values(job: Job, model: nn.Module, unit: nn.Module, given: Collection[str]) -> None:
+    """Rank 0's, of what is to be sharded now and has some there."""
+    within = next(name for name, module in model.named_modules() if module is unit)
+    for name, param in list(unit.named_parameters(within)):
+        if name in given and not is_sharded(param):
+            if param.device == META:
+                make_room(model, param)
+            _share(job, model.get_parameter(name))
+
+
+def share_buffers(job: Job, model: nn.Module, given: Collection[str], device: torch.device) -> None:
+    for name, buffer in list(model.named_buffers()):
+        if name in given:
+            if buffer.device == META:
+                within, _, key = name.rpartition(".")
+                setattr(model.get_submodule(within), key, torch.empty_like(buffer, device=device))
+            _share(job, model.get_buffer(name))
+
+
+@torch.no_grad()
+def _share(job: Job, x: Tensor) -> None:
+    """By way of the host, where all ranks may have it."""
+    values = x.detach().cpu().contiguous()
+    job.world.bcast(values.view(torch.uint8) if values.dtype == torch.bool else values).wait()
+    x.copy_(values)
+
+
+def make_room(model: nn.Module, param: nn.Parameter) -> None:
+    """In every module that has it."""
+    room = nn.Parameter(torch.empty_like(param, device="cpu"), requires_grad=param.requires_grad)
+    for module in model.modules():
+        for name, theirs in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if theirs is param:
+                setattr(module, name, room)
