@@ -25,7 +25,7 @@ from hpcsgd.checkpoint.folder import Saved
 from hpcsgd.checkpoint.method_state import restored, split_off_chunks
 from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
 from hpcsgd.checkpoint.tree import Tree
-from hpcsgd.core.shards import is_sharded, local, local_of
+from hpcsgd.core.shards import is_sharded, local, local_of, reshard
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.joined import kind_of
 from hpcsgd.engine.optimizer import DistributedOptimizer
@@ -191,6 +191,7 @@ def _parts(optimizer: DistributedOptimizer) -> list[str]:
 
 
 def _frozen(optimizer: DistributedOptimizer) -> Iterator[tuple[str, Tensor]]:
+    reshard(optimizer.model)  # or there are the whole weights that a forward pass has left
     trained = {param for _, param in optimizer.trained}
     return ((n, p) for n, p in optimizer.model.named_parameters() if p not in trained)
 

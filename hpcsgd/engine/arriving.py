@@ -13,6 +13,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hpcsgd.core.flat import Bucket
+from hpcsgd.core.shards import is_sharded
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, phase
 
@@ -29,6 +30,8 @@ class Arrivals:
 
     def __init__(self, model: nn.Module, wanted: bool) -> None:
         if wanted:
+            if any(is_sharded(param) for param in model.parameters()):
+                raise UserError("prefetch: torch has sharded the model, and gathers it itself: leave one out")
             _require_interpreted(model)
             for module in model.modules():  # for extensions in C++ that operate on their own weights
                 module.register_forward_pre_hook(_wait_for_own)

@@ -69,7 +69,13 @@ def trained_parameters(
     wanted = set(theirs)
     named = [(name, param) for name, param in model.named_parameters() if param in wanted]
     known = {param for _, param in named}
-    named += [(f"parameter {i} of the optimizer", p) for i, p in enumerate(theirs) if p not in known]
+    others = [(f"parameter {i} of the optimizer", p) for i, p in enumerate(theirs) if p not in known]
+    if others and any(is_sharded(param) for param in model.parameters()):
+        raise UserError(
+            f"{others[0][0]} is none of the model's, which torch has sharded: make the optimizer after that, "
+            "and before the first forward pass"
+        )
+    named += others
     if job.size > 1:
         _require_values(model)
     if any(is_sharded(param) for param in theirs):

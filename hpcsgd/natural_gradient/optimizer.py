@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn, optim
 
+from hpcsgd.core.shards import is_sharded
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.wrapping import Outermost
 from hpcsgd.errors import UserError
@@ -204,7 +205,10 @@ def _layers(
     found = [(name, module, weight) for name, module, weight in found if trained(weight)]
     if not found:
         raise UserError("NaturalGradient: the optimizer trains no linear or convolution layer of the model")
-    for name, module, _ in found:
+    for name, module, weight in found:
+        if is_sharded(weight):
+            where = name or "the model"
+            raise UserError(f"NaturalGradient: torch has sharded {where}: leave one of them out")
         if module in _taken:
             raise UserError(
                 f"gradients of {name or 'the model'} are natural already: remove() the first NaturalGradient"

@@ -20,6 +20,7 @@ from hpcsgd.core.topology import Job, form
 from hpcsgd.errors import JobError
 from hpcsgd.exchanges import Packed, Sparse
 from hpcsgd.methods import Method, bsp, hierarchical, selsync
+from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.sparsifiers import TopK
 from hpcsgd.transport import Transport
 from hpcsgd.wires import int4
@@ -157,6 +158,26 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module, Job], Any], str]] = {
         ),
         "Adafactor is not known to update every element by itself",
     ),
+    "an optimizer of what there was before": (
+        lambda net, job: hpcsgd.DistributedOptimizer(
+            optim.SGD(list(net.parameters()), lr=0.1), shard(net, job), job, bsp()
+        ),
+        "parameter 0 of the optimizer is none of the model's, which torch has sharded: make the optimizer",
+    ),
+    "an optimizer of what a forward pass left": (
+        lambda net, job: wrapped(gathered_for_a_forward_pass(net, job), job, bsp()),
+        "parameter 0 of the optimizer is none of the model's",
+    ),
+    "weights that arrive later": (
+        lambda net, job: hpcsgd.DistributedOptimizer(
+            optim.SGD(shard(net, job).parameters(), lr=0.1), net, job, bsp(), prefetch=True
+        ),
+        "prefetch: torch has sharded the model",
+    ),
+    "natural gradients": (
+        lambda net, job: NaturalGradient(wrapped(shard(net, job), job, bsp()), net),
+        "NaturalGradient: torch has sharded 0",
+    ),
     "parameters without values": (
         lambda net, job: wrapped(shard(net.to("meta"), job), job, bsp()),
         "parameter 0.weight is on the meta device",
@@ -174,6 +195,12 @@ def wrapped(net: nn.Module, job: Job, method: Method) -> hpcsgd.DistributedOptim
 
 def sharded_in_part(net: nn.Module, job: Job) -> nn.Module:
     fully_shard(net[0], mesh=job.mesh()["group"])  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
+    return net
+
+
+def gathered_for_a_forward_pass(net: nn.Module, job: Job) -> nn.Module:
+    fully_shard(net, mesh=job.mesh()["group"])
+    loss(net, *batch(0, 0))
     return net
 
 
@@ -278,6 +305,26 @@ def test_checkpoints_go_from_sharded_to_whole_and_back(
             compare(whole_values(again), whole_values(other))
 
     run(4, goes_on)
+
+
+@pytest.mark.ranks(2)
+def test_a_checkpoint_after_a_forward_pass(run, tmp_path: Path) -> None:
+    """Which leaves the weights of the outermost module gathered, and so under the names of the rows."""
+
+    def looked_at(net: nn.Module) -> None:
+        with torch.no_grad():
+            net(torch.ones(2, 3, 5, 5))
+
+    def goes_on(world: Transport) -> None:
+        first, again = training(world, 1, True), training(world, 1, True, seed=1)
+        first.steps(2)
+        looked_at(first.net)
+        save(first, tmp_path)
+        looked_at(again.net)
+        load(again, tmp_path)
+        compare(whole_values(again), whole_values(first))
+
+    run(2, goes_on)
 
 
 def compare(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
