@@ -31,6 +31,7 @@ from hpcsgd.models.from_rank_0 import (
 )
 from hpcsgd.models.regions import regions
 from hpcsgd.transport import wide
+from hpcsgd.transport.streams import require_current
 
 
 @contextmanager
@@ -103,7 +104,7 @@ def shard(
         parts = [unit for unit, _ in units(model, blocks)]
         here = next((p.device for p in model.parameters() if p.device != META), torch.device("cpu"))
         target = torch.device(device) if device is not None else here
-        _require_current(target)
+        require_current(target)
         mine = outline(model, parts, target.type)
     first: Outline = job.world.gather_objects(mine)[0]
     with job.together("sharding the model"):
@@ -155,15 +156,6 @@ def units(model: nn.Module, blocks: Sequence[str] | None) -> list[tuple[nn.Modul
         found.append((unit, params))
         taken.update(own)
     return found
-
-
-def _require_current(device: torch.device) -> None:
-    """Where torch's `fully_shard` puts shards, whatever is asked for. Raises `UserError`."""
-    if device.index is not None and device.index != torch.accelerator.current_device_index():
-        raise UserError(
-            f"device = {str(device)!r}: torch shards onto the current device, which is another: call "
-            f"torch.accelerator.set_device_index({device.index}) before"
-        )
 
 
 def _fits(name: str, pattern: str) -> bool:

@@ -44,6 +44,15 @@ def device_for(wanted: str, number: int) -> torch.device:
     return device
 
 
+def require_current(device: torch.device) -> None:
+    """Where torch's `fully_shard` puts shards, whatever is asked for. Raises `UserError`."""
+    if device.index is not None and device.index != torch.accelerator.current_device_index():
+        raise UserError(
+            f"device = {str(device)!r}: torch shards onto the current device, which is another: call "
+            f"torch.accelerator.set_device_index({device.index}) before"
+        )
+
+
 def free_bytes(device: torch.device) -> int:
     """Of the memory of an accelerator."""
     return torch.accelerator.get_memory_info(device)[0]
