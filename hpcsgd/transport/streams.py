@@ -46,7 +46,8 @@ def device_for(wanted: str, number: int) -> torch.device:
 
 def require_current(device: torch.device) -> None:
     """Where torch's `fully_shard` puts shards, whatever is asked for. Raises `UserError`."""
-    if device.index is not None and device.index != torch.accelerator.current_device_index():
+    one_of_several = device.type != "cpu" and ":" in str(device)
+    if one_of_several and device.index != torch.accelerator.current_device_index():
         raise UserError(
             f"device = {str(device)!r}: torch shards onto the current device, which is another: call "
             f"torch.accelerator.set_device_index({device.index}) before"
