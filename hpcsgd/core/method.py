@@ -71,7 +71,15 @@ class Central(Protocol):
         ...
 
 
-def alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, State]:
+def fitted(
+    states: Mapping[str, State], buckets: Sequence[Bucket], *, same_ranks: bool, aloud: bool
+) -> dict[str, State]:
+    """One rank's `states` for these buckets, of as many groups and positions or of others."""
+    placed = _beside(states, buckets)
+    return placed if same_ranks else _alike_everywhere(placed, aloud=aloud)
+
+
+def _alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, State]:
     """What one rank's state is good for on any P × K, its numbers standing for all; the rest is dropped,
     `aloud` or not."""
     kept = {role: {k: v for k, v in state.items() if k in ("same", "mean")} for role, state in states.items()}
@@ -84,7 +92,7 @@ def alike_everywhere(states: Mapping[str, State], *, aloud: bool) -> dict[str, S
     return kept
 
 
-def beside(states: Mapping[str, State], buckets: Sequence[Bucket]) -> dict[str, State]:
+def _beside(states: Mapping[str, State], buckets: Sequence[Bucket]) -> dict[str, State]:
     """`states` with their chunks on the devices of the model: they may have been read elsewhere."""
 
     def placed(vectors: Sequence[Tensor]) -> list[Tensor]:

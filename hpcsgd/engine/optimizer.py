@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.core.capabilities import begin, goes_by_time
 from hpcsgd.core.flat import BUCKET_MB, Bucket, require_as_laid_out
-from hpcsgd.core.method import Method, State, alike_everywhere, beside
+from hpcsgd.core.method import Method, State, fitted
 from hpcsgd.core.norm import clip
 from hpcsgd.core.shards import is_sharded, reshard
 from hpcsgd.core.step import Departure, Fixed, Step
@@ -152,7 +152,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     @property
     def buckets(self) -> Sequence[Bucket]:
         """The model as flat vectors."""
-        return self._settled.buckets
+        return self._in_place.buckets
 
     @property
     def exchanges(self) -> bool:
@@ -168,7 +168,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        s = self._settled
+        s = self._in_place
         require_as_laid_out(s.buckets, self._frozen)
         self.updating.ready()
         s.t += 1
@@ -192,7 +192,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             s.notes["shared"] = 1.0
         gathering.finish()
         self._take_notes()
-        self.start_over()
+        self.updating.start_over()
         return loss
 
     @torch.no_grad()
@@ -218,21 +218,14 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
         `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
         """
-        if self._reducer is not None:
-            self._reducer.finish()
+        self.updating.finish_exchange()
         group = self.job.group if self._exchange.shards and self.job.K > 1 else None
         with phase("clipping"):
             return clip(self._step.parts_of_gradient(), max_norm, norm_type, group)
 
-    def start_over(self) -> None:
-        """The exchanged gradients have been used, or are not to be."""
-        if self._reducer is not None:
-            self._reducer.start_over()
-
     def finish_exchange(self) -> None:
         """Leave the exchanged gradients in `grad` of what the optimizer updates; collective."""
-        if self._reducer is not None:
-            self._reducer.finish()
+        self.updating.finish_exchange()
         self.local.take_gradients()
 
     def averaged(self) -> contextlib.AbstractContextManager[float]:
@@ -257,10 +250,11 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             ours, job = state_dict["hpcsgd"], self._step.job
             if "shape" not in ours:
                 raise UserError("this state_dict is of an older version of hpcsgd")
-            self._step.t, method = ours["t"], beside(ours["method"], self.buckets)
-            if ours["shape"] != [job.P, job.K]:
-                method = alike_everywhere(method, aloud=job.rank == 0)
-            self.method.load_state_dict(method)
+            self._step.t, same_ranks = ours["t"], ours["shape"] == [job.P, job.K]
+            aloud = job.rank == 0
+            self.method.load_state_dict(
+                fitted(ours["method"], self.buckets, same_ranks=same_ranks, aloud=aloud)
+            )
 
     def gather_parameters(self) -> None:
         """Make every position's model from the chunks that each owns; collective over the group."""
@@ -286,6 +280,12 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     @property
     def _settled(self) -> Step:
+        """With no gradient under way either, for whatever else travels; collective."""
+        self.updating.settle()
+        return self._in_place
+
+    @property
+    def _in_place(self) -> Step:
         """With all of w in place, and nothing of it elsewhere."""
         self._arrivals.finish()
         if is_sharded(self.trained[0][1]):

@@ -78,6 +78,12 @@ class GradientReducer:
         self._reset()
         self._exchanged = True
 
+    def settle(self) -> None:
+        """`finish` if gradients have begun to leave, which may be so on some ranks alone: whatever else is
+        sent before the update could overtake them."""
+        if self._overlap and self.passes in self._arrivals.values():
+            self.finish()
+
     def start_over(self) -> None:
         """The exchanged gradients have been used."""
         self._exchanged = False

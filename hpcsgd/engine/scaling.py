@@ -66,7 +66,7 @@ class GradScaler(torch.amp.GradScaler):
             return super().step(optimizer, *args, **kwargs)
         distributed.scaled = True
         result = super().step(optimizer, *args, **kwargs)
-        distributed.start_over()
+        distributed.updating.start_over()
         return result
 
     def _unscale_grads_(

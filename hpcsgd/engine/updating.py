@@ -36,6 +36,21 @@ class Updating:
         if self._reducer is not None and not self._in_parts():
             self._reducer.finish()
 
+    def finish_exchange(self) -> None:
+        """Return once all gradients have been exchanged; collective."""
+        if self._reducer is not None:
+            self._reducer.finish()
+
+    def settle(self) -> None:
+        """Return once those have been that are to leave before the update; collective."""
+        if self._reducer is not None:
+            self._reducer.settle()
+
+    def start_over(self) -> None:
+        """The exchanged gradients have been used, or are not to be."""
+        if self._reducer is not None:
+            self._reducer.start_over()
+
     def __call__(self, buckets: Sequence[Bucket]) -> Iterator[Sequence[Bucket]]:
         """Updates all of them; gives, in their order, those that are through. Collective."""
         if self._reducer is None or not self._in_parts():

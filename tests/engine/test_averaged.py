@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd import DistributedOptimizer, hierarchical
-from hpcsgd.core.topology import form
+from hpcsgd import DistributedOptimizer, Method, bsp, hierarchical
+from hpcsgd.core.topology import Job, form
 from hpcsgd.transport import Transport
+from references import batch, loss, one_step, vector
 from references import model as make_model
-from references import one_step, vector
 
 
 def with_statistics() -> nn.Module:
@@ -44,3 +46,39 @@ def test_inside_the_mean_outside_as_before(run, P: int, K: int) -> None:
         assert noted == pytest.approx(D, abs=1e-12)
         torch.testing.assert_close(inside, mean, rtol=0, atol=1e-12)
         torch.testing.assert_close(statistics, mean_statistics, rtol=0, atol=1e-12)
+
+
+def averaged(optimizer: DistributedOptimizer) -> None:
+    with optimizer.averaged():
+        pass
+
+
+COLLECTIVE = [averaged, DistributedOptimizer.state_dict, DistributedOptimizer.gather_parameters]
+
+
+@pytest.mark.parametrize("what", COLLECTIVE, ids=lambda what: what.__name__)
+@pytest.mark.parametrize("method", [bsp, lambda: hierarchical(2)], ids=["bsp", "hierarchical"])
+@pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 2), (4, 1)])
+def test_while_gradients_travel(
+    run, P: int, K: int, method: Callable[[], Method], what: Callable[[DistributedOptimizer], object]
+) -> None:
+    """On the same communicators: neither comes in the other's way; nor between the passes of a step."""
+
+    def trained(world: Transport) -> list[Tensor]:
+        job = form(world, groups=P)
+        return [weights(job, between) for between in (lambda _: None, what)]
+
+    def weights(job: Job, between: Callable[[DistributedOptimizer], object]) -> Tensor:
+        net = make_model()
+        inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(inner, net, job, method(), bucket_mb=1e-4, accumulate=2)
+        for t in range(6):
+            optimizer.zero_grad()
+            for number in range(2):
+                loss(net, *batch(2 * t + number, job.rank)).backward()
+                between(optimizer)
+            optimizer.step()
+        return vector(net)
+
+    for undisturbed, found in run(P * K, trained):
+        assert torch.equal(undisturbed, found)
