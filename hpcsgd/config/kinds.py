@@ -1,17 +1,19 @@
 """Field annotations as rules: does a value fit one, and how does the rule read in an error line?
 
 Understood are ``int``, ``float``, ``str``, ``bool``, ``Path``, ``Literal``, ``dict[str, Any]``, ``dict`` and
-``tuple`` of one of the first three, any of these ``| None``, and ``Annotated`` with the bounds below. Nothing
-is rounded or coerced: 3.5 is no int, true is no number.
+``tuple`` of one of the first three, unions of these, any of these ``| None``, and ``Annotated`` with the
+bounds below. Nothing is rounded or coerced: 3.5 is no int, true is no number.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from hpcsgd.config.overrides import Typed, plain
 from hpcsgd.errors import near_miss
@@ -65,6 +67,10 @@ def expectation(kind: Any) -> str:
 
 def _several(kind: Any) -> str:
     """``numbers ≥ 0``."""
+    if len(kinds := _members(kind)) > 1:
+        return " or ".join(map(_several, kinds))
+    if get_origin(kind) is dict:
+        return "tables"
     name, *bounds = ("string" if kind is str else expectation(kind)).split(" ", 1)
     return " ".join([f"{name}s", *bounds])
 
@@ -101,7 +107,16 @@ def _fit(kind: Any, value: Any) -> Any:
         return tuple(_fit(get_args(kind)[0], item) for item in _checked(plain(value), list))
     if isinstance(value, Typed) and value.text == "none":
         return None
+    if len(kinds := _members(kind)) > 1:
+        return _first_fit(kinds, value)
     return _fit(without_none(kind), value)
+
+
+def _first_fit(kinds: Sequence[Any], value: Any) -> Any:
+    for kind in kinds:
+        with suppress(ValueError):
+            return _fit(kind, value)
+    raise ValueError
 
 
 def _checked(value: Any, *types: type) -> Any:
@@ -135,5 +150,12 @@ def _text(value: Any) -> Any:
 
 def without_none(kind: Any) -> Any:
     """``int`` of ``int | None``."""
-    (inner,) = (member for member in get_args(kind) if member is not NoneType)
+    (inner,) = _members(kind)
     return inner
+
+
+def _members(kind: Any) -> list[Any]:
+    """Of a union, but for None."""
+    if get_origin(kind) not in (Union, UnionType):
+        return []
+    return [member for member in get_args(kind) if member is not NoneType]

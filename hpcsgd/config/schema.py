@@ -178,6 +178,7 @@ class RunSection:
 
     folder: Path
     trace: str | None = None  # steps as "10-17, 500", or "auto": what each rank does in them; docs/trace.md
+    sinks: tuple[str | dict[str, Any], ...] | None = None  # who is told the metrics, too; docs/sinks.md
 
     def __post_init__(self) -> None:
         if self.trace is not None:

@@ -17,6 +17,7 @@ from hpcsgd.islands.allotment import Allotment
 from hpcsgd.launch.starter import starter
 from hpcsgd.launch.supervisor import Supervisor, sizes
 from hpcsgd.report import run_folder
+from hpcsgd.report.sinks import require_sinks
 from hpcsgd.training.parts import make_method
 
 
@@ -37,6 +38,8 @@ def launch(
     _require_sense(groups=groups, group_size=group_size, silence=silence, timeout=timeout)
     by = starter(srun)
     K = group_sizes(path, config, by.ranks, groups, group_size)
+    with located(str(path)):
+        require_sinks(config.run.sinks or ())
     folder = config.run.folder
     fresh = not folder.exists()
     run_folder.open_run_folder(folder, resume=resume)

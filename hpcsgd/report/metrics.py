@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,11 +42,15 @@ STEP_TABLES = ("phase_seconds", "phase_bytes", "link_bytes")
 class Metrics:
     """Appends records to a JSONL file; each line is written whole and is readable at once."""
 
-    def __init__(self, path: Path, *, resumed_step: int = 0) -> None:
-        """Open ``path``, cutting off what was recorded after ``resumed_step``: that will be done again."""
+    def __init__(
+        self, path: Path, *, resumed_step: int = 0, also: Callable[[bytes], None] | None = None
+    ) -> None:
+        """Open ``path``, cutting off what was recorded after ``resumed_step``: that will be done again.
+        ``also`` is given each line, too."""
         path.touch()
         os.truncate(path, _size_until(path, resumed_step))
         self._file = path.open("ab", buffering=0)
+        self._also = also
 
     def step(
         self,
@@ -96,7 +100,10 @@ class Metrics:
         self._append("epoch", step=step, epoch=epoch, loss=loss, seconds=seconds)
 
     def _append(self, kind: str, **fields: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+        line = json.dumps({"kind": kind, **fields}).encode() + b"\n"
+        self._file.write(line)
+        if self._also is not None:
+            self._also(line)
 
     def close(self) -> None:
         """Close the file; nothing is pending."""

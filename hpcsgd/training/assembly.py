@@ -28,6 +28,7 @@ from hpcsgd.models.sharded import META, shard, without_values
 from hpcsgd.models.weights import load_into
 from hpcsgd.natural_gradient import NaturalGradient
 from hpcsgd.report.meter import Sample
+from hpcsgd.report.sinks import require_sinks
 from hpcsgd.training.by_torch import bytes_by_torch
 from hpcsgd.training.devices import Delivery, device_of
 from hpcsgd.training.length import Length, length, tested
@@ -134,6 +135,7 @@ def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> A
         how_long = length(section, batches, job.size, task.tokens)
         enough = tested(section, len(test), task.tokens)
         method = make_method(config, steps_per_epoch)
+        require_sinks(config.run.sinks or ())
     own = config.seed + 1 + number_of(job)
     seed_generators(own)  # from here on chance (dropout) differs between ranks
     optimizer = DistributedOptimizer(inner, model, job, method, master=bits.master, **sending(config))

@@ -31,7 +31,7 @@ from hpcsgd.transport import PeerLost, Transport
 log = logging.getLogger(__name__)
 
 OWN_TO_A_START = (
-    *(("job", "timeout"), ("run", "folder")),
+    *(("job", "timeout"), ("run", "folder"), ("run", "sinks")),
     *(("training", "time_limit"), ("training", "stop_ahead")),
     *(("training", name) for name in ("bucket_mb", "overlap", "prefetch", "tune", "machine")),
 )

@@ -21,6 +21,7 @@ from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.models.weights import whole_state
 from hpcsgd.report import trace
 from hpcsgd.report.metrics import Metrics
+from hpcsgd.report.sinks.outlets import Outlets, sink_run
 from hpcsgd.report.summary import byte_text
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.devices import form_job
@@ -130,21 +131,37 @@ def _train(
         _go_on(setting, parts, Checkpoints(checkpoints, job), loop)
     if (steps := setting.config.run.trace) is not None:
         loop.tracer = Trace(job, job.world.apart(), setting.folder / trace.NAME, steps, parts.optimizer.t)
+    said, t, sinks = setting.config.run.sinks, parts.optimizer.t, None
     if job.rank == 0:
         loop.monitor = monitor
+        if said:
+            sinks = Outlets(said, sink_run(setting.folder, setting.config, t))
+            open_files.enter_context(sinks)
+        also = None if sinks is None else sinks.put
         loop.metrics = open_files.enter_context(
-            Metrics(setting.folder / "metrics.jsonl", resumed_step=parts.optimizer.t)
+            Metrics(setting.folder / "metrics.jsonl", resumed_step=t, also=also)
         )
     try:
         reason = loop.train()
     except Over:
         writer.finish()
+        if said:
+            _close_sinks(sinks, job)
         return None
     loop.tracer.finish()
     if reason is None:
         _save_model(folder, parts)
+    if said:
+        _close_sinks(sinks, job)
     setting.conclude(complete=reason is None)
     return reason
+
+
+def _close_sinks(sinks: Outlets | None, job: Job) -> None:
+    """Others wait here, and not where they leave: there they would not for so long."""
+    with job.together("closing the sinks"):
+        if sinks is not None:
+            sinks.close()
 
 
 def to_begin(config: Config, goes_on: bool) -> Config:

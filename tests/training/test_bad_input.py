@@ -137,6 +137,15 @@ CASES = {
     "fraction for a method": Case(
         "job.toml: [method]: hierarchical: every = 2.5: expected int", "--method.every 2.5"
     ),
+    "unknown sink": Case(
+        "job.toml: [run] sinks: no 'tensorbord'; did you mean 'tensorboard'? Allowed: mlflow, tensorboard, "
+        'wandb, or "package.module:function"',
+        '--run.sinks ["tensorbord"]',
+        n=2,
+    ),
+    "sinks that are no list": Case(
+        "--run.sinks tensorboard: expected a list of strings or tables", "--run.sinks tensorboard"
+    ),
     "unknown part": Case(
         "job.toml: [method] exchange: no 'all2all'; did you mean 'alltoall'? "
         + NAMES.format("alltoall, dense, packed, reduce_scatter, sparse"),
