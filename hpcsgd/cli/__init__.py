@@ -11,6 +11,7 @@ from hpcsgd.cli.compare import compare
 from hpcsgd.cli.data import data
 from hpcsgd.cli.doctor import doctor
 from hpcsgd.cli.export import export
+from hpcsgd.cli.init import init
 from hpcsgd.cli.job import job
 from hpcsgd.cli.launch import launch
 from hpcsgd.cli.measure import measure
@@ -57,6 +58,7 @@ app.command(
     launch, usage="Usage: hpcsgd launch JOB --groups P [--group-size K] [--resume] [--SECTION.KEY VALUE]..."
 )
 app.command(data)
+app.command(init, usage="Usage: hpcsgd init [FILE] [--data NAME] [--model NAME] [--ranks N] [--groups P] ...")
 app.command(job)
 app.command(export, usage="Usage: hpcsgd export RUN [--format safetensors|hf|dcp] [--to PATH]")
 app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--store FILE]")

@@ -80,7 +80,7 @@ def train(
     :param probe: A probe.json, for as many groups as it found; with --after, one that is yet to be written.
     :param plan: A plan.json, for the nodes that it recommends to the job file that hpcsgd plan --write wrote.
     """
-    with told_in_one_line():
+    with told_in_one_line(path, overrides):
         from hpcsgd.batch import check_training
 
         w = wanted or Wanted()
@@ -133,7 +133,7 @@ def ensemble(
     :param overrides: Keys of the file to change, as in --job.groups 8.
     :param resume: Go on from the last checkpoint in the run folder.
     """
-    with told_in_one_line():
+    with told_in_one_line(path, overrides):
         from hpcsgd.batch import check_ensemble
 
         w = wanted or Wanted()
@@ -149,7 +149,7 @@ def probe(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) ->
     :param path: The job file, as for hpcsgd probe.
     :param overrides: Keys of the file to change, as in --method.every 4.
     """
-    with told_in_one_line():
+    with told_in_one_line(path, overrides):
         from hpcsgd.batch import check_probe
 
         _write("probe", [str(path), *overrides], check_probe(path, overrides), wanted or Wanted())
@@ -162,7 +162,7 @@ def bench(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) ->
     :param path: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, as in --job.groups 8.
     """
-    with told_in_one_line():
+    with told_in_one_line(path, overrides):
         from hpcsgd.batch import check_training
 
         w = wanted or Wanted()
@@ -177,7 +177,7 @@ def measure(path: Path, /, *overrides: Overrides, quick: Flag = False, wanted: W
     :param overrides: Keys of the file to change, as in --data.batch_size 64.
     :param quick: In under a minute, with smaller messages and fewer repeats.
     """
-    with told_in_one_line():
+    with told_in_one_line(path, overrides):
         from hpcsgd.batch import check_measure
 
         words = [str(path), *overrides, *(["--quick"] if quick else [])]

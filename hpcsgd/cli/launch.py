@@ -35,7 +35,7 @@ def launch(
     :param resume: Go on from the last checkpoint in the run folder.
     :param srun: Options of srun, as in "--mpi=pmi2".
     """
-    with told_in_one_line():
+    with told_in_one_line(job, overrides):
         from hpcsgd.launch import launch as start
 
         code = start(

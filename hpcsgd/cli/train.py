@@ -11,6 +11,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from hpcsgd.config.at_line import at_line
+
 
 def train(
     job: Path,
@@ -33,4 +35,5 @@ def train(
 
     from hpcsgd.training import run
 
-    run(job, (*(["--run.trace", "auto"] if trace else []), *overrides), resume, probe)
+    with at_line(job, overrides):
+        run(job, (*(["--run.trace", "auto"] if trace else []), *overrides), resume, probe)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
+from hpcsgd.config.at_line import at_line
 from hpcsgd.errors import UserError
 
 
 @contextmanager
-def told_in_one_line() -> Iterator[None]:
-    """End the process with the error's one line on stderr and exit code 1, without a traceback."""
+def told_in_one_line(job: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[None]:
+    """End the process with the error's one line on stderr and exit code 1, without a traceback. Where it is
+    about a key of the file `job`, with its line there."""
     try:
-        yield
+        with at_line(job, overrides) if job is not None else nullcontext():
+            yield
     except UserError as error:
         print(f"hpcsgd: {error}", file=sys.stderr)
         sys.exit(1)

@@ -27,6 +27,22 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """Give a path beside `target` to write to, which becomes `target` when the block ends well.
+
+    Raises `FileExistsError` where there is a `target` by then, which stays as it is.
+    """
+    part = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
+    try:
+        yield part
+        reach_disk(part)
+        os.link(part, target)  # unlike a renaming this replaces nothing
+        reach_disk(target.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Give an empty folder beside `target` to write into, which becomes `target` when the block ends well.
 

@@ -77,22 +77,24 @@ CASES = {
         changed=("[model]", "[model"),
     ),
     "unknown key": Case(
-        "job.toml: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: "
+        "job.toml:13: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: "
         "activation_checkpointing, bucket_mb, channels_last, checkpoint_every, compile, deterministic, "
         "device, epochs, evaluate_every, evaluation_tokens, log_every, machine, overlap, peak_tflops, "
         "precision, prefetch, samples, steps, stop_ahead, threads, time_limit, tokens, tune",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(
-        "job.toml: [trainings]: unknown section: did you mean 'training'? Allowed: data, job, method, model, "
+        "job.toml:12: [trainings]: unknown section: did you mean 'training'? Allowed: data, job, method, model, "
         "optimizer, reallocation, run, schedule, seed, training",
         changed=("[training]", "[trainings]"),
     ),
     "wrong type": Case(
-        'job.toml: [training] epochs = "1": expected int ≥ 1', changed=("epochs = 1", 'epochs = "1"')
+        'job.toml:13: [training] epochs = "1": expected int ≥ 1', changed=("epochs = 1", 'epochs = "1"')
     ),
-    "out of range": Case("job.toml: [optimizer] lr = -0.1: expected number > 0", changed=("0.1", "-0.1")),
-    "missing key": Case("job.toml: [optimizer] lr is missing: expected number > 0", changed=("lr = 0.1", "")),
+    "out of range": Case("job.toml:8: [optimizer] lr = -0.1: expected number > 0", changed=("0.1", "-0.1")),
+    "missing key": Case(
+        "job.toml:7: [optimizer] lr is missing: expected number > 0", changed=("lr = 0.1", "")
+    ),
     "override": Case("--training.epochs 0: expected int ≥ 1", "--training.epochs 0"),
     "no such device": Case(
         "job.toml: [training]: device = 'tpu': torch sees none here; allowed on this machine: auto, cpu",
@@ -184,7 +186,7 @@ CASES = {
         "--training.activation_checkpointing true",
     ),
     "no length": Case(
-        "job.toml: [training]: no length: give epochs, or steps, samples or tokens in their place",
+        "job.toml:12: [training]: no length: give epochs, or steps, samples or tokens in their place",
         changed=("epochs = 1", ""),
     ),
     "unknown optimizer": Case(
@@ -276,7 +278,7 @@ def test_a_store_that_was_cut_off(folder: Path) -> None:
     whole = (folder / "small.h5").read_bytes()
     (folder / "small.h5").write_bytes(whole[:-1])
     done = launch(folder, "train", "job.toml")
-    assert_one_line(done, f"job.toml: [data] store: {folder}/small.h5: not a store, or damaged (...")
+    assert_one_line(done, f"job.toml:2: [data] store: {folder}/small.h5: not a store, or damaged (...")
 
 
 def test_a_store_with_a_damaged_image(folder: Path) -> None:

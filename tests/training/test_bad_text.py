@@ -83,9 +83,12 @@ def test_every_rank_tells_the_same(folder: Path, mistake: Callable[[Path], str])
     assert first == line or (line.endswith("...") and first.startswith(line[:-3]))
 
 
-@pytest.mark.parametrize("mistake", [cut_off, another_tokenizer, too_few_types])
-def test_launched_it_is_one_line_and_nothing_stays(folder: Path, mistake: Callable[[Path], str]) -> None:
-    line = "hpcsgd: job.toml: " + mistake(folder).replace("{folder}", str(folder))
+@pytest.mark.parametrize(("mistake", "at"), [(cut_off, ":2"), (another_tokenizer, ":2"), (too_few_types, "")])
+def test_launched_it_is_one_line_and_nothing_stays(
+    folder: Path, mistake: Callable[[Path], str], at: str
+) -> None:
+    """A flag may have to do with what is wrong with a section as a whole, of which no line is told then."""
+    line = f"hpcsgd: job.toml{at}: " + mistake(folder).replace("{folder}", str(folder))
     before = set(folder.rglob("*"))
     done = launch(folder, "train", "job.toml", "--job.groups", "2", n=2)
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)

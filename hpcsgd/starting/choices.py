@@ -1,0 +1,121 @@
+"""What there is to choose from: data, the models for each, methods; with values that are good to begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What all data of one form have in common, in the terms of a job file."""
+
+    models: Mapping[str, tuple[str, ...]]
+    """By name, the sizes of the data that each takes."""
+    optimizer: Values
+    schedule: Values
+    arguments: Values = field(default_factory=dict)
+    """Of the store."""
+    unit: str = "samples"
+    """That batches are made of."""
+
+
+SGD = {"build": "SGD", "lr": 0.05, "arguments": {"momentum": 0.9, "weight_decay": 1e-4}}
+RESNETS = ("resnet18", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
+FORMS: Mapping[str, Kind] = {
+    "images": Kind(
+        {"cnn": ("shape", "classes"), "mlp": ("inputs", "classes")}
+        | dict.fromkeys((*RESNETS, "resnet50"), ("classes", "channels")),
+        SGD,
+        {"scaling": "linear", "warmup_epochs": 1},
+    ),
+    "tokens": Kind(
+        {"gpt": ("types",), "lstm": ("types",)},
+        {"build": "AdamW", "lr": 1e-3},
+        {"scaling": "none", "warmup_epochs": 0.1},
+        {"bptt": 128},
+        "windows",
+    ),
+    "ratings": Kind(
+        {"ncf": ("users", "items")},
+        {"build": "Adam", "lr": 1e-3},
+        {"scaling": "none"},
+        {"negatives": 4},
+        "ratings",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """One collection, or what is in one store."""
+
+    form: str
+    sizes: Values
+    """As models ask for them; those of the store where there is one."""
+    convert: str | None = None
+    """The command that makes the store, which is to follow it."""
+    batch_size: int = 64
+    epochs: int = 10
+    transform: str | None = None
+    arguments: Values = field(default_factory=dict)
+    """Of the store, besides those of its form."""
+
+    @property
+    def kind(self) -> Kind:
+        return FORMS[self.form]
+
+
+def images(channels: int, height: int, width: int, classes: int) -> dict[str, Any]:
+    """Sizes, as models of images ask for them."""
+    inputs = channels * height * width
+    return {
+        "shape": [channels, height, width], "inputs": inputs, "channels": channels, "classes": classes
+    }  # fmt: skip
+
+
+COLLECTIONS: Mapping[str, Data] = {
+    "digits": Data("images", images(1, 8, 8, 10), "digits", batch_size=32, epochs=12),
+    "mnist": Data("images", images(1, 28, 28, 10), "mnist FOLDER", epochs=5),
+    "cifar10": Data(
+        "images", images(3, 32, 32, 10), "cifar10 cifar-10-binary.tar.gz", 128, 100, "crop_and_flip"
+    ),
+    "cifar100": Data(
+        "images", images(3, 32, 32, 100), "cifar100 cifar-100-binary.tar.gz", 128, 100, "crop_and_flip"
+    ),
+    "wikitext": Data("tokens", {"types": 33278}, "wikitext wikitext-2", 32, 6),
+    "text": Data(
+        "tokens", {"types": 256}, "text FILES", 16, 1, arguments={"tokenizer": "bytes"}
+    ),
+    "movielens": Data("ratings", {"users": 943, "items": 1682}, "movielens ml-100k", 256, 20),
+}  # fmt: skip
+AFTER_STORE = {"text": " --tokenizer bytes"}
+"""What the command that makes a store has at its end."""
+
+METHODS: Mapping[str, tuple[Values, str]] = {
+    "bsp": ({}, "gradients are averaged over all ranks in every step"),
+    "hierarchical": ({"every": 8}, "groups average their models every so many steps"),
+    "diloco": ({"every": 16}, "as hierarchical, with an outer optimizer"),
+    "selsync": ({"delta": 0.3}, "groups meet in steps in which a gradient changes by delta or more"),
+    "sgp": ({}, "each group sends its model to another one after every step"),
+}
+"""Arguments, and what the method does."""
+
+
+def data_of_store(path: Path) -> Data:
+    """Raises `UserError` where there is none."""
+    from hpcsgd.data.layout import form_of
+    from hpcsgd.data.open_split import open_split  # which brings torch along
+
+    form = form_of(path)
+    found: Any = open_split(path, "train")
+    sizes = {
+        "images": lambda: images(*found.shape, classes=len(found.classes)),
+        "tokens": lambda: {"types": found.types},
+        "ratings": lambda: {"users": found.users, "items": found.items},
+    }
+    return Data(form, sizes[form]())

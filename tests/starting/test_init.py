@@ -1,0 +1,196 @@
+"""What `hpcsgd init` writes can be trained as it stands; what is there stays."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hpcsgd import models
+from hpcsgd.batch import load_site, site
+from hpcsgd.config.schema import load
+from hpcsgd.data import READERS
+from hpcsgd.errors import UserError
+from hpcsgd.files.atomic import new_file
+from hpcsgd.starting import begin, run
+from hpcsgd.starting.choices import COLLECTIONS, METHODS
+from hpcsgd.starting.site import site_text
+from hpcsgd.training.parts import make_method
+from training.launches import launch, make_store, mpiexec
+
+CHOICES = [(data, model) for data, kind in COLLECTIONS.items() for model in kind.kind.models]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No cluster, unless a test makes one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "is_cluster", lambda: False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_there_is_every_collection() -> None:
+    assert {*COLLECTIONS} == {*READERS, "text"}
+
+
+@pytest.mark.parametrize(("data", "model"), CHOICES, ids=lambda choice: choice)
+def test_every_choice_is_a_job_file(data: str, model: str) -> None:
+    begin(Path("job.toml"), data=data, model=model, ranks=6, groups=2)
+    config = load(Path("job.toml"))
+    assert config.model.build == model
+    assert (config.job.groups, config.data.store.name) == (2, f"{data}.h5")
+    assert config.data.batch_size % 3 == 0
+    models.build(config.model.build, config.model.arguments)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_can_be_made(method: str) -> None:
+    begin(Path("job.toml"), data="digits", method=method)
+    make_method(load(Path("job.toml")), 10)
+
+
+def test_it_is_trained_on_two_ranks(folder: Path) -> None:
+    """With what the store says of itself: images of 6 x 6 pixels."""
+    mpiexec()
+    make_store(folder / "small.h5", 96)
+    words = ["--data", "small.h5", "--ranks", "2", "--epochs", "1"]
+    done = launch(folder, "init", *words)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[0] == "written   job.toml"
+    assert done.out.splitlines()[-1] == "next      mpiexec -n 2 hpcsgd train job.toml"
+    assert load(Path("job.toml")).model.arguments == {"shape": [1, 6, 6], "classes": 10}
+    done = launch(folder, "train", "job.toml", n=2)
+    assert (done.code, done.err) == (0, "")
+    assert (folder / "runs" / "job" / "model.pt").exists()
+
+
+def test_every_line_but_the_plain_ones_is_explained() -> None:
+    begin(Path("job.toml"), data="cifar10")
+    lines = Path("job.toml").read_text().splitlines()
+    assert sum("#" in line for line in lines) > 15
+    assert max(map(len, lines)) <= 110
+
+
+def test_what_is_there_stays(folder: Path) -> None:
+    Path("job.toml").write_text("mine")
+    with pytest.raises(UserError, match=r"^job.toml: is there already, and stays as it is"):
+        begin(Path("job.toml"), data="digits")
+    assert Path("job.toml").read_text() == "mine"
+
+
+def test_what_comes_meanwhile_stays_too(folder: Path) -> None:
+    def comes(_: str) -> str:
+        Path("job.toml").write_text("mine")
+        return ""
+
+    with pytest.raises(UserError, match="is there already"):
+        begin(Path("job.toml"), data="digits", ask=comes)
+    assert Path("job.toml").read_text() == "mine"
+    assert [path.name for path in folder.iterdir()] == ["job.toml"]
+
+
+def test_half_a_file_is_none(folder: Path) -> None:
+    with pytest.raises(KeyError), new_file(folder / "x") as part:
+        part.write_text("half")
+        raise KeyError
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"data": "digts"}, "--data digts: did you mean 'digits'?"),
+        ({}, "--data is missing. Allowed: digits, "),
+        ({"data": "none.h5"}, "none.h5: no such file"),
+        ({"data": "digits", "model": "gpt"}, "--model gpt: Allowed: cnn, mlp, resnet110"),
+        ({"data": "text", "model": "lstn"}, "--model lstn: did you mean 'lstm'?"),
+        ({"data": "digits", "method": "spg"}, "--method spg: did you mean 'sgp'?"),
+        ({"data": "digits", "groups": 3}, "--groups 3: does not divide 4 ranks; allowed: 1, 2, 4"),
+        ({"data": "digits", "ranks": 0}, "--ranks 0: at least 1 is needed"),
+        ({"data": "digits", "epochs": -1}, "--epochs -1: at least 1 is needed"),
+    ],
+)
+def test_what_cannot_be_is_one_line(folder: Path, words: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(message)}") as caught:
+        begin(Path("job.toml"), **words)  # pyright: ignore[reportArgumentType]
+    assert "\n" not in str(caught.value)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"^no/job.toml: there is no folder no$"):
+        begin(Path("no/job.toml"), data="digits")
+
+
+def test_answers_are_asked_for_until_they_can_be_used(folder: Path) -> None:
+    answers = iter(["dogs", "", "digits", "mlp", "many", "8", "", ""])
+    asked: list[str] = []
+
+    def ask(question: str) -> str:
+        asked.append(question.partition(" ")[0])
+        return next(answers)
+
+    begin(Path("job.toml"), ask=ask)
+    assert asked == ["data"] * 3 + ["model"] + ["ranks"] * 2 + ["groups", "method"]
+    config = load(Path("job.toml"))
+    assert (config.model.build, config.job.groups, config.method.name) == ("mlp", 4, "hierarchical")
+
+
+@pytest.mark.slow
+def test_in_a_terminal_it_asks(folder: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "hpcsgd", "init", "--data", "digits", "--method", "bsp"]
+    process = subprocess.Popen(command, cwd=folder, stdin=theirs, stdout=subprocess.PIPE, text=True)
+    os.close(theirs)
+    os.write(ours, b"mlp\n2\n1\n")
+    out, _ = process.communicate(timeout=100)
+    os.close(ours)
+    assert process.returncode == 0
+    assert "model (cnn, mlp, " in out
+    assert load(Path("job.toml")).model.build == "mlp"
+    assert load(Path("job.toml")).job.groups == 1
+
+
+def commands(folder: Path, **scripts: str) -> str:
+    """Slurm's, as stand-ins that print this; the PATH with them."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir()
+    for name, text in scripts.items():
+        (bin_folder / name).write_text(f"#!/bin/sh\ncat <<'E'\n{text}\nE\n")
+        (bin_folder / name).chmod(0o755)
+    return os.pathsep.join([str(bin_folder), "/usr/bin", "/bin"])
+
+
+def test_in_a_cluster_there_is_a_site_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = commands(folder, sbatch="", sinfo="debug\nlong*\n", srun="MPI plugin types are...\n\tpmix\n\tnone")
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.setenv("LOADEDMODULES", "gcc/13:openmpi/5")
+    monkeypatch.setattr(run, "is_cluster", lambda: shutil.which("sbatch") is not None)
+    begin(Path("job.toml"), data="digits")
+    found, source = load_site(None)
+    assert source == Path("site.toml")
+    assert (found.partition, found.mpi, found.modules) == ("long", "pmix", ("gcc/13", "openmpi/5"))
+    Path("site.toml").write_text('partition = "mine"\n')
+    told = begin(Path("other.toml"), data="digits")
+    assert "site      site.toml stays as it is" in told
+    assert Path("site.toml").read_text() == 'partition = "mine"\n'
+
+
+def test_a_slurm_that_says_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    Path("site.toml").write_text(site_text({}))
+    assert set(tomllib.loads(site_text({}))) == {"mpi"}
+    assert load_site(None)[0].mpi in ("pmi2", "pmix")
+    assert site_text({"CRAYPE_VERSION": "2"}).count('mpi = "cray_shasta"') == 0  # srun does not offer it
+
+
+def test_it_looks_where_batch_jobs_do() -> None:
+    assert [place.expanduser() / "site.toml" for place in site.PLACES] == [p.expanduser() for p in run.SITES]
