@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
+from hpcsgd.cli.cite import cite
 from hpcsgd.cli.compare import compare
 from hpcsgd.cli.data import data
 from hpcsgd.cli.doctor import doctor
@@ -60,6 +61,7 @@ app.command(
 app.command(data)
 app.command(init, usage="Usage: hpcsgd init [FILE] [--data NAME] [--model NAME] [--ranks N] [--groups P] ...")
 app.command(job)
+app.command(cite, usage="Usage: hpcsgd cite JOB [--SECTION.KEY VALUE]...")
 app.command(export, usage="Usage: hpcsgd export RUN [--format safetensors|hf|dcp] [--to PATH]")
 app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--store FILE]")
 

@@ -1,4 +1,4 @@
-"""What there is to choose from: data, the models for each, methods; with values that are good to begin with."""
+"""What there is to choose from: data, the models for each, methods; with values to begin with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hpcsgd init``: asks for what no flag has said, and writes files that are not there yet, whole or not at all."""
+"""``hpcsgd init``: asks for what no flag has said, and writes what is not there yet, whole or not at all."""
 
 from __future__ import annotations
 

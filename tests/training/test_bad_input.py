@@ -84,8 +84,8 @@ CASES = {
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(
-        "job.toml:12: [trainings]: unknown section: did you mean 'training'? Allowed: data, job, method, model, "
-        "optimizer, reallocation, run, schedule, seed, training",
+        "job.toml:12: [trainings]: unknown section: did you mean 'training'? Allowed: data, job, method, "
+        "model, optimizer, reallocation, run, schedule, seed, training",
         changed=("[training]", "[trainings]"),
     ),
     "wrong type": Case(
