@@ -121,7 +121,12 @@ def read(path: Path) -> list[Record]:
 
     Raises `UserError` naming the line where anything else is damaged.
     """
-    return [record for _, record in _records(path)]
+    return list(stream(path))
+
+
+def stream(path: Path) -> Iterator[Record]:
+    """The same, one at a time: of a file of any length in little memory."""
+    return (record for _, record in _records(path))
 
 
 def _size_until(path: Path, step: int) -> int:
@@ -136,18 +141,21 @@ def _size_until(path: Path, step: int) -> int:
 def _records(path: Path) -> Iterator[tuple[int, Record]]:
     """Each record with the file offset where its line ends."""
     end = 0
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        end += len(line)
-        if not line.endswith(b"\n"):
-            return
-        try:
-            yield end, _as_today(json.loads(line))
-        except ValueError as error:
-            raise UserError(f"{path}:{number}: not a metrics record: {error}") from error
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            end += len(line)
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield end, _as_today(json.loads(line))
+            except ValueError as error:
+                raise UserError(f"{path}:{number}: not a metrics record: {error}") from error
 
 
-def _as_today(record: Record) -> Record:
+def _as_today(record: Any) -> Record:
     """Of runs begun before notes were all of one kind, and counts in a table of their own."""
+    if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
+        raise ValueError("no kind and step in it")
     if record["kind"] in ("selection", "sparse"):
         return {**record, "kind": "notes"}
     if record["kind"] == "step" and "counts" not in record:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from statistics import fmean, median
 from typing import Any
 
 from hpcsgd.report.figures import FIGURES, found_in, speed_text, written
 from hpcsgd.report.metrics import Record
+from hpcsgd.report.totals import Totals
 
 Summary = dict[str, Any]
 
@@ -41,82 +41,12 @@ def count_totals(records: Iterable[Record]) -> dict[str, dict[int, int]]:
     return {name: dict(sorted(counts.items())) for name, counts in totals.items()}
 
 
-def link_totals(records: Iterable[Record]) -> dict[int, float]:
-    """Bytes of messages from rank 0 to each group in the whole run."""
-    totals: Counter[int] = Counter()
-    for record in of_kind(records, "step"):
-        for group, size in record.get("link_bytes", {}).items():
-            totals[int(group)] += size
-    return dict(sorted(totals.items()))
-
-
-def summary(records: Sequence[Record]) -> Summary:
+def summary(records: Iterable[Record]) -> Summary:
     """The run in numbers. Seconds are those of training steps; what was never measured is None."""
-    steps, evaluations = of_kind(records, "step"), of_kind(records, "evaluation")
-    samples = sum(record["samples"] for record in steps)
-    seconds = sum(record["samples"] / record["samples_per_s"] for record in steps if record["samples_per_s"])
-    last, tested = _last(steps), _last(evaluations)
-    merits, best_epoch = _merits(evaluations)
-    counts = count_totals(records)
-    distances = [record["distance"] for record in of_kind(records, "meeting")]
-    last_step = max((record["step"] for record in records), default=0)
-    return {
-        "steps": last_step,
-        "epochs": max((record["epoch"] for record in steps), default=0),
-        "samples": samples,
-        "seconds": seconds,
-        "samples_per_s": samples / seconds if seconds else None,
-        **_work(steps, seconds),
-        "training_loss": last.get("loss"),
-        "loss": tested.get("loss"),
-        "best_loss": min((record["loss"] for record in evaluations), default=None),
-        **merits,
-        "best_epoch": best_epoch,
-        "meetings": len(distances),
-        "lssr": lssr(records, last_step),
-        "median_distance": median(distances) if distances else None,
-        "mean_density": _mean_of(records, "density"),
-        "mean_select_seconds": _mean_of(records, "select_seconds"),
-        "distance": tested.get("distance"),
-        "mean_staleness": _mean(counts.get("staleness", {})),
-        "mean_ahead": _mean(counts.get("ahead", {})),
-        "seconds_per_phase": phase_totals(records, "seconds"),
-        "bytes_per_phase": phase_totals(records, "bytes"),
-        **_by_torch(steps),
-        "bytes_per_link": {str(group): size for group, size in link_totals(records).items()},
-    }
-
-
-def _work(steps: Sequence[Record], seconds: float) -> Summary:
-    """Tokens and the model's FLOPs, where they were counted, and the last norm of the gradient."""
-    norms = [record["gradient_norm"] for record in steps if "gradient_norm" in record]
-    found: Summary = {"gradient_norm": norms[-1]} if norms else {}
-    for quantity in ("tokens", "flops"):
-        amounts = [record[quantity] for record in steps if quantity in record]
-        if amounts and seconds:
-            found |= {quantity: sum(amounts), f"{quantity}_per_s": sum(amounts) / seconds}
-    # The peak is that of the ranks that there were.
-    used = [r["utilization"] * r["samples"] / r["samples_per_s"] for r in steps if "utilization" in r]
-    return {**found, "utilization": sum(used) / seconds} if used and seconds else found
-
-
-def _by_torch(steps: Sequence[Record]) -> Summary:
-    """Bytes by formula, where torch sends some; told apart from those that were counted."""
-    sent = [record["bytes_by_torch"] for record in steps if "bytes_by_torch" in record]
-    return {"bytes_by_torch": sum(sent)} if sent else {}
-
-
-def _merits(evaluations: Sequence[Record]) -> tuple[Summary, int | None]:
-    """The last and the best value of each figure of merit, and after which epoch the first one was best."""
-    if not evaluations:
-        return {"accuracy": None, "best_accuracy": None}, None
-    merits: Summary = {}
-    first, *_ = keys = found_in(evaluations)
-    for key in keys:
-        values = [record[key] for record in evaluations]
-        merits |= {key: values[-1], f"best_{key}": FIGURES[key].best(values)}
-    best = FIGURES[first].best(evaluations, key=lambda record: record[first])
-    return merits, best["epoch"]
+    totals = Totals()
+    for record in records:
+        totals.add(record)
+    return totals.numbers()
 
 
 def lssr(records: Iterable[Record], steps: int) -> float | None:
@@ -126,21 +56,6 @@ def lssr(records: Iterable[Record], steps: int) -> float | None:
     met = {record["step"] for record in of_kind(records, "meeting")}
     together = len(met) + sum(record.get("shared", 0) for record in of_kind(records, "step"))
     return 1 - together / steps if together or noted(records, "met") else None
-
-
-def _mean_of(records: Iterable[Record], key: str) -> float | None:
-    """Of what was noted of steps."""
-    values = [record[key] for record in noted(records, key)]
-    return fmean(values) if values else None
-
-
-def _mean(counts: Mapping[int, int]) -> float | None:
-    total = sum(counts.values())
-    return sum(value * count for value, count in counts.items()) / total if total else None
-
-
-def _last(records: Sequence[Record]) -> Record:
-    return records[-1] if records else {}
 
 
 def summary_text(numbers: Summary) -> str:
