@@ -18,6 +18,7 @@ from hpcsgd.cli.launch import launch
 from hpcsgd.cli.measure import measure
 from hpcsgd.cli.plan import plan
 from hpcsgd.cli.probe import probe
+from hpcsgd.cli.report import report
 from hpcsgd.cli.simulate import simulate
 from hpcsgd.cli.train import train
 
@@ -63,6 +64,7 @@ app.command(init, usage="Usage: hpcsgd init [FILE] [--data NAME] [--model NAME] 
 app.command(job)
 app.command(cite, usage="Usage: hpcsgd cite JOB [--SECTION.KEY VALUE]...")
 app.command(export, usage="Usage: hpcsgd export RUN [--format safetensors|hf|dcp] [--to PATH]")
+app.command(report, usage="Usage: hpcsgd report RUN... [--to FILE] [--live [--every SECONDS]]")
 app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [--store FILE]")
 
 

@@ -66,15 +66,16 @@ def write_config(folder: Path, config: Config) -> None:
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """In words, what differs between two tables of a job file; empty where nothing does."""
-    old, new = dict(_flat(before)), dict(_flat(now))
+    old, new = dict(flat(before)), dict(flat(now))
     keys = [key for key in old | new if old.get(key) != new.get(key)]
     return ", ".join(f"{key} {old.get(key, 'default')} → {new.get(key, 'default')}" for key in keys)
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of tables within tables by whole keys, as ``optimizer.lr``."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

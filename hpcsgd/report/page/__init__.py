@@ -1,0 +1,5 @@
+"""The report of runs as one page of HTML that needs nothing else: neither server nor network."""
+
+from hpcsgd.report.page.writing import follow, write
+
+__all__ = ["follow", "write"]

@@ -1,0 +1,123 @@
+"""The starts of a run as one timeline: when each was, from which step to which, and how it ended.
+
+``versions.json`` tells when each was, in UTC; ``run.log`` what came then, in the time of its host. Both begin
+at the same moment, and that tells the hours between the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.report.page.thinning import Thinned
+
+LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) +(.*)")
+BEGINNING = re.compile(r"\d+ groups of \d+ ranks, ")
+BEFORE = "resuming with another configuration"
+"""What may stand in the log of a start before the line that all have."""
+RESUMED = re.compile(r"resuming at step (\d+) ")
+STEP = re.compile(r"\bstep (\d+)/\d+")
+SAVED, DONE = "go on with --resume", "trained  "
+ZONE = timedelta(minutes=15)
+"""Clocks of time zones differ by a multiple of it."""
+COMPLETE, STOPPED, OPEN = "complete", "saved, to go on", "no end on record"
+TAIL, TROUBLES = 30, 30
+
+
+@dataclass
+class Attempt:
+    """One start; times are UTC."""
+
+    started: datetime
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Its entry in ``versions.json``."""
+    last: datetime | None = None
+    """The last line of its log."""
+    first_step: int = 0
+    last_step: int = 0
+    end: str = OPEN
+    course: Thinned = field(default_factory=Thinned)
+    """Steps by seconds since 1970."""
+
+    @property
+    def ended(self) -> datetime:
+        return self.last or self.started
+
+
+@dataclass
+class Story:
+    """What the log tells of all attempts."""
+
+    attempts: list[Attempt]
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL))
+    troubles: list[str] = field(default_factory=list)
+    """Warnings and errors, the first of them."""
+
+    @property
+    def end(self) -> str:
+        return self.attempts[-1].end if self.attempts else OPEN
+
+    def redone(self) -> list[int]:
+        """How many steps of the one before each attempt made again: those that no checkpoint had."""
+        pairs = pairwise(self.attempts)
+        return [0, *(max(before.last_step - now.first_step, 0) for before, now in pairs)][
+            : len(self.attempts)
+        ]
+
+
+def story(starts: Sequence[Mapping[str, Any]], log: Path) -> Story:
+    """Of the entries of ``versions.json`` and the file ``run.log``, either of which may be missing."""
+    told = Story([Attempt(datetime.fromisoformat(s["started"]).astimezone(UTC), s) for s in starts])
+    ahead = None
+    number, begun = -1, False
+    for at, level, text in _lines(log, told.tail):
+        if ahead is None:
+            ahead = _hours(at, told.attempts[0].started) if told.attempts else timedelta()
+        now = at - ahead
+        if text.startswith(BEFORE) or BEGINNING.match(text):
+            number += not begun
+            begun = text.startswith(BEFORE)
+        number = max(number, 0)
+        if number == len(told.attempts):
+            told.attempts.append(Attempt(now))
+        if level not in ("INFO", "DEBUG") and len(told.troubles) < TROUBLES:
+            told.troubles.append(f"{now:%Y-%m-%d %H:%M:%S} {level} {text}")
+        _note(told.attempts[number], now, text)
+    return told
+
+
+def _note(attempt: Attempt, now: datetime, text: str) -> None:
+    attempt.last = now
+    if found := RESUMED.search(text):
+        attempt.first_step = attempt.last_step = int(found[1])
+    elif found := STEP.search(text):
+        if not attempt.course.values:
+            attempt.course.add(attempt.started.timestamp(), attempt.first_step)
+        attempt.last_step = int(found[1])
+        attempt.course.add(now.timestamp(), attempt.last_step)
+    elif SAVED in text:
+        attempt.end = STOPPED
+    elif text.startswith(DONE) and attempt.end == OPEN:
+        attempt.end = COMPLETE
+
+
+def _hours(local: datetime, utc: datetime) -> timedelta:
+    return round((local - utc) / ZONE) * ZONE
+
+
+def _lines(log: Path, tail: deque[str]) -> Iterator[tuple[datetime, str, str]]:
+    """When, how grave, and what; the rest of what takes several lines is in the tail alone."""
+    if not log.exists():
+        return
+    with log.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            tail.append(line.rstrip("\n")[:500])
+            if found := LINE.match(line):
+                at = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+                yield at + timedelta(milliseconds=int(found[2])), found[3], found[4]

@@ -1,0 +1,146 @@
+"""Plots of amounts: where time and bytes went, by run and by rank, and how often which number came."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcsgd.report.page.runs import Run
+from hpcsgd.report.summary import byte_text, second_text
+
+Trace = dict[str, Any]
+COUNTED = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
+PER_RANK = {
+    "computing": "computing, by rank: seconds of a traced step",
+    "exposed": "exposed, by rank: the training waited for messages, seconds of a traced step",
+    "hidden": "hidden, by rank: messages while the training went on, seconds of a traced step",
+}
+AMOUNTS = {
+    "seconds": ("seconds of training steps", second_text),
+    "bytes": ("bytes sent by rank 0", byte_text),
+}
+
+
+@dataclass
+class Plot:
+    """What a panel has to be given."""
+
+    title: str
+    traces: list[Trace]
+    wide: bool = False
+    layout: dict[str, Any] = field(default_factory=dict)
+
+
+def plain(text: str) -> str:
+    """As Plotly shows it, which would take it for HTML."""
+    return html.escape(text, quote=False)
+
+
+def phase_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]:
+    """Of one run a bar for each phase, of several a bar for each run, cut into phases."""
+    for quantity, (title, text) in AMOUNTS.items():
+        totals = [run.reading.totals.phases[quantity] for run in runs]
+        phases = [phase for phase in colours if any(total[phase] for total in totals)]
+        phases += [p for p in dict.fromkeys(p for t in totals for p in t if t[p]) if p not in colours]
+        if not phases:
+            continue
+        if len(runs) == 1:
+            phases.sort(key=totals[0].__getitem__)
+            amounts = [totals[0][phase] for phase in phases]
+            marks = [colours.get(phase, len(colours)) for phase in phases]
+            bar = {"type": "bar", "orientation": "h", "x": amounts, "y": list(map(plain, phases))}
+            told = {"text": list(map(text, amounts)), "hoverinfo": "y+text", "colours": marks}
+            yield Plot(f"{title}, by phase", [bar | told], layout=_amount_axis(quantity))
+        else:
+            labels = [plain(run.label) for run in runs]
+            yield Plot(
+                f"{title}, by phase",
+                [_stacked(labels, [t[p] for t in totals], p, colours, text) for p in phases],
+                layout={**_amount_axis(quantity), "barmode": "stack", "bars": len(runs)},
+            )
+    yield from _links(runs)
+
+
+def _stacked(
+    labels: Sequence[str], amounts: Sequence[float], phase: str, colours: Mapping[str, int], text: Any
+) -> Trace:
+    colour = colours.get(phase, len(colours))
+    told = {"customdata": list(map(text, amounts)), "hovertemplate": "%{customdata}"}
+    place = {"y": list(labels), "x": list(amounts), "name": plain(phase), "colour": colour}
+    return {"type": "bar", "orientation": "h", **place, **told}
+
+
+def _amount_axis(quantity: str) -> dict[str, Any]:
+    return {"xaxis": {"ticksuffix": " s" if quantity == "seconds" else "B", "tickformat": "~s"}}
+
+
+def _links(runs: Sequence[Run]) -> Iterator[Plot]:
+    linked = [(i, run) for i, run in enumerate(runs) if run.reading.totals.links]
+    if linked:
+        traces = []
+        for i, run in linked:
+            links = sorted(run.reading.totals.links.items())
+            groups, sizes = [group for group, _ in links], [size for _, size in links]
+            told = {"customdata": list(map(byte_text, sizes)), "hovertemplate": "group %{x}: %{customdata}"}
+            look = {"name": plain(run.label), "run": i, "colour": i}
+            traces.append({"type": "bar", "x": groups, "y": sizes, **look, **told})
+        layout = {"yaxis": {"ticksuffix": "B", "tickformat": "~s"}, "xaxis": {"title": "group"}}
+        yield Plot("bytes of messages from rank 0, by group", traces, layout=layout)
+
+
+def phase_course(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]:
+    """Of one run: seconds of a step by phase, on top of each other."""
+    if len(runs) > 1 or len(stretches := runs[0].reading.phases.stretches()) < 2:
+        return
+    steps = [end for end, _, _ in stretches]
+    traces = []
+    for phase in runs[0].reading.totals.phases["seconds"]:
+        seconds = [round(found[phase] / n, 9) for _, n, found in stretches]
+        look = {"run": 0, "name": plain(phase), "colour": colours[phase], "look": "area"}
+        traces.append({**look, "step": steps, "y": seconds})
+    yield Plot("seconds of a step on rank 0, by phase", traces)
+
+
+def rank_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot]:
+    """Of every run with a trace."""
+    for run in runs:
+        for quantity, title in PER_RANK.items():
+            found = {rank: told.per_step(quantity) for rank, told in run.ranks.items()}
+            phases = [phase for phase in colours if any(each.get(phase) for each in found.values())]
+            traces = [
+                {
+                    **{"type": "bar", "name": plain(phase), "colour": colours[phase], "x": list(found)},
+                    "y": [float(f"{each.get(phase, 0):.4g}") for each in found.values()],
+                    "hovertemplate": "%{y:.3~s}s",
+                }
+                for phase in phases
+            ]
+            if traces:
+                ranks = {"title": "rank", "dtick": 1} if len(found) <= 16 else {"title": "rank"}
+                layout = {
+                    "barmode": "stack",
+                    "xaxis": ranks,
+                    "yaxis": {"ticksuffix": "s", "tickformat": "~s"},
+                }
+                yield Plot(title if len(runs) == 1 else f"{run.label}: {title}", traces, layout=layout)
+
+
+def count_bars(runs: Sequence[Run]) -> Iterator[Plot]:
+    """The share of each number, of each thing that was counted."""
+    for name in dict.fromkeys(name for run in runs for name in run.reading.totals.counts):
+        traces = []
+        for i, run in enumerate(runs):
+            counts = sorted(run.reading.totals.counts.get(name, {}).items())
+            total = sum(n for _, n in counts)
+            if total:
+                place = {"x": [value for value, _ in counts], "y": [n / total for _, n in counts]}
+                look = {"name": plain(run.label), "run": i, "colour": i, "hovertemplate": "%{x}: %{y:.2%}"}
+                traces.append({"type": "bar", **place, **look})
+        layout = {"xaxis": {"dtick": 1} if _narrow(traces) else {}, "yaxis": {"tickformat": ".0%"}}
+        yield Plot(f"{COUNTED.get(name, name)}: share of steps", traces, layout=layout)
+
+
+def _narrow(traces: Sequence[Trace]) -> bool:
+    return max((max(trace["x"]) for trace in traces), default=0) <= 16

@@ -1,0 +1,177 @@
+"""The plots of the page, as plain values: what is in them and how it is called; how they look is `page.js`'s.
+
+A course is given by steps; the page itself draws it against samples, seconds or bytes, by the run's ruler.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hpcsgd.report.figures import FIGURES
+from hpcsgd.report.page.bars import count_bars, phase_bars, phase_course, rank_bars
+from hpcsgd.report.page.reading import COMPUTED, SPENT, Key
+from hpcsgd.report.page.runs import Run
+from hpcsgd.report.page.thinning import BUCKETS, Points, Thinned
+from hpcsgd.report.page.timelines import membership, restarts
+
+Trace = dict[str, Any]
+LOSS, GROUPS, TIME = "Loss and figures", "Groups", "Time and bytes"
+WORK, REST, WHEN = "Optimizer and speed", "Whatever else was recorded", "Starts"
+SECTIONS = (LOSS, GROUPS, TIME, WORK, REST, WHEN)
+KNOWN: Mapping[Key, tuple[str, str]] = {
+    ("step", "loss"): (LOSS, "training loss"),
+    **{("evaluation", key): (LOSS, f"test {figure.name}") for key, figure in FIGURES.items()},
+    ("evaluation", "loss"): (LOSS, "test loss"),
+    ("meeting", "distance"): (GROUPS, "distance D between groups, at meetings"),
+    ("evaluation", "distance"): (GROUPS, "distance D of the groups from their mean, at tests"),
+    (COMPUTED, "lssr"): (GROUPS, "LSSR: the part of the steps so far that groups made alone"),
+    ("notes", "density"): (GROUPS, "density: the part of a gradient that is sent"),
+    ("notes", "error"): (GROUPS, "error ‖e‖: what was not sent yet"),
+    (COMPUTED, "mean staleness"): (GROUPS, "staleness: updates by others, mean"),
+    (COMPUTED, "mean ahead"): (GROUPS, "steps ahead of the slowest group, mean"),
+    ("step", "shared"): (GROUPS, "steps with an exchange without a meeting"),
+    ("step", "lr"): (WORK, "learning rate"),
+    ("step", "gradient_norm"): (WORK, "norm of the gradient"),
+    ("step", "samples_per_s"): (WORK, "samples/s"),
+    ("step", "tokens_per_s"): (WORK, "tokens/s"),
+    ("step", "utilization"): (WORK, "part of the peak"),
+}
+"""The section and title of courses that are known; others get their own names, in `REST`."""
+SMOOTH = 60
+"""Points of the line of means."""
+FEW = 20
+"""Points that can be read as they are."""
+LOGARITHMIC_FROM = 20
+"""The ratio of largest to smallest beyond which a linear axis hides the small ones."""
+POINTS = 100_000
+"""Of the whole page, about: they take 2 MB of it."""
+LEAST = 20
+"""Buckets that every course has, however many there are."""
+
+
+@dataclass
+class Panel:
+    """One plot. A trace of a course has ``step`` and ``y``; one of another kind is as Plotly wants it."""
+
+    section: str
+    title: str
+    traces: list[Trace]
+    course: bool = False
+    log: bool = False
+    note: str = ""
+    """Under it."""
+    wide: bool = False
+    layout: dict[str, Any] = field(default_factory=dict)
+    """What it has of its own."""
+
+
+def panels(runs: Sequence[Run], buckets: int) -> list[Panel]:
+    """In the order of their sections; those without anything in them are left out."""
+    phases = list(dict.fromkeys(phase for run in runs for phase in run.reading.totals.phases["seconds"]))
+    phases += [p for run in runs for rank in run.ranks.values() for q in rank.seconds.values() for p in q]
+    colours = {phase: i for i, phase in enumerate(dict.fromkeys(phases))}
+    found = [
+        *_courses(runs, buckets),
+        *(Panel(GROUPS, **asdict(each)) for each in (*count_bars(runs), *membership(runs))),
+        *(Panel(TIME, **asdict(each)) for each in phase_bars(runs, colours)),
+        *(Panel(TIME, course=True, **asdict(each)) for each in phase_course(runs, colours)),
+        *(Panel(TIME, **asdict(each)) for each in rank_bars(runs, colours)),
+        *(Panel(WHEN, **asdict(each)) for each in restarts(runs)),
+    ]
+    return sorted(found, key=lambda panel: SECTIONS.index(panel.section))
+
+
+def share(runs: Sequence[Run], points: int = POINTS) -> int:
+    """The buckets that each course may have, so that all together are about so many points."""
+    courses = sum(len(run.reading.courses) for run in runs)
+    return min(BUCKETS, max(LEAST, points // (2 * max(courses, 1))))
+
+
+def data(runs: Sequence[Run], found: Sequence[Panel], buckets: int) -> dict[str, Any]:
+    """What the page's script is given."""
+    columns = [list(zip(*run.reading.ruler.rows(buckets), strict=True)) for run in runs]
+    return {
+        "spent": SPENT,
+        "runs": [
+            {
+                "label": html.escape(run.label, quote=False),
+                "ruler": [_short(column) for column in ruler],
+                "restarts": [a.first_step for a in run.story.attempts[1:] if a.first_step],
+            }
+            for run, ruler in zip(runs, columns, strict=True)
+        ],
+        "panels": [asdict(panel) for panel in found],
+    }
+
+
+def _courses(runs: Sequence[Run], buckets: int) -> Iterator[Panel]:
+    keys = dict.fromkeys(key for run in runs for key in run.reading.courses)
+    order = [*(key for key in KNOWN if key in keys), *(key for key in keys if key not in KNOWN)]
+    for names in _together(order, apart=len(runs) > 1):
+        courses = {(i, key): c for key in names for i, run in enumerate(runs) if (c := _drawn(run, key))}
+        if courses:
+            yield _course_panel(names, courses, buckets, len(runs))
+
+
+def _drawn(run: Run, key: Key) -> Thinned | None:
+    found = run.reading.courses.get(key)
+    nothing = key == ("evaluation", "distance") and found is not None and found.extremes() == (0, 0)
+    return None if nothing else found
+
+
+def _together(keys: Sequence[Key], *, apart: bool) -> list[list[Key]]:
+    """Notes of seconds share a panel, unless colours tell runs `apart`."""
+    found: dict[object, list[Key]] = {}
+    for key in keys:
+        shared = not apart and key[0] == "notes" and key[1].endswith("_seconds")
+        found.setdefault("seconds" if shared else key, []).append(key)
+    return list(found.values())
+
+
+def _course_panel(
+    names: Sequence[Key], courses: Mapping[tuple[int, Key], Thinned], buckets: int, runs: int
+) -> Panel:
+    section, title = KNOWN.get(names[0]) or (REST, _title(names[0]))
+    if len(names) > 1:
+        title = "seconds of a step, as noted"
+    traces: list[Trace] = []
+    for place, ((run, key), course) in enumerate(courses.items()):
+        look = {"run": run, "name": _name(key), "colour": run if runs > 1 else place, "of": course.values}
+        points = course.points(buckets)
+        if key == ("step", "loss") and course.values > FEW:
+            traces.append({**look, "look": "faint", **_xy(points)})
+            traces.append({**look, "look": "line", "name": "mean", **_xy(course.means(SMOOTH))})
+        else:
+            traces.append({**look, "look": "line" if len(points) > FEW else "points", **_xy(points)})
+    extremes = [found for course in courses.values() if (found := course.extremes())]
+    low, high = min((e[0] for e in extremes), default=0), max((e[1] for e in extremes), default=0)
+    return Panel(section, title, traces, True, 0 < LOGARITHMIC_FROM * low < high, _strange(courses))
+
+
+def _title(key: Key) -> str:
+    kind, name = key
+    return name if kind in ("notes", COMPUTED) else f"{name} ({kind})"
+
+
+def _name(key: Key) -> str:
+    return html.escape(key[1].removesuffix("_seconds"), quote=False)
+
+
+def _strange(courses: Mapping[tuple[int, Key], Thinned]) -> str:
+    strange = [course for course in courses.values() if course.strange_at is not None]
+    if not strange:
+        return ""
+    first = min(course.strange_at or 0 for course in strange)
+    return f"{sum(c.strange for c in strange):,} values that are not finite, the first at step {first:,.0f}"
+
+
+def _xy(points: Points) -> dict[str, list[float]]:
+    return {"step": _short([x for x, _ in points]), "y": _short([y for _, y in points])}
+
+
+def _short(values: Sequence[float]) -> list[float]:
+    """To six places, and whole numbers as such: a plot has no more, and the page is to be small."""
+    return [int(v) if v == int(v) and abs(v) < 1e15 else float(f"{v:.6g}") for v in values]

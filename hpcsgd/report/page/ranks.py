@@ -1,0 +1,87 @@
+"""What every rank did in the traced steps: computing, waiting for messages, and messages hidden behind it.
+
+The trace has the events of one rank after the other, window by window; so no more than those are in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpcsgd.errors import UserError
+from hpcsgd.report.overlap import QUANTITIES, length, overlap, union, without
+from hpcsgd.report.trace import MEETINGS, TRAINING, Line, Window, read
+from hpcsgd.transport.events import MESSAGE, SPAN, WAIT, Event
+
+COMPUTING = ("data", "forward", "backward", "update")
+"""Parts of a step, on the thread that trains."""
+
+
+@dataclass
+class Rank:
+    """Seconds of the traced steps of one rank."""
+
+    steps: int = 0
+    seconds: dict[str, Counter[str]] = field(
+        default_factory=lambda: {quantity: Counter() for quantity in ("computing", *QUANTITIES)}
+    )
+    """Computing by part of the step; exposed and hidden by phase, as in `hpcsgd.report.overlap`."""
+
+    def per_step(self, quantity: str) -> dict[str, float]:
+        return {name: total / max(self.steps, 1) for name, total in self.seconds[quantity].items()}
+
+
+def ranks(trace: Path) -> dict[int, Rank]:
+    """By rank, over all windows. Raises `UserError` where it cannot be read."""
+    found: dict[int, Rank] = {}
+    try:
+        for number, window in _windows(trace):
+            rank = found.setdefault(number, Rank())
+            rank.steps += window.steps
+            for quantity, phases in overlap(window, TRAINING).items():
+                rank.seconds[quantity].update(phases)
+            rank.seconds["computing"].update(_computing(window))
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{trace}: not a trace: {error or type(error).__name__}") from error
+    return dict(sorted(found.items()))
+
+
+def _windows(trace: Path) -> Iterator[tuple[int, Window]]:
+    """With the rank of each. Events are noted when they are over, so the window's end cuts none of them."""
+    rank, begin = -1, 0.0
+    events: list[Event] = []
+    for line in read(trace):
+        if line["ph"] == "i":  # the clock begins what one rank has to tell of a window, "overlap" ends all
+            if events:
+                yield rank, _window(begin, events)
+            rank, begin, events = line["pid"], line["ts"] / 1e6, []
+        elif line["ph"] == "X" and line["tid"] != MEETINGS:
+            events.append(_event(line))
+    if events:
+        yield rank, _window(begin, events)
+
+
+def _window(begin: float, events: list[Event]) -> Window:
+    steps = sum(event.kind == SPAN and event.name.startswith("step ") for event in events)
+    return Window(begin, math.inf, steps, events)
+
+
+def _event(line: Line) -> Event:
+    kind, told = line["cat"], line["args"]
+    name = {MESSAGE: told.get("operation"), WAIT: told.get("for")}.get(kind) or line["name"]
+    start = line["ts"] / 1e6
+    return Event(kind, name, told.get("phase", ""), line["tid"], start, start + line["dur"] / 1e6)
+
+
+def _computing(window: Window) -> dict[str, float]:
+    """Parts of the step, without the waiting within them, which is told apart."""
+    own = [e for e in window.events if e.thread == TRAINING and e.end > window.begin]
+    standing = union((e.start, e.end) for e in own if e.kind == WAIT)
+    return {
+        name: length(without(union((e.start, e.end) for e in own if e.name == name), standing))
+        for name in COMPUTING
+    }

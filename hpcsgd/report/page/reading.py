@@ -1,0 +1,159 @@
+"""The metrics of one run, in one pass and little memory: courses by step, totals, and what is new."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.errors import UserError
+from hpcsgd.report.metrics import STEP_TABLES, Record
+from hpcsgd.report.page.thinning import Thinned
+from hpcsgd.report.totals import Totals, mean_of
+
+Key = tuple[str, str]
+"""Kind of record, and field."""
+Row = tuple[float, float, float, float]
+SPENT = ("step", "samples", "seconds", "bytes")
+"""What a course may be drawn against: a `Row`."""
+PLACE = frozenset({"kind", "step", "epoch"})
+TOLD_OTHERWISE = PLACE | {"samples", *STEP_TABLES, "counts"}
+"""Fields of readings that are no courses of their own."""
+COMPUTED = "computed"
+"""The kind of what stands in no record."""
+COURSES = 1000
+"""At most so many of a run are kept: a kind of record with a new field in every line would have no end."""
+
+
+class Ruler:
+    """How far the run was at its readings; once they are too many, at every other of them."""
+
+    most = 1000
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = [(0, 0, 0.0, 0.0)]
+        self._last = self._rows[0]
+        self._every = 1
+        self._seen = 0
+
+    def add(self, row: Row) -> None:
+        self._seen += 1
+        self._last = row
+        if self._seen % self._every == 0:
+            self._rows.append(row)
+        if len(self._rows) > self.most:
+            self._rows = self._rows[::2]
+            self._every *= 2
+
+    def rows(self, most: int) -> list[Row]:
+        """From the beginning to the last reading, at most about so many."""
+        rows = self._rows[:: -(-len(self._rows) // max(most, 2))]
+        return rows if rows[-1] == self._last else [*rows, self._last]
+
+
+class PhaseCourse:
+    """Seconds of each phase in stretches of steps, neighbours of which are joined once there are too many."""
+
+    most = 400
+
+    def __init__(self) -> None:
+        self._stretches: list[tuple[int, Counter[str]]] = []  # the last step of each
+        self._width = 1
+        self._room = 0  # readings that the last stretch may still take
+
+    def add(self, step: int, seconds: dict[str, float]) -> None:
+        if self._room:
+            self._stretches[-1][1].update(seconds)
+            self._stretches[-1] = step, self._stretches[-1][1]
+            self._room -= 1
+            return
+        if len(self._stretches) == self.most:
+            pairs = zip(self._stretches[::2], self._stretches[1::2], strict=True)
+            self._stretches = [(end, first + then) for (_, first), (end, then) in pairs]
+            self._width *= 2
+        self._stretches.append((step, Counter(seconds)))
+        self._room = self._width - 1
+
+    def stretches(self) -> list[tuple[int, int, Counter[str]]]:
+        """The last step, how many steps, and seconds by phase."""
+        ends = [0, *(end for end, _ in self._stretches)]
+        return [(end, max(end - begin, 1), s) for begin, (end, s) in zip(ends, self._stretches, strict=False)]
+
+
+class Reading:
+    """Of all records added so far."""
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self.courses: dict[Key, Thinned] = {}
+        self.ruler = Ruler()
+        self.phases = PhaseCourse()
+        self.records: Counter[str] = Counter()
+        """By kind."""
+        self.words: dict[Key, Counter[str]] = {}
+        """What is no number: how often it came, of what came first."""
+        self.left_out = 0
+        """Values for whose course there was no room."""
+
+    def add(self, record: Record) -> None:
+        kind, step = record["kind"], record["step"]
+        self.records[kind] += 1
+        self.totals.add(record)
+        if kind == "step":
+            self._read(record)
+        elif kind == "meeting":
+            self._alone(step)
+        known = TOLD_OTHERWISE if kind == "step" else PLACE
+        for name, value in record.items():
+            if name not in known:
+                self._take(kind, name, step, value)
+
+    def _read(self, record: Record) -> None:
+        totals, step = self.totals, record["step"]
+        self.ruler.add((step, totals.samples, totals.seconds, totals.bytes))
+        self.phases.add(step, record["phase_seconds"])
+        self._alone(step)
+        for name, counts in record.get("counts", {}).items():
+            mean = mean_of({int(value): n for value, n in counts.items()})
+            if mean is not None:
+                self._course(COMPUTED, f"mean {name}").add(step, mean)
+
+    def _alone(self, step: int) -> None:
+        """The part of the steps so far."""
+        if (part := self.totals.lssr) is not None:
+            self._course(COMPUTED, "lssr").add(step, max(part, 0.0))
+
+    def _take(self, kind: str, name: str, step: int, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                self._take(kind, f"{name}.{key}", step, inner)
+        elif isinstance(value, (int, float)):
+            self._course(kind, name).add(step, float(value))
+        elif value is not None and len(self.words) < COURSES:
+            words = self.words.setdefault((kind, name), Counter())
+            text = str(value)[:200]
+            if text in words or len(words) < 5:
+                words[text] += 1
+
+    def _course(self, kind: str, name: str) -> Thinned:
+        found = self.courses.get((kind, name))
+        if found is None:
+            found = Thinned()
+            if len(self.courses) < COURSES:
+                self.courses[kind, name] = found
+            else:
+                self.left_out += 1
+        return found
+
+
+def read(path: Path, records: Iterable[Record]) -> Reading:
+    """All of them, from the file `path`, which the `UserError` names where one is not as it should be."""
+    reading = Reading()
+    for number, record in enumerate(records, start=1):
+        try:
+            reading.add(record)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            lacking = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise UserError(f"{path}:{number}: not a metrics record: {lacking}") from error
+    return reading

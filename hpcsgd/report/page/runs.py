@@ -1,0 +1,157 @@
+"""What the page is about: the folders that were named, and all that is in each of them, read in one pass."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from heapq import merge
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.config.reader import read_toml
+from hpcsgd.config.variants import folder_name
+from hpcsgd.errors import UserError
+from hpcsgd.islands import event_log
+from hpcsgd.report import metrics, trace
+from hpcsgd.report.metrics import Record
+from hpcsgd.report.page.attempts import COMPLETE, OPEN, STOPPED, Story, story
+from hpcsgd.report.page.ranks import Rank, ranks
+from hpcsgd.report.page.reading import Reading, read
+from hpcsgd.report.run_folder import JOB_FILE, flat
+
+METRICS, ISLANDS = "metrics.jsonl", "islands"
+MOST = 100
+"""Runs of a page."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that its folder tells."""
+
+    folder: Path
+    label: str
+    config: Mapping[str, Any]
+    """By whole keys, as ``optimizer.lr``."""
+    story: Story
+    reading: Reading
+    ranks: Mapping[int, Rank] = field(default_factory=dict)
+    """Of the traced steps, if any were."""
+    events: Sequence[event_log.Event] = ()
+    """Of its islands, if it has any."""
+    touched: datetime | None = None
+    """When something was last written."""
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Of the last start."""
+        attempts = self.story.attempts
+        return dict(flat(attempts[-1].about)) if attempts else {}
+
+    @property
+    def shape(self) -> str:
+        known = self.environment
+        return f"{known['P']} × {known['K']}" if {"P", "K"} <= known.keys() else "–"
+
+    @property
+    def state(self) -> str:
+        for event in reversed(self.events):
+            if event["event"] in ("finished", "stopped", "started"):
+                return {"finished": COMPLETE, "stopped": STOPPED, "started": OPEN}[event["event"]]
+        return self.story.end
+
+
+def find(paths: Sequence[Path]) -> dict[str, Path]:
+    """By label, the run folders among these and in these, such as those of a comparison or a sweep."""
+    found: dict[Path, str] = {}
+    for path in paths:
+        found |= _runs_in(path)
+    if len(found) > MOST:
+        raise UserError(f"{len(found)} runs: a page has room for {MOST}")
+    parents = os.path.commonpath([path.parent for path in found])
+    labels: dict[str, Path] = {}
+    for path, label in found.items():
+        labels[label if label not in labels else str(path.relative_to(parents))] = path
+    return labels
+
+
+def _runs_in(path: Path) -> dict[Path, str]:
+    path = Path(os.path.abspath(path))
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder")
+    if _is_run(path):
+        return {path: path.name}
+    told = _json(path / "compare.json", {"variants": []})
+    named = {folder_name(row["label"]): row["label"] for row in told["variants"]}
+    inside = [child for child in sorted(path.iterdir()) if child.is_dir() and _is_run(child)]
+    if not inside:
+        raise UserError(
+            f"{path}: no run folder: neither {METRICS} nor {JOB_FILE}, nor folders with them in it"
+        )
+    order = list(named)
+    inside.sort(key=lambda child: order.index(child.name) if child.name in named else len(order))
+    return {child: named.get(child.name, child.name) for child in inside}
+
+
+def _is_run(path: Path) -> bool:
+    return (path / METRICS).is_file() or (path / JOB_FILE).is_file() or (path / ISLANDS).is_dir()
+
+
+def load(label: str, folder: Path) -> Run:
+    """Raises `UserError` where something in it is damaged."""
+    job, traced, events = folder / JOB_FILE, folder / trace.NAME, folder / "events.jsonl"
+    log = folder / "run.log"
+    if not log.exists():
+        log = next(iter(sorted(folder.glob(f"{ISLANDS}/*/run.log"))), log)
+    touched = [file.stat().st_mtime for file in (folder / METRICS, log, events) if file.exists()]
+    try:
+        return Run(
+            folder,
+            label,
+            dict(flat(read_toml(job))) if job.exists() else {},
+            _story(folder / "versions.json", log),
+            read(folder / METRICS, _records(folder)),
+            ranks(traced) if traced.exists() else {},
+            event_log.read(events) if events.exists() else [],
+            datetime.fromtimestamp(max(touched), UTC) if touched else None,
+        )
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
+
+
+def _story(versions: Path, log: Path) -> Story:
+    starts = _json(versions, [])
+    try:
+        return story(starts, log)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{versions}: not the starts of a run: {error}") from error
+
+
+def _json(file: Path, missing: Any) -> Any:
+    if not file.exists():
+        return missing
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: not JSON: {error}") from error
+    if type(found) is not type(missing) or (isinstance(missing, dict) and not missing.keys() <= found.keys()):
+        raise UserError(f"{file}: not what a run leaves there")
+    return found
+
+
+def _records(folder: Path) -> Iterable[Record]:
+    """Of a run of islands: steps and epochs of the one that made the most, evaluations of all."""
+    if (file := folder / METRICS).exists():
+        return metrics.stream(file)
+    files = sorted((folder / ISLANDS).glob(f"*/{METRICS}"))
+    if not files:
+        return []
+    longest = max(files, key=lambda file: max((r["step"] for r in metrics.stream(file)), default=0))
+    others = [_evaluations(file) for file in files if file != longest]
+    return merge(metrics.stream(longest), *others, key=lambda record: record["step"])
+
+
+def _evaluations(file: Path) -> Iterator[Record]:
+    return (record for record in metrics.stream(file) if record["kind"] == "evaluation")

@@ -1,0 +1,105 @@
+"""A course of any length in few points, in one pass: spikes stay visible.
+
+Values go into buckets of so many each, of which the least, the largest and the mean are kept. Once there are
+too many buckets, neighbours are joined and the later ones hold twice as many. So memory is that of the
+buckets, and nothing has to be known beforehand of how many values come.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+BUCKETS = 600
+"""At most so many: two points each, more than a panel has pixels."""
+Points = list[tuple[float, float]]
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Of values one after the other."""
+
+    values: int
+    low: tuple[float, float]
+    """Where, and how much."""
+    high: tuple[float, float]
+    places: float
+    """Sums, for the means."""
+    total: float
+
+    def join(self, later: Bucket) -> None:
+        self.values += later.values
+        if later.low[1] < self.low[1]:
+            self.low = later.low
+        if later.high[1] > self.high[1]:
+            self.high = later.high
+        self.places += later.places
+        self.total += later.total
+
+
+@dataclass
+class Thinned:
+    """A course of values, added in order."""
+
+    most: int = BUCKETS
+    values: int = 0
+    strange: int = 0
+    """Values that are not finite: they are in no bucket."""
+    strange_at: float | None = None
+    """Where the first of them was."""
+    last: tuple[float, float] | None = None
+    _buckets: list[Bucket] = field(default_factory=list)
+    _width: int = 1
+
+    def add(self, at: float, value: float) -> None:
+        if not math.isfinite(value):
+            self.strange += 1
+            self.strange_at = at if self.strange_at is None else self.strange_at
+            return
+        self.values += 1
+        point = self.last = (at, value)
+        if len(self._buckets) == self.most and self._buckets[-1].values == self._width:
+            self._buckets = _joined(self._buckets)
+            self._width *= 2
+        new = Bucket(1, point, point, at, value)
+        if self._buckets and self._buckets[-1].values < self._width:
+            self._buckets[-1].join(new)
+        else:
+            self._buckets.append(new)
+
+    def extremes(self) -> tuple[float, float] | None:
+        """The least and the largest of all."""
+        if not self._buckets:
+            return None
+        return min(b.low[1] for b in self._buckets), max(b.high[1] for b in self._buckets)
+
+    def points(self, most: int = BUCKETS) -> Points:
+        """The least and the largest of at most so many buckets, in order, and the last value."""
+        found: Points = []
+        for bucket in self._few(most):
+            found += sorted({bucket.low, bucket.high})
+        if self.last is not None and found[-1][0] < self.last[0]:
+            found.append(self.last)
+        return found
+
+    def means(self, most: int) -> Points:
+        """Of at most so many buckets."""
+        return [(b.places / b.values, b.total / b.values) for b in self._few(most)]
+
+    def _few(self, most: int) -> list[Bucket]:
+        buckets = self._buckets
+        while len(buckets) > max(most, 1):
+            buckets = _joined(buckets)
+        return buckets
+
+
+def _joined(buckets: list[Bucket]) -> list[Bucket]:
+    """Half as many; those given are left as they are."""
+    found = []
+    for i in range(0, len(buckets), 2):
+        first = buckets[i]
+        joined = Bucket(first.values, first.low, first.high, first.places, first.total)
+        if i + 1 < len(buckets):
+            joined.join(buckets[i + 1])
+        found.append(joined)
+    return found

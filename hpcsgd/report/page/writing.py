@@ -1,0 +1,137 @@
+"""Makes the page: tables by a template, plots by Plotly, which is in the page, packed, and so is its data.
+
+The page may load nothing, and runs no other scripts than its own two: their hashes are in its policy.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.errors import UserError
+from hpcsgd.files.atomic import overwrite
+from hpcsgd.report.page import panels, tables
+from hpcsgd.report.page.attempts import COMPLETE
+from hpcsgd.report.page.runs import Run, find, load
+
+log = logging.getLogger(__name__)
+
+LARGEST = 5_000_000
+"""Bytes of a page."""
+PAUSE = 4
+"""While a job runs: so many times as long as writing the page takes, at least, until it is written again."""
+
+
+def write(paths: Sequence[Path], target: Path | None = None) -> Path:
+    """Write the page of these runs, of one into its folder. Raises `UserError`."""
+    _library()  # rather than when all has been read
+    found = find(paths)
+    target = _target(paths, target)
+    _write(target, [load(label, folder) for label, folder in found.items()])
+    return target
+
+
+def follow(paths: Sequence[Path], target: Path | None = None, every: int = 10) -> Path:
+    """The same again and again, from the files alone, until all are complete. The page reloads itself."""
+    _library()
+    if every < 1:
+        raise UserError(f"--every {every}: at least a second")
+    target = _target(paths, target)
+    while True:
+        began = time.monotonic()
+        runs = [load(label, folder) for label, folder in find(paths).items()]
+        done = all(run.state == COMPLETE for run in runs)
+        _write(target, runs, every=0 if done else every)
+        if done:
+            return target
+        time.sleep(max(every, PAUSE * (time.monotonic() - began)))
+
+
+def _target(paths: Sequence[Path], target: Path | None) -> Path:
+    return target or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
+
+
+def _write(target: Path, runs: Sequence[Run], every: int = 0) -> None:
+    points = panels.POINTS
+    while len(page := render(runs, every, points).encode()) > LARGEST:
+        points //= 2
+        if points < panels.LEAST:
+            raise UserError(f"{target}: {len(page):,} bytes, at most {LARGEST:,}: name fewer runs")
+    try:
+        overwrite(target, page.decode())
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror}") from error
+
+
+def render(runs: Sequence[Run], every: int = 0, points: int = panels.POINTS) -> str:
+    """The page, with about so many points in its plots."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    library = _library()
+    script = _resource("page.js")
+    buckets = panels.share(runs, points)
+    found = panels.panels(runs, buckets)
+    configuration = tables.configuration(runs)
+    sections = groupby(enumerate(found), key=lambda numbered: numbered[1].section)
+    return environment.from_string(_resource("page.html.j2")).render(
+        title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
+        version=version("hpcsgd"),
+        written=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
+        allowed=f"{_hash(script)} {_hash(library)}",
+        every=every,
+        runs=runs,
+        figures=tables.figures(runs),
+        differing=[row for row in configuration if row.differs],
+        sections=[(section, list(inside)) for section, inside in sections],
+        traced=any(run.ranks for run in runs),
+        TIME=panels.TIME,
+        starts=tables.starts,
+        start_head=tables.START_HEAD,
+        words=tables.words,
+        configuration=configuration,
+        environment=tables.environment(runs),
+        css=_resource("page.css"),
+        data=_json(panels.data(runs, found, buckets)),
+        library=base64.b64encode(gzip.compress(library.encode(), mtime=0)).decode(),
+        script=script,
+    )
+
+
+def _json(data: Any) -> str:
+    """As it may stand in a script element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for letter in "<>&":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _resource(name: str) -> str:
+    return files("hpcsgd.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _library() -> str:
+    """Plotly's script, as its package has it."""
+    try:
+        from jinja2 import Environment  # noqa: F401 - the template needs it
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise UserError(
+            f'the report needs the library `{error.name}`: pip install "hpcsgd[report]"'
+        ) from error
+    return get_plotlyjs()

@@ -1,0 +1,136 @@
+"""A real browser without a window, asked through a pipe: Chromium's DevTools protocol, one JSON object a message."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+PATIENCE = 60.0  # seconds; the machine may be busy
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe")
+
+
+def found() -> str | None:
+    """The program, where there is one."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Tab:
+    """One page, with all that went wrong in it and all that it asked for."""
+
+    def __init__(self, to: int, back: int) -> None:
+        self._to, self._back = to, back
+        self._number = 0
+        self._rest = b""
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+
+    _session: str | None = None
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """The answer; what the browser tells meanwhile is noted."""
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            answer = self._heard(deadline)
+            if answer.get("id") == self._number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self._note(answer)
+
+    def _heard(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._back], [], [], max(deadline - time.monotonic(), 0))
+            assert ready, "the browser does not answer"
+            assert (more := os.read(self._back, 1 << 20)), "the browser has ended"
+            self._rest += more
+        message, self._rest = self._rest.split(b"\0", 1)
+        return json.loads(message)
+
+    def _note(self, told: dict[str, Any]) -> None:
+        method, what = told.get("method"), told.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            details = what["exceptionDetails"]
+            self.errors.append(details.get("exception", {}).get("description", details["text"]))
+        elif method == "Log.entryAdded" and what["entry"]["level"] == "error":
+            self.errors.append(what["entry"]["text"])
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(what["request"]["url"])
+
+    def evaluate(self, script: str) -> Any:
+        """The value of an expression in the page, awaited."""
+        told = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in told, told["exceptionDetails"]
+        return told["result"].get("value")
+
+    def until(self, script: str) -> Any:
+        """Wait for the expression to be true."""
+        deadline = time.monotonic() + PATIENCE
+        while not (value := self.evaluate(script)):
+            assert time.monotonic() < deadline, f"never true: {script}; {self.errors}"
+            time.sleep(0.02)
+        return value
+
+    def open(self, page: Path, *, dark: bool = False, width: int = 1400, height: int = 900) -> float:
+        """Seconds from asking for it to all plots drawn."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.ask("Emulation.setEmulatedMedia", features=[scheme])
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+        began = time.monotonic()
+        self.ask("Page.navigate", url=page.resolve().as_uri())
+        self.until("location.protocol === 'file:' && document.body?.dataset.drawn")
+        return time.monotonic() - began
+
+    def picture(self, target: Path) -> None:
+        """Of the whole page."""
+        told = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        target.write_bytes(base64.b64decode(told["data"]))
+
+    def paper(self, target: Path) -> None:
+        """As it is printed, a PDF."""
+        told = self.ask("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, preferCSSPageSize=True)
+        target.write_bytes(base64.b64decode(told["data"]))
+
+
+@contextmanager
+def tab(program: str, profile: Path) -> Iterator[Tab]:
+    """A browser of its own, which is gone afterwards."""
+    ours, theirs = os.pipe(), os.pipe()
+
+    def as_three_and_four() -> None:
+        os.dup2(ours[0], 13)
+        os.dup2(theirs[1], 14)
+        os.dup2(13, 3)
+        os.dup2(14, 4)
+
+    words = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+    process = subprocess.Popen(
+        words, pass_fds=(3, 4), preexec_fn=as_three_and_four, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )  # fmt: skip
+    os.close(ours[0])
+    os.close(theirs[1])
+    try:
+        yield Tab(ours[1], theirs[0])
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+        os.close(ours[1])
+        os.close(theirs[0])
