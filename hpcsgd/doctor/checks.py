@@ -21,6 +21,7 @@ def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list
         groups([rank.node for rank in ranks], K),
         versions(ranks),
         extra("sklearn", "scikit-learn", "examples", "hpcsgd data convert digits"),
+        extra("plotly", "plotly", "report", "hpcsgd report"),
     ]
 
 

@@ -23,7 +23,8 @@ BEFORE = "resuming with another configuration"
 """What may stand in the log of a start before the line that all have."""
 RESUMED = re.compile(r"resuming at step (\d+) ")
 STEP = re.compile(r"\bstep (\d+)/\d+")
-SAVED, DONE = "go on with --resume", "trained  "
+SAVED = "go on with --resume"
+DONE = re.compile(r"trained +([\d,]+) steps")
 ZONE = timedelta(minutes=15)
 """Clocks of time zones differ by a multiple of it."""
 COMPLETE, STOPPED, OPEN = "complete", "saved, to go on", "no end on record"
@@ -66,9 +67,8 @@ class Story:
     def redone(self) -> list[int]:
         """How many steps of the one before each attempt made again: those that no checkpoint had."""
         pairs = pairwise(self.attempts)
-        return [0, *(max(before.last_step - now.first_step, 0) for before, now in pairs)][
-            : len(self.attempts)
-        ]
+        again = [max(before.last_step - now.first_step, 0) for before, now in pairs]
+        return [0, *again] if self.attempts else []
 
 
 def story(starts: Sequence[Mapping[str, Any]], log: Path) -> Story:
@@ -103,8 +103,10 @@ def _note(attempt: Attempt, now: datetime, text: str) -> None:
         attempt.course.add(now.timestamp(), attempt.last_step)
     elif SAVED in text:
         attempt.end = STOPPED
-    elif text.startswith(DONE) and attempt.end == OPEN:
-        attempt.end = COMPLETE
+    elif found := DONE.match(text):
+        attempt.last_step = int(found[1].replace(",", ""))
+        attempt.course.add(now.timestamp(), attempt.last_step)
+        attempt.end = COMPLETE if attempt.end == OPEN else attempt.end
 
 
 def _hours(local: datetime, utc: datetime) -> timedelta:

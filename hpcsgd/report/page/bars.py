@@ -11,6 +11,8 @@ from hpcsgd.report.page.runs import Run
 from hpcsgd.report.summary import byte_text, second_text
 
 Trace = dict[str, Any]
+LABEL = 24
+"""Letters of a run's name that there is room for beside bars."""
 COUNTED = {"staleness": "staleness: updates by others", "ahead": "steps ahead of the slowest"}
 PER_RANK = {
     "computing": "computing, by rank: seconds of a traced step",
@@ -43,33 +45,32 @@ def phase_bars(runs: Sequence[Run], colours: Mapping[str, int]) -> Iterator[Plot
     for quantity, (title, text) in AMOUNTS.items():
         totals = [run.reading.totals.phases[quantity] for run in runs]
         phases = [phase for phase in colours if any(total[phase] for total in totals)]
-        phases += [p for p in dict.fromkeys(p for t in totals for p in t if t[p]) if p not in colours]
         if not phases:
             continue
         if len(runs) == 1:
             phases.sort(key=totals[0].__getitem__)
             amounts = [totals[0][phase] for phase in phases]
-            marks = [colours.get(phase, len(colours)) for phase in phases]
+            marks = [colours[phase] for phase in phases]
             bar = {"type": "bar", "orientation": "h", "x": amounts, "y": list(map(plain, phases))}
             told = {"text": list(map(text, amounts)), "hoverinfo": "y+text", "colours": marks}
             yield Plot(f"{title}, by phase", [bar | told], layout=_amount_axis(quantity))
         else:
-            labels = [plain(run.label) for run in runs]
-            yield Plot(
-                f"{title}, by phase",
-                [_stacked(labels, [t[p] for t in totals], p, colours, text) for p in phases],
-                layout={**_amount_axis(quantity), "barmode": "stack", "bars": len(runs)},
-            )
+            labels = [plain(_short(run.label)) for run in runs]
+            places = {"tickvals": list(range(len(runs))), "ticktext": labels, "autorange": "reversed"}
+            layout = {**_amount_axis(quantity), "yaxis": places, "barmode": "stack", "bars": len(runs)}
+            traces = [_stacked([t[phase] for t in totals], phase, colours[phase], text) for phase in phases]
+            yield Plot(f"{title}, by phase", traces, layout=layout)
     yield from _links(runs)
 
 
-def _stacked(
-    labels: Sequence[str], amounts: Sequence[float], phase: str, colours: Mapping[str, int], text: Any
-) -> Trace:
-    colour = colours.get(phase, len(colours))
+def _stacked(amounts: Sequence[float], phase: str, colour: int, text: Any) -> Trace:
     told = {"customdata": list(map(text, amounts)), "hovertemplate": "%{customdata}"}
-    place = {"y": list(labels), "x": list(amounts), "name": plain(phase), "colour": colour}
+    place = {"y": list(range(len(amounts))), "x": list(amounts), "name": plain(phase), "colour": colour}
     return {"type": "bar", "orientation": "h", **place, **told}
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= LABEL else f"{label[: LABEL - 1]}…"
 
 
 def _amount_axis(quantity: str) -> dict[str, Any]:
@@ -86,7 +87,8 @@ def _links(runs: Sequence[Run]) -> Iterator[Plot]:
             told = {"customdata": list(map(byte_text, sizes)), "hovertemplate": "group %{x}: %{customdata}"}
             look = {"name": plain(run.label), "run": i, "colour": i}
             traces.append({"type": "bar", "x": groups, "y": sizes, **look, **told})
-        layout = {"yaxis": {"ticksuffix": "B", "tickformat": "~s"}, "xaxis": {"title": "group"}}
+        groups = {"title": "group", "dtick": 1} if _narrow(traces) else {"title": "group"}
+        layout = {"yaxis": {"ticksuffix": "B", "tickformat": "~s"}, "xaxis": groups}
         yield Plot("bytes of messages from rank 0, by group", traces, layout=layout)
 
 

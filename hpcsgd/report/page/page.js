@@ -1,8 +1,14 @@
 "use strict";
 // Draws the panels of the page. Everything it needs is in the page: the data as JSON, Plotly packed.
 
-const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7b3fa0", "#8c6d31", "#d62728", "#666666"];
-const DARK = ["#58b4ec", "#ff9248", "#2fce9f", "#eba0c9", "#e9c440", "#9ad7ff", "#c08be6", "#cfae6b", "#ff7b7b", "#b5b5b5"];
+const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7b3fa0", "#8c6d31", "#d62728", "#666666", "#1b9aaa", "#e377c2", "#7f9c3b", "#3f3f9e"];
+const DARK = ["#58b4ec", "#ff9248", "#2fce9f", "#eba0c9", "#e9c440", "#9ad7ff", "#c08be6", "#cfae6b", "#ff7b7b", "#b5b5b5", "#5fd3de", "#ff9fe0", "#b9d36a", "#9a9aff"];
+// Chosen one by one: Plotly's own choice has a button that sends the plot to a server of theirs.
+const CONFIG = {
+  displaylogo: false, responsive: true, displayModeBar: true, plotlyServerURL: "",
+  modeBarButtons: [["toImage"], ["zoom2d", "pan2d"], ["resetScale2d"]],
+};
+const PAPER = { height: 205, entry: 13, width: 320, wide: 670 }; // pixels: two plots side by side, or one alone
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const UNITS = {
   step: { title: "step", tickformat: "~s" },
@@ -84,12 +90,18 @@ function layoutOf(panel) {
   if (panel.course) own.shapes = several ? [] : restarts();
   const named = new Set(panel.traces.map((trace) => trace.name)).size;
   const byRun = several && panel.traces.every((trace) => trace.run !== undefined);
+  const showlegend = named > 1 && !byRun && !panel.traces.some((trace) => trace.look === "faint");
+  if (printing) {
+    own.width = panel.wide ? PAPER.wide : PAPER.width;
+    own.height = PAPER.height + (showlegend ? PAPER.entry * named : 0);
+  }
   return {
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: "#8a949e", activecolor: ink() },
     margin: { l: 48, r: 12, t: 8, b: 36 }, font: { color: ink(), size: 11, family: "system-ui, sans-serif" },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: panel.course ? "x unified" : "closest",
     hoverlabel: { bgcolor: dark.matches && !printing ? "#20262e" : "#ffffff", font: { color: ink() }, namelength: 40 },
-    showlegend: named > 1 && !byRun && !panel.traces.some((trace) => trace.look === "faint"),
-    legend: { orientation: "h", x: 0, y: -0.2, yanchor: "top", font: { size: 10 }, traceorder: "normal" },
+    showlegend,
+    legend: { orientation: "h", x: 0, y: -0.2, yanchor: "top", font: { size: printing ? 8 : 10 }, traceorder: "normal" },
     xaxis: { ...axis, ...x }, yaxis: { ...axis, ...y }, ...own,
   };
 }
@@ -106,9 +118,11 @@ function draw(number) {
   const traces = panel.traces.map(panel.course ? courseTrace : plainTrace);
   panel.traces.forEach((trace, i) => { traces[i].visible = !(several && hidden.has(trace.run)); });
   const place = document.getElementById(`panel-${number}`);
-  if (panel.layout.bars && !printing) place.style.height = `${Math.max(17, 7 + 2 * panel.layout.bars)}rem`;
-  const config = { displaylogo: false, responsive: true, displayModeBar: "hover", modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"] };
-  Plotly.react(place, traces, layoutOf(panel), config);
+  const layout = layoutOf(panel);
+  if (panel.layout.bars) place.style.height = `${Math.max(17, 8 + 1.5 * panel.layout.bars)}rem`;
+  if (printing) place.style.height = `${layout.height}px`;
+  else if (!panel.layout.bars) place.style.height = "";
+  Plotly.react(place, traces, layout, CONFIG);
   drawn.add(number);
 }
 
@@ -168,6 +182,7 @@ function offerRuns() {
     const plain = document.createElement("textarea"); // labels are escaped for Plotly
     plain.innerHTML = run.label;
     label.append(plain.value);
+    label.title = plain.value;
     input.addEventListener("change", () => {
       if (input.checked) hidden.delete(number);
       else hidden.add(number);
@@ -203,7 +218,6 @@ function print(begins) {
   printing = begins;
   paintSwatches();
   data.panels.forEach((_, number) => draw(number));
-  for (const place of document.querySelectorAll(".plot")) Plotly.Plots.resize(place);
 }
 
 async function start() {

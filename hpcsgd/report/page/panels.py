@@ -32,7 +32,7 @@ KNOWN: Mapping[Key, tuple[str, str]] = {
     ("notes", "error"): (GROUPS, "error ‖e‖: what was not sent yet"),
     (COMPUTED, "mean staleness"): (GROUPS, "staleness: updates by others, mean"),
     (COMPUTED, "mean ahead"): (GROUPS, "steps ahead of the slowest group, mean"),
-    ("step", "shared"): (GROUPS, "steps with an exchange without a meeting"),
+    ("step", "shared"): (REST, "steps with an exchange without a meeting"),
     ("step", "lr"): (WORK, "learning rate"),
     ("step", "gradient_norm"): (WORK, "norm of the gradient"),
     ("step", "samples_per_s"): (WORK, "samples/s"),
@@ -48,8 +48,10 @@ LOGARITHMIC_FROM = 20
 """The ratio of largest to smallest beyond which a linear axis hides the small ones."""
 POINTS = 100_000
 """Of the whole page, about: they take 2 MB of it."""
-LEAST = 20
+LEAST = 4
 """Buckets that every course has, however many there are."""
+PANELS = 120
+"""Of courses; a browser needs a while for more."""
 
 
 @dataclass
@@ -70,7 +72,8 @@ class Panel:
 
 def panels(runs: Sequence[Run], buckets: int) -> list[Panel]:
     """In the order of their sections; those without anything in them are left out."""
-    phases = list(dict.fromkeys(phase for run in runs for phase in run.reading.totals.phases["seconds"]))
+    phases = [p for run in runs for p, _ in run.reading.totals.phases["seconds"].most_common()]
+    phases += [p for run in runs for p in run.reading.totals.phases["bytes"]]
     phases += [p for run in runs for rank in run.ranks.values() for q in rank.seconds.values() for p in q]
     colours = {phase: i for i, phase in enumerate(dict.fromkeys(phases))}
     found = [
@@ -86,7 +89,7 @@ def panels(runs: Sequence[Run], buckets: int) -> list[Panel]:
 
 def share(runs: Sequence[Run], points: int = POINTS) -> int:
     """The buckets that each course may have, so that all together are about so many points."""
-    courses = sum(len(run.reading.courses) for run in runs)
+    courses = sum(min(len(run.reading.courses), PANELS) for run in runs)
     return min(BUCKETS, max(LEAST, points // (2 * max(courses, 1))))
 
 
@@ -107,10 +110,20 @@ def data(runs: Sequence[Run], found: Sequence[Panel], buckets: int) -> dict[str,
     }
 
 
-def _courses(runs: Sequence[Run], buckets: int) -> Iterator[Panel]:
+def crowded_out(runs: Sequence[Run]) -> list[str]:
+    """What there is no room for."""
+    return [_title(key) for names in _grouped(runs)[PANELS:] for key in names]
+
+
+def _grouped(runs: Sequence[Run]) -> list[list[Key]]:
+    """The courses of each panel, those that are known first."""
     keys = dict.fromkeys(key for run in runs for key in run.reading.courses)
     order = [*(key for key in KNOWN if key in keys), *(key for key in keys if key not in KNOWN)]
-    for names in _together(order, apart=len(runs) > 1):
+    return _together(order, apart=len(runs) > 1)
+
+
+def _courses(runs: Sequence[Run], buckets: int) -> Iterator[Panel]:
+    for names in _grouped(runs)[:PANELS]:
         courses = {(i, key): c for key in names for i, run in enumerate(runs) if (c := _drawn(run, key))}
         if courses:
             yield _course_panel(names, courses, buckets, len(runs))
@@ -148,7 +161,9 @@ def _course_panel(
             traces.append({**look, "look": "line" if len(points) > FEW else "points", **_xy(points)})
     extremes = [found for course in courses.values() if (found := course.extremes())]
     low, high = min((e[0] for e in extremes), default=0), max((e[1] for e in extremes), default=0)
-    return Panel(section, title, traces, True, 0 < LOGARITHMIC_FROM * low < high, _strange(courses))
+    layout = {"yaxis": {"range": [0, 1.03]}} if names[0] == (COMPUTED, "lssr") else {}
+    logarithmic = 0 < LOGARITHMIC_FROM * low < high
+    return Panel(section, title, traces, True, logarithmic, _strange(courses), layout=layout)
 
 
 def _title(key: Key) -> str:

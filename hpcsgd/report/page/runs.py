@@ -43,6 +43,8 @@ class Run:
     """Of its islands, if it has any."""
     touched: datetime | None = None
     """When something was last written."""
+    samples: int | None = None
+    """Of all islands together, if it has any."""
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -116,6 +118,7 @@ def load(label: str, folder: Path) -> Run:
             ranks(traced) if traced.exists() else {},
             event_log.read(events) if events.exists() else [],
             datetime.fromtimestamp(max(touched), UTC) if touched else None,
+            _samples(folder) if (folder / ISLANDS).is_dir() else None,
         )
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
@@ -145,12 +148,19 @@ def _records(folder: Path) -> Iterable[Record]:
     """Of a run of islands: steps and epochs of the one that made the most, evaluations of all."""
     if (file := folder / METRICS).exists():
         return metrics.stream(file)
-    files = sorted((folder / ISLANDS).glob(f"*/{METRICS}"))
-    if not files:
+    if not (files := _of_islands(folder)):
         return []
     longest = max(files, key=lambda file: max((r["step"] for r in metrics.stream(file)), default=0))
     others = [_evaluations(file) for file in files if file != longest]
     return merge(metrics.stream(longest), *others, key=lambda record: record["step"])
+
+
+def _of_islands(folder: Path) -> list[Path]:
+    return sorted((folder / ISLANDS).glob(f"*/{METRICS}"))
+
+
+def _samples(folder: Path) -> int:
+    return sum(r.get("samples", 0) for file in _of_islands(folder) for r in metrics.stream(file))
 
 
 def _evaluations(file: Path) -> Iterator[Record]:

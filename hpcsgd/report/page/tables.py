@@ -42,6 +42,7 @@ FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "utilization": ("of the peak", "{:.1%}".format),
 }
 """By the key in a summary: what the figure is called, and how it is written."""
+NOT_IF_ZERO = ("distance", "bytes", "meetings")
 RATIOS = ("seconds", "bytes")
 """Figures of which the ratio to the first run is told."""
 
@@ -54,19 +55,31 @@ class Row:
     values: Sequence[str]
     differs: bool = False
 
+    @property
+    def same(self) -> bool:
+        return len(set(self.values)) == 1
+
 
 def figures(runs: Sequence[Run]) -> list[Row]:
     """What is known of at least one of the runs."""
-    numbers = [run.reading.totals.numbers() | {"bytes": run.reading.totals.bytes} for run in runs]
+    numbers = list(map(_numbers, runs))
     rows = [Row("state", [run.state for run in runs]), Row("P × K", [run.shape for run in runs])]
     for key, (name, text) in FIGURE_TEXTS.items():
         values = [found.get(key) for found in numbers]
-        if any(value is not None and (value or key != "distance") for value in values):
+        if any(value is not None and (value or key not in NOT_IF_ZERO) for value in values):
             rows.append(Row(name, [NOTHING if value is None else text(value) for value in values]))
             if key in RATIOS and len(runs) > 1:
                 first = values[0]
                 rows.append(Row("ratio", [f"{value / first:.2f}" if first else NOTHING for value in values]))
     return rows
+
+
+def _numbers(run: Run) -> dict[str, Any]:
+    numbers = run.reading.totals.numbers() | {"bytes": run.reading.totals.bytes}
+    if run.samples is not None:
+        speed = run.samples / numbers["seconds"] if numbers["seconds"] else None
+        numbers |= {"samples": run.samples, "samples_per_s": speed}
+    return numbers
 
 
 def differences(tables: Sequence[Mapping[str, Any]], *, but: Sequence[str] = ()) -> list[Row]:

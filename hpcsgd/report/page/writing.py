@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import groupby
@@ -48,14 +49,21 @@ def follow(paths: Sequence[Path], target: Path | None = None, every: int = 10) -
     if every < 1:
         raise UserError(f"--every {every}: at least a second")
     target = _target(paths, target)
-    while True:
+    done = written = False
+    while not done:
         began = time.monotonic()
-        runs = [load(label, folder) for label, folder in find(paths).items()]
-        done = all(run.state == COMPLETE for run in runs)
-        _write(target, runs, every=0 if done else every)
-        if done:
-            return target
-        time.sleep(max(every, PAUSE * (time.monotonic() - began)))
+        try:
+            runs = [load(label, folder) for label, folder in find(paths).items()]
+            done = all(run.state == COMPLETE for run in runs)
+            _write(target, runs, every=0 if done else every)
+            written = True
+        except UserError as error:
+            if not written:
+                raise
+            log.warning("%s: will look again", error)  # a run that resumes cuts its metrics meanwhile
+        if not done:
+            time.sleep(max(every, PAUSE * (time.monotonic() - began)))
+    return target
 
 
 def _target(paths: Sequence[Path], target: Path | None) -> Path:
@@ -66,7 +74,7 @@ def _write(target: Path, runs: Sequence[Run], every: int = 0) -> None:
     points = panels.POINTS
     while len(page := render(runs, every, points).encode()) > LARGEST:
         points //= 2
-        if points < panels.LEAST:
+        if panels.share(runs, 2 * points) == panels.LEAST:
             raise UserError(f"{target}: {len(page):,} bytes, at most {LARGEST:,}: name fewer runs")
     try:
         overwrite(target, page.decode())
@@ -97,6 +105,7 @@ def render(runs: Sequence[Run], every: int = 0, points: int = panels.POINTS) -> 
         sections=[(section, list(inside)) for section, inside in sections],
         traced=any(run.ranks for run in runs),
         TIME=panels.TIME,
+        WHEN=panels.WHEN,
         starts=tables.starts,
         start_head=tables.START_HEAD,
         words=tables.words,
@@ -104,7 +113,8 @@ def render(runs: Sequence[Run], every: int = 0, points: int = panels.POINTS) -> 
         environment=tables.environment(runs),
         css=_resource("page.css"),
         data=_json(panels.data(runs, found, buckets)),
-        library=base64.b64encode(gzip.compress(library.encode(), mtime=0)).decode(),
+        crowded=panels.crowded_out(runs),
+        library=_packed(library),
         script=script,
     )
 
@@ -115,6 +125,11 @@ def _json(data: Any) -> str:
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
+
+
+@cache
+def _packed(script: str) -> str:
+    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
 
 
 def _hash(script: str) -> str:
@@ -131,7 +146,6 @@ def _library() -> str:
         from jinja2 import Environment  # noqa: F401 - the template needs it
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise UserError(
-            f'the report needs the library `{error.name}`: pip install "hpcsgd[report]"'
-        ) from error
+        name = (error.name or "plotly").partition(".")[0]
+        raise UserError(f'the report needs the library `{name}`: pip install "hpcsgd[report]"') from error
     return get_plotlyjs()

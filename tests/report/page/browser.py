@@ -1,4 +1,4 @@
-"""A real browser without a window, asked through a pipe: Chromium's DevTools protocol, one JSON object a message."""
+"""A real browser without a window, asked through a pipe by Chromium's DevTools protocol."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,18 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage
 def found() -> str | None:
     """The program, where there is one."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+AS_THREE_AND_FOUR = """\
+import os, sys
+ask, answer = (os.dup(int(word)) for word in sys.argv[1:3])
+while min(ask, answer) < 5:
+    ask, answer = os.dup(ask), os.dup(answer)
+os.dup2(ask, 3)
+os.dup2(answer, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Where the browser reads what it is asked, and answers."""
 
 
 class Tab:
@@ -59,7 +72,8 @@ class Tab:
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._back], [], [], max(deadline - time.monotonic(), 0))
             assert ready, "the browser does not answer"
-            assert (more := os.read(self._back, 1 << 20)), "the browser has ended"
+            more = os.read(self._back, 1 << 20)
+            assert more, "the browser has ended"
             self._rest += more
         message, self._rest = self._rest.split(b"\0", 1)
         return json.loads(message)
@@ -114,17 +128,10 @@ class Tab:
 def tab(program: str, profile: Path) -> Iterator[Tab]:
     """A browser of its own, which is gone afterwards."""
     ours, theirs = os.pipe(), os.pipe()
-
-    def as_three_and_four() -> None:
-        os.dup2(ours[0], 13)
-        os.dup2(theirs[1], 14)
-        os.dup2(13, 3)
-        os.dup2(14, 4)
-
-    words = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
-    process = subprocess.Popen(
-        words, pass_fds=(3, 4), preexec_fn=as_three_and_four, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )  # fmt: skip
+    chosen = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
+    words = [sys.executable, "-c", AS_THREE_AND_FOUR, str(ours[0]), str(theirs[1]), *chosen]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(words, pass_fds=(ours[0], theirs[1]), **quiet)
     os.close(ours[0])
     os.close(theirs[1])
     try:
