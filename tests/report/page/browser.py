@@ -25,6 +25,7 @@ def found() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+DRAWN = "document.body?.dataset.drawn"
 AS_THREE_AND_FOUR = """\
 import os, sys
 ask, answer = (os.dup(int(word)) for word in sys.argv[1:3])
@@ -64,8 +65,7 @@ class Tab:
         while True:
             answer = self._heard(deadline)
             if answer.get("id") == self._number:
-                assert "error" not in answer, answer
-                return answer["result"]
+                return answer.get("result", answer)
             self._note(answer)
 
     def _heard(self, deadline: float) -> dict[str, Any]:
@@ -92,15 +92,18 @@ class Tab:
         """The value of an expression in the page, awaited."""
         told = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in told, told["exceptionDetails"]
+        assert "error" not in told, told
         return told["result"].get("value")
 
     def until(self, script: str) -> Any:
-        """Wait for the expression to be true."""
+        """Wait for the expression to be true, perhaps of the next page."""
         deadline = time.monotonic() + PATIENCE
-        while not (value := self.evaluate(script)):
-            assert time.monotonic() < deadline, f"never true: {script}; {self.errors}"
+        while time.monotonic() < deadline:
+            told = self.ask("Runtime.evaluate", expression=script, returnByValue=True)
+            if value := told.get("result", {}).get("value"):
+                return value
             time.sleep(0.02)
-        return value
+        raise AssertionError(f"never true: {script}; {self.errors}")
 
     def open(self, page: Path, *, dark: bool = False, width: int = 1400, height: int = 900) -> float:
         """Seconds from asking for it to all plots drawn."""
@@ -108,9 +111,11 @@ class Tab:
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.ask("Emulation.setDeviceMetricsOverride", **size)
+        self.errors.clear()
+        self.requests.clear()
         began = time.monotonic()
         self.ask("Page.navigate", url=page.resolve().as_uri())
-        self.until("location.protocol === 'file:' && document.body?.dataset.drawn")
+        self.until(f"location.href.startsWith({json.dumps(page.resolve().as_uri())}) && {DRAWN}")
         return time.monotonic() - began
 
     def picture(self, target: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_page_has_a_bar_for_each_rank(tmp_path: Path) -> None:
     pytest.importorskip("plotly", reason="the extra [report] is not installed")
     trace(run(tmp_path / "one") / NAME)
     page = Page(write([tmp_path / "one"]).read_text())
-    titles = [p["title"] for p in page.data["panels"] if "by rank" in p["title"]]
+    titles = [p["title"] for p in page.data["panels"] if " by rank:" in p["title"]]
     assert [title.split(",")[0] for title in titles] == ["computing", "exposed", "hidden"]
     (exposed,) = page.panel(titles[1])["traces"]
     assert (exposed["name"], exposed["x"]) == ("gradients", [0, 1, 2])
