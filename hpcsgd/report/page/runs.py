@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -73,10 +74,10 @@ def find(paths: Sequence[Path]) -> dict[str, Path]:
     if len(found) > MOST:
         raise UserError(f"{len(found)} runs: a page has room for {MOST}")
     parents = os.path.commonpath([path.parent for path in found])
-    labels: dict[str, Path] = {}
-    for path, label in found.items():
-        labels[label if label not in labels else str(path.relative_to(parents))] = path
-    return labels
+    often = Counter(found.values())
+    return {
+        label if often[label] == 1 else os.path.relpath(path, parents): path for path, label in found.items()
+    }
 
 
 def _runs_in(path: Path) -> dict[Path, str]:

@@ -102,13 +102,15 @@ def test_on_paper_plots_fit_their_frames(tab: Tab, tmp_path: Path) -> None:
     tab.open(page, dark=True)
     tab.paper(tmp_path / "page.pdf")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    colour = "document.getElementById('panel-0').layout.font.color"
+    assert tab.evaluate(colour) == "#e3e7ec"
     tab.evaluate("print(true)")
+    assert tab.evaluate(colour) == "#1b1f24", "dark on white paper"
     tab.ask("Emulation.setEmulatedMedia", media="print")
     tab.ask("Emulation.setDeviceMetricsOverride", width=703, height=1000, deviceScaleFactor=1, mobile=False)
     edge = "getBoundingClientRect().right"
     beyond = f"(figure) => figure.querySelector('.main-svg').{edge} > figure.{edge}"
     assert tab.evaluate(f"[...document.querySelectorAll('figure')].filter({beyond}).length") == 0
-    assert tab.evaluate("document.getElementById('panel-0').layout.font.color") == "#1b1f24", "dark on white"
     tab.ask("Emulation.setEmulatedMedia", media="")
     assert_sound(tab, page)
 

@@ -65,6 +65,14 @@ def test_courses_against_steps_samples_seconds_and_bytes(tmp_path: Path) -> None
     assert accuracy["step"] == [20, 40, 60]
     (wobble,) = page.panel("wobble")["traces"]  # of a method that the report has never heard of
     assert wobble["y"] == pytest.approx([r["wobble"] for r in found if "wobble" in r], rel=1e-5)
+    (alone,) = page.panel("LSSR: the part of the steps so far that groups made alone")["traces"]
+    told = [step for step in range(6, 61) if step % 6 == 0 or step % EVERY == 0]
+    both = [step for step in told for _ in range(1 + (step % 12 == 0))]  # a meeting and a reading
+    assert sorted(alone["step"]) == both
+    assert alone["y"] == pytest.approx([1 - (step // 6) / step for step in both], rel=1e-5)
+    (stale,) = page.panel("staleness: updates by others, mean")["traces"]
+    means = [2 * n / (3 + n) for n in (r["counts"]["staleness"]["2"] for r in readings)]
+    assert stale["y"] == pytest.approx(means, rel=1e-5)
     assert page.data["spent"] == ["step", "samples", "seconds", "bytes"]
     steps, samples, seconds, sent = page.data["runs"][0]["ruler"]
     assert steps == [0, *(r["step"] for r in readings)]
@@ -211,6 +219,12 @@ def test_a_comparison_has_its_labels_in_its_order(tmp_path: Path) -> None:
     (tmp_path / "compare/compare.json").write_text(json.dumps(told))
     page = written(tmp_path / "compare")
     assert [each["label"] for each in page.data["runs"]] == labels
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    paths = [run(tmp_path / name) for name in ("a/x", "b/x", "b/y")]
+    page = written(*paths, paths[0], to=tmp_path / "r.html")
+    assert [each["label"] for each in page.data["runs"]] == ["a/x", "b/x", "y"]
 
 
 def test_nothing_from_files_is_taken_for_html(tmp_path: Path) -> None:
