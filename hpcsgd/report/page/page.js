@@ -91,6 +91,7 @@ function layoutOf(panel) {
   const named = new Set(panel.traces.map((trace) => trace.name)).size;
   const byRun = several && panel.traces.every((trace) => trace.run !== undefined);
   const showlegend = named > 1 && !byRun && !panel.traces.some((trace) => trace.look === "faint");
+  const columns = printing ? { entrywidth: 0.49, entrywidthmode: "fraction", maxheight: 1 } : {};
   if (printing) {
     own.width = panel.wide ? PAPER.wide : PAPER.width;
     own.height = PAPER.height + (showlegend ? PAPER.entry * named : 0);
@@ -101,7 +102,7 @@ function layoutOf(panel) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: panel.course ? "x unified" : "closest",
     hoverlabel: { bgcolor: dark.matches && !printing ? "#20262e" : "#ffffff", font: { color: ink() }, namelength: 40 },
     showlegend,
-    legend: { orientation: "h", x: 0, y: -0.2, yanchor: "top", font: { size: printing ? 8 : 10 }, traceorder: "normal" },
+    legend: { orientation: "h", x: 0, y: -0.2, yanchor: "top", font: { size: printing ? 8 : 10 }, traceorder: "normal", ...columns },
     xaxis: { ...axis, ...x }, yaxis: { ...axis, ...y }, ...own,
   };
 }
