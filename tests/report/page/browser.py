@@ -135,8 +135,8 @@ def tab(program: str, profile: Path) -> Iterator[Tab]:
     ours, theirs = os.pipe(), os.pipe()
     chosen = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
     words = [sys.executable, "-c", AS_THREE_AND_FOUR, str(ours[0]), str(theirs[1]), *chosen]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(words, pass_fds=(ours[0], theirs[1]), **quiet)
+    nobody = subprocess.DEVNULL
+    process = subprocess.Popen(words, pass_fds=(ours[0], theirs[1]), stdout=nobody, stderr=nobody)
     os.close(ours[0])
     os.close(theirs[1])
     try:
