@@ -35,6 +35,7 @@ test: $(ENV)
 
 # What `make test` leaves out; batch jobs and slow links need root, Slurm's daemons and iproute2.
 test-long: $(ENV)
+	"$(BIN)/python" -m pip install -q -c constraints.txt -e ".[wandb,mlflow]"
 	"$(BIN)/python" -m pytest -m long
 
 # The second MPI, in an environment of its own: transport on two ranks, each method once, on four.

@@ -18,7 +18,9 @@ from hpcsgd.errors import UserError, located, near_miss
 
 TYPE = "model_type"
 OF_THEIR_VOCABULARY = ("bos_token_id", "eos_token_id", "pad_token_id")
-_BUILDING = threading.Lock()  # ranks may be threads, and torch's defaults are changed meanwhile
+_BUILDING = threading.Lock()
+"""Ranks may be threads: torch's defaults are changed meanwhile, and while one imports the library another
+would find half of it."""
 
 
 def of_transformers(name: str, arguments: Mapping[str, Any]) -> nn.Module:
@@ -28,13 +30,14 @@ def of_transformers(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     Raises `UserError` where the library is missing, for a class that it does not have, and for arguments that
     are none of the configuration's.
     """
-    library = _library()
-    with located("[model] build"):
-        kind = _class(library, name)
-    with _BUILDING, located("[model.arguments]"):
-        config = _config(library, kind, arguments)
-        make = getattr(kind, "from_config", None) or kind
-        model = _told(f"transformers:{name}", library, make, config)
+    with _BUILDING:
+        library = _library()
+        with located("[model] build"):
+            kind = _class(library, name)
+        with located("[model.arguments]"):
+            config = _config(library, kind, arguments)
+            make = getattr(kind, "from_config", None) or kind
+            model = _told(f"transformers:{name}", library, make, config)
     config.use_cache = False  # what was seen before is of use to those who write on, token by token
     model.register_forward_hook(_scores)
     return model

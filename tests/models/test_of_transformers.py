@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from hpcsgd.errors import UserError
 from hpcsgd.models import build
 from hpcsgd.training.model_layout import regions
+from pythons import python
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 14, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2},
@@ -92,3 +95,20 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r'needs the library `transformers`: pip install "hpcsgd\[hf\]"'):
         small("gpt2")
+
+
+FOUR_AT_ONCE = f"""
+from concurrent.futures import ThreadPoolExecutor
+from hpcsgd.models import build
+with ThreadPoolExecutor(4) as pool:
+    models = list(pool.map(lambda _: build("transformers:GPT2LMHeadModel", {SMALL["gpt2"]}), range(4)))
+print(*(type(model).__name__ for model in models))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_are_threads_find_the_whole_library(tmp_path: Path) -> None:
+    """In a process in which nobody has imported it yet."""
+    (tmp_path / "build.py").write_text(FOUR_AT_ONCE)
+    done = subprocess.run(python(str(tmp_path / "build.py")), capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["GPT2LMHeadModel"] * 4, done.stderr
