@@ -7,12 +7,12 @@ on this machine ("shared memory"). Twelve layers of 707² parameters, 6.0 millio
 one by one. Computing is emulated: ranks sleep, layer by layer, forward a third and backward two. Messages and
 the update, by AdamW, are real: torch's by gloo, ours between groups by MPI.
 
-Torch's HSDP shards over the mesh (replicate × shard) and updates DTensors. Beside it our `bsp`, and what
-meets every 8 steps. "Groups alone": each trains for itself, by torch; whoever shards does as much. Sent is
-what leaves the interface of a host. The limit is what has to leave it, 2·(P−1)/P·M of 4 bytes for every step
-or every meeting, over the rate of its link. Cores: how many all ranks keep busy; where that comes near to
-what there are, steps are longer than on hosts of their own. Eight minutes;
---rates and --keep divide them.
+Torch's HSDP shards over the mesh (replicate × shard) and updates DTensors. Beside it our `bsp`, also with
+gradients that cross groups only after the backward pass, and what meets every 8 steps. "Groups alone": each
+trains for itself, by torch; whoever shards does as much. Sent is what leaves the interface of a host. The
+limit is what has to leave it, 2·(P−1)/P·M of 4 bytes for every step or every meeting, over the rate of its
+link. Cores: how many all ranks keep busy; where that comes near to what there are, steps are longer than on
+hosts of their own. Ten minutes; --rates and --keep divide them.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn, optim
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,6 +14,7 @@ from harness.workloads import Step, Workload
 from step_time.contestants import EVERY, Entry
 
 ALONE, HSDP, BSP, LOCAL = "groups alone", "torch HSDP", "bsp", f"hierarchical({EVERY})"
+AFTER = "bsp, after backward"
 
 
 def sharded(workload: Workload, mesh: DeviceMesh) -> nn.Module:
@@ -39,12 +41,13 @@ def torch_hybrid(workload: Workload, job: hpcsgd.Job) -> Step:
     return workload.training(model, adamw(model))
 
 
-def method(make: Callable[[], hpcsgd.Method], period: int = 1) -> Entry:
-    """One of ours, with all else by default."""
+def method(make: Callable[[], hpcsgd.Method], period: int = 1, **options: Any) -> Entry:
+    """One of ours, with all else but `options` by default."""
 
     def step(workload: Workload, job: hpcsgd.Job) -> Step:
         model = sharded(workload, job.mesh()["group"])
-        return workload.training(model, hpcsgd.DistributedOptimizer(adamw(model), model, job, make()))
+        optimizer = hpcsgd.DistributedOptimizer(adamw(model), model, job, make(), **options)
+        return workload.training(model, optimizer)
 
     return Entry(step, period)
 
@@ -53,5 +56,6 @@ ENTRIES = {
     ALONE: Entry(torch_alone),
     HSDP: Entry(torch_hybrid),
     BSP: method(hpcsgd.bsp),
+    AFTER: method(hpcsgd.bsp, overlap=False),
     LOCAL: method(lambda: hpcsgd.hierarchical(EVERY), EVERY),
 }
