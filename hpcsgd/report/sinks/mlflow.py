@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from hpcsgd.report.metrics import Record
+from hpcsgd.report.run_folder import flat
 from hpcsgd.report.sinks.base import Sink, SinkRun, scalars
 
 TAG = "hpcsgd.run"
@@ -22,11 +24,9 @@ def mlflow(run: SinkRun, *, experiment: str = "hpcsgd", uri: str | None = None) 
 
 class _MLflow:
     def __init__(self, run: SinkRun, experiment: str, uri: str | None) -> None:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric, Param
-
-        self._metric = Metric
-        self._client = MlflowClient(tracking_uri=uri)
+        library: Any = import_module("mlflow")  # may not be there when types are checked
+        self._metric = library.entities.Metric
+        self._client = library.MlflowClient(tracking_uri=uri)
         before = self._client.get_experiment_by_name(experiment)
         place = before.experiment_id if before is not None else self._client.create_experiment(experiment)
         found = self._client.search_runs([place], filter_string=f"tags.`{TAG}` = '{run.id}'")
@@ -36,7 +36,7 @@ class _MLflow:
             return
         tags = {TAG: run.id, **({"hpcsgd.group": run.group} if run.group else {})}
         self._id = self._client.create_run(place, run_name=run.name, tags=tags).info.run_id
-        params = [Param(key, str(value)[:LONGEST]) for key, value in _flat(run.config)]
+        params = [library.entities.Param(key, str(value)[:LONGEST]) for key, value in flat(run.config)]
         for start in range(0, len(params), PARAMS_AT_ONCE):
             self._client.log_batch(self._id, params=params[start : start + PARAMS_AT_ONCE])
 
@@ -52,11 +52,3 @@ class _MLflow:
 
     def close(self, failed: bool) -> None:
         self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
-
-
-def _flat(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{place}{key}.")
-        else:
-            yield f"{place}{key}", value

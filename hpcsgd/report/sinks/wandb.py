@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 
 from hpcsgd.report.metrics import Record
 from hpcsgd.report.sinks.base import Sink, SinkRun, scalars, writable
@@ -23,10 +24,9 @@ class _WandB:
     """One run of W&B, by its id, whenever the run goes on."""
 
     def __init__(self, run: SinkRun, project: str, entity: str | None, mode: Mode) -> None:
-        import wandb
-
-        quiet = wandb.Settings(console="off", silent=True, login_timeout=1)  # nobody is there to be asked
-        self._run = wandb.init(
+        library: Any = import_module("wandb")  # may not be there when types are checked
+        quiet = library.Settings(console="off", silent=True, login_timeout=1)  # nobody is there to be asked
+        self._run = library.init(
             id=run.id, name=run.name, group=run.group, config=dict(run.config), project=project,
             entity=entity, mode=mode, dir=writable(run.folder, ""), resume="allow", settings=quiet,
         )  # fmt: skip
