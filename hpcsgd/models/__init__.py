@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from hpcsgd.config import reference
+from hpcsgd.models.alexnet import alexnet
 from hpcsgd.models.cnn import cnn
 from hpcsgd.models.gpt import gpt
 from hpcsgd.models.lstm import lstm
@@ -16,23 +17,30 @@ from hpcsgd.models.mlp import mlp
 from hpcsgd.models.ncf import ncf
 from hpcsgd.models.of_transformers import of_transformers
 from hpcsgd.models.resnet import cifar_resnet, resnet20, resnet32, resnet44, resnet56, resnet110
-from hpcsgd.models.resnet18 import resnet18
-from hpcsgd.models.resnet50 import resnet50
+from hpcsgd.models.resnet18 import resnet10, resnet18
+from hpcsgd.models.resnet50 import resnet50, resnet101
+from hpcsgd.models.transformer import transformer
+from hpcsgd.models.vgg11 import vgg11
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
+    "alexnet": alexnet,
     "cifar_resnet": cifar_resnet,
     "cnn": cnn,
     "gpt": gpt,
     "lstm": lstm,
     "mlp": mlp,
     "ncf": ncf,
+    "resnet10": resnet10,
     "resnet18": resnet18,
     "resnet20": resnet20,
     "resnet32": resnet32,
     "resnet44": resnet44,
     "resnet50": resnet50,
     "resnet56": resnet56,
+    "resnet101": resnet101,
     "resnet110": resnet110,
+    "transformer": transformer,
+    "vgg11": vgg11,
 }
 
 LIBRARIES: Mapping[str, Callable[[str, Mapping[str, Any]], nn.Module]] = {"transformers": of_transformers}
@@ -60,6 +68,7 @@ def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
 __all__ = [
     "LIBRARIES",
     "MODELS",
+    "alexnet",
     "build",
     "cifar_resnet",
     "cnn",
@@ -68,11 +77,15 @@ __all__ = [
     "lstm",
     "mlp",
     "ncf",
+    "resnet10",
     "resnet18",
     "resnet20",
     "resnet32",
     "resnet44",
     "resnet50",
     "resnet56",
+    "resnet101",
     "resnet110",
+    "transformer",
+    "vgg11",
 ]

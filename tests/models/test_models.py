@@ -8,19 +8,22 @@ import torch
 from torch import nn
 
 from hpcsgd.errors import UserError
-from hpcsgd.models import MODELS, build, cifar_resnet, cnn, lstm, mlp, ncf, resnet18
+from hpcsgd.models import MODELS, build, cifar_resnet, cnn, lstm, mlp, ncf, resnet18, transformer
 from hpcsgd.models.resnet import Block
 from hpcsgd.models.resnet18 import ProjectionBlock
 from hpcsgd.models.resnet50 import Bottleneck
 
 EXAMPLES: dict[str, dict[str, Any]] = {
+    "alexnet": {"classes": 7, "dropout": 0.1},
     "cifar_resnet": {"depth": 8, "classes": 7},
     "cnn": {"shape": [3, 32, 32], "classes": 7},
     "gpt": {"types": 7, "width": 12, "layers": 2, "heads": 3},
     "lstm": {"types": 7, "embedding": 6, "hidden": 5, "layers": 2},
     "mlp": {"inputs": 3 * 32 * 32, "hidden": [8, 4], "classes": 7},
     "ncf": {"users": 7, "items": 7},
-    **{f"resnet{depth}": {"classes": 7} for depth in (18, 20, 32, 44, 50, 56, 110)},
+    **{f"resnet{depth}": {"classes": 7} for depth in (10, 18, 20, 32, 44, 50, 56, 101, 110)},
+    "transformer": {"types": 7, "width": 12, "layers": 2, "heads": 3, "hidden": 10},
+    "vgg11": {"classes": 7, "hidden": [16], "pooled": 1, "dropout": 0.1},
 }
 
 
@@ -32,15 +35,18 @@ def test_every_name_has_an_example() -> None:
     assert EXAMPLES.keys() == MODELS.keys()
 
 
-IDS = {"gpt": [2, 4], "lstm": [2, 4], "ncf": [2, 7, 2]}
+IDS = {"gpt": [2, 4], "lstm": [2, 4], "ncf": [2, 7, 2], "transformer": [2, 4]}
 """The shape of what other models than those of images take."""
+SIDES = {"alexnet": 63}
+"""Of the smallest images, where those are not of 32."""
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_parameter_learns(name: str) -> None:
     torch.manual_seed(0)
     model = build(name, EXAMPLES[name])
-    output = model(torch.randint(7, IDS[name]) if name in IDS else torch.randn(2, 3, 32, 32))
+    side = SIDES.get(name, 32)
+    output = model(torch.randint(7, IDS[name]) if name in IDS else torch.randn(2, 3, side, side))
     assert len(output) == 2
     assert output.shape[-1] == 7
     output = output.reshape(-1, 7)
@@ -200,6 +206,18 @@ def test_neumf_is_that_of_its_equations() -> None:
         (lstm, {"types": 3, "layers": 0}, "lstm: layers = 0: must be at least 1"),
         (lstm, {"types": 3, "dropout": 1.0}, "lstm: dropout = 1.0: must be at least 0 and less than 1"),
         (lstm, {"types": 3, "embedding": 4, "tied": True}, "need embedding = hidden, not 4 and 200"),
+        (transformer, {"types": 0}, "transformer: types = 0: must be at least 1"),
+        (transformer, {"types": 3, "dropout": 1}, "dropout = 1: must be at least 0 and less than 1"),
+        (
+            transformer,
+            {"types": 3, "heads": 3},
+            "width = 200 and heads = 3: the width is even and a multiple",
+        ),
+        (transformer, {"types": 3, "width": 9, "heads": 3}, "width = 9 and heads = 3: the width is even"),
+        (MODELS["vgg11"], {"hidden": [0]}, r"vgg11: hidden = \[0\], pooled = 7.*must be at least 1"),
+        (MODELS["vgg11"], {"dropout": -0.1}, "vgg11: dropout = -0.1: must be at least 0 and less than 1"),
+        (MODELS["alexnet"], {"dropout": 1.0}, "alexnet: dropout = 1.0: must be at least 0"),
+        (MODELS["resnet101"], {"stem": 5}, r"stem = 5: allowed are 7 \(for ImageNet\) and 3 \(for 32 × 32"),
         (ncf, {"users": 3, "items": 0}, "items = 0, factors = 8: must be at least 1"),
         (ncf, {"users": 3, "items": 3, "hidden": [3]}, r"hidden = \[3\]: sizes of 1 or more, the first"),
         (ncf, {"users": 3, "items": 3, "hidden": []}, r"hidden = \[\]: sizes of 1 or more"),
@@ -222,3 +240,89 @@ def test_resnet50_is_that_of_imagenet() -> None:
     with torch.no_grad():
         assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
     assert sizes == [(256, 16, 16)] * 3 + [(512, 8, 8)] * 4 + [(1024, 4, 4)] * 6 + [(2048, 2, 2)] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "count"),
+    [
+        ("vgg11", {}, 132_863_336),
+        ("vgg11", {"classes": 10, "hidden": [], "pooled": 1}, 9_225_610),
+        ("alexnet", {}, 61_100_840),
+        ("resnet10", {}, 4_903_242),
+        ("resnet101", {}, 44_549_160),
+        ("resnet101", {"classes": 10, "stem": 3}, 42_512_970),
+    ],
+)
+def test_as_many_parameters_as_everybodys(name: str, arguments: dict[str, Any], count: int) -> None:
+    """As published; without values, of which there would be a gigabyte."""
+    with torch.device("meta"):
+        assert parameters(build(name, arguments)) == count
+
+
+def test_layers_of_the_new_resnets() -> None:
+    """As many as the name says, shortcuts not counted."""
+    for name, depth in (("resnet10", 10), ("resnet101", 101)):
+        with torch.device("meta"):
+            layers = build(name, {}).named_modules()
+        counted = [key for key, m in layers if isinstance(m, nn.Conv2d | nn.Linear) and "shortcut" not in key]
+        assert len(counted) == depth
+
+
+def test_resnet10_and_a_small_stem_keep_the_size_of_small_images() -> None:
+    x = torch.zeros(1, 3, 32, 32)
+    assert build("resnet10", {})[:-3](x).shape == (1, 512, 4, 4)
+    assert build("resnet101", {"stem": 3})[:-3].eval()(x).shape == (1, 2048, 4, 4)
+    assert build("resnet101", {})[:-3].eval()(x).shape == (1, 2048, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["vgg11", "alexnet"])
+def test_sizes_of_features(name: str) -> None:
+    """Before the averages, which leave images of 224 x 224 as they are there."""
+    model = build(name, {"classes": 3})
+    side = next(i for i, m in enumerate(model) if isinstance(m, nn.AdaptiveAvgPool2d))
+    with torch.no_grad():
+        found = model[:side](torch.zeros(1, 3, 224, 224))
+    assert found.shape == {"vgg11": (1, 512, 7, 7), "alexnet": (1, 256, 6, 6)}[name]
+
+
+def test_the_transformer_is_that_of_torch() -> None:
+    """Its encoder with a causal mask, given the same weights; positions by the formula of section 3.5."""
+    torch.manual_seed(0)
+    model: Any = transformer(7, width=6, layers=2, heads=3, hidden=5, dropout=0.0)
+    layers = [nn.TransformerEncoderLayer(6, 3, 5, 0.0, batch_first=True) for _ in range(2)]
+    theirs: Any
+    for mine, theirs in zip(model.layers, layers, strict=True):
+        state = {
+            "self_attn.in_proj_weight": mine.attention.qkv.weight,
+            "self_attn.in_proj_bias": mine.attention.qkv.bias,
+            "self_attn.out_proj.weight": mine.attention.out.weight,
+            "self_attn.out_proj.bias": mine.attention.out.bias,
+        }
+        for name, part in (
+            ("linear1", mine.first),
+            ("linear2", mine.second),
+            ("norm1", mine.norm1),
+            ("norm2", mine.norm2),
+        ):
+            state |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
+        theirs.load_state_dict(state)
+    x = torch.randint(7, (2, 4))
+    places = torch.tensor([[t / 10_000 ** (2 * (i // 2) / 6) for i in range(6)] for t in range(4)])
+    places[:, 0::2], places[:, 1::2] = places[:, 0::2].sin(), places[:, 1::2].cos()
+    expected = model.embedding.weight[x] * 6**0.5 + places
+    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    for theirs in layers:
+        expected = theirs(expected, src_mask=mask)
+    torch.testing.assert_close(model(x), model.scores(expected))
+
+
+def test_the_transformer_of_selsync() -> None:
+    """Section IV-A: 2 layers of 200 with 2 heads; by hand."""
+    V, d = 1000, 200
+    layer = (3 * d * d + 3 * d) + (d * d + d) + 2 * (d * d + d) + 2 * 2 * d
+    assert parameters(transformer(V)) == V * d + 2 * layer + d * V + V
+    model = transformer(V, tied=True)
+    assert model.scores.weight is model.embedding.weight
+    x = torch.zeros(1, 3, dtype=torch.int64)
+    assert not torch.equal(model(x), model(x))
+    assert torch.equal(model.eval()(x), model(x))

@@ -1,0 +1,63 @@
+"""The network of 11 layers, "VGG-A", of "Very Deep Convolutional Networks for Large-Scale Image Recognition".
+
+Simonyan and Zisserman, 2014, https://arxiv.org/abs/1409.1556, table 1: eight convolutions of 3 × 3, after
+five of them 2 × 2 max pooling, three linear layers. Difference: what the last pooling leaves is averaged to a
+square of fixed size, so that images may have any size of 32 × 32 and more. SelSync trains it on CIFAR-100
+(section IV-A); its 507 MB (section II-A) are those of all weights, for 1000 classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from hpcsgd.errors import UserError
+
+STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+"""Channels of the convolutions between one pooling and the next."""
+
+
+def vgg11(
+    classes: int = 1000,
+    channels: int = 3,
+    hidden: Sequence[int] = (4096, 4096),
+    pooled: int = 7,
+    dropout: float = 0.5,
+) -> nn.Sequential:
+    """132.9 M parameters: [b, channels, H, W] → [b, classes], H and W of 32 or more.
+
+    `hidden` are the linear layers before the last one, each with `dropout` after it; `pooled` is the side of
+    the square of averages. Those are for 224 × 224. For 32 × 32 `hidden = []`, `pooled = 1` is usual, which
+    does not make 49 of one pixel: 9.2 M for 10 classes. Raises `UserError` for sizes that cannot be.
+    """
+    if min([pooled, classes, channels, *hidden]) < 1:
+        given = f"hidden = {list(hidden)}, pooled = {pooled}, classes = {classes}, channels = {channels}"
+        raise UserError(f"vgg11: {given}: must be at least 1")
+    if not 0 <= dropout < 1:
+        raise UserError(f"vgg11: dropout = {dropout}: must be at least 0 and less than 1")
+    layers: list[nn.Module] = []
+    for stage in STAGES:
+        for width in stage:
+            layers += [nn.Conv2d(channels, width, kernel_size=3, padding=1), nn.ReLU()]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    layers += [nn.AdaptiveAvgPool2d(pooled), nn.Flatten()]
+    features = channels * pooled**2
+    for width in hidden:
+        layers += [nn.Linear(features, width), nn.ReLU(), nn.Dropout(dropout)]
+        features = width
+    network = nn.Sequential(*layers, nn.Linear(features, classes))
+    network.apply(_initialize)
+    return network
+
+
+def _initialize(module: nn.Module) -> None:
+    """Or nothing would arrive behind eight layers without batch norm. The paper trained a smaller network
+    first."""
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(module.bias)  # pyright: ignore[reportArgumentType] - there is one
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.01)
+        nn.init.zeros_(module.bias)
