@@ -7,15 +7,19 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from hpcsgd.cli.conversion import told_of
 from hpcsgd.cli.user_errors import told_in_one_line
 from hpcsgd.errors import UserError
 
 data = App(name="data", help="Make stores to train on.")
+OF_ALL = "hpcsgd data convert KIND [SRC] DST"
 OF_TEXT = "hpcsgd data convert text FILES… DST --tokenizer bytes|FILE"
+OF_IMAGES = "hpcsgd data convert images FOLDER DST [--size N]"
+OF_PAIRS = "hpcsgd data convert pairs FOLDER DST --scale 2|4"
 convert = App(
     name="convert",
-    help="Convert a data set from the files its authors distribute, or files of text, to an HDF5 store.",
-    usage=f"Usage: hpcsgd data convert KIND [SRC] DST\n       {OF_TEXT}",
+    help="Convert data as they are distributed, text files or image folders to a store.",
+    usage="Usage: " + "\n       ".join([OF_ALL, OF_TEXT, OF_IMAGES, OF_PAIRS]),
 )
 data.command(convert)
 
@@ -63,3 +67,32 @@ def text(
 
         *sources, target = paths
         print(convert_text(sources, target, tokenizer, test=test, between=between, end=end))
+
+
+@convert.command(usage=f"Usage: {OF_IMAGES}")
+def images(folder: Path, store: Path, /, *, size: int = 224) -> None:
+    """Convert a folder of images, JPEG or PNG, to a store of them; go on with what was begun before.
+
+    :param folder: With train/ and val/ (or valid/, or test/), in each a folder a class, as ImageNet has them.
+    :param store: The store to write; beside it a folder of shards.
+    :param size: Side of a sample, in pixels; a job file may have another.
+    """
+    with told_in_one_line():
+        from hpcsgd.data import convert_images
+
+        print(convert_images(folder, store, size, told_of()))
+
+
+@convert.command(usage=f"Usage: {OF_PAIRS}")
+def pairs(folder: Path, store: Path, /, *, scale: int) -> None:
+    """Convert a folder of PNG images to a store of pairs, for super-resolution: each of them and the same,
+    reduced by bicubic interpolation.
+
+    :param folder: With train/ and val/ (or valid/, or test/), in each the images.
+    :param store: The store to write.
+    :param scale: How many times as small: 2 or 4.
+    """
+    with told_in_one_line():
+        from hpcsgd.data import convert_pairs
+
+        print(convert_pairs(folder, store, scale, told_of()))

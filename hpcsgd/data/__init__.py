@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from hpcsgd.data.augment import crop_and_flip
 from hpcsgd.data.batches import Batches
-from hpcsgd.data.convert import Summary, convert, convert_text
+from hpcsgd.data.convert import Summary, convert, convert_images, convert_pairs, convert_text
 from hpcsgd.data.formats import READERS
+from hpcsgd.data.image_files import ImageFiles
 from hpcsgd.data.injection import Injected, InjectedBatches, Injection
 from hpcsgd.data.loader import Loader, reading, require_a_batch
 from hpcsgd.data.open_split import open_split
+from hpcsgd.data.pairs import Pairs
 from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlapping, Partition, SelDP
 from hpcsgd.data.ratings import Ratings
 from hpcsgd.data.sampler import AsRank, Sampler, Stream
@@ -25,11 +27,13 @@ __all__ = [
     "ByLabel",
     "DefDP",
     "Dirichlet",
+    "ImageFiles",
     "Injected",
     "InjectedBatches",
     "Injection",
     "Loader",
     "Overlapping",
+    "Pairs",
     "Partition",
     "Ratings",
     "Sampler",
@@ -41,6 +45,8 @@ __all__ = [
     "Windows",
     "collate",
     "convert",
+    "convert_images",
+    "convert_pairs",
     "convert_text",
     "crop_and_flip",
     "open_split",

@@ -12,6 +12,7 @@ import numpy as np
 import torch.utils.data
 
 from hpcsgd.data.sampler import Sampler
+from hpcsgd.data.split import Drawn
 
 AHEAD = 32
 """Batches that data are told of at one go, while as many before them are read."""
@@ -41,11 +42,12 @@ class Batches(torch.utils.data.Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         rows, ahead = self.sampler.rows()[: len(self) * self._B], AHEAD * self._B
+        seed, epoch = self.sampler.seed, self.sampler.epoch
         for start in range(0, len(rows), self._B):
             if start % ahead == 0:
                 soon = rows[start + ahead if start else 0 : start + 2 * ahead]
                 self.sampler.expect(soon[np.arange(len(soon)) % self._B % self._K == self._j])
-            yield rows[start : start + self._B][self._j :: self._K].tolist()
+            yield Drawn(rows[start : start + self._B][self._j :: self._K].tolist(), seed, epoch)
 
     def weight(self, samples: int) -> float:
         """What multiplies the mean loss of this rank's `samples` in the batch that training has come to."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import h5py
 
+from hpcsgd.data.decoding import pillow
 from hpcsgd.data.formats import READERS
+from hpcsgd.data.image_files import Collected, require_size
+from hpcsgd.data.image_folder import listed
+from hpcsgd.data.image_shards import remove_others, shards_of
+from hpcsgd.data.reductions import Reductions
 from hpcsgd.data.texts import Texts
 from hpcsgd.data.tokenizers import tokenizer_of
 from hpcsgd.errors import UserError, near_miss
@@ -74,9 +80,50 @@ def convert_text(
     that is there and no store.
     """
     _require_place(target)
+    _require_store(target)
+    return _written(Texts(sources, test, tokenizer_of(tokenizer, end), between), "text", target)
+
+
+def convert_images(
+    source: Path, target: Path, size: int = 224, told: Callable[[int, int], None] = lambda done, all_: None
+) -> Summary:
+    """Make a store at `target` of a folder of images: train/ and val/, in each a folder a class.
+
+    Files are kept as they are, in shards in a folder beside the store; samples are made of them when they are
+    read, `size` x `size`. What has been converted before, and the files have not changed since, stays: so a
+    conversion that was killed goes on. `told` how many images of how many are done. Raises `UserError` as
+    `convert` does, for a folder that is laid out otherwise, and for the first file that is no image.
+    """
+    pillow()
+    require_size(size)
+    _require_place(target)
+    _require_store(target)
+    with _writing(target):
+        folder = listed(source)
+        shards = shards_of(folder, target, told)
+        summary = _written(Collected(folder, shards, size), "images", target)
+        remove_others(target, shards)
+    encoded = sum(int(shard.length.sum(dtype="u8")) for some in shards.values() for shard in some)
+    return replace(summary, bytes=summary.bytes + encoded)
+
+
+def convert_pairs(
+    source: Path, target: Path, scale: int, told: Callable[[int, int], None] = lambda done, all_: None
+) -> Summary:
+    """Make a store at `target` of a folder with PNG images in train/ and val/: each of them and, bicubic, the
+    same `scale` times as small, 2 or 4.
+
+    `told` how many images of how many are done. Raises `UserError` as `convert` does, for a folder that is
+    laid out otherwise, another scale, and for the first file that is no image or too small.
+    """
+    _require_place(target)
+    _require_store(target)
+    return _written(Reductions.of(source, scale, told), "pairs", target)
+
+
+def _require_store(target: Path) -> None:
     if target.exists() and not h5py.is_hdf5(target):  # perhaps the last of the files that a pattern named
         raise UserError(f"{target}: there already, and no store; the last path is the store to write")
-    return _written(Texts(sources, test, tokenizer_of(tokenizer, end), between), "text", target)
 
 
 def _require_place(target: Path) -> None:
@@ -87,9 +134,15 @@ def _require_place(target: Path) -> None:
 
 
 def _written(collection: Collection, kind: str, target: Path) -> Summary:
-    try:
+    with _writing(target):
         with new_file(target) as file:
             header = collection.write(file, kind)
         return Summary(target, header, dict(collection.rows), target.stat().st_size)
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error})") from error

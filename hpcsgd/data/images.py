@@ -54,7 +54,7 @@ class Images:
             if block.split == STATISTICS_SPLIT:
                 histogram += _histogram(block)
         assert written == Counter(self.rows), f"the reader of {kind} gave {written}, announced {self.rows}"
-        mean, std = _mean_and_std(histogram, self.scale)
+        mean, std = mean_and_std(histogram, self.scale)
         header = Header(kind, self.classes, self.shape, self.scale, mean, std)
         header.write(file)
         return header
@@ -84,7 +84,8 @@ def _histogram(block: Block) -> NDArray[np.int64]:
     return np.stack([np.bincount(block.images[:, c].ravel(), minlength=256) for c in channels])
 
 
-def _mean_and_std(histogram: NDArray[np.int64], scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_std(histogram: NDArray[np.int64], scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of each channel, of which [C, 256] says how often each value occurs; a value is divided by `scale`."""
     values = np.arange(256) / scale
     shares = histogram / histogram.sum(axis=1, keepdims=True)
     mean = shares @ values

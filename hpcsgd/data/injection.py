@@ -30,6 +30,7 @@ from hpcsgd.core.topology import Job
 from hpcsgd.data.batches import Batches
 from hpcsgd.data.rng import Purpose, shuffled
 from hpcsgd.data.sampler import Placement, Sampler
+from hpcsgd.data.split import Drawn
 from hpcsgd.errors import UserError
 from hpcsgd.transport import phase
 
@@ -144,7 +145,7 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         first = self.step
         for step, rows in zip(range(first, first + len(self)), self._windows, strict=False):
-            yield rows[: self.loaded(step)]
+            yield Drawn(rows[: self.loaded(step)], self.sampler.seed, self.sampler.epoch)
 
     @property
     def step(self) -> int:

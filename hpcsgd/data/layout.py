@@ -1,10 +1,14 @@
 """What a store looks like inside: the one place that both its writer and its readers go by.
 
 A store is an HDF5 file with groups, its splits, among them `train` and `test`. All data in it has Fletcher-32
-checksums, tokens a CRC-32 of each 4096. It has one of three forms:
+checksums, tokens a CRC-32 of each 4096. It has one of these forms:
 
 =======  =================================================================================================
 images   `x` uint8 [n, C, H, W], one row a chunk, and `y` uint8 [n]
+image    files as they were, in shards beside the store (`image_shards.py`): `y` uint32 [n], and of each image
+files    `shard`, `begin`, `length` and `crc32`; attribute of the split: names of its `shards`
+pairs    `0`, `1`, …, each of `high` uint8 [H, W, 3] and `low` uint8 [H/s, W/s, 3]; attribute of the split:
+         `count`; of the file: `scale`, which is s
 tokens   shards `0`, `1`, … of 2^24 tokens, the last one of fewer: each a group of `x` uint8, uint16 or
          uint32 [n], as the types need, without gaps in the file, and `crc32` uint32; attributes of the
          split are `tokens`, and of text from files `bytes` and `documents`: how many there are; beside
@@ -28,18 +32,20 @@ import numpy as np
 
 from hpcsgd.errors import UserError
 
-Form = Literal["images", "tokens", "ratings"]
+Form = Literal["images", "image files", "pairs", "tokens", "ratings"]
 FORMATS: dict[bytes, Form] = {
     b"hpcsgd images": "images",
+    b"hpcsgd image files": "image files",
+    b"hpcsgd pairs": "pairs",
     b"hpcsgd tokens": "tokens",
     b"hpcsgd ratings": "ratings",
 }
-VERSIONS: dict[Form, int] = {"images": 1, "tokens": 2, "ratings": 1}
+VERSIONS: dict[Form, int] = {"images": 1, "image files": 1, "pairs": 1, "tokens": 2, "ratings": 1}
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a store of images holds.
+    """What a store of images, or of image files, holds.
 
     `kind` is the collection's name, `shape` (C, H, W), `scale` the largest pixel value; `mean` and `std` are
     those of the training split, a value per channel, of pixels divided by `scale`.
@@ -57,9 +63,9 @@ class Header:
         """In words, for whoever has converted it."""
         return f"{' x '.join(map(str, self.shape))}, {len(self.classes)} classes"
 
-    def write(self, file: h5py.File) -> None:
+    def write(self, file: h5py.File, form: Form = "images") -> None:
         """Set the attributes of `file`."""
-        label(file, "images", kind=self.kind, classes=self.classes)
+        label(file, form, kind=self.kind, classes=self.classes)
         numbers = {"shape": self.shape, "scale": self.scale, "mean": self.mean, "std": self.std}
         file.attrs.update(numbers)
 

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.config.reference import call
+from hpcsgd.data.image_files import ImageFiles
 from hpcsgd.data.layout import Form, form_of
+from hpcsgd.data.pairs import Pairs
 from hpcsgd.data.ratings import Ratings
 from hpcsgd.data.split import Split
 from hpcsgd.data.store import Store
 from hpcsgd.data.windows import Windows
 
-SPLITS: Mapping[Form, type[Store | Windows | Ratings]] = {
+SPLITS: Mapping[Form, type[Store | ImageFiles | Pairs | Windows | Ratings]] = {
     "images": Store,
+    "image files": ImageFiles,
+    "pairs": Pairs,
     "tokens": Windows,
     "ratings": Ratings,
 }

@@ -16,6 +16,7 @@ class Purpose(IntEnum):
     PROPORTIONS = 3
     SHARERS = 4
     OTHERS = 5
+    PIECES = 6
 
 
 POOL = 256
@@ -42,6 +43,12 @@ def dirichlet(alpha: float, shape: tuple[int, int], seed: int) -> NDArray[np.flo
     logs = np.log(frozen.standard_gamma(alpha + 1, shape)) + np.log1p(-frozen.random_sample(shape)) / alpha
     weights = np.exp(logs - logs.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)
+
+
+def uniform(count: int, seed: int, purpose: Purpose, *of: int) -> NDArray[np.float64]:
+    """So many numbers in [0, 1), for a purpose and, of that, for what the numbers `of` say."""
+    bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(purpose, *of)))
+    return np.ldexp((bits.random_raw(count) >> np.uint64(11)).astype(np.float64), -53)
 
 
 def distinct(count: int, below: int, without: set[int], *of: int) -> list[int]:

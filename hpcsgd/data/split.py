@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,21 @@ from torch.utils.data import Dataset, default_collate
 
 from hpcsgd.data.chunks import DamagedRowsError, read_rows
 from hpcsgd.data.layout import Form, dataset, open_store
+from hpcsgd.data.rng import Purpose, uniform
 from hpcsgd.errors import UserError
+
+
+class Drawn(list[int]):
+    """Samples that a sampler has drawn. What is drawn anew of each of them in every epoch, such as a piece of
+    an image, follows from its place, `seed` and `epoch`, whoever reads it and where."""
+
+    def __init__(self, rows: Iterable[int], seed: int, epoch: int) -> None:
+        super().__init__(rows)
+        self.seed, self.epoch = seed, epoch
+
+    def chance(self, count: int, row: int) -> list[float]:
+        """So many numbers in [0, 1) for the sample `row`."""
+        return uniform(count, self.seed, Purpose.PIECES, self.epoch, row).tolist()
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,8 @@ def collate(samples: Batch | Sequence[Any]) -> Any:
 
 
 class Split(Dataset[tuple[Tensor, Tensor]], ABC):
-    """Samples (x, y) in the order of the store; x and y have the same shape in all of a split.
+    """Samples (x, y) in the order of the store; x and y have the same shape in all of a split, but for whole
+    images to test on, which are read one at a time.
 
     The file is opened at the first read in each process, so a split may be pickled and may cross forks.
     `DataLoader(split, ..., collate_fn=split.collate)` does no work per sample.

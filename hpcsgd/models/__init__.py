@@ -11,6 +11,7 @@ from torch import nn
 from hpcsgd.config import reference
 from hpcsgd.models.alexnet import alexnet
 from hpcsgd.models.cnn import cnn
+from hpcsgd.models.edsr import edsr
 from hpcsgd.models.gpt import gpt
 from hpcsgd.models.lstm import lstm
 from hpcsgd.models.mlp import mlp
@@ -26,6 +27,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "alexnet": alexnet,
     "cifar_resnet": cifar_resnet,
     "cnn": cnn,
+    "edsr": edsr,
     "gpt": gpt,
     "lstm": lstm,
     "mlp": mlp,
@@ -72,6 +74,7 @@ __all__ = [
     "build",
     "cifar_resnet",
     "cnn",
+    "edsr",
     "gpt",
     "is_known",
     "lstm",

@@ -26,6 +26,7 @@ FIGURES: Mapping[str, Figure] = {
     "bits_per_byte": Figure("bits/byte", min),
     "hr10": Figure("HR@10", max),
     "ndcg10": Figure("NDCG@10", max),
+    "psnr": Figure("PSNR", max, ".2f"),
 }
 """By the key that they have in records."""
 

@@ -105,7 +105,7 @@ def _virtual_rank(
     generator = Generator("cpu").manual_seed(config.seed + 1 + rank)
 
     def load(rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        x, y = train.collate(train.__getitems__(list(rows)))
+        x, y = train.collate(train.__getitems__(rows))
         return train.vary(transform(x.to(device), generator), y.to(device), generator)
 
     return virtual_rank(train, load, batch, rank, size, config.seed, device)

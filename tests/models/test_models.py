@@ -279,7 +279,7 @@ def test_resnet10_and_a_small_stem_keep_the_size_of_small_images() -> None:
 def test_sizes_of_features(name: str) -> None:
     """Before the averages, which leave images of 224 x 224 as they are there."""
     model = build(name, {"classes": 3})
-    side = next(i for i, m in enumerate(model) if isinstance(m, nn.AdaptiveAvgPool2d))
+    side = next(i for i, m in enumerate(model.children()) if isinstance(m, nn.AdaptiveAvgPool2d))
     with torch.no_grad():
         found = model[:side](torch.zeros(1, 3, 224, 224))
     assert found.shape == {"vgg11": (1, 512, 7, 7), "alexnet": (1, 256, 6, 6)}[name]

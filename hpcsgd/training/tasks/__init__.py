@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpcsgd.data import Ratings, Split, Store, Windows
+from hpcsgd.data import ImageFiles, Pairs, Ratings, Split, Store, Windows
 from hpcsgd.training.tasks.classification import Classification
 from hpcsgd.training.tasks.language import Language
 from hpcsgd.training.tasks.recommendation import Recommendation
+from hpcsgd.training.tasks.super_resolution import SuperResolution
 from hpcsgd.training.tasks.task import Result, Task
 
 TASKS: Mapping[type[Split], Callable[[Any], Task]] = {
     Store: Classification,
+    ImageFiles: Classification,
+    Pairs: SuperResolution,
     Windows: Language,
     Ratings: Recommendation,
 }
@@ -23,4 +26,13 @@ def task_of(data: Split) -> Task:
     return TASKS[type(data)](data)
 
 
-__all__ = ["TASKS", "Classification", "Language", "Recommendation", "Result", "Task", "task_of"]
+__all__ = [
+    "TASKS",
+    "Classification",
+    "Language",
+    "Recommendation",
+    "Result",
+    "SuperResolution",
+    "Task",
+    "task_of",
+]

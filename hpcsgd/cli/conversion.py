@@ -1,0 +1,34 @@
+"""How far a conversion is, on stderr: one line where somebody watches, else a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+WATCHED, UNWATCHED = 0.5, 10.0
+"""Seconds between one line and the next."""
+
+
+def told_of() -> Callable[[int, int], None]:
+    """What is to be called with how many images of how many are done."""
+    watched = sys.stderr.isatty()
+    every = WATCHED if watched else UNWATCHED
+    begun = last = time.monotonic()
+    first: int | None = None
+
+    def told(done: int, everything: int) -> None:
+        nonlocal last, first
+        now = time.monotonic()
+        first = done if first is None else first
+        ended = done == everything
+        if now - last < every and not ended:
+            return
+        last = now
+        speed = (done - first) / max(now - begun, 1e-9)
+        left = "" if ended or not speed else f", {timedelta(seconds=round((everything - done) / speed))} left"
+        line = f"{done} of {everything} images{left}"
+        print(f"\r{line:<60}" if watched else line, end="\n" if ended or not watched else "", file=sys.stderr)
+
+    return told

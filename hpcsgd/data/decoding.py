@@ -1,0 +1,100 @@
+"""Encoded images, JPEG or PNG, as pixels; by Pillow.
+
+What is trained on is a random piece of random size and shape, mirror or not, as in "Going Deeper with
+Convolutions" (Szegedy et al., 2014), https://arxiv.org/abs/1409.4842, section 6; what is tested on is the
+middle: the square of 7/8 of the shorter side, which is 224 of 256.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Sequence
+from functools import cache
+from math import exp, log, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import UserError
+
+FORMATS = ("JPEG", "PNG")
+MIDDLE = 7 / 8
+RATIOS = log(3 / 4), log(4 / 3)
+"""Width to height of a random piece, evenly in between."""
+ATTEMPTS = 10
+DRAWS = 4 * ATTEMPTS + 1
+"""Numbers that a random piece takes."""
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
+
+
+@cache
+def pillow() -> Any:
+    """Its part `Image`. Raises `UserError` where it is missing."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise UserError('images need the library Pillow: pip install "hpcsgd[images]"') from error
+    return Image
+
+
+def decoded(encoded: bytes) -> Any:
+    """An image of Pillow's, of three channels. Raises `UserError` for a damaged one, or another format."""
+    library = pillow()
+    try:
+        image = library.open(io.BytesIO(encoded), formats=FORMATS)
+        image.load()
+        if "transparency" in image.info:
+            image = image.convert("RGBA")
+        return image.convert("RGB")
+    except library.UnidentifiedImageError as error:
+        raise UserError(f"neither {' nor '.join(FORMATS)}, or damaged where it begins") from error
+    except (OSError, SyntaxError, ValueError, struct.error, library.DecompressionBombError) as error:
+        raise UserError(f"a broken image ({error})") from error
+
+
+def pixels(image: Any) -> NDArray[np.uint8]:
+    """[H, W, 3]."""
+    return np.asarray(image, np.uint8)
+
+
+def histogram(image: Any) -> NDArray[np.int64]:
+    """How often each value occurs in each channel: [3, 256]."""
+    return np.array(image.histogram(), np.int64).reshape(3, 256)
+
+
+def middle(image: Any, size: int) -> NDArray[np.uint8]:
+    """The middle of it, size x size: [size, size, 3]."""
+    width, height = image.size
+    side = min(width, height) * MIDDLE
+    left, top = (width - side) / 2, (height - side) / 2
+    return _resized(image, (left, top, left + side, top + side), size)
+
+
+def varied(image: Any, size: int, smallest: float, draws: Sequence[float]) -> NDArray[np.uint8]:
+    """A piece of at least the part `smallest` of its area, mirrored or not, by `DRAWS` numbers in [0, 1)."""
+    piece = _resized(image, _random_box(image.size, smallest, draws), size)
+    return piece[:, ::-1] if draws[-1] < 0.5 else piece
+
+
+def _random_box(size: tuple[int, int], smallest: float, draws: Sequence[float]) -> Box:
+    """The first that fits; if none does, the largest of a shape in between, in the middle."""
+    (width, height), (low, high) = size, RATIOS
+    for i in range(0, DRAWS - 1, 4):
+        part, shape, across, down = draws[i : i + 4]
+        area = width * height * (smallest + (1 - smallest) * part)
+        ratio = exp(low + (high - low) * shape)
+        w, h = round(sqrt(area * ratio)), round(sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(across * (width - w + 1)), int(down * (height - h + 1))
+            return left, top, left + w, top + h
+    ratio = min(max(width / height, exp(low)), exp(high))
+    w, h = min(width, height * ratio), min(height, width / ratio)
+    left, top = (width - w) / 2, (height - h) / 2
+    return left, top, left + w, top + h
+
+
+def _resized(image: Any, box: Box, size: int) -> NDArray[np.uint8]:
+    return pixels(image.resize((size, size), pillow().Resampling.BILINEAR, box))

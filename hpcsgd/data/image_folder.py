@@ -1,0 +1,115 @@
+"""Images as ImageNet lays them out: a folder for training and one for testing, in each a folder a class."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcsgd.data.formats.streams import existing
+from hpcsgd.errors import UserError
+
+SUFFIXES = (".jpeg", ".jpg", ".png")
+SPLITS = {"train": ("train",), "test": ("val", "valid", "test")}
+"""Of a store, and the folders that they are in: the first that there is."""
+SHARD = 1 << 29
+"""Bytes of images that a shard holds, about: that many are converted again after a kill."""
+
+
+class File(NamedTuple):
+    """An image: its path from the folder on, the place of its class, its bytes, and when it was changed."""
+
+    path: str
+    label: int
+    size: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The files of each split, in the order of their names, by classes."""
+
+    folder: Path
+    classes: tuple[str, ...]
+    files: dict[str, list[File]]
+
+    def shards(self, split: str) -> Iterator[list[File]]:
+        """One after the other, cut by the sizes of the files alone."""
+        some, size = [], 0
+        for file in self.files[split]:
+            some.append(file)
+            size += file.size
+            if size >= SHARD:
+                yield some
+                some, size = [], 0
+        if some:
+            yield some
+
+
+def listed(source: Path) -> ImageFolder:
+    """What there is in the folder `source`; no file is opened.
+
+    Names that begin with a dot are passed over. Raises `UserError` for a folder that is laid out otherwise.
+    """
+    folder = existing(source, "a folder with train/ and val/")
+    found = {split: split_folder(folder, split) for split in SPLITS}
+    classes = tuple(entry.name for entry in _folders(found["train"]))
+    if not classes:
+        raise UserError(f"{found['train']}: no class folders in it")
+    files: dict[str, list[File]] = {}
+    for split, place in found.items():
+        files[split] = []
+        for entry in _folders(place):
+            if entry.name not in classes:
+                raise UserError(f"{entry.path}: there is no such class in {found['train']}")
+            files[split] += _images(folder, Path(entry.path), classes.index(entry.name))
+        if not files[split]:
+            raise UserError(f"{place}: no class folders in it")
+    return ImageFolder(folder, classes, files)
+
+
+def split_folder(folder: Path, split: str) -> Path:
+    """Where the images of a split of the store are. Raises `UserError` where there is no such folder."""
+    names = SPLITS[split]
+    for name in names:
+        if (folder / name).is_dir():
+            return folder / name
+    needed = " or ".join(f"{name}/" for name in names)
+    raise UserError(f"{folder}: no folder {needed} in it, with the images to {split} on")
+
+
+def entries(folder: Path) -> list[os.DirEntry[str]]:
+    """By their names, without those that begin with a dot."""
+    with os.scandir(folder) as found:
+        return sorted((e for e in found if not e.name.startswith(".")), key=lambda e: e.name)
+
+
+def require_suffix(entry: os.DirEntry[str], allowed: Sequence[str]) -> None:
+    if not entry.is_file() or not entry.name.lower().endswith(tuple(allowed)):
+        raise UserError(f"{entry.path}: not an image; allowed here are files in {', '.join(allowed)}")
+
+
+def fingerprint(files: Iterable[File]) -> str:
+    """Of the paths, classes, sizes and times of these files."""
+    return hashlib.sha256("\n".join(map(repr, files)).encode()).hexdigest()[:32]
+
+
+def _folders(place: Path) -> list[os.DirEntry[str]]:
+    found = entries(place)
+    for entry in found:
+        if not entry.is_dir():
+            raise UserError(f"{entry.path}: not in the folder of a class")
+    return found
+
+
+def _images(folder: Path, place: Path, label: int) -> Iterator[File]:
+    found = entries(place)
+    if not found:
+        raise UserError(f"{place}: an empty class folder")
+    for entry in found:
+        require_suffix(entry, SUFFIXES)
+        told = entry.stat()
+        yield File(str(Path(entry.path).relative_to(folder)), label, told.st_size, told.st_mtime_ns)

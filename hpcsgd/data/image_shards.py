@@ -1,0 +1,190 @@
+"""Encoded images in shards, each an HDF5 file of its own in a folder beside the store, and back.
+
+A shard is called as the fingerprint of the files in it: paths, sizes and times. So whoever converts a folder
+again finds what is complete, and a store that there was before keeps its own until the new one is whole.
+
+=========  =======================================================================================
+x          uint8 [bytes], one file after the other
+length     uint32 [n], of each file, in bytes
+crc32      uint32 [n], of each file
+histogram  int64 [3, 256]: how often each value occurs in each channel of these images, all together
+=========  =======================================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.decoding import decoded, histogram
+from hpcsgd.data.image_folder import File, ImageFolder, fingerprint
+from hpcsgd.errors import UserError, located
+from hpcsgd.files.hdf5 import new_file
+
+AT_ONCE = 256
+"""Files that are read and looked through together."""
+OPEN = 256
+"""Shards that a process keeps open."""
+DAMAGE = (OSError, RuntimeError, KeyError, ValueError)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A complete shard: of its images lengths and checksums, and the histogram of their values."""
+
+    name: str
+    length: NDArray[np.uint32]
+    crc32: NDArray[np.uint32]
+    histogram: NDArray[np.int64]
+
+
+def folder_of(store: Path) -> Path:
+    """Where the shards of the store at this path are."""
+    return store.with_name(f"{store.name}.shards")
+
+
+def shards_of(source: ImageFolder, store: Path, told: Callable[[int, int], None]) -> dict[str, list[Written]]:
+    """Of each split, those that there are and those that are written now; `told` how many images of how many.
+
+    Raises `UserError` naming the first file that is no image, and `OSError` where nothing can be written.
+    """
+    folder, everything = folder_of(store), sum(map(len, source.files.values()))
+    folder.mkdir(exist_ok=True)
+    for left in folder.glob(".*.part"):  # of a conversion that was killed
+        left.unlink()
+    found: dict[str, list[Written]] = {split: [] for split in source.files}
+    behind = 0
+
+    def done(more: int) -> None:
+        nonlocal behind
+        behind += more
+        told(behind, everything)
+
+    for split, shards in found.items():
+        for files in source.shards(split):
+            there = complete(folder, files)
+            if there is not None:
+                done(len(files))
+            shards.append(there or write(source.folder, folder, files, done))
+    return found
+
+
+def remove_others(store: Path, shards: Mapping[str, Sequence[Written]]) -> None:
+    """Those of a store that was here before."""
+    own = {shard.name for some in shards.values() for shard in some}
+    for path in folder_of(store).glob("*.h5"):
+        if path.name not in own:
+            path.unlink()
+
+
+def complete(folder: Path, files: Sequence[File]) -> Written | None:
+    """The shard of these `files`, if it is there and whole; checksums are left to whoever reads."""
+    name = f"{fingerprint(files)}.h5"
+    try:
+        with h5py.File(folder / name, "r", locking=False) as file:
+            length, crc32, values = (np.asarray(file[key]) for key in ("length", "crc32", "histogram"))
+            whole = np.array([each.size for each in files])
+            size = file["x"].shape  # pyright: ignore[reportAttributeAccessIssue]
+            if np.array_equal(length, whole) and len(crc32) == len(whole) and size == (whole.sum(),):
+                return Written(name, length, crc32, values)
+    except DAMAGE:
+        pass
+    return None
+
+
+def write(source: Path, folder: Path, files: Sequence[File], done: Callable[[int], None]) -> Written:
+    """A shard of these `files` of the folder `source`, each decoded once to see that it can be; `done` is
+    told how many more are.
+
+    Raises `UserError` naming the first that is no image, and `OSError` where nothing can be written.
+    """
+    name = f"{fingerprint(files)}.h5"
+    crc32, values = np.empty(len(files), "<u4"), np.zeros((3, 256), np.int64)
+    length, place = np.array([file.size for file in files], "<u4"), 0
+    with new_file(folder / name) as shard:
+        x = shard.create_dataset("x", (int(length.sum(dtype=np.int64)),), np.uint8)
+        for number, (content, counts) in enumerate(_looked_through(source, files, done)):
+            x[place : place + len(content)] = np.frombuffer(content, np.uint8)
+            place += len(content)
+            crc32[number] = zlib.crc32(content)
+            values += counts
+        for key, numbers in (("length", length), ("crc32", crc32), ("histogram", values)):
+            shard.create_dataset(key, data=numbers, chunks=numbers.shape, fletcher32=True)
+    return Written(name, length, crc32, values)
+
+
+def _looked_through(
+    source: Path, files: Sequence[File], done: Callable[[int], None]
+) -> Iterator[tuple[bytes, NDArray[np.int64]]]:
+    def look(file: File) -> tuple[bytes, NDArray[np.int64]]:
+        path = source / file.path
+        with located(str(path)):
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise UserError(f"cannot be read ({error.strerror})") from error
+            if len(content) != file.size:
+                raise UserError(f"had {file.size} bytes when the conversion began, and now {len(content)}")
+            return content, histogram(decoded(content))
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for start in range(0, len(files), AT_ONCE):
+            some = files[start : start + AT_ONCE]
+            yield from pool.map(look, some)
+            done(len(some))
+
+
+class Reader:
+    """Files of the shards in `folder`, whose `names` are given; opened where first read, in each process, so
+    it may be pickled and may cross forks."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder, self._names = folder, tuple(names)
+        self._open: OrderedDict[int, h5py.File] = OrderedDict()
+        self._process = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_open": OrderedDict()}
+
+    def require_all(self) -> None:
+        """Raises `UserError` unless all of them are there."""
+        missing = [name for name in self._names if not (self._folder / name).is_file()]
+        if missing:
+            raise UserError(
+                f"{self._folder}: {len(missing)} of {len(self._names)} shards of the store are missing, such "
+                f"as {missing[0]}; they are to lie in this folder beside it"
+            )
+
+    def read(self, shard: int, begin: int, length: int, crc32: int) -> bytes:
+        """Raises `UserError` where these bytes do not match their checksum."""
+        path = self._folder / self._names[shard]
+        try:
+            content = self._x(shard)[begin : begin + length].tobytes()
+        except DAMAGE as error:
+            raise UserError(f"{path}: damaged or cut off ({error}); convert the folder again") from error
+        if zlib.crc32(content) != crc32:
+            raise UserError(
+                f"{path}: the image at byte {begin} does not match its checksum: remove this file and "
+                "convert the folder again"
+            )
+        return content
+
+    def _x(self, shard: int) -> Any:
+        if self._process != os.getpid():
+            self._open, self._process = OrderedDict(), os.getpid()
+        if shard not in self._open:
+            self._open[shard] = h5py.File(self._folder / self._names[shard], "r", locking=False)
+        self._open.move_to_end(shard)
+        if len(self._open) > OPEN:
+            self._open.popitem(last=False)[1].close()
+        return self._open[shard]["x"]

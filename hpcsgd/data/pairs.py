@@ -1,0 +1,136 @@
+"""Images and the same reduced as samples for super-resolution: patches to train on, whole ones to test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from hpcsgd.data.layout import open_store
+from hpcsgd.data.reductions import Reduced
+from hpcsgd.data.split import Batch, Drawn, Split, damaged
+from hpcsgd.errors import UserError, near_miss
+
+SCALE = 255.0
+Place = tuple[int, int]
+"""Of a patch in the small image: the first row and column."""
+
+
+class Pairs(Split):
+    """One split of a store of pairs, values from 0 to 1: x float32 [3, h, w], and y float32 [3, s·h, s·w],
+    the image that x was reduced from.
+
+    In `train` they are patches, h = w = `patch`, of each image `patches` in an epoch, as "Enhanced Deep
+    Residual Networks for Single Image Super-Resolution" (https://arxiv.org/abs/1707.02921, section 4.2) has
+    them: those that a sampler has drawn lie anywhere, turned and mirrored in one of eight ways, the same for
+    the same seed, epoch and place on any number of ranks and processes; others are the middle. In `test` they
+    are whole images, to be read one at a time where they are not alike in size.
+
+    Raises `UserError` if there is no such file or split, no store of pairs, or an image for training is
+    smaller than a patch and, when reading, where it is damaged.
+    """
+
+    def __init__(self, path: str | Path, split: str, patch: int = 48, patches: int = 1) -> None:
+        super().__init__(path, split, "pairs")
+        for name, value in (("patch", patch), ("patches", patches)):
+            if value < 1:
+                raise UserError(f"{name} = {value}: must be at least 1")
+        self.header, self._images = _read_header(self.path, split)
+        if patch > self.header.least:
+            raise UserError(
+                f"patch = {patch}: the smallest reduced image in {self.path} has {self.header.least} pixels "
+                "on a side"
+            )
+        self.patch, self.patches = patch, patches if split == "train" else 1
+        self._file: h5py.File | None = None
+        self._reader = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_file": None}
+
+    @property
+    def scale(self) -> int:
+        """How many times as large y is as x."""
+        return self.header.scale
+
+    @property
+    def labels(self) -> None:
+        """Pairs have none."""
+        return None
+
+    def __len__(self) -> int:
+        return self._images * self.patches
+
+    def trial(self) -> Tensor:
+        """A patch, twice."""
+        return torch.full((2, 3, self.patch, self.patch), 0.5)
+
+    def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """As they are: patches are drawn where images are read."""
+        return x, y
+
+    def _read(self, indices: Sequence[int]) -> Batch:
+        found = [self._sample(row, indices) for row in indices]
+        x, y = zip(*found, strict=True)
+        if len({low.shape for low in x}) > 1:
+            sizes = " and ".join(f"{low.shape[1]} x {low.shape[0]}" for low in x[:2])
+            raise UserError(f"{self.path}: images {sizes} cannot be in one batch: read them one at a time")
+        return Batch(_tensor(x), _tensor(y))
+
+    def _sample(self, row: int, among: Sequence[int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Of the small image and the large one, [h, w, 3] each."""
+        image = row // self.patches
+        try:
+            low, high = (self._opened_file()[f"{self.split}/{image}/{name}"] for name in ("low", "high"))
+            if self.split != "train":
+                return low[:], high[:]
+            return self._patch(low, high, among.chance(3, row) if isinstance(among, Drawn) else None)
+        except (OSError, RuntimeError, KeyError) as error:
+            raise damaged(self.path, self.split, f"image {image} cannot be read ({error})") from error
+
+    def _patch(
+        self, low: Any, high: Any, chance: Sequence[float] | None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        p, s = self.patch, self.scale
+        down, across, way = chance or (0.5, 0.5, 0.0)
+        top, left = (int(part * (n - p + 1)) for part, n in zip((down, across), low.shape[:2], strict=True))
+        small = low[top : top + p, left : left + p]
+        large = high[s * top : s * (top + p), s * left : s * (left + p)]
+        return turned(small, int(8 * way)), turned(large, int(8 * way))
+
+    def _opened_file(self) -> Any:
+        if self._file is None or self._reader != os.getpid():
+            self._file, self._reader = open_store(self.path, "pairs"), os.getpid()
+        return self._file
+
+
+def turned(x: NDArray[np.uint8], way: int) -> NDArray[np.uint8]:
+    """x [h, w, 3] in one of eight ways: by 0 to 3 right angles, and mirrored or not."""
+    quarters, mirrored = way % 4, way >= 4
+    found = np.rot90(x, quarters)
+    return found[:, ::-1] if mirrored else found
+
+
+def _tensor(images: Sequence[NDArray[np.uint8]]) -> Tensor:
+    stacked = np.stack(images).transpose(0, 3, 1, 2)
+    return torch.from_numpy(np.ascontiguousarray(stacked)).float().div_(SCALE)
+
+
+def _read_header(path: Path, split: str) -> tuple[Reduced, int]:
+    """What the store says of all, and how many images the split has."""
+    with open_store(path, "pairs") as file:
+        splits = [name for name in ("train", "test") if name in file]
+        if split not in splits:
+            raise UserError(f"{path}: no split {split!r}; {near_miss(split, splits)}")
+        try:
+            attributes: dict[str, Any] = dict(file[split].attrs)
+            return Reduced.read(file), int(attributes["count"])
+        except (OSError, RuntimeError, KeyError) as error:
+            raise damaged(path, split, f"header cannot be read ({error})") from error
