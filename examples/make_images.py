@@ -1,10 +1,11 @@
 """A folder of small images to try things with, drawn here: nothing is downloaded.
 
-    python examples/make_images.py FOLDER            train/ and val/ with a folder a class, for `data convert images`
-    python examples/make_images.py FOLDER --pairs    PNG images in train/ and val/, for `data convert pairs`
+    python examples/make_images.py FOLDER            train/ and val/ with a folder a class, for `data convert
+    images` python examples/make_images.py FOLDER --pairs    PNG images in train/ and val/, for `data convert
+    pairs`
 
-Classes are shapes, of any colour, place and size. For pairs: stripes and disks, with edges that are lost when they
-are reduced.
+Classes are shapes, of any colour, place and size. For pairs: stripes and disks, with edges that are lost when
+they are reduced.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "alexnet": {"classes": 7, "dropout": 0.1},
     "cifar_resnet": {"depth": 8, "classes": 7},
     "cnn": {"shape": [3, 32, 32], "classes": 7},
+    "edsr": {"scale": 2, "blocks": 2, "width": 4},
     "gpt": {"types": 7, "width": 12, "layers": 2, "heads": 3},
     "lstm": {"types": 7, "embedding": 6, "hidden": 5, "layers": 2},
     "mlp": {"inputs": 3 * 32 * 32, "hidden": [8, 4], "classes": 7},
@@ -41,6 +42,17 @@ SIDES = {"alexnet": 63}
 """Of the smallest images, where those are not of 32."""
 
 
+def learn(output: torch.Tensor) -> None:
+    """What the model is for: images twice as large, or scores of 7 classes."""
+    if output.dim() == 4:
+        assert output.shape == (2, 3, 64, 64)
+        output.square().mean().backward()
+    else:
+        assert output.shape[-1] == 7
+        output = output.reshape(-1, 7)
+        nn.functional.cross_entropy(output, torch.arange(len(output)) % 7).backward()
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_parameter_learns(name: str) -> None:
     torch.manual_seed(0)
@@ -48,9 +60,7 @@ def test_every_parameter_learns(name: str) -> None:
     side = SIDES.get(name, 32)
     output = model(torch.randint(7, IDS[name]) if name in IDS else torch.randn(2, 3, side, side))
     assert len(output) == 2
-    assert output.shape[-1] == 7
-    output = output.reshape(-1, 7)
-    nn.functional.cross_entropy(output, torch.arange(len(output)) % 7).backward()
+    learn(output)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert all(p.grad.any() for p in model.parameters() if p.grad is not None)
 
@@ -217,6 +227,8 @@ def test_neumf_is_that_of_its_equations() -> None:
         (MODELS["vgg11"], {"hidden": [0]}, r"vgg11: hidden = \[0\], pooled = 7.*must be at least 1"),
         (MODELS["vgg11"], {"dropout": -0.1}, "vgg11: dropout = -0.1: must be at least 0 and less than 1"),
         (MODELS["alexnet"], {"dropout": 1.0}, "alexnet: dropout = 1.0: must be at least 0"),
+        (MODELS["edsr"], {"scale": 3}, "edsr: scale = 3: allowed are 2 and 4"),
+        (MODELS["edsr"], {"blocks": 0}, "edsr: blocks = 0, width = 256: must be at least 1"),
         (MODELS["resnet101"], {"stem": 5}, r"stem = 5: allowed are 7 \(for ImageNet\) and 3 \(for 32 × 32"),
         (ncf, {"users": 3, "items": 0}, "items = 0, factors = 8: must be at least 1"),
         (ncf, {"users": 3, "items": 3, "hidden": [3]}, r"hidden = \[3\]: sizes of 1 or more, the first"),
@@ -251,6 +263,10 @@ def test_resnet50_is_that_of_imagenet() -> None:
         ("resnet10", {}, 4_903_242),
         ("resnet101", {}, 44_549_160),
         ("resnet101", {"classes": 10, "stem": 3}, 42_512_970),
+        ("edsr", {"scale": 2}, 40_729_603),
+        ("edsr", {"scale": 4}, 43_089_923),
+        ("edsr", {"scale": 2, "blocks": 16, "width": 64}, 1_369_859),
+        ("edsr", {"scale": 4, "blocks": 16, "width": 64}, 1_517_571),
     ],
 )
 def test_as_many_parameters_as_everybodys(name: str, arguments: dict[str, Any], count: int) -> None:
@@ -326,3 +342,26 @@ def test_the_transformer_of_selsync() -> None:
     x = torch.zeros(1, 3, dtype=torch.int64)
     assert not torch.equal(model(x), model(x))
     assert torch.equal(model.eval()(x), model(x))
+
+
+def test_edsr_is_that_of_its_figure() -> None:
+    """By functions alone; four pixels of a channel of the large image are four channels of the small one."""
+    torch.manual_seed(0)
+    model: Any = MODELS["edsr"](scale=4, blocks=2, width=6, residual=0.3)
+    x = torch.rand(2, 3, 5, 4)
+
+    def conv(layer: Any, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(y, layer.weight, layer.bias, padding=1)
+
+    head = conv(model.head, x - model.mean)
+    found = head
+    for block in model.blocks:
+        found = found + 0.3 * conv(block.conv2, conv(block.conv1, found).relu())
+    found = head + conv(model.after, found)
+    for doubling in model.larger:
+        four = conv(doubling.conv, found)
+        b, _, h, w = four.shape
+        found = four.view(b, 6, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3).reshape(b, 6, 2 * h, 2 * w)
+    torch.testing.assert_close(model(x), conv(model.tail, found) + model.mean)
+    assert model(x).shape == (2, 3, 20, 16)
+    assert "mean" not in model.state_dict()

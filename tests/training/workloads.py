@@ -9,8 +9,9 @@ import torch
 from torch import Generator, nn
 
 from data.originals import ratings, write_movielens, write_wikitext
-from hpcsgd.data import convert
-from hpcsgd.models import lstm, ncf
+from data.pictures import write_classes, write_pngs
+from hpcsgd.data import convert, convert_images, convert_pairs
+from hpcsgd.models import cnn, edsr, lstm, ncf
 
 USERS, ITEMS = 40, 120
 WORDS = """
@@ -25,6 +26,22 @@ RATINGS = """
 data = { store = "store.h5", batch_size = 32, arguments = { negatives = 3 } }
 model = { build = "ncf", arguments = { users = 40, items = 120, factors = 4, hidden = [8, 4] } }
 optimizer = { build = "Adam", lr = 0.02 }
+schedule = { scaling = "none" }
+method = { name = "hierarchical", every = 2 }
+training = { epochs = 2, log_every = 1 }
+"""
+IMAGES = """
+data = { store = "store.h5", batch_size = 4, arguments = { size = 12 } }
+model = { build = "cnn", arguments = { shape = [3, 12, 12], classes = 2, widths = [4] } }
+optimizer = { build = "Adam", lr = 0.02 }
+schedule = { scaling = "none" }
+method = { name = "hierarchical", every = 2 }
+training = { epochs = 2, log_every = 1 }
+"""
+PAIRS = """
+data = { store = "store.h5", batch_size = 2, arguments = { patch = 6, patches = 4 } }
+model = { build = "edsr", arguments = { blocks = 1, width = 8, residual = 1.0 } }
+optimizer = { build = "Adam", lr = 0.01 }
 schedule = { scaling = "none" }
 method = { name = "hierarchical", every = 2 }
 training = { epochs = 2, log_every = 1 }
@@ -45,7 +62,27 @@ def preferences(folder: Path) -> Path:
     return folder / "job.toml"
 
 
-WORKLOADS: dict[str, Callable[[Path], Path]] = {"words": words, "ratings": preferences}
+def pictures(folder: Path) -> Path:
+    """A job file beside a store of image files."""
+    convert_images(write_classes(folder / "pictures", each=12), folder / "store.h5", 12)
+    (folder / "job.toml").write_text(IMAGES)
+    return folder / "job.toml"
+
+
+def scenes(folder: Path) -> Path:
+    """A job file beside a store of pairs."""
+    sizes = {"train": [(24, 31), (27, 24), (40, 30), (28, 28), (24, 24), (30, 25)], "val": 4 * [(20, 26)]}
+    convert_pairs(write_pngs(folder / "pngs", sizes), folder / "store.h5", 2)
+    (folder / "job.toml").write_text(PAIRS)
+    return folder / "job.toml"
+
+
+WORKLOADS: dict[str, Callable[[Path], Path]] = {
+    "words": words,
+    "ratings": preferences,
+    "images": pictures,
+    "pairs": scenes,
+}
 
 
 def fill(model: nn.Module, seed: int) -> None:
@@ -64,9 +101,17 @@ def recommender() -> nn.Module:
     return _filled(ncf(USERS, ITEMS, factors=4, hidden=[8, 4]))
 
 
+def classifier() -> nn.Module:
+    return _filled(cnn((3, 12, 12), classes=2, widths=[4]))
+
+
+def enlarger() -> nn.Module:
+    return _filled(edsr(blocks=1, width=8))
+
+
 def _filled(model: nn.Module) -> nn.Module:
     fill(model, 1)
     return model
 
 
-MODELS = {"words": language_model, "ratings": recommender}
+MODELS = {"words": language_model, "ratings": recommender, "images": classifier, "pairs": enlarger}

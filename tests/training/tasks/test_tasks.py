@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor
@@ -14,13 +15,17 @@ from torch import Generator, Tensor
 from hpcsgd.data.windows import IGNORED
 from hpcsgd.errors import UserError
 from hpcsgd.report.figures import FIGURES, found_in, written
-from hpcsgd.training.tasks import Classification, Language, Recommendation, Task
+from hpcsgd.training.tasks import Classification, Language, Recommendation, SuperResolution, Task
+from hpcsgd.training.tasks.super_resolution import luminance, psnr
 
-DATA: Any = SimpleNamespace(path=Path("s.h5"), classes=tuple("abc"), types=4, bptt=5, tokens=60, bytes=None)
+DATA: Any = SimpleNamespace(
+    path=Path("s.h5"), classes=tuple("abc"), types=4, bptt=5, tokens=60, bytes=None, scale=2
+)
 TASKS: dict[str, Task] = {
     "classification": Classification(DATA),
     "language": Language(DATA),
     "recommendation": Recommendation(DATA),
+    "super-resolution": SuperResolution(DATA),
 }
 
 
@@ -39,6 +44,9 @@ def samples(name: str, n: int = 23) -> tuple[Tensor, Tensor]:
             y = torch.randint(4, (n, 5), generator=generator)
             y[-1, :3] = IGNORED
             return randn(n, 5, 4), y
+        case "super-resolution":
+            y = torch.rand(n, 3, 12, 10, generator=generator)
+            return y + randn(n, 3, 12, 10) / 10, y
         case _:
             y = torch.zeros(n, 100)
             y[:, 0] = 1
@@ -112,6 +120,33 @@ def test_hits_and_gains() -> None:
     assert found.loss == pytest.approx(losses.mean().item(), rel=1e-5)
 
 
+def test_psnr() -> None:
+    """Image by image: in 8 bits, Y of BT.601, without two pixels at each border."""
+    scores, y = samples("super-resolution")
+    found = TASKS["super-resolution"].result(TASKS["super-resolution"].tally(scores, y))
+    decibels = []
+    for image, truth in zip(scores.numpy().astype(np.float64), y.numpy().astype(np.float64), strict=True):
+        r, g, b = (np.rint(255 * image.clip(0, 1)) - np.rint(255 * truth)) / 255
+        squares = (65.481 * r + 128.553 * g + 24.966 * b)[2:10, 2:8] ** 2
+        decibels.append(10 * math.log10(255**2 / squares.mean()))
+    assert found.figures == {"psnr": pytest.approx(np.mean(decibels), rel=1e-9)}
+    assert found.loss == pytest.approx(np.abs((scores - y).numpy()).mean(), rel=1e-5)
+
+
+def test_psnr_that_is_known() -> None:
+    """White against black differs by 219 of Y, whatever is at the borders; the same image has 100 dB."""
+    white, black = torch.ones(1, 3, 8, 8), torch.zeros(1, 3, 8, 8)
+    assert psnr(white, black, 2).item() == pytest.approx(20 * math.log10(255 / 219), abs=1e-4)
+    assert psnr(white, white, 2).item() == 100
+    near = white.clone()
+    near[:, :, :2], near[:, :, :, -2:] = 0, 0.5
+    assert psnr(near, white, 2).item() == 100
+    assert psnr(near, white, 1).item() < 20
+    assert psnr(white * 3, white, 2).item() == 100  # more than white is white
+    assert luminance(white)[0, 0, 0].item() == pytest.approx(235)
+    assert luminance(black)[0, 0, 0].item() == 16
+
+
 def test_the_tenth_place_counts_and_ties_do_not() -> None:
     scores, y = torch.zeros(3, 100), torch.eye(100)[:1].expand(3, -1)
     scores[0, 1:10], scores[0, 0] = 2, 1  # place 10
@@ -132,6 +167,8 @@ def test_the_tenth_place_counts_and_ties_do_not() -> None:
         ("classification", (1, 3), (2, 8), r"expected \[2, 3\]"),
         ("language", (2, 5, 3), (2, 5), r"s.h5 has 4 types: expected \[2, 5, 4\]"),
         ("language", (2, 4), (2, 5), r"expected \[2, 5, 4\]"),
+        ("super-resolution", (2, 3, 8, 8), (2, 3, 8, 8), r"is reduced 2 times: expected \[2, 3, 16, 16\]"),
+        ("super-resolution", (2, 1, 8, 6), (2, 3, 4, 3), r"expected \[2, 3, 8, 6\]"),
         ("recommendation", (2, 5, 1), (2, 5, 2), r"each needs one: expected \[2, 5\]"),
         ("recommendation", (2, 6), (2, 5, 2), r"each needs one: expected \[2, 5\]"),
     ],
@@ -145,6 +182,7 @@ def test_more_scores_than_classes_or_types_do_fit() -> None:
     TASKS["classification"].require(torch.zeros(2, 5), torch.zeros(2, 8), "net")
     TASKS["language"].require(torch.zeros(2, 5, 6), torch.zeros(2, 5), "net")
     TASKS["recommendation"].require(torch.zeros(2, 5), torch.zeros(2, 5, 2), "net")
+    TASKS["super-resolution"].require(torch.zeros(2, 3, 8, 6), torch.zeros(2, 3, 4, 3), "net")
 
 
 def test_figures_to_read() -> None:
