@@ -44,7 +44,7 @@ def cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def reduced(values: NDArray[Any], scale: int) -> NDArray[np.float64]:
-    """Along the first axis, with the kernel `scale` times as wide; what is beyond the borders counts nothing."""
+    """Along the first axis, with the kernel `scale` times as wide, and nothing beyond the borders."""
     n = len(values)
     centres = (np.arange(n // scale) + 0.5) * scale - 0.5
     weights = cubic(np.abs(centres[:, None] - np.arange(n)) / scale)

@@ -65,7 +65,7 @@ def assert_one_line(done: Ended, line: str) -> None:
 
 NAMES = 'Allowed: {}, or "package.module:function"'
 RESNETS = "resnet10, resnet101, resnet110, resnet18, resnet20, resnet32, resnet44, resnet50, resnet56"
-MODELS = f"alexnet, cifar_resnet, cnn, gpt, lstm, mlp, ncf, {RESNETS}, transformer, vgg11"
+MODELS = f"alexnet, cifar_resnet, cnn, edsr, gpt, lstm, mlp, ncf, {RESNETS}, transformer, vgg11"
 
 CASES = {
     # the file
