@@ -226,7 +226,8 @@ def test_a_shard_that_is_cut_off_is_found_and_written_again(folder: Path, path: 
     with pytest.raises(
         UserError, match=rf"image \d+: .*{shard.name}: damaged or cut off .*convert the folder"
     ):
-        [data[i] for i in range(len(data))] + [ImageFiles(path, "test")[i] for i in range(6)]
+        for some in (data, ImageFiles(path, "test")):
+            some.__getitems__(range(len(some)))
     convert_images(folder, path, 14)
     assert content(path) == before
 
