@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Tensor
 
 from hpcsgd.data.decoding import DRAWS, decoded, middle, pillow, varied
 from hpcsgd.data.image_folder import ImageFolder
@@ -100,10 +100,6 @@ class ImageFiles(Split):
     def trial(self) -> Tensor:
         """The first and the last one."""
         return self.__getitems__([0, len(self) - 1]).x
-
-    def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """As they are: pieces are drawn where images are decoded."""
-        return x, y
 
     def _read(self, indices: Sequence[int]) -> Batch:
         pixels = np.stack([self._sample(row, indices) for row in indices])

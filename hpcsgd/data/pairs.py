@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Tensor
 
 from hpcsgd.data.layout import open_store
 from hpcsgd.data.reductions import Reduced
@@ -71,10 +71,6 @@ class Pairs(Split):
     def trial(self) -> Tensor:
         """A patch, twice."""
         return torch.full((2, 3, self.patch, self.patch), 0.5)
-
-    def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """As they are: patches are drawn where images are read."""
-        return x, y
 
     def _read(self, indices: Sequence[int]) -> Batch:
         found = [self._sample(row, indices) for row in indices]

@@ -85,10 +85,10 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
     def trial(self) -> Tensor:
         """The x of two samples such that a model that takes these takes all."""
 
-    @abstractmethod
     def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
         """What to train on in place of the loaded samples x, y: what is drawn anew each time is drawn here,
-        from `generator`."""
+        from `generator`. As they are, where nothing is, or was while they were read."""
+        return x, y
 
     @abstractmethod
     def _read(self, indices: Sequence[int]) -> Batch:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Tensor
 
 from hpcsgd.data.layout import Header, dataset, open_store
 from hpcsgd.data.split import Batch, Split, damaged
@@ -53,10 +53,6 @@ class Store(Split):
     def trial(self) -> Tensor:
         """The first and the last one."""
         return self.__getitems__([0, len(self) - 1]).x
-
-    def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """As they are."""
-        return x, y
 
     def _read(self, indices: Sequence[int]) -> Batch:
         x = torch.from_numpy(self._rows(indices).astype(np.float32)).view(-1, *self.shape)

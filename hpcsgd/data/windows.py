@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Generator, Tensor
+from torch import Tensor
 
 from hpcsgd.data import shards
 from hpcsgd.data.corpus import Vocabulary
@@ -89,10 +89,6 @@ class Windows(Split):
     def trial(self) -> Tensor:
         """One of the first token, one of the last."""
         return torch.tensor([[0], [self.types - 1]]).expand(-1, self.bptt)
-
-    def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """As they are."""
-        return x, y
 
     def _read(self, indices: Sequence[int]) -> Batch:
         starts = np.asarray(indices, np.int64) * self.bptt

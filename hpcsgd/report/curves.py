@@ -18,7 +18,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.report.figures import FIGURES, found_in
 from hpcsgd.report.metrics import Record
-from hpcsgd.report.summary import byte_text, count_totals, noted, of_kind, phase_totals, second_text
+from hpcsgd.report.summary import byte_text, noted, of_kind, second_text
+from hpcsgd.report.totals import Totals
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 PHASE_COLOURS = (BLUE, ORANGE, GREEN, "#E69F00", "#56B4E9", "#CC79A7", "#8C6D31", "#332288", "#44AA99", GREY)
@@ -38,8 +39,8 @@ def plot_curves(records: Sequence[Record], target: Path) -> None:
     found = {draw: what for draw, find in CURVES.items() if (what := find(records))}
     said = {name for draw in found for name in SAID.get(draw, ())}
     notes = [(_note, records, names) for names in _together(records, said)]
-    totals = {quantity: phase_totals(records, quantity) for quantity in ("seconds", "bytes")}
-    bars = {quantity: phases for quantity, phases in totals.items() if sum(phases.values())}
+    totals = Totals.of(records).phases
+    bars = {quantity: dict(each.most_common()) for quantity, each in totals.items() if each.total()}
     width = max(9.0, 5.0 * len(found))
     rows = [
         _Row(4.0, max(len(found), 1), list(found.items())),
@@ -146,11 +147,12 @@ def _distances(records: Sequence[Record]) -> list[Record]:
 
 def _counts(axes: Axes, records: Sequence[Record]) -> None:
     """A bar for each number that came, of each thing that was counted."""
-    totals = count_totals(records)
+    totals = Totals.of(records).counts
     width = 0.8 / len(totals)
     for i, (name, counts) in enumerate(totals.items()):
-        shares = np.array(list(counts.values())) / sum(counts.values())
-        places = np.array(list(counts)) + (i - (len(totals) - 1) / 2) * width
+        numbers = sorted(counts)
+        shares = np.array([counts[number] for number in numbers]) / counts.total()
+        places = np.array(numbers) + (i - (len(totals) - 1) / 2) * width
         colour = PHASE_COLOURS[i % len(PHASE_COLOURS)]
         axes.bar(places, shares, width, color=colour, label=COUNTED.get(name, name))
     title = "how late and how far ahead" if totals.keys() <= COUNTED.keys() else "how often which number"

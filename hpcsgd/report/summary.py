@@ -24,38 +24,9 @@ def noted(records: Iterable[Record], *names: str) -> list[Record]:
     return [record for record in of_kind(records, "notes") if all(name in record for name in names)]
 
 
-def phase_totals(records: Iterable[Record], quantity: str) -> dict[str, float]:
-    """``seconds`` or ``bytes`` of the whole run by phase, largest first."""
-    totals: Counter[str] = Counter()
-    for record in of_kind(records, "step"):
-        totals.update(record[f"phase_{quantity}"])
-    return dict(totals.most_common())
-
-
-def count_totals(records: Iterable[Record]) -> dict[str, dict[int, int]]:
-    """By what the method counted, how often which number came in the whole run, over all ranks."""
-    totals: dict[str, Counter[int]] = {}
-    for record in of_kind(records, "step"):
-        for name, counts in record.get("counts", {}).items():
-            totals.setdefault(name, Counter()).update({int(value): n for value, n in counts.items()})
-    return {name: dict(sorted(counts.items())) for name, counts in totals.items()}
-
-
 def summary(records: Iterable[Record]) -> Summary:
     """The run in numbers. Seconds are those of training steps; what was never measured is None."""
-    totals = Totals()
-    for record in records:
-        totals.add(record)
-    return totals.numbers()
-
-
-def lssr(records: Iterable[Record], steps: int) -> float | None:
-    """The part of all steps that groups made alone (LSSR, eq. 4 of the SelSync paper): they neither met nor
-    exchanged anything else. None where it was not recorded that they ever did."""
-    records = list(records)
-    met = {record["step"] for record in of_kind(records, "meeting")}
-    together = len(met) + sum(record.get("shared", 0) for record in of_kind(records, "step"))
-    return 1 - together / steps if together or noted(records, "met") else None
+    return Totals.of(records).numbers()
 
 
 def summary_text(numbers: Summary) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
@@ -27,6 +28,7 @@ class Totals:
         self.distances = array("d")
         self.phases: dict[str, Counter[str]] = {"seconds": Counter(), "bytes": Counter()}
         self.counts: dict[str, Counter[int]] = {}
+        """By what the method counted, how often which number came, over all ranks."""
         self.links: Counter[int] = Counter()
         self.amounts: Counter[str] = Counter()
         """Tokens and FLOPs."""
@@ -37,6 +39,13 @@ class Totals:
         self._met_at: int | None = None
         self._means: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])
         self._chosen = False
+
+    @staticmethod
+    def of(records: Iterable[Record]) -> Totals:
+        totals = Totals()
+        for record in records:
+            totals.add(record)
+        return totals
 
     def add(self, record: Record) -> None:
         self.steps = max(self.steps, record["step"])
@@ -85,7 +94,8 @@ class Totals:
 
     @property
     def lssr(self) -> float | None:
-        """See `hpcsgd.report.summary.lssr`."""
+        """The part of all steps that groups made alone (LSSR, eq. 4 of the SelSync paper): they neither met
+        nor exchanged anything else. None where it was not recorded that they ever did."""
         return 1 - self.together / self.steps if self.steps and (self.together or self._chosen) else None
 
     def numbers(self) -> dict[str, Any]:

@@ -48,6 +48,14 @@ def test_inside_the_mean_outside_as_before(run, P: int, K: int) -> None:
         torch.testing.assert_close(statistics, mean_statistics, rtol=0, atol=1e-12)
 
 
+class Halves(nn.Module):
+    """Models of which a rank trains one: their gradients leave at other times than those of other groups."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.of = nn.ModuleList(make_model(seed) for seed in range(parts))
+
+
 def averaged(optimizer: DistributedOptimizer) -> None:
     with optimizer.averaged():
         pass
@@ -58,24 +66,30 @@ COLLECTIVE = [averaged, DistributedOptimizer.state_dict, DistributedOptimizer.ga
 
 @pytest.mark.parametrize("what", COLLECTIVE, ids=lambda what: what.__name__)
 @pytest.mark.parametrize("method", [bsp, lambda: hierarchical(2)], ids=["bsp", "hierarchical"])
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(("P", "K"), [(1, 4), (2, 2), (4, 1)])
 def test_while_gradients_travel(
-    run, P: int, K: int, method: Callable[[], Method], what: Callable[[DistributedOptimizer], object]
+    run,
+    P: int,
+    K: int,
+    parts: int,
+    method: Callable[[], Method],
+    what: Callable[[DistributedOptimizer], object],
 ) -> None:
-    """On the same communicators: neither comes in the other's way; nor between the passes of a step."""
+    """On the same communicators: neither comes in the other's way, nor between the passes of a step."""
 
     def trained(world: Transport) -> list[Tensor]:
         job = form(world, groups=P)
         return [weights(job, between) for between in (lambda _: None, what)]
 
     def weights(job: Job, between: Callable[[DistributedOptimizer], object]) -> Tensor:
-        net = make_model()
+        net = Halves(parts)
         inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         optimizer = DistributedOptimizer(inner, net, job, method(), bucket_mb=1e-4, accumulate=2)
         for t in range(6):
             optimizer.zero_grad()
             for number in range(2):
-                loss(net, *batch(2 * t + number, job.rank)).backward()
+                loss(net.of[job.g % parts], *batch(2 * t + number, job.rank)).backward()
                 between(optimizer)
             optimizer.step()
         return vector(net)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hpcsgd.report.metrics import Record
-from hpcsgd.report.summary import byte_text, lssr, summary, summary_text
+from hpcsgd.report.summary import byte_text, summary, summary_text
 
 
 def step(number: int, samples: int, samples_per_s: float, **phases: float) -> Record:
@@ -98,11 +98,11 @@ def test_steps_that_were_chosen() -> None:
     chosen = [
         {"kind": "notes", "step": n, "delta": 0.1, "vote": 0.0, "met": float(n == 1)} for n in (1, 2, 3, 4)
     ]
-    assert lssr(chosen, 4) == 1.0
-    assert lssr(GOSSIP, 20) is None
+    assert summary(chosen)["lssr"] == 1.0
+    assert summary(GOSSIP)["lssr"] is None
     shared = {**step(4, 100, 50.0), "shared": 1}
-    assert lssr([*chosen, shared], 4) == 0.75
     numbers = summary([*chosen, shared])
+    assert numbers["lssr"] == 0.75
     assert "groups    shared gradients, but for 75.0% of the steps" in summary_text(numbers).splitlines()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.report.summary import lssr, summary, summary_text
+from hpcsgd.report.summary import summary, summary_text
 from training.launches import JOB, make_store
 from training.test_loop import TEST, TRAIN, train
 
@@ -40,6 +40,6 @@ def test_steps_made_alone(tmp_path: Path, words: str) -> None:
         tmp_path / "job.toml", tmp_path / "run", f"{usual} {words.replace('--method.every!', '')}", n=2
     )
     assert summary(records)["steps"] == STEPS
-    assert lssr(records, STEPS) == pytest.approx(ALONE[words] / STEPS)
+    assert summary(records)["lssr"] == pytest.approx(ALONE[words] / STEPS)
     told = summary_text(summary(records))
     assert (f"{ALONE[words] / STEPS:.1%} of the steps" in told) == (ALONE[words] > 0)

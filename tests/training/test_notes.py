@@ -14,7 +14,8 @@ from hpcsgd.core.method import Method
 from hpcsgd.core.step import Averager, Step
 from hpcsgd.exchanges import AllToAll
 from hpcsgd.report.curves import plot_curves
-from hpcsgd.report.summary import count_totals, of_kind
+from hpcsgd.report.summary import of_kind
+from hpcsgd.report.totals import Totals
 from hpcsgd.schedules import Every
 from training.launches import JOB, make_store
 from training.test_loop import TEST, TRAIN, train
@@ -59,7 +60,7 @@ def test_notes_that_nobody_has_heard_of(tmp_path: Path, monkeypatch: pytest.Monk
     assert of_kind(records, "notes") == [
         {"kind": "notes", "step": t, **notes} for t, notes in enumerate(expected, start=1)
     ]
-    assert count_totals(records) == {"spoons": {0: 4, 1: 4, 2: 4}}, "6 steps of 2 ranks"
+    assert Totals.of(records).counts == {"spoons": {0: 4, 1: 4, 2: 4}}, "6 steps of 2 ranks"
 
     drawn: dict[str, Any] = {}
 
@@ -95,7 +96,7 @@ def test_what_is_counted(tmp_path: Path, method: str, names: set[str]) -> None:
     (tmp_path / "job.toml").write_text(JOB.replace('"hierarchical"\nevery = 2', method))
     words = "--job.groups 2 --data.batch_size 4 --training.epochs 1"
     records = train(tmp_path / "job.toml", tmp_path / "run", words, n=2)
-    assert {name: sum(counts.values()) for name, counts in count_totals(records).items()} == dict.fromkeys(
-        names, 6 * 2
-    )
+    assert {
+        name: sum(counts.values()) for name, counts in Totals.of(records).counts.items()
+    } == dict.fromkeys(names, 6 * 2)
     assert not of_kind(records, "notes")
