@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 # Set in many containers; then each of the test suite's many pytests would compile all tests again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: env demo test test-long test-openmpi check bench-quick doctor clean
+.PHONY: env demo test test-long test-openmpi check docs bench-quick doctor clean
 
 env: $(ENV)
 
@@ -45,6 +45,11 @@ test-openmpi: $(OPENMPI_ENV)
 check: $(ENV)
 	PATH="$(CURDIR)/$(BIN):$$PATH" pre-commit run --all-files --show-diff-on-failure
 
+# The pages as a site, in site/; nothing is fetched, and what is warned of is refused. The variable is one of the theme, whose
+# makers tell of their next tool otherwise.
+docs: $(ENV)
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict
+
 bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/step_overhead.py --quick
 	"$(BIN)/python" benchmarks/probe_distances.py --quick
@@ -63,4 +68,4 @@ doctor: $(ENV)
 	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor
 
 clean:
-	rm -rf .venv .venv-openmpi build dist *.egg-info .hypothesis .*_cache
+	rm -rf .venv .venv-openmpi site build dist *.egg-info .hypothesis .*_cache

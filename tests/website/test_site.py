@@ -1,0 +1,74 @@
+"""`make docs` makes a site without a warning, of which everything is here; a lost link ends it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOADED = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"([^\"]+)|<link\b[^>]*\bhref=\"([^\"]+)")
+FAR = re.compile(r"(https?:)?//")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("material") is None, reason="needs the extra [docs]"),
+]
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "mkdocs.yml", folder)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def fetched(site: Path) -> list[str]:
+    """What a reader's browser would load from elsewhere."""
+    texts = {path: path.read_text() for path in site.rglob("*.html")}
+    loaded = [link for text in texts.values() for found in LOADED.findall(text) for link in found]
+    styles = [link for path in site.rglob("*.css") for link in re.findall(r"url\(([^)]+)", path.read_text())]
+    drawn = [str(path) for path, text in texts.items() if 'class="mermaid"' in text]  # by a script from afar
+    return [link for link in loaded + styles if FAR.match(link.strip("\"'"))] + drawn
+
+
+def test_nothing_is_fetched(site: Path) -> None:
+    assert fetched(site) == []
+
+
+def test_what_is_fetched_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<link rel="x" href="https://far.away/a.css"><script src="//far.away/b.js"></script><img src="c.png">'
+    )
+    (tmp_path / "a.css").write_text("a { b: url('https://far.away/d.woff') }")
+    assert fetched(tmp_path) == ["https://far.away/a.css", "//far.away/b.js", "'https://far.away/d.woff'"]
+
+
+def test_every_page_and_picture_is_there(site: Path) -> None:
+    for path in (ROOT / "docs").iterdir():
+        assert (site / path.name).with_suffix({".md": ".html"}.get(path.suffix, path.suffix)).exists(), path
+    assert (site / "repository/benchmarks/results/gossip.png").exists()
+    assert (site / "search/search_index.json").exists()
+
+
+@pytest.mark.parametrize("link", ["[a](lost.md)", "[a](index.md#lost)", "![a](lost.png)", "[a](/index.md)"])
+def test_a_lost_link_ends_the_build(tmp_path: Path, link: str) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text(f"# Planted\n\n{link}\n")
+    config = f"INHERIT: {ROOT}/mkdocs.yml\ndocs_dir: {tmp_path}/docs\nhooks: []\nnav: [index.md]\n"
+    (tmp_path / "mkdocs.yml").write_text(config + "plugins: [search]\n")
+    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode != 0
+    assert "Aborted with 1 warnings" in done.stderr or "Aborted with 1 warnings" in done.stdout

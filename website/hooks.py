@@ -1,0 +1,35 @@
+"""What mkdocs calls: pages that are made while the site is, beside those of docs/."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import figures
+import repository
+from repository import ROOT
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    made = repository.pages()
+    made["performance.md"] += figures.table(ROOT)
+    texts = [("", text) for text in made.values()]
+    texts += [("docs", page.content_string) for page in files.documentation_pages()]
+    for uri, text in made.items():
+        files.append(File.generated(config, uri, content=repository.on_site(text, "", uri)))
+    for path in repository.linked_files(texts):
+        place = repository.place_of(path)
+        files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Pages of docs/ have the links that are right on a code host."""
+    made_here = page.file.generated_by is not None
+    return markdown if made_here else repository.on_site(markdown, "docs", page.file.src_uri)
