@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -12,8 +13,13 @@ from mkdocs.structure.pages import Page
 sys.path.insert(0, str(Path(__file__).parent))
 
 import figures
+import job_file
+import names
 import repository
 from repository import ROOT
+
+CONTINUED: Mapping[str, Callable[[], str]] = {"job_file.md": lambda: job_file.tables() + names.table()}
+"""Pages of docs/ that go on with what is made of the code."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -31,5 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Pages of docs/ have the links that are right on a code host."""
-    made_here = page.file.generated_by is not None
-    return markdown if made_here else repository.on_site(markdown, "docs", page.file.src_uri)
+    if page.file.generated_by is not None:
+        return markdown
+    more = CONTINUED.get(page.file.src_uri)
+    return repository.on_site(markdown, "docs", page.file.src_uri) + (more() if more else "")

@@ -1,4 +1,8 @@
-"""What a training run is told: frozen dataclasses, one a section of the TOML file, and back to TOML again."""
+"""What a training run is told: frozen dataclasses, one a section of the TOML file, and back to TOML again.
+
+What is said of a section in its docstring, and of a key in the comment beside it, is what users read of it
+(website/job_file.py); "; default: …" at the end tells one that is not in the code.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +44,10 @@ class TransportSection:
 class JobSection:
     """How the ranks form groups, by number or by size (the topology decides where neither is given)."""
 
-    groups: Count | None = None
-    group_size: Count | None = None
+    groups: Count | None = None  # P, how many; it has to divide the ranks of the job
+    group_size: Count | None = None  # K, the ranks of one, in place of groups
     shard: bool = False  # parameters and gradients over the ranks of a group, too, by torch; docs/shard.md
-    timeout: Seconds = 600.0  # a wait for other ranks may last
+    timeout: Seconds = 600.0  # seconds that a wait for other ranks may last
     transport: TransportSection = field(default_factory=TransportSection)
 
     def __post_init__(self) -> None:
@@ -57,34 +61,34 @@ class JobSection:
 class DataSection:
     """The samples: an HDF5 store and how it becomes batches."""
 
-    store: Path  # absolute after `load`
-    batch_size: Count  # samples of one GROUP per step
-    arguments: dict[str, Any] = field(default_factory=dict)  # how a store of this form becomes samples
+    store: Path  # made by `hpcsgd data convert`; relative to the job file
+    batch_size: Count  # samples of one group in a step, a multiple of its ranks
+    arguments: dict[str, Any] = field(default_factory=dict)  # how such a store becomes samples; docs/data.md
     partition: dict[str, Any] | None = None  # name and arguments: how groups divide the samples
-    share: Annotated[float, Above(0)] | None = None  # short for { name = "overlapping", share = … }
+    share: Annotated[float, Above(0)] | None = None  # of an overlapping partition, which it stands for
     injection: dict[str, Any] | None = None  # alpha and beta: what groups give each other of their batches
     transform: str | None = None  # a short name or "package.module:function"
-    workers: Annotated[int, Minimum(0)] = 0
+    workers: Annotated[int, Minimum(0)] = 0  # processes of each rank that load samples; 0: the rank itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSection:
-    """Who builds the model: a short name or ``package.module:function``, and its keyword arguments."""
+    """Who builds the model, and what it starts from."""
 
-    build: str
-    start: Path | None = None  # weights to start from: a file or a folder; absolute after `load`
+    build: str  # a short name or "package.module:function"
+    start: Path | None = None  # weights: a file or a folder, relative to the job file; docs/export.md
     blocks: tuple[str, ...] | None = None  # names of modules that are sharded by themselves, as "blocks.*"
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)  # of build, by their names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSection:
-    """A ``torch.optim`` class name or ``package.module:function``, and the learning rate of one group."""
+    """What a group updates its model by."""
 
-    build: str = "SGD"
-    lr: Annotated[float, Above(0)]
-    arguments: dict[str, Any] = field(default_factory=dict)
-    natural_gradient: dict[str, Any] | None = None  # arguments of NaturalGradient; none: without it
+    build: str = "SGD"  # a class of torch.optim, "Muon" or "package.module:function"
+    lr: Annotated[float, Above(0)]  # the learning rate of one group
+    arguments: dict[str, Any] = field(default_factory=dict)  # of build, by their names, but for lr
+    natural_gradient: dict[str, Any] | None = None  # arguments of NaturalGradient; docs/natural_gradient.md
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +96,10 @@ class ScheduleSection:
     """The learning rate over time: scaling with the number of groups P, warm-up, then a torch scheduler."""
 
     scaling: Literal["none", "linear", "root"] = "linear"  # times 1, P or √P
-    warmup_epochs: Annotated[float, Minimum(0)] = 0.0
-    build: str | None = None  # a torch.optim.lr_scheduler class name or "package.module:function"
-    arguments: dict[str, Any] = field(default_factory=dict)
-    per: Literal["epoch", "step"] = "epoch"
+    warmup_epochs: Annotated[float, Minimum(0)] = 0.0  # the rate climbs to that from the rate of one group
+    build: str | None = None  # a class of torch.optim.lr_scheduler or "package.module:function"
+    arguments: dict[str, Any] = field(default_factory=dict)  # of build; "length": the run's steps or epochs
+    per: Literal["epoch", "step"] = "epoch"  # how often the scheduler goes on
 
     def __post_init__(self) -> None:
         if self.arguments and self.build is None:
@@ -104,39 +108,39 @@ class ScheduleSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodSection:
-    """The method's name; every other key of the section is an argument of its factory."""
+    """The method, and every argument of it as a key beside its name."""
 
-    name: str
-    arguments: dict[str, Any] = field(default_factory=dict, metadata=KEYS_BESIDE)
+    name: str  # a short name or "package.module:function"
+    arguments: dict[str, Any] = field(default_factory=dict, metadata=KEYS_BESIDE)  # by their names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSection:
     """How long, how often, how much time."""
 
-    epochs: Count | None = None
+    epochs: Count | None = None  # passes over the data
     steps: Count | None = None  # in place of epochs; the last epoch may end early
     samples: Count | None = None  # likewise, of all ranks together
     tokens: Count | None = None  # likewise, where samples are made of tokens
-    log_every: Count = 10  # steps
-    evaluate_every: Count = 1  # epochs
+    log_every: Count = 10  # steps from one line of log and metrics to the next
+    evaluate_every: Count = 1  # epochs from one evaluation to the next
     evaluation_tokens: Count | None = None  # of the test data, spread over it; none: all
-    checkpoint_every: Count | None = None  # steps; none: at the end of every epoch
-    time_limit: Seconds | None = None
-    stop_ahead: Seconds = 60.0  # how long before the end of its Slurm job a run saves and stops
+    checkpoint_every: Count | None = None  # steps from one to the next; none: at the end of every epoch
+    time_limit: Seconds | None = None  # seconds, after which a run saves and stops, to go on with --resume
+    stop_ahead: Seconds = 60.0  # seconds before the end of its Slurm job at which a run saves and stops
     threads: Count | None = None  # torch threads of each rank; none: OMP_NUM_THREADS, or 1
     device: str = "auto"  # "cpu" or a kind of accelerator; auto: one of those that the rank sees, if any
-    precision: Literal["fp32", "bf16", "fp16", "bf16_master"] = "fp32"  # docs/gpu.md
+    precision: Literal["fp32", "bf16", "fp16", "bf16_master"] = "fp32"  # what is computed in; docs/gpu.md
     channels_last: bool = False  # images, and the weights of convolutions, with channels side by side
-    compile: bool = False  # the model, by regions
+    compile: bool = False  # the model by torch.compile, by regions; docs/gpu.md
     activation_checkpointing: bool = False  # what regions compute is not kept, but computed again
     peak_tflops: Annotated[float, Above(0)] | None = None  # of a rank's device, to tell utilization
     deterministic: bool = False  # only operations that give the same bits every time
-    bucket_mb: Annotated[float, Above(0)] | None = None  # gradients that leave at once; none: the default
+    bucket_mb: Annotated[float, Above(0)] | None = None  # megabytes of gradients that leave at once; none: 4
     overlap: bool | None = None  # whether they leave during the backward pass; none: yes
     prefetch: bool = False  # parameters arrive while the next forward pass goes on
     tune: Count | None = None  # steps with each way that gradients may travel, before the run
-    machine: Path | None = None  # the machine file that tells the way; absolute after `load`
+    machine: Path | None = None  # the machine file that tells the way; relative to the job file
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("steps", "samples", "tokens")}
@@ -174,9 +178,9 @@ class ReallocationSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSection:
-    """Where the run keeps what it writes; relative to the working directory."""
+    """What the run writes."""
 
-    folder: Path
+    folder: Path  # where to, relative to the working directory; default: runs/ and the name of the job file
     trace: str | None = None  # steps as "10-17, 500", or "auto": what each rank does in them; docs/trace.md
     sinks: tuple[str | dict[str, Any], ...] | None = None  # who is told the metrics, too; docs/sinks.md
 
@@ -189,7 +193,7 @@ class RunSection:
 class Config:
     """A whole training run, as `load` reads and checks it."""
 
-    seed: Annotated[int, Minimum(0)] = 1
+    seed: Annotated[int, Minimum(0)] = 1  # of weights, of the order of samples, of all that is by chance
     job: JobSection = field(default_factory=JobSection)
     data: DataSection
     model: ModelSection

@@ -1,0 +1,53 @@
+"""The tables of short names that a job file may have, made of those that it is read by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hpcsgd.config.parts import alternatives
+from hpcsgd.config.reference import annotations_of
+from hpcsgd.data.partition import PARTITIONS
+from hpcsgd.methods import METHODS
+from hpcsgd.models import MODELS
+from hpcsgd.training.assembly import TRANSFORMS
+from hpcsgd.training.parts import FAMILIES
+
+HEAD = """
+## Names
+
+What may stand in the place of `"package.module:function"`. Below the sections: arguments of methods and of
+their parts.
+
+| key | names |
+|---|---|
+"""
+
+
+def table() -> str:
+    rows = {"[method] name": METHODS, "[model] build": MODELS, "[data] transform": TRANSFORMS}
+    rows |= {"[data] partition": PARTITIONS}
+    listed = "".join(f"| `{key}` | {_listed(known)} |\n" for key, known in rows.items())
+    families = {_listed(arguments): known for arguments, known in families_of_arguments()}
+    return (
+        HEAD + listed + "".join(f"| ({of}) | {_listed(known)} |\n" for of, known in sorted(families.items()))
+    )
+
+
+def families_of_arguments() -> Iterable[tuple[set[str], Mapping[str, Callable[..., Any]]]]:
+    """Names of arguments that are given a part, with the names that such a part has."""
+    tables = list({id(known): known for known in FAMILIES.values()}.values())
+    takers = [function for known in tables for function in known.values()]
+    for known in tables:
+        yield {name for function in takers for name in taking(function, known)}, known
+
+
+def taking(function: Callable[..., Any], known: Mapping[str, Callable[..., Any]]) -> Iterable[str]:
+    """The arguments of `function` that are given one of `known`."""
+    for name, kind in annotations_of(function).items():
+        if any(FAMILIES.get(x) is known for x in alternatives(kind)):
+            yield name
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
