@@ -40,6 +40,7 @@ from hpcsgd.sparsifiers import Sparsifier
 from hpcsgd.sparsifiers.base import Foreseeing
 from hpcsgd.transport import Transport, threads
 from hpcsgd.wires.base import Rounding
+from public_names import public
 
 SECTIONS = re.compile(r"^(Args|Raises|Example|Source):$", re.MULTILINE)
 SUMMARY = re.compile(r"(?!Not to be confused|Args:|Raises:|Example:|Source:).+[.:]", re.DOTALL)
@@ -59,19 +60,6 @@ PROTOCOLS = (
 SAMPLES = 64
 OF_PROCESSES = {"shard"}
 """torch.distributed knows no ranks that are threads."""
-
-
-def public() -> dict[str, Any]:
-    """The exported names, `graphs` and `wires` with what is in them."""
-    names = {name: getattr(hpcsgd, name) for name in hpcsgd.__all__}
-    graphs, wires = names.pop("graphs"), names.pop("wires")
-    inside = {name: value for name, value in vars(graphs).items() if _home(value) == graphs.__name__}
-    formats = {f"wires.{name}": getattr(wires, name) for name in wires.__all__ if not name.isupper()}
-    return names | {f"graphs.{name}": x for name, x in inside.items() if not name.startswith("_")} | formats
-
-
-def _home(value: Any) -> str | None:
-    return value.__module__ if isinstance(value, type | types.FunctionType) else None
 
 
 def faults(name: str, documented: Any) -> list[str]:

@@ -12,6 +12,7 @@ from mkdocs.structure.pages import Page
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import api
 import figures
 import job_file
 import names
@@ -27,8 +28,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made["performance.md"] += figures.table(ROOT)
     texts = [("", text) for text in made.values()]
     texts += [("docs", page.content_string) for page in files.documentation_pages()]
-    for uri, text in made.items():
-        files.append(File.generated(config, uri, content=repository.on_site(text, "", uri)))
+    written = {uri: repository.on_site(text, "", uri) for uri, text in made.items()} | api.pages()
+    for uri, text in written.items():
+        files.append(File.generated(config, uri, content=text))
     for path in repository.linked_files(texts):
         place = repository.place_of(path)
         files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))

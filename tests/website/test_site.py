@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import public_names
+
 ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"([^\"]+)|<link\b[^>]*\bhref=\"([^\"]+)")
 FAR = re.compile(r"(https?:)?//")
+ENTRY = re.compile(
+    r'<a href="" id="hpcsgd\.([\w.]+)"></a>(.*?)(?=<a href="" id="hpcsgd\.|</article>)', re.DOTALL
+)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("material") is None, reason="needs the extra [docs]"),
@@ -61,6 +66,32 @@ def test_every_page_and_picture_is_there(site: Path) -> None:
         assert (site / path.name).with_suffix({".md": ".html"}.get(path.suffix, path.suffix)).exists(), path
     assert (site / "repository/benchmarks/results/gossip.png").exists()
     assert (site / "search/search_index.json").exists()
+
+
+def unrendered(site: Path) -> list[str]:
+    """Public names without an entry, or with one in which an argument, an example or the source is lost."""
+    text = "".join(path.read_text() for path in sorted(site.rglob("*.html")))
+    found = dict(ENTRY.findall(text))
+    lost = []
+    for name, documented in public_names.public().items():
+        entry = found.get(name, "")
+        told = [part in (documented.__doc__ or "") for part in ("Args:", "Source:", ">>> ")]
+        shown = [part in entry for part in (">Parameters:<", ">Source<", "&gt;&gt;&gt; ")]
+        if told != shown:
+            lost.append(name)
+    return lost
+
+
+def test_every_public_name_is_rendered(site: Path) -> None:
+    assert unrendered(site) == []
+
+
+def test_what_is_not_rendered_is_found(site: Path, tmp_path: Path) -> None:
+    text = "".join(path.read_text() for path in sorted(site.rglob("*.html")))
+    (tmp_path / "a.html").write_text(
+        text.replace('id="hpcsgd.wires.int8"', "").replace("hpcsgd.sgp", "hpcsgd.sg")
+    )
+    assert unrendered(tmp_path) == ["sgp", "wires.int8"]
 
 
 @pytest.mark.parametrize("link", ["[a](lost.md)", "[a](index.md#lost)", "![a](lost.png)", "[a](/index.md)"])

@@ -1,0 +1,62 @@
+"""The pages of the API reference: of every public name what its docstring says, rendered by mkdocstrings."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import hpcsgd
+from hpcsgd.methods import METHODS
+from public_names import path, public, summary
+
+TITLES = {
+    "training": "The training",
+    "methods": "Methods",
+    "gradients": "How gradients travel",
+    "meetings": "Parts of meetings",
+    "graphs": "Graphs of gossip",
+    "wires": "Wire formats",
+    "data": "Samples",
+}
+"""Of the pages, in their order."""
+PAGES = {
+    "hpcsgd.averagers": "meetings",
+    "hpcsgd.core.graphs": "graphs",
+    "hpcsgd.data": "data",
+    "hpcsgd.exchanges": "gradients",
+    "hpcsgd.sparsifiers": "gradients",
+    "hpcsgd.wires": "wires",
+}
+"""By where names are at home; the others are of the training itself."""
+
+
+def pages() -> dict[str, str]:
+    names = public()
+    made = {page: [name for name in names if page_of(name, names[name]) == page] for page in TITLES}
+    return {"api/index.md": _index(names, made)} | {
+        f"api/{page}.md": f"# {TITLES[page]}\n\n" + "\n".join(entry(name, names[name]) for name in some)
+        for page, some in made.items()
+    }
+
+
+def page_of(name: str, documented: Any) -> str:
+    if name in METHODS:
+        return "methods"
+    home = documented.__module__
+    return next((page for start, page in PAGES.items() if f"{home}.".startswith(f"{start}.")), "training")
+
+
+def entry(name: str, documented: Any) -> str:
+    """What mkdocstrings makes an entry of, below an anchor of the name as scripts have it."""
+    public_name = f"hpcsgd.{name}"
+    return f"[](){{#{public_name}}}\n\n::: {path(documented)}\n    options:\n      heading: {public_name}\n"
+
+
+def _index(names: Mapping[str, Any], made: Mapping[str, Iterable[str]]) -> str:
+    _, _, setting = inspect.cleandoc(hpcsgd.__doc__ or "").rpartition("\n\n")
+    text = f"# API reference\n\nAll that a script needs is in `hpcsgd`. {setting}\n"
+    for page, some in made.items():
+        rows = (f"| [`{x}`]({page}.md#hpcsgd.{x}) | {summary(names[x])} |\n" for x in some)
+        text += f"\n## {TITLES[page]}\n\n| | |\n|---|---|\n{''.join(rows)}"
+    return text

@@ -1,0 +1,32 @@
+"""All names that a script may use: the exported ones, `graphs` and `wires` with what is in them."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any
+
+import hpcsgd
+
+
+def public() -> dict[str, Any]:
+    """Each as it is written after `hpcsgd.`."""
+    names = {name: getattr(hpcsgd, name) for name in hpcsgd.__all__}
+    graphs, wires = names.pop("graphs"), names.pop("wires")
+    inside = {name: value for name, value in vars(graphs).items() if _home(value) == graphs.__name__}
+    formats = {f"wires.{name}": getattr(wires, name) for name in wires.__all__ if not name.isupper()}
+    return names | {f"graphs.{name}": x for name, x in inside.items() if not name.startswith("_")} | formats
+
+
+def path(documented: Any) -> str:
+    """Where it is written."""
+    return f"{documented.__module__}.{documented.__qualname__}"
+
+
+def summary(documented: Any) -> str:
+    """The first sentence or paragraph of its docstring, on one line."""
+    return " ".join(inspect.cleandoc(documented.__doc__ or "").split("\n\n")[0].split())
+
+
+def _home(value: Any) -> str | None:
+    return value.__module__ if isinstance(value, type | types.FunctionType) else None
