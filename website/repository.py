@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)")
+LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?")
 FILES = "repository"
 """Where on the site those files lie that are neither pages nor in docs/."""
 WHOLE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -19,6 +19,8 @@ PARTS = {
     "promises.md": "What to rely on",
 }
 """Of the README; what is before its first part, and its last one, are the first page."""
+OF_PARTS = {f"#{part.lower().replace(' ', '-')}": uri for uri, part in PARTS.items()}
+"""As they are linked to."""
 TITLES = {"overview.md": "What there is", "performance.md": "Performance"}
 
 
@@ -40,7 +42,14 @@ def parts(text: str) -> dict[str, str]:
 def on_site(text: str, folder: str, uri: str) -> str:
     """A text of this folder of the repository as that of the page `uri`: links go to the same things."""
     here = posixpath.dirname(uri) or "."
-    return LINK.sub(lambda link: posixpath.relpath(place_of(_path(folder, link[1])), here), text)
+
+    def placed(link: re.Match[str]) -> str:
+        path, anchor = _path(folder, link[1]), link[2] or ""
+        if path == "README.md" and anchor in OF_PARTS:
+            return posixpath.relpath(OF_PARTS[anchor], here)
+        return posixpath.relpath(place_of(path), here) + anchor
+
+    return LINK.sub(placed, text)
 
 
 def place_of(path: str) -> str:
@@ -51,7 +60,7 @@ def place_of(path: str) -> str:
 
 def linked_files(texts: Iterable[tuple[str, str]]) -> list[str]:
     """Files that these texts, each of a folder, link to and that would not be on the site else."""
-    found = {_path(folder, link) for folder, text in texts for link in LINK.findall(text)}
+    found = {_path(folder, link) for folder, text in texts for link, _ in LINK.findall(text)}
     return sorted(x for x in found if place_of(x).startswith(f"{FILES}/") and (ROOT / x).is_file())
 
 

@@ -26,7 +26,7 @@ def test_links_go_to_the_same_things() -> None:
 
 
 def test_links_out_of_the_pages() -> None:
-    text = "[a](gpu.md), [b](../CONTRIBUTING.md), [c](../jobs/sites/amd.toml), [d](../README.md)"
-    expected = "[a](gpu.md), [b](contributing.md), [c](repository/jobs/sites/amd.toml), [d](index.md)"
+    text = "[a](gpu.md), [b](../CONTRIBUTING.md), [c](../jobs/sites/amd.toml), [d](../README.md#speed)"
+    expected = "[a](gpu.md), [b](contributing.md), [c](repository/jobs/sites/amd.toml), [d](performance.md)"
     assert repository.on_site(text, "docs", "x.md") == expected
     assert repository.linked_files([("docs", text), ("", text)]) == ["jobs/sites/amd.toml"]

@@ -1,0 +1,44 @@
+"""Every figure of the page that helps to choose stands on a page that it links to, beside its command."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/choosing.md"
+FIGURE = re.compile(r"\*\*([^*]*\d[^*]*)\*\*")
+LINK = re.compile(r"\]\(([\w./]+\.md)")
+
+
+def passages(text: str) -> list[str]:
+    """Rows of tables by themselves, else paragraphs."""
+    found = [part for part in text.split("\n\n") if not part.startswith("|")]
+    return found + [row for row in text.splitlines() if row.startswith("|")]
+
+
+def stands_in(figure: str, text: str) -> bool:
+    return re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", text) is not None
+
+
+def unfounded(text: str, folder: Path) -> list[str]:
+    """Figures that none of the pages linked beside them has."""
+    lost = []
+    for passage in passages(text):
+        linked = " ".join((folder / link).read_text() for link in LINK.findall(passage))
+        lost += [
+            x for x in FIGURE.findall(passage) if not re.search(rf"(?<![\d.]){re.escape(x)}(?!\d)", linked)
+        ]
+    return lost
+
+
+def test_figures_are_those_of_their_pages() -> None:
+    text = PAGE.read_text()
+    assert len(FIGURE.findall(text)) > 60
+    assert unfounded(text, PAGE.parent) == []
+
+
+def test_an_unfounded_figure_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("12.5 and 3")
+    text = "**12.5** [a](a.md)\n\n| **3** | [a](a.md) |\n| **2.5** | [a](a.md) |\n\n**3**"
+    assert sorted(unfounded(text, tmp_path)) == ["2.5", "3"]
