@@ -32,11 +32,13 @@ PAGES = {
 
 
 def pages() -> dict[str, str]:
+    """Entries of methods are on their own pages (method_pages.py)."""
     names = public()
     made = {page: [name for name in names if page_of(name, names[name]) == page] for page in TITLES}
     return {"api/index.md": _index(names, made)} | {
         f"api/{page}.md": f"# {TITLES[page]}\n\n" + "\n".join(entry(name, names[name]) for name in some)
         for page, some in made.items()
+        if page != "methods"
     }
 
 
@@ -57,6 +59,10 @@ def _index(names: Mapping[str, Any], made: Mapping[str, Iterable[str]]) -> str:
     _, _, setting = inspect.cleandoc(hpcsgd.__doc__ or "").rpartition("\n\n")
     text = f"# API reference\n\nAll that a script needs is in `hpcsgd`. {setting}\n"
     for page, some in made.items():
-        rows = (f"| [`{x}`]({page}.md#hpcsgd.{x}) | {summary(names[x])} |\n" for x in some)
+        rows = (f"| [`{x}`]({_file(page, x)}#hpcsgd.{x}) | {summary(names[x])} |\n" for x in some)
         text += f"\n## {TITLES[page]}\n\n| | |\n|---|---|\n{''.join(rows)}"
     return text
+
+
+def _file(page: str, name: str) -> str:
+    return f"../methods/{name}.md" if page == "methods" else f"{page}.md"

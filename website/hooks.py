@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import api
 import figures
 import job_file
+import method_pages
 import names
 import repository
 from repository import ROOT
@@ -23,12 +24,22 @@ CONTINUED: Mapping[str, Callable[[], str]] = {"job_file.md": lambda: job_file.ta
 """Pages of docs/ that go on with what is made of the code."""
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Methods come from their table, so that none is forgotten."""
+    assert config.nav is not None
+    (methods,) = (item["Methods"] for item in config.nav if "Methods" in item)
+    methods.insert(1, {"One by one": sorted(method_pages.pages())})
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = repository.pages()
     made["performance.md"] += figures.table(ROOT)
     texts = [("", text) for text in made.values()]
     texts += [("docs", page.content_string) for page in files.documentation_pages()]
-    written = {uri: repository.on_site(text, "", uri) for uri, text in made.items()} | api.pages()
+    of_code = api.pages() | method_pages.pages()
+    written = {uri: repository.on_site(text, "", uri) for uri, text in made.items()} | of_code
+    written["methods/index.md"] += method_pages.listed()
     for uri, text in written.items():
         files.append(File.generated(config, uri, content=text))
     for path in repository.linked_files(texts):

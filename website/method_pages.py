@@ -1,0 +1,101 @@
+"""One page a method: the lines of the paper from its module's docstring, what it sends, its entry."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import api
+import hpcsgd
+from hpcsgd.core.traffic import Sizes, Vector
+from hpcsgd.cost.collectives import sent
+from hpcsgd.cost.traffic import of_step
+from hpcsgd.methods import METHODS, Method
+from public_names import summary
+
+INSIDE = {"bsp()": hpcsgd.bsp(), "hierarchical(every=8)": hpcsgd.hierarchical(every=8)}
+GIVEN = {
+    "at": 1000, "block": 100, "delay": 2, "delta": 0.3, "every": 8, "first": INSIDE["bsp()"], "fraction": 0.5,
+    "fragments": 4, "interval": 8, "per_epoch": 4, "staleness": 1, "steps": 2, "steps_per_epoch": 100,
+    "then": INSIDE["hierarchical(every=8)"], "method": INSIDE["hierarchical(every=8)"],
+}  # fmt: skip
+"""What the example of a method is given for arguments without a default."""
+MEETS = 0.2
+"""The share of steps after which groups meet, where that goes by what they see."""
+P, K, M, WIDTH = 4, 4, 4_000_000, 4
+LEAST = 1e-4
+"""Of M; what is less does not grow with the model."""
+MORE = {
+    "gossip.md": ("sgp", "osgp", "d_psgd", "ad_psgd", "ssp", "async_sgd"),
+    "selsync.md": ("selsync", "fedavg"),
+    "diloco.md": ("diloco", "no_loco", "des_loco"),
+    "late.md": ("delayed", "streamed"),
+    "ensemble.md": ("ensemble",),
+    "sparse.md": ("sparse_loco",),
+    "probe.md": ("hierarchical", "allreduce_local_sgd"),
+    "shard.md": ("bsp", "hierarchical"),
+    "muon.md": ("diloco",),
+}
+"""Pages that say more of a method, and what it brings."""
+SENDS = """
+## What it sends
+
+By the cost model, as `hpcsgd plan` counts it: what a rank sends in a step, on the mean, over the model's M
+elements, for {example} with {P} groups of {K}. A meeting counts with the share of steps after which groups
+meet; of methods that take turns it is the first that is told.
+
+| phase | operation | among | sent a step, of M |
+|---|---|---|---|
+"""
+AMONG = {"group": "a group", "cross": "the groups", "world": "all ranks", "peers": "islands"}
+
+
+def pages() -> dict[str, str]:
+    return {f"methods/{name}.md": page(name, METHODS[name]) for name in METHODS}
+
+
+def listed() -> str:
+    rows = "".join(f"| [`{x}`]({x}.md) | {summary(METHODS[x])} |\n" for x in METHODS)
+    return f"\n## One by one\n\n| | |\n|---|---|\n{rows}"
+
+
+def page(name: str, factory: Callable[..., Method]) -> str:
+    title, _, rest = inspect.cleandoc(sys.modules[factory.__module__].__doc__ or "").partition("\n\n")
+    more = [f"[{uri.removesuffix('.md')}](../{uri})" for uri, names in MORE.items() if name in names]
+    links = f"More, with what it brings: {', '.join(more)}.\n\n" if more else ""
+    return f"# {name}\n\n{title}\n\n{links}{rest}\n{sends(name, factory)}\n{api.entry(name, factory)}"
+
+
+def sends(name: str, factory: Callable[..., Method]) -> str:
+    found = defaultdict[tuple[str, str, str], float](float)
+    for x in of_step(example(factory), sizes(), meets=MEETS):
+        of_rank = sent(x.operation, x.nbytes, sizes().ranks(x.over))
+        found[x.phase, x.operation, AMONG[x.over]] += float(of_rank) * x.times * x.senders / (M * WIDTH)
+    rows = "".join(f"| {' | '.join(key)} | {_told(share)} |\n" for key, share in found.items() if share)
+    return SENDS.format(example=f"`{called(name, factory)}`", P=P, K=K) + rows
+
+
+def _told(share: float) -> str:
+    return "some bytes" if share < LEAST else f"{share:.3g}"
+
+
+def sizes() -> Sizes:
+    return Sizes(P, K, buckets=(Vector(M, M, WIDTH),), layers=(M,))
+
+
+def example(factory: Callable[..., Method]) -> Method:
+    return factory(**{name: GIVEN[name] for name in needed(factory)})
+
+
+def called(name: str, factory: Callable[..., Method]) -> str:
+    words = {id(method): text for text, method in INSIDE.items()}
+    given = (f"{x}={words.get(id(GIVEN[x]), repr(GIVEN[x]))}" for x in needed(factory))
+    return f"{name}({', '.join(given)})"
+
+
+def needed(factory: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(factory).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty]
