@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# `make wheels`: dist/ gets a source distribution and a wheel for many Linuxes, checked by the tools of others, and
+# tried in empty environments outside the repository. The first argument is the Python that gets all of what hpcsgd
+# asks for; other Pythons from 3.11 on that are here get all but torch, which would be gigabytes for each.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=${1:-python3}
+glibc=2.28 # RHEL 8, and the oldest of torch's own wheels
+work=$PWD/build/wheels
+tools=$work/tools/bin
+trials=$work/trials # no hpcsgd beside the scripts but the installed one
+
+mkdir -p "$work" dist
+rm -rf "$work"/{glibc,plain,trials} dist/*
+"$python" -m venv "$work/tools"
+"$tools/python" -m pip install -q --upgrade pip
+"$tools/python" -m pip install -q -r packaging/requirements.txt
+
+"$tools/python" packaging/older_glibc.py "$work/glibc" "$glibc"
+LDFLAGS="-L$work/glibc ${LDFLAGS:-}" NVCC_APPEND_FLAGS="-L$work/glibc ${NVCC_APPEND_FLAGS:-}" \
+  "$tools/python" -m build --outdir "$work/plain"
+PATH=$tools:$PATH "$tools/auditwheel" repair --plat "manylinux_${glibc/./_}_$(uname -m)" --wheel-dir dist "$work"/plain/*.whl
+cp "$work"/plain/*.tar.gz dist
+
+"$tools/twine" check --strict dist/*
+"$tools/check-wheel-contents" dist/*.whl
+"$tools/auditwheel" show dist/*.whl
+"$tools/cibuildwheel" --print-build-identifiers --platform linux --archs "$(uname -m)"
+"$tools/python" packaging/contents.py dist
+
+# Python's own idea of its version: pyenv leaves commands for versions that are not chosen.
+pythons() {
+  local minor each
+  for minor in 11 12 13 14; do
+    for each in "python3.$minor" "$HOME"/.pyenv/versions/3."$minor".*/bin/python; do
+      if "$each" -c 'import venv' 2>/dev/null; then
+        echo "$each"
+        break
+      fi
+    done
+  done
+}
+
+environment() {
+  "$1" -m venv "$2"
+  "$2/bin/python" -m pip install -q --upgrade pip
+}
+
+cp -r packaging/trials "$trials"
+wheel=$(echo "$PWD"/dist/*.whl)
+constraints=$PWD/constraints.txt
+cd "$trials"
+
+environment "$python" "$work/full"
+"$work/full/bin/python" -m pip install -q -c "$constraints" "${wheel}[mpich]"
+"$work/full/bin/python" -P with_torch.py "$(command -v nvcc || true)"
+"$work/full/bin/mpiexec" -n 2 "$work/full/bin/hpcsgd" doctor
+
+version() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
+tried=$(version "$python")
+echo "tried on Python $tried: everything"
+for each in $(pythons); do
+  environment "$each" "$work/py$(version "$each")"
+  here=$work/py$(version "$each")/bin
+  "$here/python" without_torch.py --requirements "$wheel" >"$work/requirements"
+  "$here/python" -m pip install -q -r "$work/requirements"
+  "$here/python" -m pip install -q --no-deps "$wheel"
+  "$here/python" -P without_torch.py
+  "$here/hpcsgd" --version
+  "$here/hpcsgd" train --help >"$work/help"
+  echo "tried on Python $(version "$each"): kernels and command line, without torch"
+done
+for minor in 11 12 13 14; do
+  [ -d "$work/py3.$minor" ] || echo "not tried: Python 3.$minor, which is not here"
+done
+ls -l "${wheel%/*}"
