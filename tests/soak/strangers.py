@@ -1,0 +1,107 @@
+"""What those do who do not know the token: each is a connection to an address, held until it is closed."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from hpcsgd.islands.handshake import CHALLENGE, PROOF, proof
+
+Stranger = Callable[[socket.socket, random.Random], None]
+HELLO = json.dumps({"island": 0, "rank": 0, "ranks": 1, "life": "stranger"}).encode() + b"\n"
+
+
+def says_nothing(_: socket.socket, chance: random.Random) -> None:
+    """And stays."""
+
+
+def says_anything(door: socket.socket, chance: random.Random) -> None:
+    door.sendall(chance.randbytes(chance.choice([1, CHALLENGE, CHALLENGE + PROOF, 1000, 100_000])))
+
+
+def says_json(door: socket.socket, chance: random.Random) -> None:
+    door.sendall(chance.choice([HELLO, b'{"do": "beat"}\n', b"[" * 100_000, b"null\n" * 1000]))
+
+
+def stops_halfway(door: socket.socket, chance: random.Random) -> None:
+    door.recv(CHALLENGE)
+    door.sendall(chance.randbytes(chance.randrange(1, CHALLENGE + PROOF)))
+
+
+def never_ends_its_line(door: socket.socket, chance: random.Random) -> None:
+    for _ in range(chance.choice([1, 64])):
+        door.sendall(b"a" * 65536)
+
+
+def guesses(door: socket.socket, chance: random.Random) -> None:
+    host, client = door.recv(CHALLENGE), chance.randbytes(CHALLENGE)
+    door.sendall(client + proof(chance.choice(["", "guess"]), "client", host, client) + HELLO)
+
+
+def answers_with_the_question(door: socket.socket, chance: random.Random) -> None:
+    """Would a proof for the same challenge twice be told?"""
+    host = door.recv(CHALLENGE)
+    door.sendall(host + host + HELLO)
+
+
+def breaks_off(door: socket.socket, chance: random.Random) -> None:
+    """By a reset, at once or in the middle."""
+    if chance.random() < 0.5:
+        door.sendall(chance.randbytes(CHALLENGE))
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    door.close()
+
+
+KINDS: tuple[Stranger, ...] = (
+    says_nothing, says_anything, says_json, stops_halfway, never_ends_its_line, guesses,
+    answers_with_the_question, breaks_off,
+)  # fmt: skip
+
+
+def replays(recorded: bytes) -> Stranger:
+    """What an honest client has said, once more."""
+
+    def stranger(door: socket.socket, chance: random.Random) -> None:
+        door.sendall(recorded[: chance.choice([len(recorded), CHALLENGE + PROOF])])
+
+    return stranger
+
+
+def knocks(address: tuple[str, int], kind: Stranger, chance: random.Random) -> socket.socket:
+    """A connection on which it has said what it says, unless it was sent away before."""
+    door = socket.create_connection(address, timeout=30)
+    with suppress(OSError):
+        kind(door, chance)
+    return door
+
+
+class Recorder:
+    """Between a client and a host: passes on what they say, and keeps what the client said."""
+
+    def __init__(self, host: tuple[str, int]) -> None:
+        self.said = b""
+        self._host = host
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            client, _ = self._listener.accept()
+            host = socket.create_connection(self._host)
+            threading.Thread(target=self._pass_on, args=(host, client, False), daemon=True).start()
+            self._pass_on(client, host, True)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, keeps: bool) -> None:
+        with suppress(OSError), source, target:
+            while data := source.recv(65536):
+                self.said += data if keeps else b""
+                target.sendall(data)

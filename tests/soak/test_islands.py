@@ -1,0 +1,295 @@
+"""Islands, their rings and their coordinator in orders of events drawn by a number, on a network of the stage
+(see `network`): some die, freeze, are cut off from each other or come back, and the coordinator is started
+again. All that runs is hpcsgd's own but for sockets, threads and clocks."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.event_log import EventLog
+from hpcsgd.islands.journal import Alone
+from hpcsgd.islands.meetings import Meetings, Over
+from hpcsgd.islands.membership import Membership
+from hpcsgd.islands.register import Phase, Register
+from hpcsgd.transport import PeerLost, Transport, threads
+from islands.conftest import TOKEN
+from soak.conftest import Seeds
+from soak.network import Network, Socket, asyncio_of, driven, select_of, socket_of
+from soak.sizes import cases
+from soak.stage import Actor, Stage, Stuck, staged, threading_of
+
+LAST = 4
+"""Rounds, after which the training is over."""
+SIZE = 5
+SILENCE, TIMEOUT = 10.0, 300.0
+PORT = 77
+SIZES = [(1, 1), (1, 1), (1, 2), (1, 1, 1), (2, 1), (1, 1, 2)]
+"""Ranks of each island."""
+
+
+class Given(NamedTuple):
+    """What an island brought to a meeting, and of how many rounds it held the mean then."""
+
+    rounds: int
+    w: Tensor
+
+
+@dataclass
+class World:
+    """What happens on one stage."""
+
+    stage: Stage
+    network: Network
+    ranks: tuple[int, ...]
+    folder: Path
+    chance: random.Random
+    lives: dict[int, int] = field(default_factory=dict)
+    """Of each island up to now."""
+    terms: int = 0
+    done: set[int] = field(default_factory=set)
+    """Islands that have come to their end."""
+    given: dict[int, list[Given]] = field(default_factory=dict)
+    """What each island brought to its meetings, in all of its lives."""
+    rounds: dict[int, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
+    """Who counted in each, and what came of it."""
+    failed: list[BaseException] = field(default_factory=list)
+    logs: list[EventLog] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return f"10.0.0.1:{PORT}"
+
+    def coordinate(self) -> None:
+        """Start a coordinator, where the last one is no more."""
+        self.terms += 1
+        events = EventLog(self.folder / f"events-{self.terms}.jsonl")
+        self.logs.append(events)
+
+        def serve() -> None:
+            at = Coordinator(
+                len(self.ranks), TOKEN, silence=SILENCE, timeout=TIMEOUT, events=events,
+                journal=Alone(self.folder / "register.json"),
+            )  # fmt: skip
+            driven(at.serve("10.0.0.1", PORT))
+
+        self._start(("coordinator", self.terms), serve)
+
+    def live(self, island: int) -> None:
+        """Start an island, perhaps again."""
+        life = self.lives[island] = self.lives.get(island, 0) + 1
+
+        def play() -> None:
+            try:
+                threads.run(self.ranks[island], lambda group: self._rank(island, life, group), timeout=1e6)
+                self.done.add(island)
+            except Exception as error:  # noqa: BLE001 - told by `play`
+                self.failed.append(error)
+
+        self._start(("island", island, life), play)
+
+    def is_through(self) -> bool:
+        return len(self.done) == len(self.ranks) or bool(self.failed)
+
+    def is_over(self) -> bool:
+        """Whether the training is, so that who comes late may find nobody."""
+        register = Alone(self.folder / "register.json").load()
+        return register.phase is Phase.FINISHED
+
+    def _start(self, troupe: tuple[object, ...], target: Callable[[], None]) -> None:
+        actor = Actor(self.stage, target=target, name=" ".join(map(str, troupe)))
+        actor.troupe = troupe
+        actor.start()
+
+    def _rank(self, island: int, life: int, group: Transport) -> None:
+        host = f"10.1.{island}.{group.rank}"
+        limits = {"islands": len(self.ranks), "silence": SILENCE, "timeout": TIMEOUT}
+        try:
+            meetings = Meetings(island, group, self.address, TOKEN, host, **limits)
+        except PeerLost:
+            assert self.is_over(), "it looked for a coordinator in vain"
+            return
+        drawn = torch.Generator().manual_seed(1000 * island + life)
+        w = [torch.randn(SIZE, generator=drawn)]
+        try:
+            while meetings.rounds < LAST:
+                w[0] += torch.randn(SIZE, generator=drawn)
+                if group.rank == 0:
+                    self.given.setdefault(island, []).append(Given(meetings.rounds, w[0].clone()))
+                before = meetings.rounds
+                meetings.mean(w)
+                assert meetings.rounds > before
+                self._note(meetings, w[0])
+            meetings.finish()
+        except (Over, PeerLost):
+            assert self.is_over(), "others are gone in the middle of training"
+        finally:
+            meetings.close()
+
+    def _note(self, meetings: Meetings, w: Tensor) -> None:
+        """A round is the same for all who are in it, and of what those brought that counted, each once; none
+        of them comes from further back than another."""
+        r, mine = meetings.rounds, (meetings.counted, w.clone())
+        counted, agreed = self.rounds.setdefault(r, mine)
+        assert counted == mine[0], f"round {r} counted {counted} and {mine[0]}"
+        assert torch.equal(agreed, mine[1]), f"two results of round {r}"
+        brought = [self.given[island] for island in counted]
+        assert any(_is_mean(w, each) for each in itertools.product(*brought)), f"round {r} is no mean"
+
+
+def _is_mean(w: Tensor, given: tuple[Given, ...]) -> bool:
+    together = len({each.rounds for each in given}) == 1
+    return together and torch.allclose(w, torch.stack([each.w for each in given]).mean(0), rtol=0, atol=1e-5)
+
+
+def someone_dies(world: World) -> None:
+    """And is back sooner or later, unless the others are through."""
+    if left := sorted(set(world.lives) - world.done):
+        island = world.chance.choice(left)
+        world.network.die(("island", island, world.lives[island]))
+        world.stage.sleep(world.chance.choice([0, 0, 1, 30]))
+        world.live(island)
+
+
+def someone_freezes(world: World) -> None:
+    if left := sorted(set(world.lives) - world.done):
+        island = world.chance.choice(left)
+        world.stage.freeze(("island", island, world.lives[island]), world.chance.choice([1, 20, 400]))
+
+
+def the_coordinator_dies(world: World) -> None:
+    world.network.die(("coordinator", world.terms))
+    world.stage.sleep(world.chance.choice([0, 1, 5]))
+    world.coordinate()
+
+
+def the_coordinator_freezes(world: World) -> None:
+    world.stage.freeze(("coordinator", world.terms), world.chance.choice([1, 20, 60]))
+
+
+def a_connection_breaks(world: World) -> None:
+    """Of whomever."""
+    alive: list[Socket] = [each for each in world.network.sockets if not each.outgoing.ended]
+    if alive:
+        broken = world.chance.choice(alive)
+        broken.incoming.ended = broken.outgoing.deaf = True  # for the one end
+        broken.outgoing.ended = broken.incoming.deaf = True  # and for the other
+
+
+EVENTS: tuple[Callable[[World], None], ...] = (
+    someone_dies, someone_dies, someone_freezes, the_coordinator_dies, the_coordinator_freezes,
+    a_connection_breaks, a_connection_breaks,
+)  # fmt: skip
+
+
+def clock(stage: Stage) -> types.SimpleNamespace:
+    now = lambda: stage.now  # noqa: E731
+    return types.SimpleNamespace(monotonic=now, perf_counter=now, sleep=stage.sleep)
+
+
+@contextmanager
+def on_network(seed: int) -> Iterator[tuple[Stage, Network]]:
+    made: list[Network] = []
+
+    def network(stage: Stage) -> Network:
+        if not made:
+            made.append(Network(stage))
+        return made[0]
+
+    replaced: list[tuple[str, Callable[[Stage], object]]] = [
+        *(
+            (f"hpcsgd.islands.{name}.time", clock)
+            for name in ("client", "handshake", "meetings", "ring", "watch")
+        ),
+        *((f"hpcsgd.islands.{name}.threading", threading_of) for name in ("client", "ring")),
+        *((f"hpcsgd.islands.{name}.socket", lambda s: socket_of(network(s))) for name in ("client", "ring")),
+        ("hpcsgd.islands.ring.select", select_of),
+        ("hpcsgd.islands.coordinator.asyncio", lambda s: asyncio_of(network(s))),
+    ]
+    with staged(f"islands {seed}", *replaced, often=0.0) as stage:
+        yield stage, made[0]
+
+
+def play(seed: int, folder: Path) -> World:
+    """Islands that train up to the last round, whatever happens to them on the way."""
+    chance = random.Random(f"events {seed}")
+    with ExitStack() as left, on_network(seed) as (stage, network):
+        world = World(stage, network, chance.choice(SIZES), folder, chance)
+        left.callback(lambda: [log.close() for log in world.logs])
+        world.coordinate()
+        for island in range(len(world.ranks)):
+            world.live(island)
+        for _ in range(chance.choice([0, 1, 2, 3, 4])):
+            soon = len(stage.order) + chance.randrange(1500)
+            stage.wait(lambda soon=soon: len(stage.order) >= soon or world.is_through())
+            chance.choice(EVENTS)(world)
+        stage.wait(world.is_through)
+        if world.failed:
+            raise world.failed[0]
+    assert max(world.rounds) == LAST
+    return world
+
+
+@cases(some=20, every=1000)
+def test_islands_in_any_order(seeds: Seeds, cases: int, tmp_path: Path) -> None:
+    def case(seed: int) -> None:
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        play(seed, folder)
+
+    seeds.each(cases, case)
+
+
+def test_the_same_number_gives_the_same_order(tmp_path: Path) -> None:
+    orders = []
+    for place, seed in enumerate([3, 3, 4]):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        orders.append(play(seed, folder).stage.order)
+    assert orders[0] == orders[1] != orders[2]
+
+
+def found(folder: Path) -> bool:
+    """Whether any of some orders shows that something is broken."""
+    for seed in range(60):
+        (mine := folder / str(seed)).mkdir()
+        try:
+            play(seed, mine)
+        except (AssertionError, Stuck):
+            return True
+    return False
+
+
+def test_rounds_that_not_all_have_voted_for_are_found(tmp_path: Path) -> None:
+    vote = Membership.vote
+
+    def hasty(membership: Membership, island: int, rank: int, *rest: Any) -> None:
+        now = membership.register
+        for other in now.islands:
+            for each in range({m.island: m.ranks for m in now.members}[other]):
+                vote(membership, other, each, *rest)
+
+    with mock.patch.object(Membership, "vote", hasty):
+        assert found(tmp_path)
+
+
+def test_a_coordinator_that_forgets_is_found(tmp_path: Path) -> None:
+    with mock.patch.object(Alone, "load", return_value=Register()):
+        assert found(tmp_path)
+
+
+def test_who_counts_though_it_comes_from_further_back_is_found(tmp_path: Path) -> None:
+    everybody = property(lambda register: register.islands)
+    with mock.patch.object(Register, "counting", everybody):
+        assert found(tmp_path)

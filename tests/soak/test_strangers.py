@@ -1,0 +1,263 @@
+"""A coordinator, and the doors of ranks, among strangers: they stay up, remain small, and honest islands make
+their rounds."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.islands import ring
+from hpcsgd.islands.client import Client
+from hpcsgd.islands.handshake import GREETING
+from hpcsgd.islands.register import Ballot, Register
+from islands.conftest import SILENCE, TOKEN, Desk, desk, wait_for
+from soak.conftest import Seeds
+from soak.sizes import cases
+from soak.strangers import KINDS, Recorder, Stranger, knocks, replays, says_nothing
+
+__all__ = ["desk"]
+ROOM = 24 << 20
+"""Bytes that strangers may cost, with what allocators keep."""
+FLOOD = 400
+"""Connections at once, and files that the process may open; asyncio takes in a hundred at a time."""
+
+
+@dataclass
+class Host:
+    """A coordinator in a process of its own, seen from outside."""
+
+    address: str
+    pid: int
+
+    @property
+    def place(self) -> tuple[str, int]:
+        name, port = self.address.rsplit(":", 1)
+        return name, int(port)
+
+    def bytes(self) -> int:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def files(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+
+@dataclass
+class Rounds:
+    """Islands of one rank each that vote for one round after another."""
+
+    clients: list[Client]
+    made: int = 0
+    failed: list[BaseException] = field(default_factory=list)
+    generations: set[int] = field(default_factory=set)
+    last: float = float("inf")
+    """After this one they stop, all of them: nobody votes alone."""
+
+    def make(self, client: Client) -> None:
+        try:
+            now = client.come("nowhere:1", 0)
+            while now.rounds < self.last:
+                now = self._next(client, now)
+        except BaseException as error:  # noqa: BLE001 - told below
+            self.failed.append(error)
+
+    def _next(self, client: Client, now: Register) -> Register:
+        after = client.vote(now.generation, now.rounds, Ballot(leaving=False))
+        assert (after.generation, after.rounds) == (now.generation, now.rounds + 1)
+        self.generations.add(after.generation)
+        self.made = max(self.made, after.rounds)
+        return after
+
+    def go_on(self) -> None:
+        """Return after two more rounds."""
+        until = self.made + 2
+        wait_for(lambda: self.made >= until or self.failed)
+        assert not self.failed, self.failed
+
+
+@contextmanager
+def rounds_of(*clients: Client) -> Iterator[Rounds]:
+    rounds = Rounds(list(clients))
+    threads = [threading.Thread(target=rounds.make, args=(client,), daemon=True) for client in clients]
+    for thread in threads:
+        thread.start()
+    try:
+        yield rounds
+    finally:
+        rounds.last = rounds.made + 3
+        for thread in threads:
+            thread.join(1 if rounds.failed else 60)
+
+
+@contextmanager
+def in_peace(desk: Desk) -> Iterator[tuple[Host, Rounds, bytes]]:
+    """A host with two islands that make rounds, and what one of them said first."""
+    with desk.killable(2) as address:
+        host = Host(address, desk.pid)
+        recorder = Recorder(host.place)
+        clients = [desk.client(recorder.address, 0), desk.client(address, 1)]
+        clients[0]._coordinator = address
+        try:
+            with rounds_of(*clients) as rounds:
+                rounds.go_on()
+                yield host, rounds, recorder.said
+        finally:
+            recorder.close()
+
+
+def require_unharmed(desk: Desk, rounds: Rounds) -> None:
+    rounds.go_on()
+    assert rounds.generations == {1}
+    assert not [event for event in desk.events() if event["event"] == "lost"]
+
+
+@cases(some=30, every=1000)
+def test_rounds_go_on_whatever_strangers_do(desk: Desk, seeds: Seeds, cases: int) -> None:
+    with in_peace(desk) as (host, rounds, recorded), ExitStack() as held:
+        kinds: tuple[Stranger, ...] = (*KINDS, replays(recorded))
+        for kind in kinds:  # what allocators and lazy imports take once
+            held.enter_context(knocks(host.place, kind, random.Random(0)))
+        rounds.go_on()
+        before = host.bytes()
+
+        def case(seed: int) -> None:
+            chance = random.Random(f"stranger {seed}")
+            for _ in range(chance.choice([1, 1, 5])):
+                door = knocks(host.place, chance.choice(kinds), chance)
+                held.callback(door.close) if chance.random() < 0.2 else door.close()
+            if seed % 10 == 0:
+                rounds.go_on()
+
+        seeds.each(cases, case)
+        assert host.bytes() < before + ROOM
+        require_unharmed(desk, rounds)
+
+
+def test_nobody_hears_anything_who_does_not_know_the_token(desk: Desk) -> None:
+    """But for a challenge."""
+    with in_peace(desk) as (host, rounds, recorded):
+        for kind in (*KINDS, replays(recorded)):
+            if kind is says_nothing:
+                continue
+            with knocks(host.place, kind, random.Random(1)) as door:
+                heard = b""
+                try:
+                    door.shutdown(socket.SHUT_WR)
+                    while more := door.recv(4096):
+                        heard += more
+                except OSError:
+                    pass
+            assert len(heard) <= 32, kind
+        require_unharmed(desk, rounds)
+
+
+def test_a_flood_leaves_room_for_the_honest(desk: Desk) -> None:
+    """Also where a process may open few files: who has said nothing for longest is sent away."""
+    with in_peace(desk) as (host, rounds, _):
+        resource.prlimit(host.pid, resource.RLIMIT_NOFILE, (FLOOD, FLOOD))
+        usual = host.files()
+        with ExitStack() as flood:
+            for _ in range(FLOOD):
+                flood.enter_context(knocks(host.place, says_nothing, random.Random(0)))
+            wait_for(lambda: host.files() <= usual + FLOOD // 2 + 2)
+            asked = time.monotonic()
+            newcomer = desk.client(host.address, 2)
+            assert time.monotonic() - asked < GREETING, "nobody had to give up before"
+            assert newcomer.register.islands == (0, 1)
+            rounds.go_on()
+        wait_for(lambda: host.files() <= usual + 1)
+        assert not rounds.failed
+
+
+def door_address(door: ring.Door) -> tuple[str, int]:
+    name, port = door.address.rsplit(":", 1)
+    return name, int(port)
+
+
+def neighbour(door: ring.Door) -> socket.socket:
+    """An honest one."""
+    connection = socket.create_connection(door_address(door), timeout=30)
+    ring.introduce(connection, TOKEN)
+    connection.sendall(b'{"generation": 1, "chunk": 0}'.ljust(ring._LINE))
+    return connection
+
+
+def test_a_door_with_strangers_before_it_opens_to_neighbours() -> None:
+    door = ring.Door("127.0.0.1", TOKEN)
+    before = threading.active_count()
+    with ExitStack() as held:
+        for seed in range(3 * ring._AT_THE_DOOR):
+            chance = random.Random(seed)
+            kind = chance.choice(KINDS) if seed % 3 else says_nothing
+            held.enter_context(knocks(door_address(door), kind, chance))
+        wait_for(lambda: threading.active_count() <= before + ring._AT_THE_DOOR)
+        held.enter_context(neighbour(door))
+        left = door.wait_for(1, 0, lambda _: False, lambda: False)
+        left.close()
+    door.close()
+    wait_for(lambda: threading.active_count() < before)
+
+
+class OnceFull:
+    """A listener in a process that has too many open files for a moment."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener, self.failures = listener, 2
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._listener.accept()
+
+    def shutdown(self, how: int) -> None:
+        self._listener.shutdown(how)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_a_door_that_could_not_be_opened_once_is_no_wall() -> None:
+    door = ring.Door("127.0.0.1", TOKEN)
+    full = OnceFull(door._listener)
+    door._listener = full  # pyright: ignore[reportAttributeAccessIssue]
+    socket.create_connection(door_address(door)).close()  # the one that is being waited for
+    wait_for(lambda: full.failures == 0)
+    with neighbour(door):
+        door.wait_for(1, 0, lambda _: False, lambda: False).close()
+    door.close()
+
+
+def test_who_says_one_byte_at_a_time_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds that a greeting may take are those of all of it."""
+    monkeypatch.setattr(ring, "GREETING", 0.5)
+    door = ring.Door("127.0.0.1", TOKEN)
+    with socket.create_connection(door_address(door), timeout=30) as slow:
+        slow.recv(32)
+        for _ in range(64):
+            try:
+                slow.sendall(b"x")
+                slow.settimeout(0.05)
+                if slow.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        else:
+            raise AssertionError("it is listened to")
+    door.close()
+
+
+def test_silence_of_the_honest_is_longer_than_these_tests() -> None:
+    assert SILENCE > 300
