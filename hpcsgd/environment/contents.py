@@ -1,0 +1,175 @@
+"""What is packed of an environment, and where it goes.
+
+    bin lib …   the virtual environment as it is, but for scripts, which look for Python beside themselves
+    base/       its interpreter with the standard library, which on clusters is on a shared file system, too
+
+Packages that are installed in place (``pip install -e``) go where they would be had they been copied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.errors import UserError
+
+QUESTION = Path(__file__).with_name("question.py")
+WITHOUT = {"test", "tests", "idlelib", "turtledemo", "ensurepip", "site-packages", "dist-packages"}
+"""Of the standard library; packages of the base are packed where the environment sees them."""
+INTERPRETERS = re.compile(r"python[\d.]*|[aA]ctivate.*|pyvenv\.cfg")
+"""What is made anew."""
+BESIDE = b"""#!/bin/sh
+'''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
+' '''
+"""
+"""The beginning of a script, for the shell and for Python, that is run by the Python beside it."""
+SYSTEM = Path("/usr")
+"""Of whose libraries each node has its own."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of the archive: one on disk, or `content`, or a link."""
+
+    name: str
+    source: Path
+    content: bytes | None = None
+    link: str | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the environment's interpreter says of itself: see ``question.py``."""
+
+    prefix: Path
+    base: Path
+    executable: Path
+    version: str
+    standard: list[Path]
+    """Folders of the standard library."""
+    shared: bool
+    """Whether the interpreter is a library of its own, and found by its absolute path."""
+    sites: list[Path]
+    """Where packages are installed."""
+    path: list[Path]
+    """As `sys.path`."""
+    editable: list[dict[str, Any]]
+    """Packages that were installed in place."""
+
+    @property
+    def sources(self) -> list[Path]:
+        """Of packages that were installed in place."""
+        return [Path(source) for each in self.editable for source in each["sources"]]
+
+    @property
+    def of_base(self) -> list[Path]:
+        """Folders of the base's packages that the environment sees, too."""
+        return [
+            path
+            for path in self.path
+            if path.is_relative_to(self.base) and path.name.endswith("-packages") and path not in self.sites
+        ]
+
+    @property
+    def left(self) -> list[Path]:
+        """On the path, and not packed."""
+        typed = [Path(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        packed = {self.prefix, self.base}
+        beside = {source.parent for source in self.sources} - set(typed)
+        return [p for p in self.path if p not in beside and not any(p.is_relative_to(x) for x in packed)]
+
+    def members(self) -> Iterator[Member]:
+        """All of the archive. The interpreter's name comes last: where it is, the archive was whole."""
+        leads = {Path(lead) for each in self.editable for lead in each["leads"]}
+        for member in below(self.prefix, ""):
+            if member.source in leads or INTERPRETERS.fullmatch(member.name.removeprefix("bin/")):
+                continue
+            yield self._beside(member) if member.name.startswith("bin/") else member
+        site = self.sites[0].relative_to(self.prefix)
+        for source in self.sources:
+            name = str(site / source.name)
+            yield from below(source, name) if source.is_dir() else [Member(name, source)]
+        for folder in self.standard:
+            for member in below(folder, self._in_base(folder), WITHOUT):
+                if not member.name.endswith(".a"):
+                    yield member
+        for folder in self.of_base:
+            yield from below(folder, self._in_base(folder))
+        for library in self.libraries():
+            yield Member(self._in_base(library), library)
+        yield Member(f"base/bin/{self.executable.name}", self.executable)
+        for name in (f"python{self.version.rpartition('.')[0]}", "python3"):
+            yield Member(f"bin/{name}", self.prefix, link="python")
+        yield Member("bin/python", self.prefix, link=f"../base/bin/{self.executable.name}")
+
+    def libraries(self) -> list[Path]:
+        """That the interpreter loads from its own folder."""
+        if self.base == SYSTEM:
+            return []
+        users = [self.executable, *(x for folder in self.standard for x in folder.glob("lib-dynload/*.so"))]
+        done = subprocess.run(["ldd", *users], capture_output=True, text=True, check=False)
+        found = {Path(path) for path in re.findall(r"=> (/\S+)", done.stdout)}
+        return sorted(path for path in found if path.is_relative_to(self.base))
+
+    def _in_base(self, path: Path) -> str:
+        return str("base" / path.relative_to(self.base))
+
+    def _beside(self, member: Member) -> Member:
+        """A script that names the environment's interpreter."""
+        if member.link is not None:
+            return member
+        with member.source.open("rb") as file:
+            if file.read(2) != b"#!":
+                return member
+            text = b"#!" + file.read()
+        python = re.escape(bytes(self.prefix / "bin" / "python"))
+        named = rb"#!%b[\d.]*\n|#!/bin/sh\n'''exec' \"?%b[^\n]*\n' '''\n" % (python, python)
+        found = re.match(named, text)
+        return member if found is None else Member(member.name, member.source, BESIDE + text[found.end() :])
+
+
+def below(folder: Path, name: str, without: Set[str] = frozenset()) -> Iterator[Member]:
+    """The files in a folder, called `name` in the archive. A link stays one where it leads to one of them."""
+    yield from _below(folder, name, folder.resolve(), without)
+
+
+def _below(folder: Path, name: str, root: Path, without: Set[str]) -> Iterator[Member]:
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        path, inside = Path(entry.path), f"{name}/{entry.name}".removeprefix("/")
+        if entry.name in without:
+            continue
+        target = os.readlink(path) if entry.is_symlink() else None
+        if target is not None and not os.path.isabs(target) and path.resolve().is_relative_to(root):
+            yield Member(inside, path, link=target)
+        elif entry.is_dir():
+            yield from _below(path, inside, root, frozenset())
+        elif entry.is_file():
+            yield Member(inside, path)
+
+
+def ask(folder: Path) -> Environment:
+    """The environment in `folder`. Raises `UserError` where it is none that could be packed."""
+    python = folder.absolute() / "bin" / "python"
+    if (folder / "conda-meta").is_dir():
+        raise UserError(f"{folder}: an environment of conda, which conda-pack packs")
+    if not (folder / "pyvenv.cfg").exists() or not python.exists():
+        raise UserError(f"{folder}: not a virtual environment, as python -m venv makes them")
+    done = subprocess.run([python, "-P", QUESTION], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise UserError(f"{python}: does not run: {done.stderr.strip().rpartition(chr(10))[2]}")
+    told = json.loads(done.stdout)
+    one = {name: Path(told[name]) for name in ("prefix", "base", "executable")}
+    many = {name: [Path(path) for path in told[name]] for name in ("standard", "sites", "path")}
+    found = Environment(**{**told, **one, **many})
+    if unknown := [each["name"] for each in found.editable if not each["sources"]]:
+        raise UserError(
+            f"{folder}: {', '.join(unknown)}: installed in place (pip install -e), and does not tell its "
+            "packages: install without -e"
+        )
+    return found
