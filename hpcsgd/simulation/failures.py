@@ -21,7 +21,7 @@ from hpcsgd.simulation.compute import Seconds
 TRIED = 2.0 ** np.linspace(-2.5, 2.5, 81)
 """Intervals to try, as multiples of Young's."""
 LONGEST = 5.0
-"""A piece of work, in mean times between failures: beyond that one in 150 attempts succeeds."""
+"""A piece of work, or a restart, in mean times between failures: beyond that one in 150 attempts succeeds."""
 FAILURES_SEEN = 40_000
 """In all repetitions together, so that the mean is known to half a percent of the lost time."""
 REPETITIONS = (64, 4096)
@@ -29,7 +29,7 @@ REPETITIONS = (64, 4096)
 
 @dataclass(frozen=True)
 class Failures:
-    """Times between failures of a node are exponential."""
+    """Times between failures of a node are exponential, and those of a rank that dies by itself."""
 
     mtbf_seconds: float
     """Of a node."""
@@ -39,13 +39,29 @@ class Failures:
     """Of the job, had it neither failures nor checkpoints."""
     interval_seconds: float | None = None
     """Work between checkpoints; None: the best that is found."""
+    rank_mtbf_seconds: float | None = None
+    """Of the processes of a rank, beside its node; None: they never fail by themselves."""
 
     def __post_init__(self) -> None:
-        for name in ("mtbf_seconds", "checkpoint_seconds", "work_seconds", "interval_seconds"):
+        positive = (
+            "mtbf_seconds",
+            "checkpoint_seconds",
+            "work_seconds",
+            "interval_seconds",
+            "rank_mtbf_seconds",
+        )
+        for name in positive:
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise UserError(f"{name} = {value}: expected a number above 0")
         if self.restart_seconds < 0:
             raise UserError(f"restart_seconds = {self.restart_seconds}: expected 0 or more")
+
+    def mtbf(self, nodes: int, ranks: int) -> float:
+        """Seconds between failures of what consists of these; infinite where nothing of it can fail."""
+        rate = nodes / self.mtbf_seconds
+        if self.rank_mtbf_seconds is not None:
+            rate += ranks / self.rank_mtbf_seconds
+        return 1 / rate if rate else math.inf
 
 
 @dataclass(frozen=True)
@@ -82,11 +98,17 @@ class Checkpointing:
     tried_goodput: list[float]
 
 
-def checkpointing(failures: Failures, hosts: int, seed: int) -> Checkpointing:
-    """Of a job on so many nodes: simulated with each interval, all with the same failures."""
-    M, C = failures.mtbf_seconds / hosts, failures.checkpoint_seconds
+def checkpointing(failures: Failures, hosts: int, seed: int, ranks: int = 0) -> Checkpointing:
+    """Of a job on so many nodes, whose `ranks` may fail, too: simulated with each interval, all with the same
+    failures."""
+    M, C = failures.mtbf(hosts, ranks), failures.checkpoint_seconds
     tried = young(C, M) * TRIED
     tried = tried[tried + C <= LONGEST * M]
+    if failures.restart_seconds > LONGEST * M:
+        raise UserError(
+            f"something fails every {M:.4g} s: "
+            f"a restart of {failures.restart_seconds:g} s hardly ever fits between"
+        )
     if len(tried) < 3 or (failures.interval_seconds or 0.0) + C > LONGEST * M:
         raise UserError(
             f"some node fails every {M:.4g} s: work and a checkpoint of {C:g} s hardly ever fit between"
@@ -123,6 +145,13 @@ def daly(C: float, M: float) -> float:
         return M
     x = C / (2 * M)
     return young(C, M) * (1 + math.sqrt(x) / 3 + x / 9) - C
+
+
+def mean_goodput(failures: Failures, M: float, interval: float) -> float:
+    """Daly's eq. 20 of a long job: a piece of work takes M·e^(R/M)·(e^((interval + C)/M) − 1) in the mean."""
+    C, R = failures.checkpoint_seconds, failures.restart_seconds
+    with np.errstate(over="ignore"):
+        return float(interval / (M * np.exp(R / M) * np.expm1((interval + C) / M)))
 
 
 def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng: Generator) -> Toll:

@@ -54,9 +54,10 @@ class MessagesSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailuresSection:
-    """Nodes that fail."""
+    """Nodes that fail, and ranks by themselves."""
 
     mtbf_hours_per_node: Time
+    mtbf_hours_per_rank: Time | None = None  # beside its node; none: it never does
     checkpoint_seconds: Time
     restart_seconds: Seconds = 0.0
     work_hours: Time = 24.0  # of the whole training without failures
@@ -120,4 +121,5 @@ def _failures(section: FailuresSection | None) -> Failures | None:
         restart_seconds=section.restart_seconds,
         work_seconds=section.work_hours * HOUR,
         interval_seconds=section.checkpoint_every_seconds,
+        rank_mtbf_seconds=None if section.mtbf_hours_per_rank is None else section.mtbf_hours_per_rank * HOUR,
     )

@@ -63,7 +63,7 @@ def simulate(simulation: Simulation) -> Simulated:
     spent = sum(totals.values())
     saving = None
     if failures and rule.dies_as_one:
-        saving = checkpointing(failures, simulation.layout.hosts, simulation.seed)
+        saving = checkpointing(failures, simulation.layout.hosts, simulation.seed, simulation.layout.N)
     goodput = saving.goodput if saving else 1 - totals["failures"] / spent
     rates = course.ledger.useful / simulation.layout.P / course.ended
     return Simulated(

@@ -26,8 +26,15 @@ class Islands:
         assert course.failures is not None
         self.env, self.course, self.rule = simpy.Environment(), course, rule
         self.P, self.restart = course.layout.P, course.failures.restart_seconds
-        self.life = course.failures.mtbf_seconds / math.ceil(course.layout.K / course.layout.ranks_per_host)
+        of_node, of_rank = course.failures.mtbf_seconds, course.failures.rank_mtbf_seconds or math.inf
+        alone = course.layout.groups_on_a_host == 1
+        nodes = math.ceil(course.layout.K / course.layout.ranks_per_host) if alone else 0
+        hazard = nodes / of_node + course.layout.K / of_rank
+        self.life = 1 / hazard if hazard else math.inf
         self.chance = course.generator("deaths")
+        hosts = [] if alone else range(course.layout.hosts)
+        gaps = [course.generator(f"node {host}").exponential(of_node, 1000) for host in hosts]
+        self.downs = [np.cumsum(each) for each in gaps]
         self.F = np.full((T, self.P), np.nan)
         self.alive: set[int] = set()
         self.dies: dict[int, float] = {}
@@ -43,10 +50,18 @@ class Islands:
     def begin(self, islands: range | list[int], t: int) -> None:
         """Lives from step t on, all from now."""
         self.met = self.env.event()
-        for g, life in zip(islands, self.chance.exponential(self.life, len(islands)), strict=True):
-            self.dies[g] = self.env.now + life
+        for g, end in zip(islands, self.ends(islands), strict=True):
+            self.dies[g] = end
             self.alive.add(g)
             self.env.process(self.lives(g, t))
+
+    def ends(self, islands: range | list[int]) -> list[float]:
+        """Of lives that begin now: by what an island has for itself, or with a node that it shares."""
+        many, now = len(islands), self.env.now
+        own = self.chance.exponential(self.life, many) if self.life < math.inf else [math.inf] * many
+        shared = [self.downs[g // self.course.layout.groups_on_a_host] for g in islands if self.downs]
+        nodes = [down[down > now][0] for down in shared] or [math.inf] * many
+        return [min(now + life, node) for life, node in zip(own, nodes, strict=True)]
 
     def lives(self, g: int, t: int) -> Process:
         """Up to the death, or to the end."""
@@ -99,8 +114,8 @@ class Islands:
         met.succeed()
 
     def back(self, islands: list[int], t: int) -> None:
-        for g, life in zip(islands, self.chance.exponential(self.life, len(islands)), strict=True):
-            self.dies[g] = self.env.now + life
+        for g, end in zip(islands, self.ends(islands), strict=True):
+            self.dies[g] = end
             self.alive.add(g)
             self.env.process(self.comes_back(g, t))
 
@@ -111,13 +126,26 @@ class Islands:
 
 
 @pytest.mark.parametrize("mtbf", [2.0, 6.0, 30.0])
-@pytest.mark.parametrize("shape", [(1, 2), (2, 1), (3, 2), (6, 3)])
-def test_the_same_as_islands_that_are_killed(shape: tuple[int, int], mtbf: float) -> None:
+@pytest.mark.parametrize(
+    ("shape", "a_host", "of_rank"),
+    [
+        *(((P, K), K, None) for P, K in [(1, 2), (2, 1), (3, 2), (6, 3)]),
+        ((4, 2), 2, 20.0),
+        ((6, 1), 2, None),
+        ((6, 1), 3, 20.0),
+        ((3, 4), 2, 40.0),
+    ],
+)
+def test_the_same_as_islands_that_are_killed(
+    shape: tuple[int, int], a_host: int, of_rank: float | None, mtbf: float
+) -> None:
     rule = Ensemble(every=3, meetings_per_epoch=2, silence_seconds=0.3)
     deaths = again = 0
     for seed in range(1, 9):
-        failures = Failures(mtbf, checkpoint_seconds=1.0, restart_seconds=0.7)
-        compute = Compute(Layout(*shape, ranks_per_host=shape[1]), LogNormal(0.1, 0.4), seed=seed)
+        failures = Failures(
+            mtbf, checkpoint_seconds=1.0, restart_seconds=0.7, rank_mtbf_seconds=of_rank
+        )  # fmt: skip
+        compute = Compute(Layout(*shape, ranks_per_host=a_host), LogNormal(0.1, 0.4), seed=seed)
         course = Course(compute, D, T, failures)
         F, made = np.full((T, shape[0]), np.nan), course.made
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpcsgd.errors import UserError
 from hpcsgd.simulation import Constant, Durations, Failures, Layout, Simulation, simulate
-from hpcsgd.simulation.failures import checkpointing, daly, jobs, young
+from hpcsgd.simulation.failures import checkpointing, daly, jobs, mean_goodput, young
 from hpcsgd.simulation.rules import bsp
 
 HOUR = 3600.0
@@ -106,6 +106,24 @@ def test_more_nodes_fail_more_often() -> None:
     assert many.goodput < few.goodput < 1
 
 
+def test_a_job_dies_with_each_of_its_ranks_too() -> None:
+    failures = Failures(1000.0, checkpoint_seconds=0.1, rank_mtbf_seconds=400.0, work_seconds=5000.0)
+    assert failures.mtbf(nodes=2, ranks=8) == pytest.approx(1 / (2 / 1000 + 8 / 400))
+    assert failures.mtbf(nodes=0, ranks=4) == pytest.approx(100.0)
+    assert Failures(1000.0, checkpoint_seconds=0.1).mtbf(nodes=0, ranks=4) == math.inf
+    job = Simulation(
+        layout=Layout(4, 2, 4),
+        compute=Constant(0.1),
+        durations=Durations(),
+        rule=bsp(),
+        steps=10,
+        failures=failures,
+    )
+    told = simulate(job).checkpointing
+    assert told is not None
+    assert told.mtbf_seconds == pytest.approx(failures.mtbf(nodes=2, ranks=8))
+
+
 def test_an_interval_that_is_given_is_kept_and_costs() -> None:
     given = Failures(1e7, checkpoint_seconds=20.0, restart_seconds=60.0, interval_seconds=200.0)
     found = checkpointing(given, hosts=1000, seed=1)
@@ -119,6 +137,19 @@ def test_a_job_that_never_ends_is_refused() -> None:
         UserError, match=r"^some node fails every 2 s: work and a checkpoint of 30 s hardly ever fit"
     ):
         checkpointing(Failures(2000.0, checkpoint_seconds=30.0), hosts=1000, seed=1)
+
+
+def test_a_job_that_never_starts_is_refused() -> None:
+    failures = Failures(10.0, checkpoint_seconds=0.1, restart_seconds=60.0)
+    with pytest.raises(UserError, match=r"^something fails every 10 s: a restart of 60 s hardly ever fits"):
+        checkpointing(failures, hosts=1, seed=1)
+
+
+def test_the_mean_goodput_is_that_of_long_jobs() -> None:
+    failures = Failures(HOUR, checkpoint_seconds=120.0, restart_seconds=600.0, work_seconds=200 * HOUR)
+    found = checkpointing(failures, hosts=1, seed=1)
+    assert mean_goodput(failures, HOUR, found.best_seconds) == pytest.approx(found.best_goodput, rel=0.01)
+    assert mean_goodput(failures, 0.5, 1.0) == 0.0
 
 
 def test_goodput_takes_its_part_of_the_samples() -> None:

@@ -4,12 +4,12 @@ Every T steps the living meet. They wait for one that has died until nothing has
 `silence_seconds`. It is started again, and joins the living at the meeting with which an epoch begins. Where
 nobody is left all begin again where the last epoch began, as soon as one is back.
 
-What a group did since its last meeting is lost with it. Its nodes are its own.
+What a group did since its last meeting is lost with it. Its nodes are its own, or it shares one with others,
+which die with it together.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hpcsgd.errors import UserError
 from hpcsgd.simulation.compute import Seconds
 from hpcsgd.simulation.course import Course
+from hpcsgd.simulation.deaths import Deaths
 
 PATIENCE = 1000
 """Attempts at an epoch in which nobody is left, before it is called hopeless."""
@@ -66,9 +67,7 @@ class _Islands:
         P, failures = course.layout.P, course.failures
         self._course, self._silence = course, silence
         self._restart = failures.restart_seconds if failures else 0.0
-        nodes = math.ceil(course.layout.K / course.layout.ranks_per_host)
-        self._life = failures.mtbf_seconds / nodes if failures else math.inf
-        self._chance = course.generator("deaths")
+        self._deaths = Deaths(course)
         self.F = np.zeros(P)
         """Where the time of each stands; of the dead, when the last step that it made was over."""
         self.alive = np.ones(P, bool)
@@ -130,5 +129,4 @@ class _Islands:
     def _begin_life(self, who: NDArray[np.bool_], now: Seconds) -> None:
         self.F = np.where(who, now, self.F)
         self.alive = self.alive | who
-        if math.isfinite(self._life):
-            self._dies[who] = now[who] + self._chance.exponential(self._life, np.count_nonzero(who))
+        self._dies[who] = self._deaths.after(now[who], np.flatnonzero(who))

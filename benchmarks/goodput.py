@@ -1,0 +1,158 @@
+"""Goodput: useful samples over possible ones, against the mean time between failures.
+
+    python benchmarks/goodput.py [--quick] [--runs 500] [--keep FILE] [--json FILE] [--plot FILE]
+
+Half an hour alone, and about as long for 500 runs; `--runs 0` leaves those out. See goodput/useful.py for
+what is useful, goodput/settings.py for what is measured, goodput/simulated.py for what is simulated.
+
+Measured, in small and in scaled time: groups of one rank, two on a node, whose computing is a pause. Ranks,
+groups and nodes are killed at random moments. Start-up, restarts and checkpoints are real; checkpoints are
+small. Contestants: islands by `hpcsgd launch`; one synchronous job by `mpiexec hpcsgd train`, started again
+with --resume; torch's DistributedDataParallel, started again by torch.distributed.run; torchft's LocalSGD and
+its lighthouse, where this Python has them. What is possible is told by an undisturbed run of each.
+
+Simulated: each measured run, with as many failures, its restart time and its checkpoint interval; and 1,000
+nodes. `--keep` takes what was measured, and the random runs, from an earlier result.
+
+Random runs: see goodput/random_runs.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from goodput import simulated
+from goodput.contestants import CONTESTANTS, ISLANDS, SYNC
+from goodput.measured import measured
+from goodput.picture import draw
+from goodput.random_runs import played
+from goodput.settings import FULL, QUICK, Setting
+from harness import Goal, Run, print_table
+
+Row = dict[str, Any]
+LOST, BELOW = 0.15, 0.30
+"""Goals: islands lose at most so much where the goodput of the one job is below that."""
+ERROR = 0.10
+"""Goal: of the simulated goodput, in the mean over the runs of islands and of one job."""
+QUICK_RUNS = 2
+
+
+def parts(rows: Sequence[Row], name: str) -> list[Row]:
+    return [row for row in rows if row["part"] == name]
+
+
+def with_simulated(setting: Setting, rows: Sequence[Row]) -> list[Row]:
+    return [{**row, "simulated": simulated.in_small(setting, row)} for row in rows]
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    found = []
+    for name in simulated.RESTARTS:
+        curve = [row for row in parts(rows, "at scale") if row["restart"] == name]
+        if low := [row for row in curve if row[SYNC] < BELOW]:
+            lost = max(1 - row[ISLANDS] for row in low[-1:])
+            every = f"{low[-1]['mtbf_s'] / 60:.3g} min"
+            found.append(
+                Goal(
+                    f"lost by islands, one job below {BELOW:.0%}: {name}, a failure every {every}", lost, LOST
+                )
+            )
+    errors = [
+        abs(r["simulated"] - r["goodput"]) for r in parts(rows, "measured") if r["simulated"] is not None
+    ]
+    if errors:
+        found.append(
+            Goal("simulated against measured goodput, in the mean", sum(errors) / len(errors), ERROR)
+        )
+    if runs := parts(rows, "random run"):
+        found.append(Goal("random runs of which anything was wrong", sum(bool(r["wrong"]) for r in runs), 0))
+    return found
+
+
+def tell(rows: Sequence[Row]) -> None:
+    head = ["contestant", "failure every s", "failures", "restart s", "goodput", "simulated"]
+    print_table(
+        (
+            [r["who"], f"{r['mtbf_s']:g}", r["failures"], _figure(r["restart_s"], ".1f"),
+             f"{r['goodput']:.1%}", _figure(r["simulated"], ".1%")]
+            for r in parts(rows, "measured")
+        ), head,
+    )  # fmt: skip
+    head = ["a failure every", *(f"{who}, {name}" for name in simulated.RESTARTS for who in (ISLANDS, SYNC))]
+    curves = parts(rows, "at scale")
+    times = sorted({row["mtbf_s"] for row in curves})
+    cells = (
+        [
+            f"{t / 60:.4g} min",
+            *(f"{row[who]:.1%}" for row in curves if row["mtbf_s"] == t for who in (ISLANDS, SYNC)),
+        ]
+        for t in times
+    )
+    print_table(cells, head)
+    head = ["a node fails every", "nodes", ISLANDS, SYNC]
+    print_table(
+        (
+            [r["node_mtbf"], r["nodes"], f"{r[ISLANDS]:.1%}", f"{r[SYNC]:.1%}"]
+            for r in parts(rows, "by nodes")
+        ),
+        head,
+    )
+    if runs := parts(rows, "random run"):
+        kills, rounds = (sum(row[name] for row in runs) for name in ("kills", "rounds"))
+        print(f"{len(runs)} random runs, {kills} kills, {rounds} rounds")
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--who", nargs="+", default=list(CONTESTANTS), choices=list(CONTESTANTS))
+    parser.add_argument("--groups", type=int, help=f"of the measured runs; {FULL.P} by default")
+    parser.add_argument("--window", type=float, help=f"seconds of each; {FULL.window:g} by default")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--runs", type=int, help="random runs; 500 by default")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="measure nothing: an earlier result has it")
+    parser.add_argument("--quick", action="store_true", help="at most a minute")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    setting = QUICK if given.quick else FULL
+    told = {"P": given.groups, "window": given.window}
+    setting = replace(setting, **{name: value for name, value in told.items() if value is not None})
+    run = Run()
+    rows, absent = run.kept(given.keep), []
+    if rows:
+        rows = [row for row in rows if row["part"] in ("measured", "random run")]
+        setting = Setting(**rows[0]["setting"])
+    else:
+        who = [ISLANDS] if given.quick else given.who
+        rows, absent = measured(setting, who, given.seed, lambda line: print(line, flush=True))
+        rows = [{**row, "setting": asdict(setting)} for row in rows]
+        if given.json:
+            run.write(given.json, rows)
+    if not parts(rows, "random run"):
+        count = QUICK_RUNS if given.quick else 500
+        rows += played(
+            count if given.runs is None else given.runs, given.seed, lambda line: print(line, flush=True)
+        )
+        if given.json:
+            run.write(given.json, rows)
+    rows = with_simulated(setting, parts(rows, "measured")) + parts(rows, "random run")
+    if not given.quick:
+        rows += simulated.at_scale() + simulated.by_nodes()
+    tell(rows)
+    if given.plot:
+        draw(rows, given.plot)
+    run.conclude(rows, goals(rows), given.json, {"absent": absent} if absent else None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""Who takes part: how each is started and started again, and what it has got done by now."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from goodput.network import CLASSES, INPUTS, PASSES
+from goodput.processes import RANK, at_work, rank_of
+from goodput.settings import Setting
+from goodput.useful import of_islands, of_one_job, of_replicas
+from harness import mpiexec
+from harness.launching import python_path
+from hpcsgd.checkpoint.folder import titles
+from hpcsgd.data.convert import convert_npz
+from hpcsgd.islands import event_log
+from hpcsgd.report.metrics import read
+
+HERE = Path(__file__).parent
+FOREVER = "1000000"
+ISLANDS, SYNC, DDP, TORCHFT = "islands", "one job", "DDP", "torchft LocalSGD"
+
+
+class Contestant(Protocol):
+    """In a folder of its own."""
+
+    def start(self) -> None: ...
+
+    def keep(self) -> None:
+        """Start again what has died; asked all the time."""
+        ...
+
+    def useful(self) -> int:
+        """Samples by now, as in `useful`; 0 before the first step."""
+        ...
+
+    def back(self) -> list[float]:
+        """When processes that were started again took part; those that were started first, too."""
+        ...
+
+
+class Islands:
+    """`hpcsgd launch`, which starts dead islands again itself."""
+
+    def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
+        self._folder, self._setting = folder, setting
+        write_job(folder, setting, f'{{ name = "ensemble", every = {setting.every} }}', checkpoint_steps)
+
+    def start(self) -> None:
+        shape = ["--groups", str(self._setting.P), "--group-size", str(self._setting.K)]
+        start(self._folder, [*hpcsgd("launch"), *shape, "--restarts", FOREVER])
+
+    def keep(self) -> None:
+        pass
+
+    def useful(self) -> int:
+        return of_islands(self._events(), self._setting.batch)
+
+    def back(self) -> list[float]:
+        return [e["unix"] for e in self._events() if e["event"] == "generation" and e["newcomers"]]
+
+    def _events(self) -> list[event_log.Event]:
+        path = self._folder / "run" / event_log.NAME
+        return event_log.read(path) if path.exists() else []
+
+
+class OneJob:
+    """`mpiexec hpcsgd train`, synchronous; with `--resume` at once when it has ended, as a batch system does
+    that need not queue it."""
+
+    def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
+        self._folder, self._setting = folder, setting
+        write_job(folder, setting, '{ name = "bsp" }', checkpoint_steps)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        words = [mpiexec(), "-n", str(self._setting.ranks), *hpcsgd("train")]
+        resume = ["--resume"] if (self._folder / "run").exists() else []
+        self._process = start(self._folder, [*words, "--job.groups", str(self._setting.P), *resume])
+
+    def keep(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self.start()
+
+    def useful(self) -> int:
+        run = self._folder / "run"
+        steps = (
+            [r["step"] for r in read(run / "metrics.jsonl") if r["kind"] == "step"] if self._has(run) else []
+        )
+        saved = [int(title.rpartition("-")[2]) for title in titles(run / "checkpoints")]
+        told = [("saved", max(saved, default=0)), ("made", max(steps, default=0))]
+        return of_one_job([told], at_work=trains(self._folder), batch=self._setting.P * self._setting.batch)
+
+    def back(self) -> list[float]:
+        return first_passes(self._folder)
+
+    def _has(self, run: Path) -> bool:
+        return (run / "metrics.jsonl").exists()
+
+
+class TorchElastic:
+    """DistributedDataParallel under `torch.distributed.run`, which starts all ranks again where one dies."""
+
+    def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
+        self._folder, self._setting, self._every = folder, setting, checkpoint_steps
+
+    def start(self) -> None:
+        agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--monitor-interval", "0.1"]
+        shape = ["--nproc-per-node", str(self._setting.ranks), "--max-restarts", FOREVER]
+        batch = self._setting.batch // self._setting.K
+        words = [
+            "--seconds",
+            str(self._setting.seconds),
+            "--batch",
+            str(batch),
+            "--save-every",
+            str(self._every),
+        ]
+        start(self._folder, [*agent, *shape, str(HERE / "ddp_rank.py"), *words])
+
+    def keep(self) -> None:
+        pass
+
+    def useful(self) -> int:
+        lives: list[list[tuple[str, int]]] = []
+        for record in told(self._folder / "told.jsonl"):
+            if record["what"] == "begins":
+                lives.append([])
+            lives[-1].append((record["what"], record["t"]))
+        samples = self._setting.P * self._setting.batch
+        return of_one_job(lives, at_work=trains(self._folder), batch=samples)
+
+    def back(self) -> list[float]:
+        return first_passes(self._folder)
+
+
+class FaultTolerant:
+    """torchft's LocalSGD and its lighthouse; dead replicas are started again at once."""
+
+    def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
+        if find_spec("torchft") is None:
+            raise NotHere(f"{TORCHFT}: this Python has no package torchft")
+        if setting.K > 1:
+            raise NotHere(f"{TORCHFT}: replicas of one rank only, groups have {setting.K}")
+        self._folder, self._setting = folder, setting
+        self._replicas: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        script = str(HERE / "torchft_lighthouse.py")
+        lighthouse = subprocess.Popen(
+            [sys.executable, "-P", script], cwd=self._folder, env=environment(self._folder),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert lighthouse.stdout is not None
+        self._address = lighthouse.stdout.readline().strip()
+        for replica in range(self._setting.P):
+            self._start(replica)
+
+    def keep(self) -> None:
+        for replica, process in self._replicas.items():
+            if process.poll() is not None:
+                self._start(replica)
+
+    def useful(self) -> int:
+        syncs = [
+            (record["before"], record["after"])
+            for path in self._folder.glob("told-*.jsonl")
+            for record in told(path)
+        ]
+        return of_replicas(syncs, self._setting.batch, self._setting.every)
+
+    def back(self) -> list[float]:
+        return first_passes(self._folder)
+
+    def _start(self, replica: int) -> None:
+        s = self._setting
+        words = ["--lighthouse", self._address, "--seconds", str(s.seconds), "--batch", str(s.batch)]
+        script = [sys.executable, "-P", str(HERE / "torchft_rank.py"), "--every", str(s.every)]
+        self._replicas[replica] = start(self._folder, [*script, *words], **{RANK: str(replica)})
+
+
+class NotHere(Exception):
+    """A contestant cannot take part, and why."""
+
+
+CONTESTANTS = {ISLANDS: Islands, SYNC: OneJob, DDP: TorchElastic, TORCHFT: FaultTolerant}
+
+
+def write_job(folder: Path, setting: Setting, method: str, checkpoint_steps: int) -> None:
+    chance = np.random.default_rng(1)
+    x = chance.random((setting.samples, INPUTS), np.float32)
+    np.savez(folder / "train.npz", x=x, y=np.arange(setting.samples) % CLASSES)
+    np.savez(folder / "test.npz", x=x[:CLASSES], y=np.arange(CLASSES))
+    convert_npz([folder / "train.npz", folder / "test.npz"], folder / "small.h5")
+    (folder / "job.toml").write_text(f"""
+data = {{ store = "small.h5", batch_size = {setting.batch} }}
+model = {{ build = "goodput.network:Net", arguments = {{ seconds = {setting.seconds} }} }}
+optimizer = {{ lr = 0.01 }}
+schedule = {{ scaling = "none" }}
+method = {method}
+run = {{ folder = "run" }}
+[training]
+epochs = {FOREVER}
+evaluate_every = {FOREVER}
+checkpoint_every = {checkpoint_steps}
+log_every = 1
+""")
+
+
+def hpcsgd(command: str) -> list[str]:
+    return [sys.executable, "-m", "hpcsgd", command, "job.toml"]
+
+
+def start(folder: Path, words: Sequence[str], **more: str) -> subprocess.Popen[bytes]:
+    with (folder / "printed").open("ab") as printed:
+        return subprocess.Popen(
+            words, cwd=folder, env=environment(folder, **more),
+            stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, start_new_session=True,
+        )  # fmt: skip
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    passes = folder / "passes"
+    passes.mkdir(exist_ok=True)
+    quiet = {"RUST_LOG": "error", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    paths = {"PYTHONPATH": python_path(), PASSES: str(passes)}
+    return {**os.environ, **quiet, "OMP_NUM_THREADS": "1", **paths, **more}
+
+
+def told(path: Path) -> Iterable[Mapping[str, Any]]:
+    """Whole lines of JSON."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def first_passes(folder: Path) -> list[float]:
+    """When each process began its first step."""
+    passes = [path.read_text().splitlines() for path in (folder / "passes").iterdir()]
+    return [float(lines[0]) for lines in passes if lines]
+
+
+def trains(folder: Path) -> bool:
+    """Whether rank 0 lives, and has begun a step."""
+    here = [pid for pid, env in at_work(folder).items() if rank_of(env, 1) == 0]
+    return any((folder / "passes" / str(pid)).exists() for pid in here)

@@ -1,0 +1,179 @@
+"""Was a random run right? By what its ranks wrote down (witness.py) and the coordinator's event log.
+
+- All that took a round hold the same bits, the mean of the islands that the log says counted (faults_judge).
+- Plain SGD, from what an island took, through the samples that it says it saw, gives what it brought next.
+- Who went on from a checkpoint brought a mean that had been committed at that step.
+- No sample is counted twice in an epoch, of the rounds that stand (`useful.standing`).
+- Last lives ended with exit code 0, others by SIGKILL; or with 1, where the others had gone back meanwhile to
+  before this life began, as its log then says.
+- The model that was saved is finite, and the last mean.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ensemble import faults_judge
+from goodput.useful import of_islands, standing
+from goodput.witness import CLASSES, features, read
+from hpcsgd.islands import event_log
+
+EXACT = 1e-5
+"""Sums in other orders differ by less."""
+GONE_BACK = "the other islands have gone back"
+"""What an island says that has to be started again."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One meeting of one rank."""
+
+    t: int
+    steps: list[list[int]]
+    """The samples of each step before it, since the last one."""
+    brought: Any
+    rounds: int
+    """Taken; 0 where it was killed before that."""
+    took: Any
+
+
+def judge(
+    folder: Path, store: Path, batch: int, rate: float, codes: Mapping[int, Sequence[int]], in_time: bool
+) -> dict[str, Any]:
+    """What is wrong, how many rounds there were, and useful samples as they were seen and by the formula."""
+    outcome = faults_judge.judge(folder, [], [] if in_time else ["not over in time"])
+    events = event_log.read(folder / event_log.NAME)
+    lives = {
+        path.name.removeprefix("frames-"): visits(path, path.with_name(path.name.replace("frames", "steps")))
+        for path in sorted(folder.glob("frames-*"))
+    }
+    wrong = [
+        *outcome.wrong,
+        *bad_codes(folder, codes),
+        *not_replayed(lives, store, rate),
+        *unknown_starts(lives, events),
+    ]
+    counted = seen(lives, events)
+    for epoch, rows in sorted(by_epoch(events, counted).items()):
+        if twice := [row for row, times in Counter(rows).items() if times > 1]:
+            wrong.append(f"epoch {epoch}: samples {sorted(twice)} counted twice")
+    wrong += bad_model(folder / "run" / "model.pt", lives, events)
+    return {
+        "wrong": wrong,
+        "rounds": outcome.rounds,
+        "samples": sum(map(len, counted.values())),
+        "by_formula": of_islands(events, batch),
+    }
+
+
+def visits(frames: Path, steps: Path) -> list[Visit]:
+    found: list[Visit] = []
+    told = iter(read(steps))
+    for _, rounds, _, _, vector in read(frames):
+        if rounds:
+            last = found.pop()
+            found.append(Visit(last.t, last.steps, last.brought, rounds, vector))
+        else:
+            t, passes = next(told)
+            found.append(Visit(t, passes, vector, 0, None))
+    return found
+
+
+def bad_codes(folder: Path, codes: Mapping[int, Sequence[int]]) -> list[str]:
+    wrong = []
+    for island, lives in codes.items():
+        for life, code in enumerate(lives, start=1):
+            last = life == len(lives)
+            killed = code == -signal.SIGKILL and not last
+            went_back = code == 1 and not last and GONE_BACK in (folder / f"log-{island}-{life}").read_text()
+            if not (killed or went_back or (last and code == 0)):
+                wrong.append(f"life {life} of island {island} ended with {code}")
+    return wrong
+
+
+def not_replayed(lives: Mapping[str, list[Visit]], store: Path, rate: float) -> list[str]:
+    """Of each life of an island, by all its ranks together."""
+    with h5py.File(store) as file:
+        x, y = (torch.from_numpy(np.asarray(file[f"train/{name}"])) for name in "xy")
+    wrong = []
+    for first in (name for name in lives if name.endswith("-0")):
+        ranks = [visits for name, visits in lives.items() if name.rpartition("-")[0] == first[:-2]]
+        for before, *now in zip(ranks[0], *(visits[1:] for visits in ranks), strict=False):
+            if before.rounds:
+                steps = [list(chain(*rows)) for rows in zip(*(visit.steps for visit in now), strict=True)]
+                if not np.allclose(
+                    sgd(before.took, steps, x, y, rate), now[0].brought, atol=EXACT, rtol=EXACT
+                ):
+                    wrong.append(
+                        f"life {first[:-2]}: what it brought after step {now[0].t} is not what it learned"
+                    )
+    return wrong
+
+
+def sgd(start: Any, steps: Sequence[Sequence[int]], x: Tensor, y: Tensor, rate: float) -> Any:
+    w = torch.from_numpy(start.copy()).view(CLASSES, -1)
+    for rows in steps:
+        w.requires_grad_()
+        (g,) = torch.autograd.grad(cross_entropy(features(x[list(rows)]) @ w.T, y[list(rows)]), w)
+        w = (w - rate * g).detach()
+    return w.flatten().numpy()
+
+
+def unknown_starts(lives: Mapping[str, list[Visit]], events: Sequence[event_log.Event]) -> list[str]:
+    """Lives that counted at once, having begun at a checkpoint."""
+    commits = {e["rounds"]: e for e in events if e["event"] == "commit"}
+    means = {v.rounds: v.took.tobytes() for life in lives.values() for v in life if v.rounds}
+    at: defaultdict[int, set[bytes]] = defaultdict(set)
+    for rounds, mean in means.items():
+        at[commits[rounds]["t"]].add(mean)
+    wrong = []
+    for name, life in lives.items():
+        if life and life[0].rounds and life[0].t:
+            counted = int(name.split("-")[0]) in commits[life[0].rounds]["counted"]
+            if counted and life[0].brought.tobytes() not in at[life[0].t]:
+                wrong.append(f"life {name}: it began at step {life[0].t} from nothing that all had")
+    return wrong
+
+
+def seen(lives: Mapping[str, list[Visit]], events: Sequence[event_log.Event]) -> dict[int, list[int]]:
+    """By round that stands, the samples that count."""
+    stands = {commit["rounds"]: commit["counted"] for commit, _ in standing(events)}
+    rows: defaultdict[int, list[int]] = defaultdict(list)
+    for name, life in lives.items():
+        for visit in life:
+            if int(name.split("-")[0]) in stands.get(visit.rounds, ()):
+                rows[visit.rounds] += chain(*visit.steps)
+    return rows
+
+
+def by_epoch(events: Sequence[event_log.Event], rows: Mapping[int, list[int]]) -> dict[int, list[int]]:
+    """A round's steps are of the epoch that it ends, where it ends one."""
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for commit, _ in standing(events):
+        found[math.ceil(commit["epoch"] + commit["fraction"]) - 1] += rows.get(commit["rounds"], [])
+    return found
+
+
+def bad_model(path: Path, lives: Mapping[str, list[Visit]], events: Sequence[event_log.Event]) -> list[str]:
+    if not path.exists():
+        return ["no model was saved"]
+    (w,) = torch.load(path).values()
+    means = {v.rounds: v.took for life in lives.values() for v in life if v.rounds}
+    last = max(rounds for commit, _ in standing(events) if (rounds := commit["rounds"]) in means)
+    if not torch.isfinite(w).all():
+        return ["the model is not finite"]
+    same = np.array_equal(w.flatten().numpy(), means[last])
+    return [] if same else ["the model that was saved is not the last mean"]

@@ -1,0 +1,233 @@
+"""Islands that are killed at random moments, each run judged right or wrong.
+
+Two to four islands of one or two ranks, threads of a process, train by the training loop of `hpcsgd train`;
+one, several or all of them are killed, up to five times, and started again. A run is drawn from the seed and
+its number; at which of its steps an island is hit is the machine's. See random_judge.py for what is right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from goodput.random_judge import judge
+from goodput.witness import CLASSES, INPUTS, LIFE
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import form
+from hpcsgd.data.convert import convert_npz
+from hpcsgd.errors import STOPPED
+from hpcsgd.islands import event_log
+from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.journal import Alone
+from hpcsgd.islands.meetings import Meetings
+from hpcsgd.training.run import train
+from hpcsgd.training.stopping import Reasons
+from hpcsgd.transport import Transport, threads
+
+HERE = "127.0.0.1"
+SAMPLES, BATCH, EPOCHS, EVERY, RATE = 60, 4, 6, 2, 0.05
+SECONDS = 0.01
+"""Of a step."""
+BACK = 0.1
+"""Seconds from a death to the next life."""
+SILENCE, LIMIT = 30.0, 300.0
+LIVES = 12
+"""Of an island, at most: more than it is killed."""
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """`at` seconds after the islands began to train."""
+
+    at: float
+    islands: tuple[int, ...]
+
+
+def played(runs: int, seed: int, tell: Callable[[str], object]) -> list[Row]:
+    """A row for each run."""
+    torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer takes long; forked processes have it
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        store = write_store(Path(name) / "small.h5")
+        for number in range(1, runs + 1):
+            chance = random.Random(f"{seed} {number}")
+            folder = Path(name).resolve() / str(number)
+            folder.mkdir()
+            run = Run(chance, folder, store)
+            run.play()
+            told = judge(folder, store, BATCH, RATE, run.codes, run.in_time)
+            rows.append({"part": "random run", "run": number, "seed": seed, "kills": run.killed, **told})
+            tell(f"run {number}: {run.story()}: {'; '.join(told['wrong']) or 'right'}")
+    return rows
+
+
+class Run:
+    """Some islands, some kills."""
+
+    def __init__(self, chance: random.Random, folder: Path, store: Path) -> None:
+        self._folder, self._token = folder, secrets.token_hex(16)
+        self._ranks = [chance.choice([1, 2]) for _ in range(chance.randint(2, 4))]
+        everybody = range(len(self._ranks))
+        self._plan = sorted(
+            (
+                Kill(
+                    chance.uniform(0, 1.5),
+                    tuple(chance.sample(everybody, chance.choice([1, 1, 2, len(everybody)]))),
+                )
+                for _ in range(chance.randint(1, 5))
+            ),
+            key=lambda kill: kill.at,
+        )
+        self._pids: dict[int, int] = {}
+        self._lives = [0] * len(self._ranks)
+        self._back: dict[int, float] = {}
+        self.codes: dict[int, list[int]] = {island: [] for island in everybody}
+        """Of all lives, in order."""
+        self.killed = 0
+        self.in_time = True
+        (folder / "job.toml").write_text(f"""
+seed = {chance.randrange(1000)}
+data = {{ store = "{store}", batch_size = {BATCH} }}
+model = {{ build = "goodput.witness:Net", arguments = {{ seconds = {SECONDS} }} }}
+optimizer = {{ lr = {RATE} }}
+schedule = {{ scaling = "none" }}
+method = {{ name = "goodput.witness:watched", every = {EVERY} }}
+run = {{ folder = "{folder / "run"}" }}
+[training]
+epochs = {EPOCHS}
+evaluate_every = {EPOCHS}
+checkpoint_every = {2 * EVERY}
+""")
+
+    def story(self) -> str:
+        shape = "+".join(map(str, self._ranks))
+        return f"islands of {shape}, " + ", ".join(
+            f"{kill.islands} at {kill.at:.2f} s" for kill in self._plan
+        )
+
+    def play(self) -> None:
+        coordinator = self._fork("coordinator", self._coordinate)
+        address = self._folder / "address"
+        while not address.exists():
+            time.sleep(0.005)
+        self._address = address.read_text()
+        for island in range(len(self._ranks)):
+            self._start(island)
+        self._go_on()
+        for pid in self._pids.values():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.kill(coordinator, signal.SIGKILL)
+        os.waitpid(coordinator, 0)
+
+    def _go_on(self) -> None:
+        """Until all islands have ended by themselves."""
+        deadline, began, plan = time.monotonic() + LIMIT, None, list(self._plan)
+        while self._pids or self._back:
+            now = time.monotonic()
+            if now > deadline:
+                self.in_time = False
+                return
+            if began is None and (self._folder / "register.json").exists():
+                began = now
+            while plan and began is not None and now - began > plan[0].at:
+                self._kill(plan.pop(0).islands)
+            self._reap(now)
+            for island in [island for island, at in self._back.items() if now > at]:
+                del self._back[island]
+                self._start(island)
+            time.sleep(0.005)
+
+    def _kill(self, islands: tuple[int, ...]) -> None:
+        for island in islands:
+            if island in self._pids:
+                os.kill(self._pids[island], signal.SIGKILL)
+                self.killed += 1
+
+    def _reap(self, now: float) -> None:
+        for island, pid in list(self._pids.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._pids[island]
+                self.codes[island].append(os.waitstatus_to_exitcode(status))
+                if self.codes[island][-1] != 0 and len(self.codes[island]) < LIVES:
+                    self._back[island] = now + BACK
+
+    def _start(self, island: int) -> None:
+        self._lives[island] += 1
+        life = str(self._lives[island])
+        self._pids[island] = self._fork(f"{island}-{life}", lambda: self._live(island, life))
+
+    def _fork(self, name: str, body: Callable[[], int]) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.chdir(self._folder)
+            log = os.open(f"log-{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os._exit(body())
+        except BaseException:  # noqa: BLE001 - this process must not go on as its parent would
+            traceback.print_exc()
+            os._exit(1)
+
+    def _coordinate(self) -> int:
+        async def serve() -> None:
+            at = Coordinator(
+                len(self._ranks), self._token, silence=SILENCE, timeout=LIMIT,
+                journal=Alone(Path("register.json")), events=told,
+            )  # fmt: skip
+            serving = asyncio.create_task(at.serve(HERE))
+            while not at.address:
+                await asyncio.sleep(0.002)
+            Path("address.new").write_text(at.address)
+            Path("address.new").rename("address")
+            await serving
+
+        with event_log.EventLog(Path(event_log.NAME)) as told:
+            asyncio.run(serve())
+        return 0
+
+    def _live(self, island: int, life: str) -> int:
+        """The exit code."""
+        os.environ[LIFE] = life
+        reasons = Reasons(None, 60.0, asks_scheduler=False)
+        ended = threads.run(
+            self._ranks[island], lambda group: self._rank(island, group, reasons), timeout=LIMIT
+        )
+        return STOPPED if any(reason is not None for reason in ended) else 0
+
+    def _rank(self, island: int, group: Transport, reasons: Reasons) -> str | None:
+        meetings = Meetings(
+            island, group, self._address, self._token, HERE,
+            islands=len(self._ranks), silence=SILENCE, timeout=LIMIT,
+        )  # fmt: skip
+        job = replace(form(group), peers=meetings)
+        return train(load(Path("job.toml")), job, "job.toml", reasons, resume=True)
+
+
+def write_store(path: Path) -> Path:
+    """Samples that know their number."""
+    chance = np.random.default_rng(1)
+    x = chance.random((SAMPLES, INPUTS), np.float32)
+    x[:, 0] = np.arange(SAMPLES)
+    np.savez(path.with_name("train.npz"), x=x, y=np.arange(SAMPLES) % CLASSES)
+    np.savez(path.with_name("test.npz"), x=x[:CLASSES], y=np.arange(CLASSES))
+    convert_npz([path.with_name("train.npz"), path.with_name("test.npz")], path)
+    return path

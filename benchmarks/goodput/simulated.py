@@ -1,0 +1,128 @@
+"""What the simulator says: of each measured run, and of up to 1,000 nodes.
+
+At scale an island is a node. A restart takes as long for an island as for the whole job: the time in the
+queue, and until it trains. What neither has to do with failures is in none of the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from goodput.contestants import DDP, ISLANDS, SYNC
+from goodput.measured import CHECKPOINT
+from goodput.settings import Hazard, Setting
+from hpcsgd.errors import UserError
+from hpcsgd.simulation import Constant, Durations, Failures, Layout, Simulation, simulate
+from hpcsgd.simulation.course import Rule
+from hpcsgd.simulation.failures import daly, mean_goodput
+from hpcsgd.simulation.rules import Ensemble, bsp
+
+Row = dict[str, Any]
+SEEDS = 4
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
+NODES = 1000
+STEP, EVERY, MEETINGS = 5.0, 5, 10
+"""Seconds of a step, steps of a round, rounds of an epoch."""
+SAVING = 30.0
+"""Seconds of a checkpoint of the one job."""
+SILENCE = 10.0
+"""As `hpcsgd launch` has it by default: a node that is gone says nothing more."""
+RESTARTS = {"no queue": 2 * MINUTE, "5 min in the queue": 7 * MINUTE, "30 min in the queue": 32 * MINUTE}
+"""Seconds until one trains again: 2 minutes after the queue."""
+MTBFS = [MINUTE * 2**k for k in (0, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10, 10.5)]
+"""Of the job: from a minute to a day."""
+TABLE_NODES = (1, 10, 100, 1000)
+TABLE_MTBFS = {"an hour": HOUR, "a day": DAY, "a week": 7 * DAY, "a month": 30 * DAY, "a quarter": 90 * DAY}
+TABLE_RESTART = "5 min in the queue"
+HORIZON = 1200
+"""Steps that are simulated."""
+SLOW = 2.0
+"""Mean times between failures that a restart may take: beyond that the one job is no longer simulated, but
+told by Daly's mean, with which the simulation agrees."""
+
+
+def in_small(setting: Setting, row: Mapping[str, Any]) -> float | None:
+    """Goodput of the contestant of a measured row, by its failures and its restarts; None: not simulated."""
+    if row["who"] not in (ISLANDS, SYNC, DDP) or not row["failures"] or row["restart_s"] is None:
+        return None
+    hazard = Hazard(setting, row["seen_mtbf_s"])
+    step = setting.P * setting.batch / row["undisturbed_samples_per_s"]
+    failures = Failures(
+        mtbf_seconds=hazard.of_a_node,
+        rank_mtbf_seconds=hazard.of_a_rank,
+        checkpoint_seconds=CHECKPOINT,
+        restart_seconds=row["restart_s"],
+        work_seconds=100 * row["seen_mtbf_s"],
+        interval_seconds=row["checkpoint_every_steps"] * step,
+    )
+    layout = Layout(setting.P, setting.K, setting.per_node)
+    if row["who"] == ISLANDS:
+        # A process that is killed is missed at once, by its connection.
+        rule = Ensemble(setting.every, setting.epoch // setting.every, silence_seconds=0.0)
+        return _of_islands(layout, step, rule, failures, round(row["seconds"] / step))
+    return _of_one_job(layout, failures)
+
+
+def at_scale() -> list[Row]:
+    """Of `NODES` nodes, against the mean time between failures of the job."""
+    return [
+        {"part": "at scale", "nodes": NODES, "restart": name, "restart_s": restart, "mtbf_s": mtbf,
+         **_both(NODES, NODES * mtbf, restart)}
+        for name, restart in RESTARTS.items()
+        for mtbf in MTBFS
+    ]  # fmt: skip
+
+
+def by_nodes() -> list[Row]:
+    """Of few and many nodes, against the mean time between failures of one."""
+    restart = RESTARTS[TABLE_RESTART]
+    return [
+        {"part": "by nodes", "nodes": nodes, "restart_s": restart, "node_mtbf": name, "node_mtbf_s": mtbf,
+         **_both(nodes, mtbf, restart)}
+        for name, mtbf in TABLE_MTBFS.items()
+        for nodes in TABLE_NODES
+    ]  # fmt: skip
+
+
+def _both(nodes: int, node_mtbf: float, restart: float) -> dict[str, float]:
+    """Goodput of islands and of one job."""
+    M = node_mtbf / nodes
+    failures = Failures(node_mtbf, checkpoint_seconds=SAVING, restart_seconds=restart, work_seconds=100 * M)
+    layout, rule = Layout(nodes, 1), Ensemble(EVERY, MEETINGS, silence_seconds=SILENCE)
+    seeds = 1 if nodes >= NODES / 10 else SEEDS
+    islands = _of_islands(layout, STEP, rule, failures, HORIZON, seeds)
+    if restart > SLOW * M or SAVING > M:
+        return {ISLANDS: islands, SYNC: mean_goodput(failures, M, daly(SAVING, M))}
+    return {ISLANDS: islands, SYNC: _of_one_job(layout, failures)}
+
+
+def _of_islands(
+    layout: Layout, step: float, rule: Ensemble, failures: Failures, steps: int, seeds: int = SEEDS
+) -> float:
+    """Useful steps over those that fit into the time; none where nobody lives through an epoch."""
+    try:
+        rates = [_rate(layout, step, rule, failures, steps, seed) for seed in range(1, seeds + 1)]
+    except UserError:
+        return 0.0
+    return fmean(rates) * step
+
+
+def _rate(layout: Layout, step: float, rule: Rule, failures: Failures, steps: int, seed: int) -> float:
+    job = Simulation(
+        layout=layout, compute=Constant(step), durations=Durations(), rule=rule, steps=steps,
+        failures=failures, seed=seed,
+    )  # fmt: skip
+    return simulate(job).steps_per_second
+
+
+def _of_one_job(layout: Layout, failures: Failures) -> float:
+    job = Simulation(
+        layout=layout, compute=Constant(STEP), durations=Durations(), rule=bsp(), steps=1, failures=failures
+    )
+    try:
+        return simulate(job).goodput
+    except UserError:  # pieces of work hardly ever fit between failures
+        M = failures.mtbf(layout.hosts, layout.N)
+        return mean_goodput(failures, M, failures.interval_seconds or daly(failures.checkpoint_seconds, M))

@@ -1,0 +1,100 @@
+"""A model and a method whose every step can be told afterwards: which samples, from where, to where."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ensemble.faults_judge import Frames
+from hpcsgd.averagers import Ensemble
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Step
+from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.exchanges import Dense
+from hpcsgd.schedules import Every
+
+INPUTS, CLASSES = 6, 3
+"""The first input is the number of the sample."""
+LIFE = "GOODPUT_LIFE"
+_seen = threading.local()
+"""The samples of each pass since the last meeting, of the rank that is this thread."""
+
+
+class Net(nn.Module):
+    """One matrix."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(INPUTS, CLASSES, bias=False)
+        self._seconds = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            passes(x[:, 0].long().tolist())
+            time.sleep(self._seconds)
+        return self.inner(features(x))
+
+
+def features(x: Tensor) -> Tensor:
+    """Without the number, which is no feature."""
+    return torch.cat([torch.ones_like(x[:, :1]), x[:, 1:]], 1)
+
+
+def passes(rows: list[int] | None = None) -> list[list[int]]:
+    """Those since the last meeting, and one more."""
+    if not hasattr(_seen, "rows"):
+        _seen.rows = []
+    if rows is not None:
+        _seen.rows.append(rows)
+    return _seen.rows
+
+
+def watched(every: int) -> Method:
+    """`ensemble`, of which everything is written down in this process' folder."""
+    return Method(exchange=Dense(), when=Every(every), how=Watched(Ensemble()))
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Before a meeting a frame with what a rank brings, after it one with what it takes."""
+
+    inner: Ensemble
+    files: dict[str, Any] = field(default_factory=dict)
+    shards = False
+    for_peers = True
+
+    def before_update(self, s: Step) -> None:
+        self.inner.before_update(s)
+
+    def __call__(self, s: Step) -> None:
+        peers: Any = s.job.peers
+        place = f"{peers.number}-{os.environ[LIFE]}-{s.job.rank}"
+        frames = self.files.setdefault("frames", Frames(Path(f"frames-{place}")))
+        with Path(f"steps-{place}").open("ab", buffering=0) as steps:
+            steps.write(pickle.dumps((s.t, list(passes()))))
+        passes().clear()
+        frames.write(peers.number, 0, (), [b.parameters for b in s.buckets])
+        self.inner(s)
+        frames.write(peers.number, peers.rounds, peers.counted, [b.parameters for b in s.buckets])
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        return iter(self.inner.sends(m))
+
+
+def read(path: Path) -> Iterable[Any]:
+    """What was pickled there, up to where the process was killed."""
+    with path.open("rb") as file:
+        while True:
+            try:
+                yield pickle.load(file)
+            except (EOFError, pickle.UnpicklingError):
+                return
