@@ -1,0 +1,191 @@
+"""A table or figure of a paper: what we measure for it, beside what the paper has, and the command line.
+
+What the five files share. An artifact is measured at a small scale by the benchmarks that there are; `result`
+names the file in benchmarks/results/ that keeps it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import Goal, Run, print_table
+from harness.launching import BENCHMARKS
+from harness.record import print_goals
+from papers.at_scale import Job, write
+from papers.panels import Panel, draw
+
+Row = dict[str, Any]
+RESULTS = BENCHMARKS / "results"
+NOT_YET = "not measured yet"
+DRAWN = "a drawing or words, nothing measured"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where data are, and whether it has to be over in a minute."""
+
+    data: Path
+    quick: bool
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Ours beside the paper's: a table, the two in a few words, and what is to be as in the paper."""
+
+    head: Sequence[str]
+    cells: Sequence[Sequence[object]]
+    ours: str
+    papers: str
+    goals: Sequence[Goal]
+    """Each says of one direction whether it is the paper's."""
+
+    @property
+    def direction(self) -> str:
+        """Whether it is reproduced."""
+        met = [goal.met for goal in self.goals]
+        return "yes" if all(met) else "in part" if any(met) else "no"
+
+
+@dataclass(frozen=True)
+class Small:
+    """What two cores can measure of it."""
+
+    measure: Callable[[Place], list[Row]]
+    beside: Callable[[list[Row]], Beside]
+    result: str
+    """In benchmarks/results/; that of another benchmark where the rows are its own."""
+    panels: Callable[[list[Row]], Sequence[Panel]] | None = None
+
+    @property
+    def file(self) -> Path:
+        return RESULTS / self.result
+
+    def kept(self) -> Beside | None:
+        """As it was measured last; None where it never was."""
+        return self.beside(json.loads(self.file.read_text())["rows"]) if self.file.exists() else None
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One table or figure."""
+
+    what: str
+    small: Small | None = None
+    """None: a drawing, an algorithm, a list in words."""
+    jobs: Callable[[], Sequence[Job]] | None = None
+    """The original setting; None where that is no training."""
+    why: str = ""
+    """What differs in ours."""
+
+
+Artifacts = Mapping[str, Artifact]
+"""By name, as "Table 1"."""
+
+
+def page(paper: str, artifacts: Artifacts) -> list[str]:
+    """The lines of docs/papers.md."""
+    return [_line(paper, name, artifact) for name, artifact in artifacts.items()]
+
+
+def _line(paper: str, name: str, artifact: Artifact) -> str:
+    if artifact.small is None:
+        return f"| {name} | {artifact.what} | | | | {DRAWN} | {artifact.why} |"
+    kept = artifact.small.kept()
+    command = f"`{paper}.py {' '.join(words(name))}`"
+    ours, papers, direction = (kept.ours, kept.papers, kept.direction) if kept else ("", "", NOT_YET)
+    return f"| {name} | {artifact.what} | {command} | {ours} | {papers} | {direction} | {artifact.why} |"
+
+
+def words(name: str) -> tuple[str, str]:
+    """How it is asked for."""
+    kind, number = name.split(" ")
+    return f"--{kind.lower()}", number
+
+
+def main(title: str, artifacts: Artifacts, arguments: Sequence[str] | None = None) -> None:
+    """The command line of one paper."""
+    given = _parser(title, artifacts).parse_args(arguments)
+    if given.list:
+        print_table(_listed(artifacts), ["", "what", "two cores", "original"])
+        return
+    if given.page:
+        print("\n".join(page(given.page, artifacts)))
+        return
+    name = f"Table {given.table}" if given.table else f"Figure {given.figure}"
+    if given.scale == "paper":
+        _write_jobs(name, artifacts[name], given.data, given.out)
+    elif (small := artifacts[name].small) is None:
+        print(f"{name}: {artifacts[name].what}: {DRAWN}")
+    else:
+        _measure(name, small, given)
+
+
+def _parser(title: str, artifacts: Artifacts) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=f"The tables and figures of {title}, ours beside the paper's."
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    for kind in ("Table", "Figure"):
+        numbers = [name.split(" ")[1] for name in artifacts if name.startswith(kind)]
+        which.add_argument(f"--{kind.lower()}", choices=numbers)
+    which.add_argument("--list", action="store_true", help="all of them, and what there is of each")
+    which.add_argument("--page", metavar="PAPER", help="all of them, as lines of docs/papers.md")
+    scales = "small: measured here; paper: job files and scripts for Slurm of the original setting"
+    parser.add_argument("--scale", choices=["small", "paper"], default="small", help=scales)
+    parser.add_argument("--data", type=Path, default=Path(), help="the folder with the stores")
+    parser.add_argument("--out", type=Path, default=Path("papers"), help="where --scale paper writes to")
+    parser.add_argument("--kept", action="store_true", help="as measured last, from benchmarks/results")
+    parser.add_argument("--quick", action="store_true", help="a minute: that it runs, not what it measures")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    return parser
+
+
+def _listed(artifacts: Artifacts) -> list[list[str]]:
+    found = []
+    for name, each in artifacts.items():
+        small = DRAWN if each.small is None else each.small.result if each.small.kept() else NOT_YET
+        jobs = "" if each.jobs is None else f"{len(each.jobs())} jobs"
+        found.append([name, each.what, small, jobs])
+    return found
+
+
+def _measure(name: str, small: Small, given: argparse.Namespace) -> None:
+    if given.kept:
+        _show_kept(name, small, given.plot)
+        return
+    run = Run()
+    rows = small.measure(Place(given.data.resolve(), given.quick))
+    beside = _shown(name, small, rows, given.plot)
+    run.conclude(rows, beside.goals, given.json)
+
+
+def _show_kept(name: str, small: Small, plot: Path | None) -> None:
+    if not small.file.exists():
+        raise SystemExit(f"{name}: {NOT_YET}: there is no {small.file.relative_to(BENCHMARKS.parent)}")
+    result = json.loads(small.file.read_text())
+    beside = _shown(name, small, result["rows"], plot)
+    print(f"measured {result.get('date', 'on an unknown date')}, by {' '.join(result['command'])}")
+    print_goals(beside.goals)
+
+
+def _shown(name: str, small: Small, rows: list[Row], plot: Path | None) -> Beside:
+    beside = small.beside(rows)
+    print(f"\n{name}, ours beside the paper's")
+    print_table(beside.cells, beside.head)
+    print(f"ours   {beside.ours}\npaper  {beside.papers}\nas in the paper: {beside.direction}")
+    if plot and small.panels:
+        draw(plot, small.panels(rows))
+    return beside
+
+
+def _write_jobs(name: str, artifact: Artifact, data: Path, out: Path) -> None:
+    if artifact.jobs is None:
+        raise SystemExit(f"{name}: {artifact.what}: no training, so there is no job of its original setting")
+    for order in write(artifact.jobs(), data, out):
+        print(f"{order}\n")

@@ -1,0 +1,1 @@
+"""What the papers have, as constants with their source, and ours beside it: a file a paper."""

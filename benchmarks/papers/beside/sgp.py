@@ -1,0 +1,155 @@
+"""Stochastic gradient push (Assran et al., ICML 2019, by its slides): its tables, and ours beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import mean
+
+from harness import Goal
+from papers.artifact import Beside, Row
+from papers.on_ranks import xs
+from papers.panels import Panel
+
+TABLE_1 = {
+    "AR-SGD": {4: 22.0, 8: 14.0, 16: 8.5, 32: 5.1},
+    "D-PSGD": {4: 19.7, 8: 9.7, 16: 5.0, 32: 2.6},
+    "SGP": {4: 11.8, 8: 5.9, 16: 3.2, 32: 1.7},
+}
+"""Hours by nodes; SGP's accuracies were 76.3, 76.4, 75.9 and 75.0 %."""
+TABLE_2 = {"AR-SGD": 8.5, "2P-SGP": 5.1, "SGP": 3.2, "AR/1P-SGP": 4.8, "2P/1P-SGP": 3.5}
+"""Hours on 16 nodes; 1P-SGP is SGP here."""
+TABLE_3 = {
+    "AR-SGD": (76.3, 8.5), "D-PSGD": (75.9, 4.9), "AD-PSGD": (75.5, 2.9), "SGP": (75.9, 3.2),
+    "1-OSGP": (75.7, 1.8),
+}  # fmt: skip
+"""Validation accuracy in % and hours, 16 nodes."""
+TABLE_4 = {"AR-SGD": (76.2, 5.1), "AD-PSGD": (76.9, 4.7), "SGP": (77.1, 4.6), "1-OSGP": (77.1, 2.7)}
+"""The same of 32 nodes: 90 epochs of AR-SGD, 270 of the others."""
+POINTS = 0.5
+
+
+def measured(rows: list[Row]) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds a step without a straggler, and accuracies in %, of the rows of gossip.py."""
+    seconds = {row["who"]: row["seconds_a_step"]["median"] for row in rows if row.get("delay") == 0}
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if "accuracy" in row:
+            found.setdefault(row["who"], []).append(100 * row["accuracy"])
+    return seconds, {who: mean(values) for who, values in found.items()}
+
+
+def compared(
+    rows: list[Row], paper: Mapping[str, float], order: Sequence[tuple[str, str]], scores: str
+) -> Beside:
+    """Rates over AR-SGD by the paper's hours and by ours; who is to be faster than whom, in pairs."""
+    seconds, accuracy = measured(rows)
+    who = [name for name in paper if name in seconds or name in accuracy]
+    rate = {name: seconds["AR-SGD"] / seconds[name] for name in who if name in seconds}
+    scored = [accuracy[name] for name in who if name in accuracy]
+    theirs = {name: paper["AR-SGD"] / paper[name] for name in paper}
+    goals = [Goal(f"seconds of {a} over {b}", seconds[a] / seconds[b], 1)
+             for a, b in order if a in seconds and b in seconds]  # fmt: skip
+    goals += [Goal(f"points of {name} behind AR-SGD", accuracy["AR-SGD"] - accuracy[name], POINTS)
+              for name in who if name in accuracy and name != "AR-SGD"]  # fmt: skip
+    return Beside(
+        ["who", "s a step", "rate over AR-SGD", "the paper's rate", "accuracy %"],
+        [[name, f"{seconds[name]:.2f}" if name in seconds else "",
+          f"{rate[name]:.2f}" if name in rate else "", f"{theirs[name]:.2f}",
+          f"{accuracy[name]:.2f}" if name in accuracy else ""] for name in who],
+        f"rates over AR-SGD: {told({name: rate[name] for name in rate if name != 'AR-SGD'})}; "
+        f"accuracies {min(scored):.2f} to {max(scored):.2f} %",
+        f"rates {told({name: value for name, value in theirs.items() if name != 'AR-SGD'})}{scores}", goals,
+    )  # fmt: skip
+
+
+def told(rates: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in rates.items())
+
+
+def table_1(rows: list[Row]) -> Beside:
+    paper = {name: hours[16] for name, hours in TABLE_1.items()}
+    order = [("SGP", "AR-SGD"), ("SGP", "D-PSGD"), ("D-PSGD", "AR-SGD")]
+    return compared(rows, paper, order, "; 76.3 to 75.0 % with 4 to 32 nodes (SGP)")
+
+
+def table_2(rows: list[Row]) -> Beside:
+    return compared(rows, TABLE_2, [("SGP", "AR-SGD"), ("SGP", "2P-SGP"), ("2P-SGP", "AR-SGD")], "")
+
+
+def table_3(rows: list[Row]) -> Beside:
+    paper = {name: hours for name, (_, hours) in TABLE_3.items()}
+    order = [("1-OSGP", other) for other in paper if other != "1-OSGP"] + [("AD-PSGD", "D-PSGD")]
+    return compared(rows, paper, order, "; 75.5 to 76.3 %")
+
+
+def table_4(rows: list[Row]) -> Beside:
+    """As many steps as fit in the time of AR-SGD."""
+    score = {row["who"]: 100 * row["accuracy"] for row in rows}
+    return Beside(
+        ["who", "steps in the same time", "accuracy %", "the paper: %", "hours"],
+        [[row["who"], row["steps"], f"{score[row['who']]:.2f}", *TABLE_4[row["who"]]] for row in rows],
+        "; ".join(f"{row['who']} {score[row['who']]:.2f} % after {row['steps']} steps" for row in rows),
+        "; ".join(f"{who} {percent} % in {hours} h" for who, (percent, hours) in TABLE_4.items()),
+        [Goal(f"accuracy of AR-SGD over that of {who}", score["AR-SGD"] / score[who], 1)
+         for who in score if who != "AR-SGD"],
+    )  # fmt: skip
+
+
+def figure_4(rows: list[Row]) -> Beside:
+    """By iterations alike, by time SGP first."""
+    loss = {row["who"]: row["losses"][-1] for row in rows}
+    seconds = {row["who"]: row["steps"] * row["seconds_a_step"] for row in rows}
+    return Beside(
+        ["who", "loss at the end", "seconds"],
+        [[who, f"{loss[who]:.4f}", f"{seconds[who]:.0f}"] for who in loss],
+        "; ".join(f"{who} loss {loss[who]:.3f} after {seconds[who]:.0f} s" for who in loss),
+        "alike by iterations; SGP completes the epochs in less time than the others",
+        [Goal("loss of SGP less that of AR-SGD", loss["SGP"] - loss["AR-SGD"], 0.1),
+         *(Goal(f"seconds of SGP over {who}", seconds["SGP"] / seconds[who], 1)
+           for who in ("AR-SGD", "D-PSGD"))],
+    )  # fmt: skip
+
+
+def figure_4_panels(rows: list[Row]) -> list[Panel]:
+    by_step = {row["who"]: (xs(row, row["losses"]), row["losses"]) for row in rows}
+    by_time = {
+        row["who"]: ([t * row["seconds_a_step"] for t in xs(row, row["losses"])], row["losses"])
+        for row in rows
+    }
+    both = {"step": by_step, "seconds": by_time}
+    return [Panel("", axis, "training loss", lines, log="y") for axis, lines in both.items()]
+
+
+def by_nodes(rows: list[Row]) -> dict[str, dict[int, Row]]:
+    """Of the rows of paper_scaling.py."""
+    found: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        if row["figure"].startswith("SGP"):
+            found.setdefault(row["method"], {})[row["nodes"]] = row
+    return found
+
+
+def figure_5(rows: list[Row]) -> Beside:
+    """Hours times nodes are seconds an iteration, but for a factor."""
+    of = by_nodes(rows)
+    grown = {who: each[32]["hours"] * 8 / each[4]["hours"] for who, each in of.items()}
+    paper = {who: hours[32] * 8 / hours[4] for who, hours in TABLE_1.items()}
+    names = ("AR-SGD by recursive doubling", "D-PSGD", "SGP")
+    sgp, d_psgd = of["SGP"][32], of["D-PSGD"][32]
+    return Beside(
+        ["time of an iteration, 32 nodes over 4", "by formula", "the paper"],
+        [[who, f"{value:.2f}", f"{paper[who]:.2f}" if who in paper else ""] for who, value in grown.items()],
+        f"32 nodes over 4, by formula: {told({name: grown[name] for name in names})}",
+        f"{told(paper)} over Ethernet; constant for all over InfiniBand",
+        [Goal("SGP's growth", grown["SGP"], 1.2), Goal("D-PSGD's growth", grown["D-PSGD"], 1.2),
+         Goal("SGP's growth over AR-SGD's", grown["SGP"] / grown["AR-SGD by recursive doubling"], 0.9),
+         Goal("hours of SGP over D-PSGD, 32 nodes", sgp["hours"] / d_psgd["hours"], 1 / 1.5)],
+    )  # fmt: skip
+
+
+def figure_5_panels(rows: list[Row]) -> list[Panel]:
+    ours = {
+        who: (list(each), [row["hours"] for row in each.values()]) for who, each in by_nodes(rows).items()
+    }
+    papers = {who: (list(hours), list(hours.values())) for who, hours in TABLE_1.items()}
+    return [Panel("90 epochs, Ethernet", "nodes", "hours", ours, papers, log="xy")]

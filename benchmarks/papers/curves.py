@@ -1,0 +1,181 @@
+"""Trainings of P virtual groups: how good the mean model becomes, and how far apart the groups are."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import h5py
+import torch
+from PIL import Image
+
+from harness import in_processes
+from harness.stores import first_images
+from hpcsgd.config.schema import Config, load
+from hpcsgd.data import convert, convert_pairs, open_split
+from hpcsgd.training.tasks import task_of
+from hpcsgd.training.virtual import virtual_groups
+from hpcsgd.transport import Transport
+from hpcsgd.tuning.replicas import DivergedError, VirtualGroups
+from papers.artifact import Place, Row
+from probe.virtual import GROUPS, alone, job
+from probe_distances import LONG, Task
+
+CPU = torch.device("cpu")
+PROCESSES = len(os.sched_getaffinity(0))
+BATCH = 250
+TESTED = 2000
+"""Images at most that a mean model is tested on."""
+POINTS = 60
+"""Distances of a training that are kept."""
+
+
+def at_fixed_rate(place: Place, intervals: Sequence[int], meetings: int) -> list[Row]:
+    """D at the first meetings, without warm-up and with one rate for all P: ResNet-8 on CIFAR-10."""
+    fixed = ["--method.name", "hierarchical", "--schedule.scaling", "none", "--schedule.warmup_epochs", "0"]
+    with stores(place) as (name, data):
+        tasks = []
+        for every in intervals[:2] if place.quick else intervals:
+            config = job(name, data, [*fixed, "--method.every", str(every)])
+            tasks += [
+                partial(_every, every, Task(config, P, LONG, 1, meetings, CPU))
+                for P in (GROUPS[1:3] if place.quick else GROUPS[1:])
+            ]
+        return sorted(in_processes(PROCESSES, tasks), key=lambda row: (row["every"], row["P"]))
+
+
+def _every(every: int, task: Task) -> Row:
+    return {"every": every, **task.measured()}
+
+
+@contextmanager
+def stores(place: Place) -> Iterator[tuple[str, Path]]:
+    """The job of benchmarks/jobs to go by, and the folder of its data: digits where it has to be quick."""
+    if not place.quick:
+        yield "cifar10_resnet8", place.data
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        convert("digits", None, Path(folder) / "digits.h5")
+        yield "digits_cnn", Path(folder)
+
+
+def classified(place: Place, images: int, epochs: int) -> list[Row]:
+    """Loss, accuracy and D of P = 1 … 32, every 8 steps, rate times P: ResNet-8 on the first `images`."""
+    with tempfile.TemporaryDirectory() as folder, stores(place) as (name, data):
+        groups = GROUPS[:2] if place.quick else GROUPS
+        epochs = 2 if place.quick else epochs
+        words = ["--method.name", "hierarchical", "--method.every", "8", "--training.epochs", str(epochs)]
+        config = job(
+            name, data, [*words, "--schedule.warmup_epochs", "1", "--schedule.arguments.T_max", str(epochs)]
+        )
+        if not place.quick:
+            part = first_images(config.data.store, images, Path(folder) / "part.h5")
+            config = replace(config, data=replace(config.data, store=part))
+        return sorted(in_processes(PROCESSES, _of_all(config, groups)), key=lambda row: row["P"])
+
+
+def sharpened(place: Place, images: int, epochs: int) -> list[Row]:
+    """The same of a small EDSR that doubles images of CIFAR-10, by PSNR: P = 1 … 16, every 4 steps, Adam,
+    rate times √P."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = _pairs(place, 64 if place.quick else images, Path(folder))
+        job_file = Path(folder) / "edsr.toml"
+        job_file.write_text(SHARPEN.format(store=store, epochs=1 if place.quick else epochs))
+        groups = GROUPS[:2] if place.quick else GROUPS[:5]
+        tasks = _of_all(load(job_file), groups)
+        return sorted(in_processes(PROCESSES, tasks), key=lambda row: row["P"])
+
+
+SHARPEN = """
+[data]
+store = "{store}"
+batch_size = 16
+arguments = {{ patch = 16 }}
+[model]
+build = "edsr"
+arguments = {{ scale = 2, blocks = 4, width = 16 }}
+[optimizer]
+build = "Adam"
+lr = 0.001
+[schedule]
+scaling = "root"
+warmup_epochs = 1
+[method]
+name = "hierarchical"
+every = 4
+[training]
+epochs = {epochs}
+"""
+
+
+def _pairs(place: Place, count: int, folder: Path) -> Path:
+    """Images of CIFAR-10 as PNG files, and those as pairs; twice as many to train on as to test on."""
+    with h5py.File(place.data / "cifar10.h5") as whole:
+        for split, name, rows in (("train", "train", count), ("test", "val", count // 2)):
+            (folder / "png" / name).mkdir(parents=True)
+            pixels: Any = whole[f"{split}/x"]
+            for i, image in enumerate(pixels[:rows]):
+                Image.fromarray(image.transpose(1, 2, 0)).save(folder / "png" / name / f"{i:05}.png")
+    convert_pairs(folder / "png", folder / "pairs.h5", 2)
+    return folder / "pairs.h5"
+
+
+def _of_all(config: Config, groups: Sequence[int]) -> list[partial[Row]]:
+    return [partial(trained, config, P) for P in groups]
+
+
+def trained(config: Config, P: int) -> Row:
+    """One whole training: D at the meetings, and after every epoch the mean loss and the test of the mean."""
+    row: Row = {"P": P, "loss": [], "tested": [], "distances": [], "diverged": None}
+    work = partial(_train, config, P, row)
+    alone(work)
+    row["distances"] = [round(D, 5) for D in row["distances"][:: -(-len(row["distances"]) // POINTS) or 1]]
+    print(f"P = {P}: {row['tested'][-1:]}", flush=True)
+    return row
+
+
+def _train(config: Config, P: int, row: Row, world: Transport) -> None:
+    groups = virtual_groups(config, P, 1, world)
+    every = config.method.arguments["every"]
+    assert config.training.epochs is not None
+    train = open_split(config.data.store, "train", config.data.arguments)
+    steps, done = max(1, len(train) // P // config.data.batch_size), 0
+    try:
+        for _ in range(config.training.epochs):
+            total = 0.0
+            for _ in range(steps):
+                total += groups.train(1)
+                done += 1
+                if done % every == 0:
+                    row["distances"].append(groups.meet())
+            row["loss"].append(round(total / steps, 4))
+            row["tested"].append(round(_tested(config, groups), 4))
+    except DivergedError as error:
+        row["diverged"] = str(error)
+
+
+def _tested(config: Config, groups: VirtualGroups) -> float:
+    """The first figure of the task, as accuracy or PSNR, of the mean model on the test samples."""
+    test = open_split(config.data.store, "test", config.data.arguments)
+    task = task_of(test)
+    count = min(TESTED, len(test))
+    with groups.averaged() as model:
+        tallies = [
+            task.tally(model(x), y)
+            for rows in torch.arange(count).split(BATCH)
+            for x, y in [test.collate(test.__getitems__(rows.tolist()))]
+        ]
+    return next(iter(task.result(torch.stack(tallies).sum(0)).figures.values()))
+
+
+def flat(row: Row) -> float:
+    """D where it has settled."""
+    later = row["distances"][len(row["distances"]) // 2 :]
+    return median(later) if later else float("nan")

@@ -1,0 +1,157 @@
+"""DEFT: Exploiting Gradient Norm Difference between Model Layers for Scalable Gradient Sparsification (Yoon
+and Oh, ICPP 2023): its tables and figures.
+
+    python benchmarks/papers/deft.py --list
+    python benchmarks/papers/deft.py --figure 4 --data DATA [--quick] [--json FILE] [--plot FILE]
+    python benchmarks/papers/deft.py --figure 4 --kept
+    python benchmarks/papers/deft.py --figure 4 --scale paper --data DATA --out FOLDER
+
+DATA: a folder with cifar10.h5, wikitext2.h5 and mnist.h5 by `hpcsgd data convert`. Figure 7 as root, on hosts
+made of network namespaces.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import hpcsgd
+from papers.artifact import Artifact, Artifacts, Place, Row, Small, main
+from papers.beside import deft as beside
+from papers.on_ranks import Training, loaded, trained
+from papers.original import deft as original
+from papers.sources import benchmark
+
+DENSITY = 0.1
+"""As the paper has it for NCF, in whose place the CNN is."""
+WORKERS = (2, 4, 8, 16)
+DENSITIES = (0.1, 0.03, 0.01)
+IMAGES = 3200
+DENSE_RESULT = "density.json"
+SMALL_TASKS = "ResNet-8, an LSTM of 1000 words, and a CNN on MNIST in place of NCF; 16 virtual workers"
+SMALL_CNN = "a CNN on MNIST, workers are threads"
+
+
+def sparse(
+    make: Callable[[float], hpcsgd.sparsifiers.Sparsifier], density: float
+) -> Callable[[], hpcsgd.Method]:
+    return lambda: hpcsgd.bsp(hpcsgd.Sparse(make(density)))
+
+
+def all_of(place: Place, rivals: list[tuple[str, Callable[[], hpcsgd.Method], int]], steps: int) -> list[Row]:
+    """Each of them trained, 64 samples a step whatever the workers."""
+    samples = loaded(place, IMAGES)
+    return [
+        trained(
+            Training(
+                who, method, workers=n, alone=False, batch=max(1, 64 // n), steps=40 if place.quick else steps
+            ),
+            samples,
+        )
+        for who, method, n in rivals
+    ]
+
+
+def build_up(place: Place) -> list[Row]:
+    """Figure 1: Top-k with more and more workers."""
+    workers = WORKERS[:2] if place.quick else WORKERS
+    rows = all_of(place, [(f"{n} workers", sparse(hpcsgd.TopK, 0.01), n) for n in workers], 200)
+    return [row | {"density_set": 0.01} for row in rows]
+
+
+def as_dense(place: Place) -> list[Row]:
+    """Figure 6: Top-k, and DEFT set to what Top-k really sends."""
+    n = 4 if place.quick else 16
+    (topk,) = all_of(place, [(f"Top-k, d = {DENSITY / 10:g}", sparse(hpcsgd.TopK, DENSITY / 10), n)], 400)
+    real = beside.last(topk, "density")
+    return [topk, *all_of(place, [(f"DEFT, d = {real:.3f}", sparse(hpcsgd.Deft, real), n)], 400)]
+
+
+def by_density(place: Place) -> list[Row]:
+    """Figure 8."""
+    n = 4 if place.quick else 8
+    return all_of(place, [(f"d = {d:g}", sparse(hpcsgd.Deft, d), n) for d in DENSITIES], 1200)
+
+
+def by_workers(place: Place) -> list[Row]:
+    """Figure 10, and dense training beside it."""
+    workers = WORKERS[:2] if place.quick else WORKERS
+    rivals = [(f"{n} workers", sparse(hpcsgd.Deft, DENSITY), n) for n in workers]
+    return all_of(place, [("dense", hpcsgd.bsp, workers[-1]), *rivals], 800)
+
+
+DENSITIES_MEASURED = benchmark("density.py")
+
+ARTIFACTS: Artifacts = {
+    "Table 1": Artifact(
+        "strengths and weaknesses of sparsifiers", why="words; ours are in [sparse](sparse.md)"
+    ),
+    "Table 2": Artifact("the applications", why="a list; its numbers are lost in our text of the paper"),
+    "Figure 1": Artifact(
+        "density of Top-k by workers",
+        Small(build_up, beside.figure_1, "papers/deft_figure_1.json", beside.note_panels("density")),
+        original.figure_1_jobs,
+        f"{SMALL_CNN}, d = 0.01",
+    ),
+    "Figure 2": Artifact("overview of DEFT"),
+    "Figure 3": Artifact(
+        "convergence of the sparsifiers, 16 workers",
+        Small(DENSITIES_MEASURED, beside.figure_3, DENSE_RESULT),
+        original.rival_jobs,
+        f"{SMALL_TASKS}; accuracies at the end, not curves",
+    ),
+    "Figure 4": Artifact(
+        "actual density, 16 workers",
+        Small(DENSITIES_MEASURED, beside.figure_4, DENSE_RESULT, beside.of_steps("densities")),
+        original.rival_jobs,
+        f"{SMALL_TASKS}; DEFT of the LSTM was measured with bins that stayed",
+    ),
+    "Figure 5": Artifact(
+        "error, 16 workers",
+        Small(DENSITIES_MEASURED, beside.figure_5, DENSE_RESULT, beside.of_steps("errors")),
+        original.rival_jobs,
+        SMALL_TASKS,
+    ),
+    "Figure 6": Artifact(
+        "error of DEFT set to Top-k's actual density",
+        Small(as_dense, beside.figure_6, "papers/deft_figure_6.json", beside.note_panels("error")),
+        original.figure_6_jobs,
+        f"16 workers, {SMALL_CNN}",
+    ),
+    "Figure 7": Artifact(
+        "a step by its parts",
+        Small(benchmark("sparse_exchange.py", data=False), beside.figure_7, "sparse_exchange.json"),
+        original.rival_jobs,
+        "ResNet-18 on 4 hosts at 100 Mbit/s, with our kernel, to which all of it is milliseconds",
+    ),
+    "Figure 8": Artifact(
+        "convergence by density",
+        Small(by_density, beside.figure_8, "papers/deft_figure_8.json", beside.accuracy_panels),
+        original.figure_8_jobs,
+        f"8 workers, {SMALL_CNN}",
+    ),
+    "Figure 9": Artifact(
+        "speed-up of selection by workers",
+        Small(
+            benchmark("deft_scaling.py", data=False),
+            beside.figure_9,
+            "deft_scaling.json",
+            beside.speed_panels,
+        ),
+        original.figure_9_jobs,
+        "one thread; ResNet-18 is 474 ms by torch.topk and 5 by our kernel, which has less to win",
+    ),
+    "Figure 10": Artifact(
+        "convergence by workers",
+        Small(by_workers, beside.figure_10, "papers/deft_figure_10.json", beside.accuracy_panels),
+        original.figure_10_jobs,
+        f"{SMALL_CNN}, d = 0.1",
+    ),
+}
+
+if __name__ == "__main__":
+    main("DEFT", ARTIFACTS)

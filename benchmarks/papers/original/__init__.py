@@ -1,0 +1,1 @@
+"""The original settings as job files: a file a paper."""

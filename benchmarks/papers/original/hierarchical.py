@@ -1,0 +1,80 @@
+"""Hierarchical local SGD: the settings of its sections IV-B and IV-C, on nodes as those of Cori."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from hpcsgd.batch import Allocation
+from papers.at_scale import Job
+
+INTERVALS = (2, 4, 8, 16)
+
+
+def cifar(P: int, every: int = 8, epochs: int = 200, **changed: dict[str, Any]) -> dict[str, Any]:
+    """Section IV-B; the paper does not say when the rate falls: as in the ResNet paper it goes by."""
+    milestones = {"milestones": [epochs // 2, epochs * 3 // 4]}
+    table = {
+        "job": {"groups": P},
+        "data": {"store": "cifar10.h5", "batch_size": 128, "transform": "crop_and_flip"},
+        "model": {"build": "resnet20"},
+        "optimizer": {"lr": 0.1, "arguments": {"momentum": 0.9, "weight_decay": 1e-4}},
+        "schedule": {"warmup_epochs": 5 if P > 1 else 0, "build": "MultiStepLR", "arguments": milestones},
+        "method": {"name": "hierarchical", "every": every},
+        "training": {"epochs": epochs},
+    }
+    return table | changed
+
+
+def edsr(P: int, **changed: dict[str, Any]) -> dict[str, Any]:
+    """Section IV-C: Adam, 1200 epochs, rate times √P; 20 patches an image make an epoch of 16,000."""
+    table = {
+        "job": {"groups": P},
+        "data": {"store": "div2k_x2.h5", "batch_size": 16, "arguments": {"patch": 48, "patches": 20}},
+        "model": {"build": "edsr", "arguments": {"scale": 2}},
+        "optimizer": {"build": "Adam", "lr": 1e-4},
+        "schedule": {"scaling": "root", "warmup_epochs": 5 if P > 1 else 0},
+        "method": {"name": "hierarchical", "every": 4},
+        "training": {"epochs": 1200},
+    }
+    return table | changed
+
+
+Table = Callable[[int], dict[str, Any]]
+
+
+def trainings(name: str, table: Table, groups: Sequence[int], time: str) -> list[Job]:
+    """A node a group, as each process was."""
+    return [Job(f"{name}-P{P}", table(P), Allocation(nodes=P, cpus_per_rank=68, time=time)) for P in groups]
+
+
+def fixed_jobs() -> list[Job]:
+    found = []
+    for every in INTERVALS:
+        table = partial(cifar, every=every, epochs=10, schedule={"scaling": "none"})
+        found += trainings(f"hierarchical-fixed-I{every}", table, (2, 4, 8, 16, 32), "4:00:00")
+    return found
+
+
+def scaling_jobs(name: str, table: Table, P: int, batch: int, most: int) -> list[Job]:
+    """Synchronous with the large batch, the baseline and ours; few processes train synchronously."""
+    found = []
+    for N in (2**i for i in range(most.bit_length())):
+        together = table(1) | {"method": {"name": "bsp"}, "training": {"epochs": 1}}
+        together["data"] = {**together["data"], "batch_size": batch}
+        rivals: dict[str, dict[str, Any]] = {"sync": together}
+        if N >= P:
+            local = table(P) | {"training": {"epochs": 1}}
+            every = {"every": local["method"]["every"]}
+            rivals["allreduce"] = local | {"method": {"name": "allreduce_local_sgd", **every}}
+            rivals["hierarchical"] = local
+        nodes = Allocation(nodes=N, cpus_per_rank=68)
+        found += [Job(f"{name}-{who}-N{N}", each, nodes, "bench") for who, each in rivals.items()]
+    return found
+
+
+cifar_jobs = partial(trainings, "hierarchical-cifar10", cifar, (1, 2, 4, 8, 16, 32), "24:00:00")
+edsr_jobs = partial(trainings, "hierarchical-div2k", edsr, (1, 2, 4, 8, 16), "3-00:00:00")
+figure_5_jobs = partial(scaling_jobs, "hierarchical-figure-5", cifar, 4, 512, 128)
+figure_9_jobs = partial(scaling_jobs, "hierarchical-figure-9", edsr, 8, 128, 128)

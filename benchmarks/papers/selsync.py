@@ -1,0 +1,146 @@
+"""Accelerating Distributed ML Training via Selective Synchronization (Tyagi and Swany, IEEE CLUSTER 2023):
+its tables and figures.
+
+    python benchmarks/papers/selsync.py --list
+    python benchmarks/papers/selsync.py --table 1 --data DATA [--quick] [--json FILE] [--plot FILE]
+    python benchmarks/papers/selsync.py --table 1 --kept
+    python benchmarks/papers/selsync.py --table 1 --scale paper --data DATA --out FOLDER
+
+DATA: a folder with mnist.h5 by `hpcsgd data convert`. Table 1 and figure 1 as root, on hosts made of network
+namespaces.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import hpcsgd
+from hpcsgd.methods.selsync import gradients
+from papers import looks
+from papers.artifact import RESULTS, Artifact, Artifacts, Place, Row, Small, main
+from papers.beside import selsync as beside
+from papers.on_ranks import Training, loaded, trained
+from papers.original import selsync as original
+from papers.sources import benchmark
+
+IMAGES = 6400
+PARTITIONED = benchmark("selsync.py", "--partition")
+RATES = RESULTS / "gossip.json"
+"""Accuracies are taken from it, and not measured again."""
+LOOKED = "papers/selsync_looks.json"
+SMALL_CNN = "a CNN on MNIST, 8 workers of batches of 32"
+ONE_RANK = "a CNN on 3200 images of MNIST, one worker"
+
+
+def scale_out(place: Place) -> list[Row]:
+    """Figure 1: BSP on more and more hosts with slow links; FedAvg with all labels, and with one a worker."""
+    rows: list[Row] = []
+    for n in (2,) if place.quick else (2, 4):
+        timed = benchmark("gossip.py", "--hosts", str(n), "--rounds", "2", "--keep", str(RATES))(place)
+        found = {row["who"]: row["seconds_a_step"]["median"] for row in timed if row.get("delay") == 0}
+        rows.append({"workers": n, "throughput": n * found["compute only"] / found["AR-SGD"]})
+    samples, steps = loaded(place, IMAGES), 40 if place.quick else 400
+    for partition in ("IID", "one label"):
+        federated = Training(
+            "FedAvg (1, 0.1)",
+            lambda: hpcsgd.fedavg(per_epoch=10, steps_per_epoch=40),
+            workers=10,
+            partition=partition,
+            steps=steps,
+        )
+        rows.append(trained(federated, samples))
+    return rows
+
+
+def averaged(place: Place) -> list[Row]:
+    """Figure 11: BSP, and SelSync by parameters and by gradients."""
+    samples, steps = loaded(place, IMAGES), 40 if place.quick else 800
+    rivals = [
+        Training("BSP", hpcsgd.bsp, alone=False, partition="SelDP", steps=steps),
+        Training("PA", lambda: hpcsgd.selsync(0.25), partition="SelDP", steps=steps),
+        Training("GA", lambda: hpcsgd.selsync(0.25, gradients), partition="SelDP", steps=steps),
+    ]
+    return [trained(each, samples) for each in rivals]
+
+
+ARTIFACTS: Artifacts = {
+    "Table 1": Artifact(
+        "SelSync, BSP, FedAvg and SSP: steps, LSSR, accuracy, speed-up",
+        Small(benchmark("selsync.py", "--table"), beside.table_1, "selsync_table.json", beside.curve_panels),
+        original.table_1_jobs,
+        "a CNN on MNIST, 8 hosts at 1.5 Mbit/s; as fast, but behind BSP by 0.2 points; FedAvg loses nothing",
+    ),
+    "Figure 1": Artifact(
+        "throughput by workers; FedAvg with IID and non-IID data",
+        Small(scale_out, beside.figure_1, "papers/selsync_figure_1.json"),
+        original.figure_1_jobs,
+        "ResNet-20 on hosts at 10 Mbit/s; FedAvg: a CNN on MNIST, 10 workers",
+    ),
+    "Figure 2": Artifact(
+        "time and memory of a step by batch",
+        Small(looks.by_batch, beside.figure_2, "papers/selsync_figure_2.json"),
+        original.figure_2_jobs,
+        "ResNet-8 on one core",
+    ),
+    "Figure 3": Artifact(
+        "gradients early and late",
+        Small(looks.gradients, beside.figure_3, LOOKED, beside.gradient_panels),
+        why=f"{ONE_RANK}; at the original scale it needs the gradients, which no job writes",
+    ),
+    "Figure 4": Artifact(
+        "largest eigenvalue of the Hessian and the gradient's variance",
+        Small(looks.gradients, beside.figure_4, LOOKED, beside.curvature_panels),
+        why=f"{ONE_RANK}; at the original scale no job computes eigenvalues",
+    ),
+    "Figure 5": Artifact(
+        "Δ and accuracy by step, BSP",
+        Small(looks.gradients, beside.figure_5, LOOKED, beside.change_panels),
+        original.figure_5_jobs,
+        ONE_RANK,
+    ),
+    "Figure 6": Artifact("thresholds between BSP and local SGD"),
+    "Figure 7": Artifact("how DefDP and SelDP divide samples"),
+    "Figure 8": Artifact(
+        "what Δ costs by window, and dealing samples",
+        Small(looks.dealing, beside.figure_8, "papers/selsync_figure_8.json"),
+        original.figure_5_jobs,
+        "Δ from the norms, which take 0.5 ms more ([more](selsync.md)); who gets which samples, "
+        "not reading them",
+    ),
+    "Figure 9": Artifact(
+        "SelDP and DefDP, gradients averaged, δ = 0.25",
+        Small(PARTITIONED, beside.figure_9, "selsync_partition.json"),
+        original.figure_9_jobs,
+        f"{SMALL_CNN}, δ = 0.5",
+    ),
+    "Figure 10": Artifact(
+        "parameters or gradients averaged, SelDP, δ = 0.25",
+        Small(PARTITIONED, beside.figure_10, "selsync_partition.json"),
+        original.figure_10_jobs,
+        f"{SMALL_CNN}, δ = 0.5",
+    ),
+    "Figure 11": Artifact(
+        "weights by BSP, and with parameters or gradients averaged",
+        Small(averaged, beside.figure_11, "papers/selsync_figure_11.json", beside.weight_panels),
+        original.figure_11_jobs,
+        "a CNN on MNIST, 8 workers of batches of 16, first layer",
+    ),
+    "Figure 12": Artifact(
+        "data injection and FedAvg, non-IID data",
+        Small(
+            benchmark("selsync.py", "--non-iid"),
+            beside.figure_12,
+            "selsync_non_iid.json",
+            beside.curve_panels,
+        ),
+        original.figure_12_jobs,
+        "a CNN on MNIST, one label a worker; (0.5, 0.5, 0.05), which meets nearly always, is ahead by a hair",
+    ),
+}
+
+if __name__ == "__main__":
+    main("SelSync", ARTIFACTS)

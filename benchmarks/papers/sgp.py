@@ -1,0 +1,120 @@
+"""Stochastic Gradient Push for Distributed Deep Learning (Assran et al., ICML 2019): its tables and figures.
+Their numbers are those of their order in the slides of a talk, which have none.
+
+    python benchmarks/papers/sgp.py --list
+    python benchmarks/papers/sgp.py --table 1 --data DATA [--quick] [--json FILE] [--plot FILE]
+    python benchmarks/papers/sgp.py --table 1 --kept
+    python benchmarks/papers/sgp.py --table 1 --scale paper --data DATA --out FOLDER
+
+DATA: a folder with mnist.h5 by `hpcsgd data convert`. Tables 1 to 3 as root, on hosts made of network
+namespaces.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import hpcsgd
+from papers.artifact import RESULTS, Artifact, Artifacts, Place, Row, Small, main
+from papers.beside import sgp as beside
+from papers.on_ranks import Training, loaded, trained
+from papers.original import sgp as original
+from papers.sources import benchmark
+
+WORKERS = 4
+METHODS: dict[str, Callable[[], hpcsgd.Method]] = {
+    "AR-SGD": hpcsgd.bsp,
+    "D-PSGD": hpcsgd.d_psgd,
+    "SGP": hpcsgd.sgp,
+    "1-OSGP": lambda: hpcsgd.osgp(1),
+}
+GOSSIP = benchmark("gossip.py", "--rounds", "6")
+HOSTS = "ResNet-20 on 4 hosts at 10 Mbit/s"
+LIMIT = "our AR-SGD sends the least an average can, so rates of 2.7 and 4.7 are above the link's limit"
+SMALL_CNN = "a CNN on MNIST, 4 workers"
+
+
+def seconds_a_step() -> dict[str, float]:
+    """As gossip.py measured them last."""
+    return beside.measured(json.loads((RESULTS / "gossip.json").read_text())["rows"])[0]
+
+
+def taught(place: Place, steps: dict[str, int]) -> list[Row]:
+    """Each method for so many steps, and what a step of it takes."""
+    samples, seconds = loaded(place, 12800), seconds_a_step()
+    return [
+        trained(
+            Training(who, METHODS[who], workers=WORKERS, alone=who != "AR-SGD", batch=32, steps=n), samples
+        )
+        | {"seconds_a_step": seconds[who]}
+        for who, n in steps.items()
+    ]
+
+
+def converging(place: Place) -> list[Row]:
+    """Figure 4: as many steps for all."""
+    return taught(place, dict.fromkeys(("AR-SGD", "D-PSGD", "SGP"), 40 if place.quick else 400))
+
+
+def in_equal_time(place: Place) -> list[Row]:
+    """Table 4: as many steps as AR-SGD's time has room for."""
+    seconds, base = seconds_a_step(), 40 if place.quick else 200
+    rivals = ("AR-SGD", "SGP", "1-OSGP")
+    return taught(place, {who: round(base * seconds["AR-SGD"] / seconds[who]) for who in rivals})
+
+
+ARTIFACTS: Artifacts = {
+    "Table 1": Artifact(
+        "accuracy and hours by nodes: AR-SGD, D-PSGD, SGP",
+        Small(GOSSIP, beside.table_1, "gossip.json"),
+        original.table_1_jobs,
+        f"{HOSTS}; {LIMIT}, and D-PSGD sends more than it",
+    ),
+    "Table 2": Artifact(
+        "topologies: one peer, two, hybrids",
+        Small(GOSSIP, beside.table_2, "gossip.json"),
+        original.table_2_jobs,
+        f"{HOSTS}; 2P-SGP sends 2·M where our AR-SGD sends 1.5·M; 2P/1P-SGP is not measured",
+    ),
+    "Table 3": Artifact(
+        "messages that overlap: 1-OSGP",
+        Small(GOSSIP, beside.table_3, "gossip.json"),
+        original.table_3_jobs,
+        f"{HOSTS}; {LIMIT}",
+    ),
+    "Table 4": Artifact(
+        "a fixed budget of time",
+        Small(in_equal_time, beside.table_4, "papers/sgp_table_4.json"),
+        original.table_4_jobs,
+        f"{SMALL_CNN}; a step takes what it took in table 3; AD-PSGD is not measured",
+    ),
+    "Figure 1": Artifact("nodes of a network"),
+    "Figure 2": Artifact("a directed graph"),
+    "Figure 3": Artifact("the exponential graph of 8 nodes"),
+    "Figure 4": Artifact(
+        "convergence by iterations and by time",
+        Small(converging, beside.figure_4, "papers/sgp_figure_4.json", beside.figure_4_panels),
+        original.figure_4_jobs,
+        f"{SMALL_CNN}; a step takes what it took in table 1",
+    ),
+    "Figure 5": Artifact(
+        "scaling over Ethernet and InfiniBand",
+        Small(
+            benchmark("paper_scaling.py", data=False),
+            beside.figure_5,
+            "paper_scaling.json",
+            beside.figure_5_panels,
+        ),
+        original.table_1_jobs,
+        "by the cost model, Ethernet alone: 32 hosts do not fit two cores",
+    ),
+}
+
+if __name__ == "__main__":
+    main("stochastic gradient push", ARTIFACTS)
