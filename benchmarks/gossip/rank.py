@@ -16,11 +16,14 @@ import torch.distributed as dist
 from mpi4py import MPI
 
 import hpcsgd
+from gossip.doubling import doubling, sent
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
 from harness.workloads import RESNET20, Step, ddp_tuned, ours, plain
 from hpcsgd.training.process import keep_freed_memory
 from hpcsgd.transport import Total
+
+DOUBLING = "AR-SGD by doubling"
 
 
 class Messages:
@@ -49,10 +52,11 @@ class Messages:
 
 @dataclass(frozen=True)
 class Entry:
-    """A training step, and its messages where they are ours."""
+    """A training step, and its messages where they are ours, or what it sends where that is known."""
 
     step: Step
     messages: Messages | None = None
+    sent: float | None = None
 
     @classmethod
     def of(cls, job: hpcsgd.Job, method: hpcsgd.Method) -> Entry:
@@ -78,6 +82,7 @@ def entries(size: int) -> dict[str, Entry]:
         "compute only": Entry(plain(RESNET20)),
         "DDP (gloo)": Entry(ddp_tuned(RESNET20)),
         "AR-SGD": Entry.of(hpcsgd.init(groups=1), hpcsgd.bsp()),
+        DOUBLING: Entry(doubling(RESNET20, MPI.COMM_WORLD), sent=sent(RESNET20, size)),
         "D-PSGD": gossip(hpcsgd.d_psgd()),
         "SGP": gossip(hpcsgd.sgp()),
         "2P-SGP": gossip(hpcsgd.sgp(peers=2)),
@@ -101,6 +106,9 @@ def measure(
         row["seconds_a_step"] = asdict(Spread.of(seconds[name]))
         row["rate_over_AR"] = asdict(ratios(seconds["AR-SGD"], seconds[name]))
         row["rate_over_D-PSGD"] = asdict(ratios(seconds["D-PSGD"], seconds[name]))
+        row["rate_over_doubling"] = asdict(ratios(seconds[DOUBLING], seconds[name]))
+        if entry.sent is not None:
+            row["bytes_a_step"] = entry.sent
         if entry.messages is not None:
             done = rounds * steps
             row["bytes_a_step"] = entry.messages.sent / done

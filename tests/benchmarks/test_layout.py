@@ -11,7 +11,11 @@ from pythons import python
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-ENTRIES = sorted(path.name for path in BENCHMARKS.glob("*.py"))
+PAPERS = ("hierarchical", "selsync", "ensemblesync", "deft", "sgp")
+ENTRIES = [
+    *sorted(path.name for path in BENCHMARKS.glob("*.py")),
+    *(f"papers/{name}.py" for name in PAPERS if (BENCHMARKS / f"papers/{name}.py").exists()),
+]
 START = """
 import contextlib, io, runpy, sys
 
@@ -25,7 +29,7 @@ for script in scripts:
     except SystemExit as end:
         print(script, end.code, "--quick" in said.getvalue(), file=sys.stderr)
 """
-COMMAND = re.compile(r"benchmarks/\w+\.py")
+COMMAND = re.compile(r"benchmarks/[\w/]+\.py")
 
 
 def timing_by_themselves(benchmarks: Path) -> list[str]:
@@ -49,7 +53,7 @@ def test_who_times_beside_it_is_found(tmp_path):
 def test_all_commands_that_are_named_are_there():
     texts = [ROOT / "README.md", ROOT / "Makefile", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md")]
     named = {found for path in texts for found in COMMAND.findall(path.read_text())}
-    results = [json.loads(path.read_text()) for path in BENCHMARKS.glob("results/*.json")]
+    results = [json.loads(path.read_text()) for path in BENCHMARKS.glob("results/**/*.json")]
     named |= {result["command"][1] for result in results}
     assert named
     assert {name for name in named if not (ROOT / name).exists()} == set()

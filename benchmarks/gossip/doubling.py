@@ -1,0 +1,48 @@
+"""AR-SGD with the simplest of averages: all of the gradient, log₂ n times, after the backward pass.
+
+The slides of the SGP paper do not say how its AR-SGD averages; its hours by nodes are those of recursive
+doubling (`paper_scaling.py`). Ours, `bsp`, sends 2·(n − 1)/n of the model instead of log₂ n times all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from harness.workloads import Step, Workload, sgd
+
+
+def doubling(workload: Workload, comm: MPI.Comm) -> Step:
+    """A training step by it; the ranks are a power of two."""
+    model = workload.model()
+    optimizer, parameters = sgd(model), list(model.parameters())
+    optimizer.register_step_pre_hook(lambda *_: average([_gradient(p) for p in parameters], comm))
+    return workload.training(model, optimizer)
+
+
+def average(gradients: Sequence[Tensor], comm: MPI.Comm) -> None:
+    """In place. What a rank has summed up comes from twice as many ranks after each exchange."""
+    n, rank = comm.Get_size(), comm.Get_rank()
+    assert n.bit_count() == 1, f"{n} ranks are no power of two"
+    whole = torch.cat([g.reshape(-1) for g in gradients])
+    others = torch.empty_like(whole)
+    for distance in (1 << level for level in range(n.bit_length() - 1)):
+        comm.Sendrecv(whole.numpy(), rank ^ distance, recvbuf=others.numpy(), source=rank ^ distance)
+        whole += others
+    whole /= n
+    for g, mean in zip(gradients, whole.split([g.numel() for g in gradients]), strict=True):
+        g.copy_(mean.view_as(g))
+
+
+def sent(workload: Workload, n: int) -> float:
+    """Bytes of a rank in a step."""
+    size = sum(p.numel() * p.element_size() for p in workload.model().parameters())
+    return float(size * (n.bit_length() - 1))
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
