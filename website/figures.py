@@ -21,15 +21,17 @@ that made it. Goals are those set before measuring; what missed them is told whe
 
 
 def table(root: Path) -> str:
-    return HEAD + "".join(_row(path) for path in sorted((root / RESULTS).glob("*.json")))
+    return HEAD + "".join(_row(root, path) for path in sorted((root / RESULTS).rglob("*.json")))
 
 
-def _row(path: Path) -> str:
+def _row(root: Path, path: Path) -> str:
     result: Mapping[str, Any] = json.loads(path.read_text())
     goals = [goal["met"] for goal in result.get("goals", []) if goal.get("met") is not None]
     met = f"{sum(goals)} of {len(goals)}" if goals else ""
     command = shlex.join(_shown(result["command"]))
-    return f"| [{path.stem}]({RESULTS}/{path.name}) | `{command}` | {result.get('date', '')[:10]} | {met} |\n"
+    return (
+        f"| [{path.stem}]({path.relative_to(root)}) | `{command}` | {result.get('date', '')[:10]} | {met} |\n"
+    )
 
 
 def _shown(command: list[str]) -> list[str]:

@@ -15,12 +15,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import api
 import figures
 import job_file
+import messages
 import method_pages
 import names
 import repository
 from repository import ROOT
 
-CONTINUED: Mapping[str, Callable[[], str]] = {"job_file.md": lambda: job_file.tables() + names.table()}
+CONTINUED: Mapping[str, Callable[[], str]] = {
+    "job_file.md": lambda: job_file.tables() + names.table(),
+    "messages.md": messages.page,
+}
 """Pages of docs/ that go on with what is made of the code."""
 
 

@@ -6,15 +6,20 @@ import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+
+import tomli_w
 
 import api
 import hpcsgd
+import pictures
+from hpcsgd.citing.bibtex import entries
+from hpcsgd.citing.uses import papers_of
 from hpcsgd.core.traffic import Sizes, Vector
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import of_step
 from hpcsgd.methods import METHODS, Method
-from public_names import summary
+from public_names import needed, summary
 
 INSIDE = {"bsp()": hpcsgd.bsp(), "hierarchical(every=8)": hpcsgd.hierarchical(every=8)}
 GIVEN = {
@@ -50,6 +55,35 @@ meet; of methods that take turns it is the first that is told.
 | phase | operation | among | sent a step, of M |
 |---|---|---|---|
 """
+TRAINING = """
+## How it trains
+
+![training loss, distance of the groups and test accuracy by steps](../training/{name}.png)
+
+Four groups of one rank on handwritten digits, {epochs} epochs, one seed; grey is `bsp` on the same ranks
+and samples. What it looks like, not how good it is: for that there is [which method for me?](../choosing.md)
+Made by `python website/pictures.py {name}`, with
+
+```toml
+{section}```
+
+"""
+CITED = """
+## Citation
+
+Of the method; `hpcsgd cite job.toml` has all that a training uses, and hpcsgd itself.
+
+```bibtex
+{entries}
+```
+
+"""
+UNPUBLISHED = """
+## Citation
+
+No paper had to say it. `hpcsgd cite job.toml` has all that a training uses, and hpcsgd itself.
+
+"""
 AMONG = {"group": "a group", "cross": "the groups", "world": "all ranks", "peers": "islands"}
 
 
@@ -66,7 +100,20 @@ def page(name: str, factory: Callable[..., Method]) -> str:
     title, _, rest = inspect.cleandoc(sys.modules[factory.__module__].__doc__ or "").partition("\n\n")
     more = [f"[{uri.removesuffix('.md')}](../{uri})" for uri, names in MORE.items() if name in names]
     links = f"More, with what it brings: {', '.join(more)}.\n\n" if more else ""
-    return f"# {name}\n\n{title}\n\n{links}{rest}\n{sends(name, factory)}\n{api.entry(name, factory)}"
+    made = sends(name, factory) + training(name) + citation(name)
+    return f"# {name}\n\n{title}\n\n{links}{rest}\n{made}\n{api.entry(name, factory)}"
+
+
+def training(name: str) -> str:
+    job = pictures.job(name, Path("digits.h5"))
+    section = tomli_w.dumps({"method": job["method"]})
+    return TRAINING.format(name=name, section=section, epochs=job["training"]["epochs"])
+
+
+def citation(name: str) -> str:
+    known = entries()
+    papers = [known[key] for key in papers_of(METHODS, name)]
+    return CITED.format(entries="\n\n".join(papers)) if papers else UNPUBLISHED
 
 
 def sends(name: str, factory: Callable[..., Method]) -> str:
@@ -94,8 +141,3 @@ def called(name: str, factory: Callable[..., Method]) -> str:
     words = {id(method): text for text, method in INSIDE.items()}
     given = (f"{x}={words.get(id(GIVEN[x]), repr(GIVEN[x]))}" for x in needed(factory))
     return f"{name}({', '.join(given)})"
-
-
-def needed(factory: Callable[..., Any]) -> list[str]:
-    parameters = inspect.signature(factory).parameters.values()
-    return [p.name for p in parameters if p.default is p.empty]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Callable
 from typing import Any
 
 import hpcsgd
@@ -26,6 +27,12 @@ def path(documented: Any) -> str:
 def summary(documented: Any) -> str:
     """The first sentence or paragraph of its docstring, on one line."""
     return " ".join(inspect.cleandoc(documented.__doc__ or "").split("\n\n")[0].split())
+
+
+def needed(factory: Callable[..., Any]) -> list[str]:
+    """Its arguments without a default."""
+    parameters = inspect.signature(factory).parameters.values()
+    return [p.name for p in parameters if p.default is p.empty]
 
 
 def _home(value: Any) -> str | None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import matplotlib.image
 import pytest
 
 import method_pages
-from hpcsgd.methods import METHODS
+import pictures
+from hpcsgd.citing.uses import papers_of
+from hpcsgd.config.schema import checked
+from hpcsgd.methods import METHODS, Method
+from hpcsgd.training.parts import make_method
 
 ROOT = Path(__file__).parents[2]
+CITED = re.compile(r"^@\w+\{(\w+),$", re.MULTILINE)
 ROW = re.compile(r"^\| (\w+) \| (\w+) \| ([\w ]+) \| ([\d.e-]+) \|$", re.MULTILINE)
 
 
@@ -32,6 +38,46 @@ def test_a_page_has_the_lines_of_the_paper_and_the_entry(name: str) -> None:
     assert text.startswith(f"# {name}\n\n")
     assert f"\n[](){{#hpcsgd.{name}}}\n" in text
     assert shares(name)["gradients", "a group"] > 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_page_says_what_the_method_is_not_and_whom_to_cite(name: str) -> None:
+    text = method_pages.page(name, METHODS[name])
+    assert "Not to be confused with" in (METHODS[name].__doc__ or "")
+    papers = papers_of(METHODS, name)
+    assert CITED.findall(text) == list(papers)
+    assert ("No paper had to say it" in text) == (not papers)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_small_picture_of_it_training(name: str) -> None:
+    assert f"](../training/{name}.png)" in method_pages.page(name, METHODS[name])
+    picture = ROOT / f"docs/training/{name}.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size < 40_000
+
+
+def test_no_picture_is_of_a_method_that_is_gone() -> None:
+    assert {path.stem for path in (ROOT / "docs/training").iterdir()} == {*METHODS}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_drawn_can_be_trained(name: str, tmp_path: Path) -> None:
+    config = checked(pictures.job(name, tmp_path / "digits.h5"), tmp_path / "job.toml")
+    assert isinstance(make_method(config, steps_per_epoch=20), Method)
+    assert (config.job.groups, config.method.name) == (4, name)
+
+
+def test_a_picture_is_of_its_records(tmp_path: Path) -> None:
+    steps = [{"kind": "step", "step": i, "loss": 1 / i} for i in range(1, 9)]
+    tested = [{"kind": "evaluation", "step": i, "accuracy": i / 10, "distance": 0.5} for i in (4, 8)]
+    for name, records in (("a", [*steps, *tested]), ("b", steps)):
+        pictures.draw(name, records, steps, tmp_path / "new" / f"{name}.png")
+    a, b = (matplotlib.image.imread(tmp_path / "new" / f"{name}.png") for name in "ab")
+    width = a.shape[1] // 3
+    assert a.shape == b.shape
+    assert (a[:, :width] == b[:, :width]).mean() > 0.95
+    assert (a[:, width:] != b[:, width:]).any()
 
 
 def test_bytes_are_those_of_the_formulas() -> None:

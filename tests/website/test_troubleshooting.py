@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from messages import OPEN, QUOTED, hears, said
+
 ROOT = Path(__file__).parents[2]
-QUOTED = re.compile(r"\*\*`(.+?)`\*\*", re.DOTALL)
-OPEN = "…"
-
-
-def said(node: ast.AST) -> str | None:
-    """A string as a reader sees it, with … for what is filled in."""
-    if isinstance(node, ast.JoinedStr):
-        return "".join(str(x.value) if isinstance(x, ast.Constant) else OPEN for x in node.values)
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def strings(root: Path) -> Iterator[str]:
@@ -27,7 +19,7 @@ def strings(root: Path) -> Iterator[str]:
 def unheard(text: str, sayings: list[str]) -> list[str]:
     """Quotations that nobody says."""
     quoted = [" ".join(x.split()) for x in QUOTED.findall(text)]
-    return [x for x in quoted if not any(x.strip(f"{OPEN} :") in saying for saying in sayings)]
+    return [x for x in quoted if not any(hears(saying, x) for saying in sayings)]
 
 
 def test_messages_are_quoted_as_they_are() -> None:

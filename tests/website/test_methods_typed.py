@@ -1,0 +1,56 @@
+"""The commands of pages about methods, typed as they stand, with the digits' job file as the reader's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from hpcsgd.data import convert
+from website.pages import ROOT, blocks
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pytest.importorskip("sklearn")
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples/digits.toml").write_text((ROOT / "examples/digits.toml").read_text())
+    convert("digits", None, tmp_path / "examples/digits.h5")
+    return tmp_path
+
+
+def write_job(folder: Path, method: dict[str, Any], groups: int) -> None:
+    table = tomllib.loads((folder / "examples/digits.toml").read_text())
+    table["data"]["store"] = "examples/digits.h5"
+    table["job"]["groups"] = groups
+    table["training"]["epochs"] = 2
+    (folder / "job.toml").write_text(tomli_w.dumps(table | {"method": method}))
+
+
+def typed(page: str, starts: tuple[str, ...], folder: Path) -> str:
+    """What the lines of a page print that start so."""
+    text = "\n".join(block.text for block in blocks(ROOT / "docs" / page) if not block.is_toml)
+    lines = [line for line in text.splitlines() if line.startswith(starts)]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", "-euc", "\n".join(lines)]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert len(lines) > 1
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_selsync(folder: Path) -> None:
+    write_job(folder, {"name": "selsync", "delta": 0.3}, groups=4)
+    said = typed("selsync.md", ("mpiexec", "sed"), folder)
+    assert "LSSR" in said
+    assert (folder / "runs/digits-selsync/model.pt").exists()

@@ -1,0 +1,191 @@
+"""The page of all messages, found in the sources: each below the part of the package that says it.
+
+What the parts are about, and where more is said of it, is in causes.toml.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from repository import ROOT
+
+OPEN = "…"
+"""What is filled in."""
+ERRORS = {"UserError": "", "JobError": "", "DivergedError": "", "PeerLost": " (exit code 69)"}
+"""Whose calls are messages, with what a reader is told of them."""
+LOGS = ("log.warning", "logger.warning")
+WARNING = " (a warning)"
+TROUBLES = "troubleshooting.md"
+QUOTED = re.compile(r"\*\*`(.+?)`\*\*", re.DOTALL)
+LETTER = re.compile(r"[^\W\d_]")
+PLACEHOLDER = re.compile(r"%[\d.]*[sdgf]")
+
+
+class Unplaced(Exception):
+    """A message without a place on the page, or a part of the page without messages."""
+
+
+@dataclass(frozen=True, order=True)
+class Message:
+    """One as a reader sees it, with … for what is filled in."""
+
+    path: str
+    """Of the source, from the package's folder."""
+    words: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is said by some sources."""
+
+    title: str
+    page: str
+    """That says more, with its anchor."""
+    of: tuple[str, ...]
+    """Beginnings of paths."""
+    cause: str
+
+
+def page() -> str:
+    """What follows the introduction on docs/messages.md. Raises `Unplaced`."""
+    placed = by_part(parts(), found(ROOT / "hpcsgd"))
+    told = entries((ROOT / "docs" / TROUBLES).read_text())
+    return "".join(_section(part, messages, told) for part, messages in placed)
+
+
+def parts() -> list[Part]:
+    listed = tomllib.loads((Path(__file__).parent / "causes.toml").read_text())["part"]
+    return [Part(**{**part, "of": tuple(part["of"])}) for part in listed]
+
+
+def by_part(known: Sequence[Part], messages: Sequence[Message]) -> list[tuple[Part, list[Message]]]:
+    """Raises `Unplaced`. The longest beginning of a path decides."""
+    places: dict[str, Part] = {start: part for part in known for start in part.of}
+    used: dict[str, list[Message]] = {start: [] for start in places}
+    for message in messages:
+        fitting = [start for start in places if message.path.startswith(start)]
+        if not fitting:
+            raise Unplaced(f"{message.path}: {message.words!r} has no place: give it one in causes.toml")
+        used[max(fitting, key=len)].append(message)
+    if empty := [start for start, some in used.items() if not some]:
+        raise Unplaced(f"causes.toml: {', '.join(empty)}: no messages come from there")
+    return [(part, sorted((x for start in part.of for x in used[start]), key=_by_words)) for part in known]
+
+
+@cache
+def found(package: Path) -> list[Message]:
+    """All messages of the package but those that only repeat another's words."""
+    trees = {path: ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))}
+    functions = {
+        node.name: node for tree in trees.values() for node in tree.body if isinstance(node, ast.FunctionDef)
+    }
+    return [
+        Message(path.relative_to(package).as_posix(), words, kind)
+        for path, tree in trees.items()
+        for node, kind in _calls(tree)
+        for words in Said(tree, functions).by(node)
+        if LETTER.search(words)
+    ]
+
+
+def said(node: ast.AST) -> str | None:
+    """A string as a reader sees it."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(x.value) if isinstance(x, ast.Constant) else OPEN for x in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+@dataclass(frozen=True)
+class Said:
+    """All that an expression of a source may say; functions that are called there are looked for by name."""
+
+    tree: ast.Module
+    functions: Mapping[str, ast.FunctionDef]
+    on_the_way: frozenset[str] = frozenset()
+    """Names that are being looked up."""
+
+    def by(self, node: ast.AST) -> Iterator[str]:
+        """Nothing where it repeats what an earlier message said."""
+        words = said(node)
+        if words is not None:
+            yield words
+        elif isinstance(node, ast.IfExp):
+            yield from (*self.by(node.body), *self.by(node.orelse))
+        elif isinstance(node, ast.BoolOp):
+            yield from (words for value in node.values for words in self.by(value))
+        elif isinstance(node, ast.BinOp):
+            yield from map("".join, product(self.by(node.left), self.by(node.right)))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield from self._behind(node.func.id, self._returned(node.func.id))
+        elif isinstance(node, ast.Name):
+            yield from self._behind(node.id, self._assigned(node.id))
+
+    def _behind(self, name: str, values: Iterable[ast.expr]) -> Iterator[str]:
+        if name not in self.on_the_way:
+            inside = replace(self, on_the_way=self.on_the_way | {name})
+            yield from (words for value in values for words in inside.by(value))
+
+    def _returned(self, function: str) -> Iterator[ast.expr]:
+        for node in ast.walk(self.functions.get(function, ast.Module([], []))):
+            if isinstance(node, ast.Return) and node.value is not None:
+                yield node.value
+
+    def _assigned(self, name: str) -> Iterator[ast.expr]:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Assign) and [ast.unparse(x) for x in node.targets] == [name]:
+                yield node.value
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
+    """What errors and warnings are given to say, and which of both they are."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id in ERRORS:
+            yield node.args[0], ERRORS[node.func.id]
+        elif isinstance(node.func, ast.Attribute) and ast.unparse(node.func) in LOGS:
+            yield node.args[0], WARNING
+
+
+def entries(text: str) -> dict[str, str]:
+    """What the page of troubles quotes, and below which of its headings."""
+    told: dict[str, str] = {}
+    for section in text.split("\n## ")[1:]:
+        heading = section.split("\n", 1)[0]
+        told |= {" ".join(x.split()): heading for x in QUOTED.findall(section)}
+    return told
+
+
+def hears(words: str, quoted: str) -> bool:
+    """Whether this is what is quoted, or the part of it that is."""
+    return quoted.strip(f"{OPEN} :") in words
+
+
+def _section(part: Part, messages: Sequence[Message], told: Mapping[str, str]) -> str:
+    items = dict.fromkeys(f"- {shown(x)}{_more(x.words, told)}\n" for x in messages)
+    name = part.page.partition(".md")[0].removesuffix("/index").replace("_", " ")
+    more = f"More: [{name}]({part.page})."
+    return f"\n## {part.title}\n\n{part.cause.strip()} {more}\n\n{''.join(items)}"
+
+
+def shown(message: Message) -> str:
+    words = PLACEHOLDER.sub(OPEN, message.words).replace("%%", "%")
+    return f"`` {' '.join(words.split())} ``{message.kind}"
+
+
+def _more(words: str, told: Mapping[str, str]) -> str:
+    heading = next((told[x] for x in told if hears(words, x)), None)
+    return "" if heading is None else f": [{heading}]({TROUBLES}#{heading.lower().replace(' ', '-')})"
+
+
+def _by_words(message: Message) -> tuple[Any, ...]:
+    return message.words.lstrip(f"{OPEN} -[").lower(), message

@@ -1,0 +1,110 @@
+"""Trains the digits by each method, on four groups of one rank, and draws it: docs/training/METHOD.png.
+
+python website/pictures.py             # all methods, a few minutes on two cores
+python website/pictures.py sgp ssp     # these
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hpcsgd.data import convert
+from hpcsgd.files.pictures import STYLE, save
+from hpcsgd.methods import METHODS
+from hpcsgd.report.metrics import Record, read
+from public_names import needed
+from repository import ROOT
+
+FOLDER = ROOT / "docs/training"
+Points = Sequence[tuple[float, float]]
+GROUPS, BATCH, EPOCHS = 4, 16, 6
+REFERENCE = "bsp"
+MEETING = {"name": "hierarchical", "every": 8}
+GIVEN: Mapping[str, Any] = {
+    "at": 66, "block": 22, "delay": 2, "delta": 0.1, "every": 8, "first": {"name": "bsp"}, "fraction": 0.5,
+    "fragments": 4, "interval": 8, "per_epoch": 3, "staleness": 4, "steps": 2, "then": MEETING,
+    "method": MEETING,
+}  # fmt: skip
+"""Arguments without a default, as a job file has them; steps of an epoch are the run's."""
+OWN: Mapping[str, Mapping[str, Any]] = {"osgp": {"staleness": 1}}
+"""Of single methods, where those would not do."""
+PLAIN = ("sasgd",)
+"""What is for SGD without momentum and weight decay."""
+SIZE, DPI = (7.0, 2.3), 80
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
+
+
+def job(name: str, store: Path) -> dict[str, Any]:
+    """The job file of a training by this method."""
+    table = tomllib.loads((ROOT / "examples/digits.toml").read_text())
+    arguments = {x: GIVEN[x] for x in needed(METHODS[name]) if x in GIVEN}
+    table["method"] = {"name": name, **arguments, **OWN.get(name, {})}
+    table["job"]["groups"] = GROUPS
+    table["data"] |= {"store": str(store), "batch_size": BATCH}
+    table["schedule"] |= {"scaling": "none", "warmup_epochs": 1, "arguments": {"T_max": EPOCHS}}
+    table["training"] = {"epochs": EPOCHS, "log_every": 4}
+    if name in PLAIN:
+        del table["optimizer"]["arguments"]
+    return table
+
+
+def trained(name: str, folder: Path) -> Sequence[Record]:
+    """What its run told, at last: in `folder`, where the store is."""
+    file, run = folder / f"{name}.toml", folder / name
+    file.write_text(tomli_w.dumps(job(name, folder / "digits.h5")))
+    hpcsgd = [sys.executable, "-m", "hpcsgd"]
+    here = Path(sys.executable).with_name("mpiexec")
+    start = [*hpcsgd, "launch"] if name == "ensemble" else [str(here), "-n", str(GROUPS), *hpcsgd, "train"]
+    subprocess.run([*start, str(file), "--run.folder", str(run)], check=True, stdin=subprocess.DEVNULL)
+    told = run if (run / "metrics.jsonl").exists() else run / "islands" / "0"
+    return read(told / "metrics.jsonl")
+
+
+def draw(name: str, records: Sequence[Record], reference: Sequence[Record], target: Path) -> None:
+    """Loss and distance on the left and in the middle by steps, accuracy on the right by epochs; grey is the
+    reference."""
+    with rc_context({**STYLE, "font.size": 8}):
+        figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
+        loss, distance, accuracy = figure.subplots(1, 3)
+        for some, colour in ((reference, GREY), (records, None)):
+            _line(loss, _of(some, "step", "loss"), colour or BLUE, "training loss")
+            _line(accuracy, _of(some, "evaluation", "accuracy"), colour or GREEN, "test accuracy", ".")
+        found = _of(records, "meeting", "distance") or _of(records, "evaluation", "distance")
+        _line(distance, found, ORANGE, "distance of the groups", ".")
+        loss.set_yscale("log")
+        target.parent.mkdir(exist_ok=True)
+        save(figure, target)
+
+
+def _of(records: Sequence[Record], kind: str, key: str) -> Points:
+    return [(r["step"], r[key]) for r in records if r["kind"] == kind and r.get(key) is not None]
+
+
+def _line(axes: Axes, points: Points, colour: str, title: str, marker: str = "") -> None:
+    axes.plot([x for x, _ in points], [y for _, y in points], color=colour, marker=marker, linewidth=1)
+    axes.set(title=title, xlabel="step")
+
+
+def main(names: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        convert("digits", None, folder / "digits.h5")
+        reference = trained(REFERENCE, folder)
+        for name in names or METHODS:
+            records = reference if name == REFERENCE else trained(name, folder)
+            draw(name, records, reference, FOLDER / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
