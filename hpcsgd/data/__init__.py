@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from hpcsgd.data.arrays import Arrays
 from hpcsgd.data.augment import crop_and_flip
 from hpcsgd.data.batches import Batches
-from hpcsgd.data.convert import Summary, convert, convert_images, convert_pairs, convert_text
+from hpcsgd.data.convert import Summary, convert, convert_images, convert_npz, convert_pairs, convert_text
 from hpcsgd.data.formats import READERS
 from hpcsgd.data.image_files import ImageFiles
 from hpcsgd.data.injection import Injected, InjectedBatches, Injection
@@ -21,6 +22,7 @@ from hpcsgd.data.windows import Windows
 __all__ = [
     "PARTITIONS",
     "READERS",
+    "Arrays",
     "AsRank",
     "Batch",
     "Batches",
@@ -46,6 +48,7 @@ __all__ = [
     "collate",
     "convert",
     "convert_images",
+    "convert_npz",
     "convert_pairs",
     "convert_text",
     "crop_and_flip",

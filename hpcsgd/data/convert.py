@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import h5py
 
 from hpcsgd.data.decoding import pillow
-from hpcsgd.data.formats import READERS
+from hpcsgd.data.formats import READERS, npz
 from hpcsgd.data.image_files import Collected, require_size
 from hpcsgd.data.image_folder import listed
 from hpcsgd.data.image_shards import remove_others, shards_of
@@ -61,6 +61,19 @@ def convert(kind: str, source: Path | None, target: Path) -> Summary:
         raise UserError(f"no data kind {kind!r}; {near_miss(kind, READERS)}")
     _require_place(target)
     return _written(READERS[kind](source), kind, target)
+
+
+def convert_npz(sources: Sequence[Path], target: Path) -> Summary:
+    """Write the arrays `x` and `y` of a file of `numpy.savez`, or of one to train on and one to test on, as a
+    store at `target`.
+
+    Raises `UserError` as `convert` does, for more files, and for a target that is there and no store.
+    """
+    if len(sources) > 2:
+        raise UserError(f"data convert npz: {len(sources)} files given, expected TRAIN.npz [TEST.npz] DST")
+    _require_place(target)
+    _require_store(target)
+    return _written(npz.read(sources), "npz", target)
 
 
 def convert_text(

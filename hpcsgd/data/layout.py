@@ -5,6 +5,7 @@ checksums, tokens a CRC-32 of each 4096. It has one of these forms:
 
 =======  =================================================================================================
 images   `x` uint8 [n, C, H, W], one row a chunk, and `y` uint8 [n]
+arrays   `x` uint8 or float32 [n, ...], one row a chunk, and `y` int64 [n]
 image    files as they were, in shards beside the store (`image_shards.py`): `y` uint32 [n], and of each image
 files    `shard`, `begin`, `length` and `crc32`; attribute of the split: names of its `shards`
 pairs    `0`, `1`, …, each of `high` uint8 [H, W, 3] and `low` uint8 [H/s, W/s, 3]; attribute of the split:
@@ -32,15 +33,18 @@ import numpy as np
 
 from hpcsgd.errors import UserError
 
-Form = Literal["images", "image files", "pairs", "tokens", "ratings"]
+Form = Literal["images", "arrays", "image files", "pairs", "tokens", "ratings"]
 FORMATS: dict[bytes, Form] = {
     b"hpcsgd images": "images",
+    b"hpcsgd arrays": "arrays",
     b"hpcsgd image files": "image files",
     b"hpcsgd pairs": "pairs",
     b"hpcsgd tokens": "tokens",
     b"hpcsgd ratings": "ratings",
 }
-VERSIONS: dict[Form, int] = {"images": 1, "image files": 1, "pairs": 1, "tokens": 2, "ratings": 1}
+VERSIONS: dict[Form, int] = {
+    "images": 1, "arrays": 1, "image files": 1, "pairs": 1, "tokens": 2, "ratings": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,9 +122,9 @@ def dataset(file: h5py.File, name: str) -> h5py.Dataset:
 
 
 def _open(path: Path) -> tuple[h5py.File, Form]:
-    if not path.exists():
-        raise UserError(f"{path}: no such file; `hpcsgd data convert` makes a store")
     try:
+        if not path.exists():
+            raise UserError(f"{path}: no such file; `hpcsgd data convert` makes a store")
         # Nobody writes to a complete store, and parallel file systems often refuse locks.
         file = h5py.File(path, "r", locking=False)
         form, version = file.attrs.get("format"), file.attrs.get("version")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.config.reference import call
+from hpcsgd.config.reference import call_named
+from hpcsgd.data.arrays import Arrays
 from hpcsgd.data.image_files import ImageFiles
 from hpcsgd.data.layout import Form, form_of
 from hpcsgd.data.pairs import Pairs
@@ -15,8 +16,9 @@ from hpcsgd.data.split import Split
 from hpcsgd.data.store import Store
 from hpcsgd.data.windows import Windows
 
-SPLITS: Mapping[Form, type[Store | ImageFiles | Pairs | Windows | Ratings]] = {
+SPLITS: Mapping[Form, type[Store | Arrays | ImageFiles | Pairs | Windows | Ratings]] = {
     "images": Store,
+    "arrays": Arrays,
     "image files": ImageFiles,
     "pairs": Pairs,
     "tokens": Windows,
@@ -29,4 +31,5 @@ def open_split(path: Path, split: str, arguments: Mapping[str, Any] | None = Non
 
     Raises `UserError` where it does not take them, and what the class raises.
     """
-    return call(SPLITS[form_of(path)], arguments or {}, path, split)
+    form = form_of(path)
+    return call_named(form, SPLITS[form], {form: SPLITS[form]}, arguments or {}, path, split)

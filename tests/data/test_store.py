@@ -134,6 +134,8 @@ def test_from_several_threads(path: Path) -> None:
 def test_what_is_not_a_store(tmp_path: Path, path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere\.h5: no such file; .hpcsgd data convert"):
         Store(tmp_path / "nowhere.h5", "train")
+    with pytest.raises(UserError, match=r"not a store, or damaged .*File name too long"):
+        Store(tmp_path / ("a" * 5000), "train")
     (tmp_path / "text.h5").write_text("no HDF5")
     with pytest.raises(UserError, match=r"text\.h5: not a store"):
         Store(tmp_path / "text.h5", "train")

@@ -1,0 +1,110 @@
+"""Samples of any shape with a class each: what becomes of one's own arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hpcsgd.data.layout import dataset, label, open_store
+from hpcsgd.data.split import Batch, Split, damaged
+from hpcsgd.errors import UserError, near_miss
+
+LABELS_A_CHUNK = 1 << 16
+LARGEST_BYTE = 255.0
+
+
+class Part(NamedTuple):
+    """One split: `x` uint8 or float32 [n, ...], `y` int64 [n]."""
+
+    x: NDArray[np.uint8] | NDArray[np.float32]
+    y: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Arrays on their way into a store."""
+
+    parts: Mapping[str, Part]
+    classes: tuple[str, ...]
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Samples of each split."""
+        return {split: len(part.y) for split, part in self.parts.items()}
+
+    def write(self, file: h5py.File, kind: str) -> Holds:
+        """Fill a new file as the store of arrays."""
+        label(file, "arrays", kind=kind, classes=self.classes)
+        for split, (x, y) in self.parts.items():
+            group = file.create_group(split)
+            group.create_dataset("x", data=x, chunks=(1, *x.shape[1:]), fletcher32=True)
+            group.create_dataset("y", data=y, chunks=(min(len(y), LABELS_A_CHUNK),), fletcher32=True)
+        return Holds(kind, self.parts["train"].x.shape[1:], len(self.classes))
+
+
+@dataclass(frozen=True)
+class Holds:
+    """What a store of arrays has, for whoever has converted it."""
+
+    kind: str
+    shape: tuple[int, ...]
+    classes: int
+
+    @property
+    def holds(self) -> str:
+        """In words."""
+        return f"samples of shape {list(self.shape)}, {self.classes} classes"
+
+
+class Arrays(Split):
+    """One split of a store of arrays: x float32 [...], y an int64 scalar.
+
+    Bytes (uint8) come as x / 255, other numbers as they are. A `Batch` of b has x float32 [b, ...] and y
+    int64 [b].
+
+    Raises `UserError` if there is no such file or split, or the file is not a store of arrays and, when
+    reading, if rows do not match their checksums.
+    """
+
+    def __init__(self, path: str | Path, split: str) -> None:
+        super().__init__(path, split, "arrays")
+        with open_store(self.path, "arrays") as file:
+            if split not in file:
+                raise UserError(f"{path}: no split {split!r}; {near_miss(split, file)}")
+            try:
+                attributes: dict[str, Any] = dict(file.attrs)
+                self.classes: tuple[str, ...] = tuple(name.decode() for name in attributes["classes"])
+                self._labels = np.asarray(file[f"{split}/y"]).astype(np.int64)
+                x = dataset(file, f"{split}/x")
+            except (OSError, RuntimeError, KeyError) as error:
+                raise damaged(self.path, split, f"classes or labels cannot be read ({error})") from error
+            if len(x) != len(self._labels) or x.chunks != (1, *x.shape[1:]):
+                raise damaged(self.path, split, f"samples {x.shape}, labels {len(self._labels)}")
+            self.shape: tuple[int, ...] = x.shape[1:]
+            self._dtype = x.dtype
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """Those of all samples."""
+        return self._labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def trial(self) -> Tensor:
+        """The first and the last one."""
+        return self.__getitems__([0, len(self) - 1]).x
+
+    def _read(self, indices: Sequence[int]) -> Batch:
+        values = np.ascontiguousarray(self._rows(indices)).view(self._dtype).astype(np.float32)
+        x = torch.from_numpy(values).view(-1, *self.shape)
+        y = torch.from_numpy(self._labels[list(indices)])
+        return Batch(x.div_(LARGEST_BYTE) if self._dtype == np.uint8 else x, y)

@@ -1,0 +1,99 @@
+"""One's own data from numpy: files that `numpy.savez` wrote, of training samples and of those to test on."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.data.arrays import Labelled, Part
+from hpcsgd.errors import UserError, located
+
+TEST_EVERY = 10
+"""Of each class, where there is no file to test on, one sample of so many is held out."""
+
+
+def read(sources: Sequence[Path]) -> Labelled:
+    """The arrays `x` and `y` of one file, or of a file to train on and one to test on.
+
+    Of a single file each tenth sample of every class (the 10th, 20th, …) is for testing. Raises `UserError`,
+    with the file: for one that numpy cannot read or without these arrays, for values that are no numbers or
+    not finite, for labels that are no whole numbers from 0 on, and for files that do not fit each other.
+    """
+    parts = {str(source): _part(source) for source in sources}
+    train, *test = parts.values()
+    if not test:
+        train, *test = _divided(train, sources[0])
+    elif train.x.shape[1:] != test[0].x.shape[1:]:
+        shapes = " and ".join(f"{list(part.x.shape[1:])} in {name}" for name, part in parts.items())
+        raise UserError(f"samples differ in shape: {shapes}")
+    classes = max(int(part.y.max()) for part in (train, *test)) + 1
+    return Labelled({"train": train, "test": test[0]}, tuple(map(str, range(classes))))
+
+
+def _part(source: Path) -> Part:
+    with located(str(source)):
+        x, y = _arrays(source)
+        if x.ndim < 2 or not x.size:
+            raise UserError(f"x has shape {list(x.shape)}: a row for each sample is needed, [n, ...]")
+        if y.shape != x.shape[:1]:
+            raise UserError(f"y has shape {list(y.shape)}: one label for each of {len(x)} samples is needed")
+        return Part(_values(x), _labels(y))
+
+
+def _arrays(source: Path) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+    if not source.exists():
+        raise UserError("no such file")
+    try:
+        with source.open("rb") as file:
+            found = np.load(file, allow_pickle=False)
+            if not isinstance(found, Mapping):
+                raise UserError("a single array: write both by numpy.savez(FILE, x=samples, y=labels)")
+            if missing := [name for name in ("x", "y") if name not in found]:
+                there = ", ".join(found) or "nothing"
+                raise UserError(f"no array {missing[0]!r} in it, but {there}: numpy.savez(FILE, x=…, y=…)")
+            return found["x"], found["y"]
+    except UserError:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"no file of numpy.savez, or damaged ({error})") from error
+
+
+def _values(x: NDArray[np.generic]) -> NDArray[np.uint8] | NDArray[np.float32]:
+    if x.dtype == np.uint8:
+        return x.astype(np.uint8, copy=False)
+    if x.dtype.kind not in "iuf":
+        raise UserError(f"x is of {x.dtype}: numbers are needed")
+    values = x.astype(np.float32)
+    outside = np.flatnonzero(~np.isfinite(values).reshape(len(x), -1).all(axis=1))
+    if len(outside):
+        raise UserError(f"x: sample {outside[0]} has a value that is not finite in float32")
+    return values
+
+
+def _labels(y: NDArray[np.generic]) -> NDArray[np.int64]:
+    if y.dtype.kind not in "iu":
+        raise UserError(f"y is of {y.dtype}: classes are whole numbers from 0 on")
+    labels = y.astype(np.int64)
+    if labels.min() < 0:
+        raise UserError(
+            f"y: sample {int(labels.argmin())} has the label {labels.min()}: classes begin with 0"
+        )
+    return labels
+
+
+def _divided(part: Part, source: Path) -> tuple[Part, Part]:
+    nth_of_its_class = np.empty(len(part.y), np.int64)
+    for label in np.unique(part.y):
+        mine = part.y == label
+        nth_of_its_class[mine] = np.arange(np.sum(mine))
+    test = nth_of_its_class % TEST_EVERY == TEST_EVERY - 1
+    if not test.any():
+        raise UserError(
+            f"{source}: no class has {TEST_EVERY} samples, of which one is held out to test on: "
+            "give a second file, of samples to test on"
+        )
+    return Part(part.x[~test], part.y[~test]), Part(part.x[test], part.y[test])
