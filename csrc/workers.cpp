@@ -2,22 +2,19 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
-#include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 void for_each(int64_t count, int64_t threads, const std::function<void(int64_t)>& task) {
     std::atomic<int64_t> next{0};
-    std::exception_ptr failure;
-    std::mutex guard;
+    std::atomic<bool> failed{false};
     const auto work = [&] {
         try {
             for (int64_t i; (i = next.fetch_add(1)) < count;) task(i);
-        } catch (...) {
-            const std::lock_guard<std::mutex> lock(guard);
-            failure = std::current_exception();
+        } catch (const std::bad_alloc&) {
+            failed = true;
             next = count;
         }
     };
@@ -30,5 +27,5 @@ void for_each(int64_t count, int64_t threads, const std::function<void(int64_t)>
     }
     work();
     for (auto& other : others) other.join();
-    if (failure) std::rethrow_exception(failure);
+    if (failed) throw std::bad_alloc();
 }

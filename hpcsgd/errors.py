@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -49,6 +50,17 @@ def located(place: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise type(error)(f"{place}: {error}") from error
+
+
+def in_one_line(message: object) -> str:
+    """What is said of a mistake, without what would break its line, or hide a part of it: what users give and
+    libraries say is quoted in it.
+
+    >>> in_one_line("--x a\\nb: unknown key")
+    '--x a b: unknown key'
+    """
+    joined = re.sub(r"\s*[\n\r]\s*", " ", str(message).strip())
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in joined)
 
 
 def near_miss(given: str, allowed: Iterable[str]) -> str:

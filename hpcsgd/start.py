@@ -12,7 +12,7 @@ from hpcsgd.errors import located
 from hpcsgd.islands.invitation import invitation
 from hpcsgd.transport import Transport
 from hpcsgd.transport.choice import AUTO, Wished, Wishes, beside, chosen, own_device
-from hpcsgd.transport.launcher import intended_size
+from hpcsgd.transport.launcher import launched
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def _formed(world: Transport, groups: int | None, group_size: int | None) -> Job
     if (invited := invitation()) is not None:
         job = form(world)
         return replace(job, peers=invited.accept(job.world))
-    if world.size == 1 and intended_size(os.environ) is None and (groups or 1, group_size or 1) != (1, 1):
+    if world.size == 1 and launched(os.environ) is None and (groups or 1, group_size or 1) != (1, 1):
         log.warning("started without a launcher: one rank, one group")
         return form(world)
     return form(world, groups, group_size)

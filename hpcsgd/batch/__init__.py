@@ -1,11 +1,12 @@
-"""Batch jobs: scripts for Slurm from the templates in ``jobs/``, checked before anything is asked for."""
+"""Batch jobs: scripts from the templates in ``jobs/``, checked before anything is asked for."""
 
 from hpcsgd.batch.allocation import Allocation
-from hpcsgd.batch.batch_job import BatchJob, estimate, prepare, submit
+from hpcsgd.batch.batch_job import BatchJob, by_hand, estimate, prepare, submit
 from hpcsgd.batch.precheck import (
     Checked,
     check_comparison,
     check_ensemble,
+    check_islands,
     check_measure,
     check_probe,
     check_training,
@@ -17,8 +18,10 @@ __all__ = [
     "BatchJob",
     "Checked",
     "Site",
+    "by_hand",
     "check_comparison",
     "check_ensemble",
+    "check_islands",
     "check_measure",
     "check_probe",
     "check_training",

@@ -1,4 +1,4 @@
-"""What a job asks of Slurm: nodes, ranks on them, and for how long."""
+"""What a job asks of a scheduler: nodes, ranks on them, and for how long."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ class Allocation:
     @property
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    @property
+    def gpus_on_node(self) -> int | None:
+        """However they are counted."""
+        each = self.gpus_per_rank
+        return self.gpus_per_node if each is None else each * self.ranks_per_node
 
     @property
     def node_hours(self) -> float:

@@ -1,12 +1,10 @@
-"""From a job file and an allocation to a script in Slurm's queue."""
+"""From a job file and an allocation to a script in the queue of a scheduler."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,34 +12,39 @@ from types import MappingProxyType
 
 from hpcsgd.batch.allocation import Allocation
 from hpcsgd.batch.precheck import Checked
+from hpcsgd.batch.scheduler import Order, Scheduler, scheduler_of
 from hpcsgd.batch.script import fill, template
 from hpcsgd.batch.site import Site
 from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import replacing
+from hpcsgd.launch.python import of_ranks
 
-TIMEOUT = 60  # seconds for an answer of sbatch
-TEMPLATES = {"compare": "train"}
-"""Of kinds of jobs that are started, stopped and resumed as another one is."""
+TIMEOUT = 60  # seconds for an answer of the scheduler
 
 
 @dataclass(frozen=True)
 class BatchJob:
     """A script that is ready to be submitted, and what it will ask for."""
 
+    scheduler: Scheduler
     script: Path
     allocation: Allocation
     placement: str
     starts: int
     """How often the job may start in all."""
+    tasks: int | None = None
+    """Of an array."""
 
     def __str__(self) -> str:
         a = self.allocation
+        times = "" if self.tasks is None else f"{self.tasks} × "
+        hours = a.node_hours * (self.tasks or 1)
         again = f" a start, and may start {self.starts} times" if self.starts > 1 else ""
         return "\n".join(
             [
                 f"script    {self.script}",
                 f"ranks     {a.ranks} on {a.nodes} nodes: {self.placement}",
-                f"asks for  {a.nodes} nodes for {a.time}: {a.node_hours:.4g} node hours{again}",
+                f"asks for  {times}{a.nodes} nodes for {a.time}: {hours:.4g} node hours{again}",
             ]
         )
 
@@ -54,60 +57,82 @@ def prepare(
     site: Site,
     after: str | None = None,
     own: Mapping[str, str] = MappingProxyType({}),
+    tasks: int | None = None,
 ) -> BatchJob:
     """The template `kind`, filled for the command line `words` of a checked job, beside the run folder.
 
-    `own`: values that this template alone has.
+    `own`: values that this template alone has. `tasks`: of an array, each of which has such an allocation.
     """
-    run = checked.config.run.folder
-    options = {
-        "job-name": f"{run.name}-{kind}",
-        "chdir": os.getcwd(),
-        "output": f"{run}-{kind}-%j.log",
-        **({} if after is None else {"dependency": f"afterok:{after}"}),
-        **allocation.options(),
-        **site.options(),
-    }
+    scheduler, run = scheduler_of(site), checked.config.run.folder
+    text = template(scheduler.template(kind))
+    script = run.with_name(f"{run.name}-{kind}{scheduler.suffix}")
+    order = Order(
+        name=f"{run.name}-{kind}",
+        folder=Path.cwd(),
+        log=run.with_name(f"{run.name}-{kind}"),
+        script=script,
+        after=after,
+        allocation=allocation,
+        site=site,
+        tasks=tasks,
+    )
     values = {
         "JOB": words,
-        "PYTHON": sys.executable,
+        "PYTHON": _python(site),
         "MODULES": site.modules,
         "SETUP": str(site.setup or ""),
-        "MPI": site.mpi,
-        "BIND": site.bindings(),
-        "SRUN": site.srun,
         "ENVIRONMENT": site.variables(),
         "RUN": str(run),
+        **scheduler.values(order),
         **own,
     }
-    text = fill(template(TEMPLATES.get(kind, kind)), options, values)
-    script = run.with_name(f"{run.name}-{kind}.sbatch")
+    text = fill(text, scheduler.options(order), values, scheduler.directives)
     script.parent.mkdir(parents=True, exist_ok=True)
     with replacing(script) as part:
         part.write_text(text, encoding="utf-8")
     restarts = re.search(r"^MAX_RESTARTS=(\d+)", text, re.MULTILINE)
-    return BatchJob(script, allocation, checked.placement, 1 + int(restarts[1]) if restarts else 1)
+    starts = 1 + int(restarts[1]) if restarts else 1
+    return BatchJob(scheduler, script, allocation, checked.placement, starts, tasks)
 
 
-def estimate(script: Path) -> str | None:
-    """When and where Slurm could start it; None where there is no Slurm.
+def _python(site: Site) -> str:
+    if site.pack is None:
+        return of_ranks()
+    pack = site.pack.expanduser().absolute()
+    if not os.access(pack, os.X_OK):
+        raise UserError(f"pack = {site.pack}: not a packed environment: hpcsgd job pack makes one")
+    return str(pack)
 
-    Raises `UserError` where Slurm would not take it.
+
+def estimate(order: BatchJob) -> str:
+    """When and where the scheduler could start it, or why that is not known.
+
+    Raises `UserError` where it would not take it.
     """
-    if shutil.which("sbatch") is None:
-        return None
-    return _sbatch("--test-only", str(script)).removeprefix("sbatch: ")
+    scheduler = order.scheduler
+    if not scheduler.is_here:
+        return "not here: not asked whether it would take the job"
+    if scheduler.tries is None:
+        return "does not tell beforehand whether it would take the job"
+    return _said(*scheduler.tries, str(order.script)).removeprefix(f"{scheduler.tries[0]}: ")
 
 
-def submit(script: Path) -> str:
+def submit(order: BatchJob) -> str:
     """Put it into the queue; the job's number."""
-    if shutil.which("sbatch") is None:
-        raise UserError(f"--submit: there is no sbatch here; where there is: sbatch {script}")
-    return _sbatch("--parsable", str(script)).partition(";")[0]
+    scheduler, script = order.scheduler, order.script
+    if not scheduler.is_here:
+        command = scheduler.submits[0]
+        raise UserError(f"--submit: there is no {command} here; where there is: {by_hand(order)}")
+    return _said(*scheduler.submits, str(script)).partition(";")[0]
 
 
-def _sbatch(*arguments: str) -> str:
-    command = ["sbatch", *arguments]
+def by_hand(order: BatchJob) -> str:
+    """The command that submits it."""
+    words = [word for word in order.scheduler.submits if not word.startswith("-")]
+    return " ".join([*words, str(order.script)])
+
+
+def _said(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except subprocess.TimeoutExpired:

@@ -14,7 +14,9 @@ from hpcsgd.config.schema import Config, load
 from hpcsgd.config.variants import configs
 from hpcsgd.core.topology import NOBODY, Absent, Peers, form, groups_across_nodes, shape
 from hpcsgd.errors import located
+from hpcsgd.islands.journal import FOLDER as COORDINATORS
 from hpcsgd.launch.run import group_sizes
+from hpcsgd.launch.supervisor import sizes
 from hpcsgd.report.run_folder import require_unused
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.comparing import folder_of
@@ -85,6 +87,21 @@ def check_ensemble(
     _assemble_alone(config, path, Absent(count=P))
     config = dataclasses.replace(config, job=dataclasses.replace(config.job, groups=P))
     return Checked(config, f"{_placement(allocation, P, K[0])}, which the others survive")
+
+
+def check_islands(
+    path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool = False
+) -> Checked:
+    """As `check_ensemble`, of groups that are jobs of their own, each with such an allocation; more of them
+    may join those of a run."""
+    config = load(path, overrides)
+    if fresh and not (config.run.folder / COORDINATORS).exists():
+        require_unused(config.run.folder)
+    (K,) = sizes(1, config.job.group_size, allocation.ranks)
+    P = len(group_sizes(path, config, 0, None, K))
+    _assemble_alone(config, path, Absent(count=P))
+    config = dataclasses.replace(config, job=dataclasses.replace(config.job, groups=P))
+    return Checked(config, f"a group, one of {P} that start when there are nodes for them")
 
 
 def check_probe(path: Path, overrides: Sequence[str]) -> Checked:

@@ -5,18 +5,50 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 
 _BLOCK = re.compile(r"(?<=^# --- values -).*?(?=^# -----)", re.DOTALL | re.MULTILINE)
 
 
+@dataclass(frozen=True, slots=True)
+class Directives:
+    """How a script tells the scheduler its options: `prefix`, then dashes, name and value."""
+
+    prefix: str
+    dashes: str
+
+    def line(self, name: str, value: str) -> str:
+        """``--nodes=2``, ``--requeue``, or with one dash ``-N name`` and ``-l walltime=1:00:00``."""
+        text = shlex.quote(value) if value else ""
+        return f"{self.beginning(name)}{self._between(name)}{text}" if value else self.beginning(name)
+
+    def beginning(self, name: str) -> str:
+        return f"{self.prefix} {self.dashes}{name}"
+
+    def sets(self, name: str) -> re.Pattern[str]:
+        """The line of a script that sets this option."""
+        return re.compile(rf"^{re.escape(self.beginning(name))}({self._between(name)}.*)?$", re.MULTILINE)
+
+    def _between(self, name: str) -> str:
+        return " " if len(name) == 1 else "="
+
+
+SBATCH = Directives("#SBATCH", "--")
+
+
 def template(name: str) -> str:
-    """The text of the template ``name``."""
-    return (files("hpcsgd") / "jobs" / f"{name}.sbatch").read_text(encoding="utf-8")
+    """The text of the template in the file ``name``."""
+    return (files("hpcsgd") / "jobs" / name).read_text(encoding="utf-8")
 
 
-def fill(text: str, options: Mapping[str, str], values: Mapping[str, str | Sequence[str]]) -> str:
-    """The script with these options of sbatch and these values (an array, where it is one) in its block.
+def fill(
+    text: str,
+    options: Mapping[str, str],
+    values: Mapping[str, str | Sequence[str]],
+    directives: Directives = SBATCH,
+) -> str:
+    """The script with these options of its scheduler and these values (arrays, where they are) in its block.
 
     An option that the template does not have is added to it; every value has to be there.
     """
@@ -24,18 +56,17 @@ def fill(text: str, options: Mapping[str, str], values: Mapping[str, str | Seque
     assert block is not None
     filled = block[0]
     for name, value in options.items():
-        filled = _with_option(filled, name, value)
+        filled = _with_option(filled, name, value, directives)
     for name, value in values.items():
         filled = _with_value(filled, name, value)
     return text[: block.start()] + filled + text[block.end() :]
 
 
-def _with_option(block: str, name: str, value: str) -> str:
-    line = f"#SBATCH --{name}={shlex.quote(value)}" if value else f"#SBATCH --{name}"
-    there = re.compile(rf"^#SBATCH --{re.escape(name)}(=.*)?$", re.MULTILINE)
+def _with_option(block: str, name: str, value: str, directives: Directives) -> str:
+    line, there = directives.line(name, value), directives.sets(name)
     if there.search(block):
         return there.sub(lambda _: line, block)
-    last = [found.end() for found in re.finditer(r"^#SBATCH .*$", block, re.MULTILINE)][-1]
+    last = [found.end() for found in re.finditer(rf"^{directives.prefix} .*$", block, re.MULTILINE)][-1]
     return f"{block[:last]}\n{line}{block[last:]}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from hpcsgd.config.reader import read_section, read_toml
 
@@ -12,9 +13,12 @@ PLACES = (Path(), Path("~", ".config", "hpcsgd"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where jobs go and how they start. What is not given is left to Slurm's own defaults."""
+    """Where jobs go and how they start. What is not given is left to the scheduler's own defaults."""
 
+    scheduler: Literal["slurm", "pbs", "flux"] | None = None
+    """By default the one whose commands are here."""
     partition: str | None = None
+    """Of Slurm; a queue of the others."""
     account: str | None = None
     mpi: str = "pmi2"
     """`srun --mpi=`: pmi2 for MPICH, pmix for Open MPI, cray_shasta for Cray MPICH."""
@@ -32,8 +36,20 @@ class Site:
     """`srun --gpu-bind=`: which GPUs a rank sees."""
     mem_bind: str | None = None
     """`srun --mem-bind=`: of which NUMA node its memory is."""
+    pack: Path | None = None
+    """An environment packed by ``hpcsgd job pack``, whose Python starts the ranks."""
+    local: str = "${TMPDIR:-/tmp}"
+    """Where it is unpacked on each node, as a shell there reads it."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables of all ranks, as those that choose a network card."""
+    qsub: tuple[str, ...] = ()
+    """Further options of qsub, as ``-l filesystems=home``."""
+    mpiexec: tuple[str, ...] = ("mpiexec",)
+    """What starts ranks under PBS, before ``-n``; {ranks_per_node} and {cpus_per_rank} are the job's."""
+    flux_batch: tuple[str, ...] = ()
+    """Further options of flux batch, as ``--exclusive``."""
+    flux_run: tuple[str, ...] = ()
+    """Further options of flux run, as ``-o`` and ``pmi=pmix``."""
 
     def bindings(self) -> list[str]:
         """Options of srun."""

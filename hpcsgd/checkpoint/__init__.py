@@ -1,7 +1,7 @@
 """Checkpoints: nothing is lost, and a run goes on bit for bit, or on other numbers of ranks."""
 
 from hpcsgd.checkpoint.folder import Checkpoints, Saved
-from hpcsgd.checkpoint.snapshot import capture, restore, restore_model
+from hpcsgd.checkpoint.snapshot import capture, restore, restore_model, restore_newest
 from hpcsgd.checkpoint.writer import Writer
 
-__all__ = ["Checkpoints", "Saved", "Writer", "capture", "restore", "restore_model"]
+__all__ = ["Checkpoints", "Saved", "Writer", "capture", "restore", "restore_model", "restore_newest"]

@@ -77,17 +77,27 @@ class Checkpoints:
 
         Raises `JobError` if there are checkpoints and all are damaged.
         """
-        candidates = self._job.world.gather_objects(titles(self._folder))[0]
+        candidates = self._listed()
         for name in candidates:
-            damage = self._damage(self._folder / name)
-            if damage is None:
-                return _read_manifest(self._folder / name)[0]
+            found, damage = self._looked_at(self._folder / name)
+            if found is not None:
+                return found
             if self._job.rank == 0:
                 log.warning("checkpoint %s is damaged (%s): falling back to the one before", name, damage)
+        if candidates != self._listed():  # the others' islands have written newer ones meanwhile
+            return self.newest()
         with self._job.together("reading checkpoints"):
             if candidates:
                 raise UserError(f"{self._folder}: all checkpoints are damaged: {', '.join(candidates)}")
         return None
+
+    def whole(self, saved: Saved) -> bool:
+        """Whether it is still there: other islands of the run write newer ones, and remove it."""
+        return self._looked_at(saved.path)[0] is not None
+
+    def _listed(self) -> list[str]:
+        """As rank 0 sees them."""
+        return self._job.world.gather_objects(titles(self._folder))[0]
 
     def _write_hidden(self, hidden: Path, step: int, state: Mapping[str, Any]) -> None:
         with self._job.together("writing a checkpoint"), _writing(hidden):
@@ -112,15 +122,17 @@ class Checkpoints:
         finally:
             self.writing = False
 
-    def _damage(self, path: Path) -> str | None:
-        """What is wrong with a checkpoint; each rank looks at some of its files."""
+    def _looked_at(self, path: Path) -> tuple[Saved | None, str | None]:
+        """A checkpoint, or what is wrong with it; each rank looks at some of its files."""
+        saved = None
         try:
-            _, files = _read_manifest(path)
+            saved, files = _read_manifest(path)
             mine = range(self._job.rank, len(files), self._job.size)
             found = next((d for i in mine if (d := _differs(path / _name(i), files[i]))), None)
         except (OSError, ValueError, KeyError, TypeError) as error:
             found = f"{MANIFEST}: {error}"
-        return next((d for d in self._job.world.gather_objects(found) if d is not None), None)
+        damage = next((d for d in self._job.world.gather_objects(found) if d is not None), None)
+        return (saved if damage is None else None), damage
 
     def _complete(self, hidden: Path, step: int, files: list[dict[str, Any]]) -> None:
         manifest = {"format": _FORMAT, "step": step, "P": self._job.P, "K": self._job.K, "files": files}

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcsgd.checkpoint import tree
-from hpcsgd.checkpoint.folder import Saved
+from hpcsgd.checkpoint.folder import Checkpoints, Saved
 from hpcsgd.checkpoint.method_state import restored, split_off_chunks
 from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
 from hpcsgd.checkpoint.tree import Tree
@@ -29,7 +29,7 @@ from hpcsgd.core.shards import is_sharded, local, local_of, reshard
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.joined import kind_of
 from hpcsgd.engine.optimizer import DistributedOptimizer
-from hpcsgd.errors import UserError
+from hpcsgd.errors import JobError, UserError
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,21 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
         optimizer.take_up(state["t"], state["groups"], method)
     optimizer.gather_parameters()
     return shared, own if same else None
+
+
+def restore_newest(
+    checkpoints: Checkpoints, optimizer: DistributedOptimizer
+) -> tuple[Saved, Tree, Tree | None] | None:
+    """`restore` of the newest one, or of a newer one where it is removed meanwhile; None without any."""
+    while (saved := checkpoints.newest()) is not None:
+        try:
+            shared, own = restore(saved, optimizer)
+        except JobError:
+            if checkpoints.whole(saved):
+                raise
+            continue
+        return saved, shared, own
+    return None
 
 
 @torch.no_grad()

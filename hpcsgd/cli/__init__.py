@@ -21,6 +21,7 @@ from hpcsgd.cli.probe import probe
 from hpcsgd.cli.report import report
 from hpcsgd.cli.simulate import simulate
 from hpcsgd.cli.train import train
+from hpcsgd.errors import in_one_line
 
 app = App(
     name="hpcsgd",
@@ -73,5 +74,5 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         app(words)
     except CycloptsError as error:
-        print(f"hpcsgd: {error}", file=sys.stderr)
+        print(f"hpcsgd: {in_one_line(error)}", file=sys.stderr)
         sys.exit(1)

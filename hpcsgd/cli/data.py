@@ -14,12 +14,13 @@ from hpcsgd.errors import UserError
 data = App(name="data", help="Make stores to train on.")
 OF_ALL = "hpcsgd data convert KIND [SRC] DST"
 OF_TEXT = "hpcsgd data convert text FILES… DST --tokenizer bytes|FILE"
+OF_NPZ = "hpcsgd data convert npz TRAIN.npz [TEST.npz] DST"
 OF_IMAGES = "hpcsgd data convert images FOLDER DST [--size N]"
 OF_PAIRS = "hpcsgd data convert pairs FOLDER DST --scale 2|4"
 convert = App(
     name="convert",
-    help="Convert data as they are distributed, text files or image folders to a store.",
-    usage="Usage: " + "\n       ".join([OF_ALL, OF_TEXT, OF_IMAGES, OF_PAIRS]),
+    help="Convert data as they are distributed, arrays of numpy, text files or image folders to a store.",
+    usage="Usage: " + "\n       ".join([OF_ALL, OF_NPZ, OF_TEXT, OF_IMAGES, OF_PAIRS]),
 )
 data.command(convert)
 
@@ -39,6 +40,22 @@ def collection(kind: str, /, *paths: Path) -> None:
 
         *source, target = paths
         print(convert(kind, source[0] if source else None, target))
+
+
+@convert.command(usage=f"Usage: {OF_NPZ}")
+def npz(*paths: Path) -> None:
+    """Convert arrays of your own, as numpy.savez(FILE, x=samples, y=classes) writes them, to a store.
+
+    :param paths: The file to train on; that to test on, without which every tenth sample of each class is
+        held out; and DST, the store to write.
+    """
+    with told_in_one_line():
+        if len(paths) < 2:
+            raise UserError(f"data convert npz: {len(paths)} paths given, expected TRAIN.npz [TEST.npz] DST")
+        from hpcsgd.data import convert_npz
+
+        *sources, target = paths
+        print(convert_npz(sources, target))
 
 
 @convert.command(usage=f"Usage: {OF_TEXT}")

@@ -1,7 +1,8 @@
-"""``hpcsgd job``: scripts for Slurm."""
+"""``hpcsgd job``: scripts for Slurm, PBS and Flux."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from hpcsgd.cli.user_errors import told_in_one_line
 if TYPE_CHECKING:
     from hpcsgd.batch import Allocation, Checked
 
-job = App(name="job", help="Make and submit batch jobs for Slurm.")
+job = App(name="job", help="Make and submit batch jobs for Slurm, PBS or Flux.")
 USAGE = "JOB [--nodes N] [--ranks-per-node N] [--time H:MM:SS] [--submit] [--SECTION.KEY VALUE]..."
 Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 Flag = Annotated[bool, Parameter(negative="")]
@@ -38,7 +39,7 @@ class Wanted:
     time: str = "1:00:00"
     "How long one start may last, as sbatch reads it."
     partition: str | None = None
-    "Where to run; else the site's."
+    "Where to run, a queue for PBS and Flux; else the site's."
     account: str | None = None
     "Who pays; else the site's."
     site: Path | None = None
@@ -125,21 +126,32 @@ def compare(
 
 @job.command(usage=f"Usage: hpcsgd job ensemble {USAGE}")
 def ensemble(
-    path: Path, /, *overrides: Overrides, resume: Flag = False, wanted: Wanted | None = None
+    path: Path,
+    /,
+    *overrides: Overrides,
+    independent: Flag = False,
+    resume: Flag = False,
+    wanted: Wanted | None = None,
 ) -> None:
     """Write a script that trains with groups that may die; nothing is asked for before it is checked.
 
     :param path: The job file, as for hpcsgd launch; it says how many groups.
     :param overrides: Keys of the file to change, as in --job.groups 8.
+    :param independent: Each group is a job of its own, on so many nodes, and starts when there is room.
     :param resume: Go on from the last checkpoint in the run folder.
     """
     with told_in_one_line(path, overrides):
-        from hpcsgd.batch import check_ensemble
+        from hpcsgd.batch import check_ensemble, check_islands
 
         w = wanted or Wanted()
-        checked = check_ensemble(path, overrides, w.allocation(), fresh=not resume)
         words = [str(path), *overrides, *(["--resume"] if resume else [])]
-        _write("ensemble", words, checked, w, ISLANDS=str(checked.config.job.groups))
+        check = check_islands if independent else check_ensemble
+        checked = check(path, overrides, w.allocation(), fresh=not resume)
+        P = checked.config.job.groups
+        if independent:
+            _write("island", words, checked, w, tasks=P, ISLANDS=str(P))
+        else:
+            _write("ensemble", words, checked, w, ISLANDS=str(P))
 
 
 @job.command(usage=f"Usage: hpcsgd job probe {USAGE}")
@@ -184,16 +196,58 @@ def measure(path: Path, /, *overrides: Overrides, quick: Flag = False, wanted: W
         _write("measure", words, check_measure(path, overrides), wanted or Wanted())
 
 
-def _write(kind: str, words: list[str], checked: Checked, wanted: Wanted, **own: str) -> None:
-    from hpcsgd.batch import estimate, load_site, prepare, submit
+@job.command(usage="Usage: hpcsgd job pack [ENVIRONMENT] [--to FILE] [--site FILE]")
+def pack(
+    environment: Path = Path(sys.prefix), /, *, to: Path | None = None, site: Path | None = None
+) -> None:
+    """Write the Python environment into one file, which each node of a job unpacks on its own disk.
+
+    :param environment: A virtual environment; else the one that hpcsgd is in.
+    :param to: The file; else the pack of site.toml, or env.pack.
+    :param site: What jobs here have in common; else ./site.toml or ~/.config/hpcsgd/site.toml.
+    """
+    with told_in_one_line():
+        from hpcsgd.batch import load_site
+        from hpcsgd.environment import ask
+        from hpcsgd.environment import pack as write
+
+        known, _ = load_site(site)
+        found = ask(environment)
+        made = write(found, to or known.pack or Path("env.pack"), known.local)
+        print(f"packed    {made.file}: {made.bytes / 1e6:,.0f} MB, {made.files:,} files of {found.prefix}")
+        print(f"unpacks   to {known.local}/hpcsgd-UID/{made.name}, once a node")
+        for path in found.left:
+            print(f"left      {path}: on the path of Python, and read from where it is")
+        if known.pack is None or to is not None:
+            print(f'use       pack = "{made.file}" in site.toml, or {made.file} for python')
+
+
+def _write(
+    kind: str, words: list[str], checked: Checked, wanted: Wanted, tasks: int | None = None, **own: str
+) -> None:
+    from hpcsgd.batch import by_hand, estimate, load_site, prepare, submit
 
     site, source = load_site(wanted.site)
     here = {"partition": wanted.partition or site.partition, "account": wanted.account or site.account}
-    order = prepare(kind, words, checked, wanted.allocation(), replace(site, **here), wanted.after, own)
+    order = prepare(
+        kind, words, checked, wanted.allocation(), replace(site, **here), wanted.after, own, tasks
+    )
     print(order)
-    print(f"site      {source or 'no site.toml: the defaults of Slurm, --mpi=' + site.mpi}")
-    print(f"slurm     {estimate(order.script) or 'not here: not asked whether it would take the job'}")
+    scheduler = order.scheduler
+    print(f"site      {source or f'no site.toml: the defaults of {scheduler.title}, {scheduler.starting}'}")
+    if site.pack is not None:
+        print(f"python    {_told(site.pack)}")
+    print(f"{scheduler.name:8}  {estimate(order)}")
     if wanted.submit:
-        print(f"submitted as job {submit(order.script)}")
+        print(f"submitted as job {submit(order)}")
     else:
-        print(f"submit    sbatch {order.script}")
+        print(f"submit    {by_hand(order)}")
+
+
+def _told(pack: Path) -> str:
+    """The pack, and whether it is old."""
+    from hpcsgd.environment import ask, changed_since
+
+    if (Path(sys.prefix) / "pyvenv.cfg").exists() and changed_since(ask(Path(sys.prefix)), pack.expanduser()):
+        return f"{pack}, older than this environment: hpcsgd job pack"
+    return str(pack)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.errors import UserError
 
 
 def launch(
@@ -20,10 +22,15 @@ def launch(
     restarts: int = 3,
     silence: float = 10.0,
     timeout: float = 300.0,
+    island: int | None = None,
+    host: str | None = None,
     resume: Annotated[bool, Parameter(negative="")] = False,
     srun: str = "",
 ) -> None:
     """Train with groups that may die and come back: on this machine, or inside a Slurm job.
+
+    With --island only that group is started. The others are started likewise, whenever there is room for
+    them; they find each other by the run folder.
 
     :param job: The TOML file; its method is ensemble.
     :param overrides: Keys of the file to change, as in --training.epochs 3 --method.every 4.
@@ -32,14 +39,20 @@ def launch(
     :param restarts: How often a group that died is started again.
     :param silence: Seconds after which a group that nothing is heard of is left behind.
     :param timeout: Seconds to wait for a group that lives but does not arrive at a meeting.
+    :param island: The number of the one group that is to be started here, from 0.
+    :param host: With --island, the address of this host at which the others can reach it.
     :param resume: Go on from the last checkpoint in the run folder.
     :param srun: Options of srun, as in "--mpi=pmi2".
     """
     with told_in_one_line(job, overrides):
-        from hpcsgd.launch import launch as start
+        from hpcsgd.launch import launch as start_all
+        from hpcsgd.launch import launch_island
 
+        if island is None and host is not None:
+            raise UserError(f"--host {host}: only with --island")
+        start = start_all if island is None else partial(launch_island, island=island, host=host)
         code = start(
-            job, overrides, groups=groups, group_size=group_size, restarts=restarts,
+            job, overrides=overrides, groups=groups, group_size=group_size, restarts=restarts,
             silence=silence, timeout=timeout, resume=resume, srun=srun.split(),
         )  # fmt: skip
     sys.exit(code)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from hpcsgd.config.at_line import at_line
-from hpcsgd.errors import UserError
+from hpcsgd.errors import JobError, UserError, in_one_line
 
 
 @contextmanager
@@ -19,7 +19,8 @@ def told_in_one_line(job: Path | None = None, overrides: Sequence[str] = ()) -> 
         with at_line(job, overrides) if job is not None else nullcontext():
             yield
     except UserError as error:
-        print(f"hpcsgd: {error}", file=sys.stderr)
+        told = error if isinstance(error, JobError) else in_one_line(error)  # of a fault there is a traceback
+        print(f"hpcsgd: {told}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("hpcsgd: interrupted", file=sys.stderr)

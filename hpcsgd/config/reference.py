@@ -10,8 +10,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TypeVar
+from types import ModuleType, NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from hpcsgd.errors import UserError, located, near_miss
 
@@ -101,6 +101,11 @@ def call_named(
         if name not in table:
             raise
         raise UserError(f"{name}: {error}") from error
+    except (ArithmeticError, AttributeError, LookupError, MemoryError) as error:  # these say little
+        if name not in table:
+            raise
+        given = ", ".join(f"{key} = {value!r}" for key, value in arguments.items())
+        raise UserError(f"{name}: {type(error).__name__} ({error}) of {given or 'no arguments'}") from error
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
@@ -179,7 +184,15 @@ def _check(
             f"{name} needs {', '.join(map(repr, needed))}; given: {', '.join(arguments) or 'none'}"
         )
     for given, value in arguments.items():
-        kinds = _KINDS.get(accepted[given].annotation) if given in accepted else None
-        if kinds is not None and type(value) not in kinds:  # not isinstance: a bool is no int
-            expected = accepted[given].annotation.__name__
+        plain = _plain(accepted[given].annotation) if given in accepted else []
+        if plain and type(value) not in [kind for each in plain for kind in _KINDS[each]]:  # a bool is no int
+            expected = " or ".join(kind.__name__ for kind in plain)
             raise UserError(f"{name}: {given} = {value!r}: expected {expected}")
+
+
+def _plain(annotation: Any) -> list[type]:
+    """What it allows beside None, if that is numbers, text and the like and nothing else: a job file has no
+    None."""
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
+    given = [kind for kind in kinds if kind is not NoneType]
+    return given if all(isinstance(kind, type) and kind in _KINDS for kind in given) else []

@@ -96,6 +96,7 @@ class ScheduleSection:
     """The learning rate over time: scaling with the number of groups P, warm-up, then a torch scheduler."""
 
     scaling: Literal["none", "linear", "root"] = "linear"  # times 1, P or √P
+    scaling_follows: Literal["started", "living"] = "started"  # P: all, or those of "ensemble" alive
     warmup_epochs: Annotated[float, Minimum(0)] = 0.0  # the rate climbs to that from the rate of one group
     build: str | None = None  # a class of torch.optim.lr_scheduler or "package.module:function"
     arguments: dict[str, Any] = field(default_factory=dict)  # of build; "length": the run's steps or epochs
@@ -127,7 +128,7 @@ class TrainingSection:
     evaluation_tokens: Count | None = None  # of the test data, spread over it; none: all
     checkpoint_every: Count | None = None  # steps from one to the next; none: at the end of every epoch
     time_limit: Seconds | None = None  # seconds, after which a run saves and stops, to go on with --resume
-    stop_ahead: Seconds = 60.0  # seconds before the end of its Slurm job at which a run saves and stops
+    stop_ahead: Seconds = 60.0  # seconds before the end of its batch job at which a run saves and stops
     threads: Count | None = None  # torch threads of each rank; none: OMP_NUM_THREADS, or 1
     device: str = "auto"  # "cpu" or a kind of accelerator; auto: one of those that the rank sees, if any
     precision: Literal["fp32", "bf16", "fp16", "bf16_master"] = "fp32"  # what is computed in; docs/gpu.md

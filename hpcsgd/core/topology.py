@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from hpcsgd.errors import JobError, UserError
+from hpcsgd.errors import JobError, UserError, in_one_line
 from hpcsgd.transport import PeerLost, Transport, mesh
 from hpcsgd.transport.by_node import levels
 
@@ -251,5 +251,5 @@ def together(world: Transport, what: str) -> Generator[None, None, None]:
 def _describe(error: Exception) -> str:
     """One line; a fault of ours or of the user's code is told with its traceback."""
     if isinstance(error, UserError):
-        return str(error)
+        return in_one_line(error)
     return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error)).rstrip()}"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
-from scipy.optimize import nnls
 
 from hpcsgd.config.kinds import Above, Minimum
 from hpcsgd.errors import UserError, near_miss
@@ -96,5 +95,7 @@ def _of_batch(batches: Sequence[int], seconds: Sequence[float], batch: float) ->
         return seconds[0] * batch / batches[0]
     T = np.asarray(seconds)
     columns = np.stack([np.ones(len(batches)), np.asarray(batches, float)], axis=1)
+    from scipy.optimize import nnls  # a training does without scipy
+
     (c0, c1), _ = nnls(columns / T[:, None], np.ones(len(batches)))  # relative: small batches count as much
     return float(c0 + c1 * batch)

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from hpcsgd.cost.collectives import messages
 from hpcsgd.cost.links import Link, Points
@@ -182,6 +181,8 @@ def _cuts(sizes: int) -> Iterator[tuple[int, ...]]:
 
 
 def _line(start: int, x: Samples) -> Line:
+    from scipy.optimize import least_squares  # a training does without scipy
+
     columns = np.stack([x.messages, x.load], axis=1) / x.seconds[:, None]
     scale = np.linalg.norm(columns, axis=0)  # so that both numbers are about one
     columns /= scale

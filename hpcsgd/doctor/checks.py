@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from hpcsgd.core.topology import groups_across_nodes
 from hpcsgd.doctor.finding import Finding, error, ok, warning
 from hpcsgd.doctor.rank_info import RankInfo
-from hpcsgd.transport.launcher import intended_size
+from hpcsgd.transport.launcher import launched
 
 
 def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list[Finding]:
@@ -27,9 +27,10 @@ def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list
 
 def launcher(size: int, environ: Mapping[str, str]) -> Finding:
     """More ranks than MPI sees are refused earlier, where the world is made."""
-    meant = intended_size(environ)
+    meant = launched(environ)
     if meant is not None:
-        return ok(f"launcher: {meant[0]} ranks started by {meant[1]}, MPI sees {size}")
+        here = "" if meant.local_size is None else f", {meant.local_size} of them on this node"
+        return ok(f"launcher: {meant.size or size} ranks started by {meant.by}{here}, MPI sees {size}")
     tasks = environ.get("SLURM_NTASKS", "1")
     command = "srun hpcsgd doctor" if tasks != "1" else "mpiexec -n 4 hpcsgd doctor, or srun -n 4 ..."
     return warning(f"launcher: none, so this is one rank: start {command}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hpcsgd.core.flat import Bucket
+from hpcsgd.core.norm import as_vector
 from hpcsgd.core.step import squared_norm_of
 
 
@@ -28,9 +29,10 @@ class GradientNorm:
     def see(self, buckets: Sequence[Bucket]) -> None:
         """These are about to be used."""
         if self._wanted:
-            self._parts.append(squared_norm_of(buckets, exchanged=self._exchanged))
+            # Each by itself: how many come at once depends on who was fast, and the sum's last bits on that.
+            self._parts += [squared_norm_of([b], exchanged=self._exchanged) for b in buckets]
 
     def take(self) -> Tensor | None:
         """That of the last update, where it is, if it was wanted."""
         parts, self._wanted, self._parts = self._parts, False, []
-        return sum(parts[1:], parts[0]) if parts else None
+        return as_vector(parts).sum() if parts else None

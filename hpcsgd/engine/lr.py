@@ -84,18 +84,19 @@ class WarmUp:
             )
         self.steps = steps
         self.start = start
+        self.scale = 1.0
+        """Of all that, for rates that follow something else besides; see `Living`."""
         self.t = 0
-        self._changed: list[tuple[dict[str, Any], Any, Any]] = []  # param group, its rate, the lowered one
-        optimizer.register_step_pre_hook(self._lower)
+        self._changed: list[tuple[dict[str, Any], Any, Any]] = []  # param group, its rate, the changed one
+        optimizer.register_step_pre_hook(self._apply)
         optimizer.register_step_post_hook(self._restore)
         for known in _with_wrapped(optimizer):
             _warm_ups.setdefault(known, []).append(self)
 
     def factor(self) -> float:
         """What multiplies the learning rate in the next update."""
-        if self.t >= self.steps:
-            return 1.0
-        return self.start + (1 - self.start) * self.t / self.steps
+        climbed = 1.0 if self.t >= self.steps else self.t / self.steps
+        return self.scale * (self.start + (1 - self.start) * climbed)
 
     def state_dict(self) -> dict[str, int]:
         """The number of updates done."""
@@ -109,7 +110,7 @@ class WarmUp:
         """What is still to multiply the rates in `param_groups`: 1 while `step()` runs."""
         return 1.0 if self._changed else self.factor()
 
-    def _lower(self, optimizer: Optimizer, *_: Any) -> None:
+    def _apply(self, optimizer: Optimizer, *_: Any) -> None:
         self._undo()  # a step that raised an exception has left its rates behind
         for group in optimizer.param_groups:
             lr = group["lr"]
@@ -121,10 +122,22 @@ class WarmUp:
         self.t += 1
 
     def _undo(self) -> None:
-        for group, lr, lowered in self._changed:
-            if group["lr"] is lowered:  # and not what somebody has set since
+        for group, lr, changed in self._changed:
+            if group["lr"] is changed:  # and not what somebody has set since
                 group["lr"] = lr
         self._changed.clear()
+
+
+class Living:
+    """Has the rate that a warm-up climbs to follow the groups that are alive, from that of a single group."""
+
+    def __init__(self, warm_up: WarmUp, rule: str) -> None:
+        self._warm_up, self._rule = warm_up, rule
+
+    def follow(self, groups: int, scaled_for: int) -> None:
+        """From now on so many are alive; the rates as they stand are those of `scaled_for`."""
+        self._warm_up.scale = lr_scale(self._rule, groups) / lr_scale(self._rule, scaled_for)
+        self._warm_up.start = 1 / lr_scale(self._rule, groups)
 
 
 def _with_wrapped(optimizer: Optimizer) -> Iterator[Optimizer]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from weakref import WeakMethod
 
 from torch import nn
 
@@ -52,9 +53,9 @@ class GradientReducer:
         self._reset()
         for index, bucket in enumerate(self._buckets):
             bucket.allocate()
-            for slot in bucket.slots:
+            for place, slot in enumerate(bucket.slots):
                 # torch does not say what a hook is.
-                slot.param.register_post_accumulate_grad_hook(self._hook(index, slot))  # pyright: ignore[reportUnknownMemberType]
+                slot.param.register_post_accumulate_grad_hook(self._hook(index, place))  # pyright: ignore[reportUnknownMemberType]
 
     def finish(self) -> None:
         """Return once every bucket has been exchanged, at once if they have been since the last gradient
@@ -88,32 +89,41 @@ class GradientReducer:
         """The exchanged gradients have been used."""
         self._exchanged = False
 
-    def _hook(self, index: int, slot: Slot) -> Callable[[nn.Parameter], None]:
+    def _hook(self, index: int, place: int) -> Callable[[nn.Parameter], None]:
+        # Python's garbage collector does not see what torch's hooks hold: all of it would stay for ever.
+        arrive = WeakMethod(self._arrive)
+
         def arrived(_: nn.Parameter) -> None:
-            if not slot.at_home():
-                return  # another DistributedOptimizer has it now, or step() will complain
-            if captured(slot.param.device):
-                raise UserError(
-                    "a backward pass is being captured as a CUDA graph, but messages between ranks cannot be "
-                    "replayed: train without CUDA graphs"
-                )
-            if index < len(self._sent):
-                raise UserError(
-                    f"gradient of {slot.name} changed after it was sent: for several backward passes before "
-                    f"step() give DistributedOptimizer(accumulate=<passes>), now {self.passes}, "
-                    "or overlap=False"
-                )
-            self._exchanged = False
-            slot.attach()
-            self._arrived_on[index].join()
-            self._arrivals[slot] = self._arrivals.get(slot, 0) + 1
-            if self._arrivals[slot] == self.passes:
-                self._missing[index] -= 1
-            self._version = self._versions()
-            if self._overlap and self._missing[index] == 0:
-                self._send_ready()
+            if (reducer := arrive()) is not None:
+                reducer(index, place)
 
         return arrived
+
+    def _arrive(self, index: int, place: int) -> None:
+        """The gradient of a bucket's parameter is there."""
+        slot = self._buckets[index].slots[place]
+        if not slot.at_home():
+            return  # another DistributedOptimizer has it now, or step() will complain
+        if captured(slot.param.device):
+            raise UserError(
+                "a backward pass is being captured as a CUDA graph, but messages between ranks cannot be "
+                "replayed: train without CUDA graphs"
+            )
+        if index < len(self._sent):
+            raise UserError(
+                f"gradient of {slot.name} changed after it was sent: for several backward passes before "
+                f"step() give DistributedOptimizer(accumulate=<passes>), now {self.passes}, "
+                "or overlap=False"
+            )
+        self._exchanged = False
+        slot.attach()
+        self._arrived_on[index].join()
+        self._arrivals[slot] = self._arrivals.get(slot, 0) + 1
+        if self._arrivals[slot] == self.passes:
+            self._missing[index] -= 1
+        self._version = self._versions()
+        if self._overlap and self._missing[index] == 0:
+            self._send_ready()
 
     def _send_ready(self) -> None:
         ready = len(self._sent)

@@ -3,6 +3,9 @@
 Its standard input is a line of JSON with what `Coordinator` is to be told, then a line for every event that
 the launcher has to add to the event log; when that ends, so does this, and not before: signals to the whole
 job are for those that train. The first line that it prints is where it listens.
+
+With a `term` it is that of islands that were started apart. Where somebody else has claimed it this ends
+without a word, and otherwise when there is a later one, or the training has ended and all have left.
 """
 
 from __future__ import annotations
@@ -18,34 +21,47 @@ from typing import Any
 
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.coordinator import Coordinator
-from hpcsgd.islands.event_log import EventLog
+from hpcsgd.islands.event_log import NAME, EventLog
+from hpcsgd.islands.journal import FOLDER, REGISTER, Alone, Term, claim
+from hpcsgd.islands.whereabouts import Whereabouts, token_for
 
 
-async def _serve(
-    events: EventLog,
-    islands: int,
-    token: str,
-    silence: float,
-    timeout: float,
-    folder: str,
-    host: str,
-    port: int,
-    allotment: dict[str, Any] | None = None,
-) -> None:
-    limits = {"silence": silence, "timeout": timeout}
-    allots = None if allotment is None else Allotment(**allotment)
-    journal = Path(folder) / "register.json"
-    at = Coordinator(islands, token, journal=journal, events=events, allotment=allots, **limits)
+async def _together(folder: Path, token: str, host: str, port: int, **told: Any) -> None:
+    with EventLog(folder / NAME) as events:
+        at = Coordinator(token=token, journal=Alone(folder / REGISTER), events=events, **told)
+        left, _ = await _listening(at, host, port, events)
+        print(at.address, flush=True)
+        await left
+
+
+async def _apart(folder: Path, term: int, host: str, **told: Any) -> None:
+    terms = folder / FOLDER
+    if not claim(terms, term):
+        return
+    token = token_for(terms, term)
+    with EventLog(terms / str(term) / NAME) as events:
+        at = Coordinator(token=token, journal=Term(terms, term), events=events, together=False, **told)
+        left, serving = await _listening(at, host, 0, events)
+        Whereabouts(at.address, token).publish(terms, term)
+        print(at.address, flush=True)
+        await asyncio.wait({left, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if not at.superseded:
+            Whereabouts("", token).publish(terms, term)
+
+
+async def _listening(
+    at: Coordinator, host: str, port: int, events: EventLog
+) -> tuple[asyncio.Task[Any], asyncio.Task[None]]:
+    """What is over when the launcher has left, and when all clients have after the end of the training."""
     serving = asyncio.create_task(at.serve(host, port))
     while not at.address:
         if serving.done():
             serving.result()  # nobody can listen there
         await asyncio.sleep(0.01)
-    print(at.address, flush=True)
     left = asyncio.Event()
     loop = asyncio.get_running_loop()
     threading.Thread(target=_hear, args=(loop, events, left), daemon=True).start()
-    await left.wait()
+    return asyncio.create_task(left.wait()), serving
 
 
 def _hear(loop: asyncio.AbstractEventLoop, events: EventLog, left: asyncio.Event) -> None:
@@ -55,10 +71,16 @@ def _hear(loop: asyncio.AbstractEventLoop, events: EventLog, left: asyncio.Event
     loop.call_soon_threadsafe(left.set)
 
 
-if __name__ == "__main__":
+def _main() -> None:
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     told = json.loads(sys.stdin.readline())
-    with EventLog(Path(told["folder"]) / "events.jsonl") as events:
-        asyncio.run(_serve(events, **told))
+    told["folder"] = Path(told["folder"])
+    allotment = told.pop("allotment", None)
+    told["allotment"] = None if allotment is None else Allotment(**allotment)
+    asyncio.run(_apart(**told) if "term" in told else _together(**told))
+
+
+if __name__ == "__main__":
+    _main()

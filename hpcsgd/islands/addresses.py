@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from hpcsgd.errors import UserError
+
 
 def of_node(name: str) -> str:
     """The address of a node, as the names are known here; this node's where that one is unknown."""
@@ -11,6 +13,14 @@ def of_node(name: str) -> str:
         return socket.gethostbyname(name)
     except OSError:
         return socket.gethostbyname(socket.gethostname())
+
+
+def require_own(host: str) -> None:
+    """Raises `UserError` unless somebody can listen there, on this node."""
+    try:
+        socket.create_server((host, 0)).close()
+    except OSError as error:
+        raise UserError(f"--host {host}: nobody can listen there: {error.strerror}") from error
 
 
 def own_towards(coordinator: str) -> str:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from hpcsgd.islands import whereabouts
 from hpcsgd.islands.handshake import Unwelcome, introduce
 from hpcsgd.islands.register import Ballot, Phase, Register
 from hpcsgd.islands.watch import Watch, beat
@@ -38,7 +39,7 @@ class Client:
 
     def __init__(
         self,
-        address: str,
+        coordinator: str,
         token: str,
         hello: Mapping[str, Any],
         *,
@@ -46,9 +47,9 @@ class Client:
         patience: float,
         on_change: Callable[[Register | None], None],
     ) -> None:
-        """`hello`: island, rank, ranks, life."""
-        host, port = address.rsplit(":", 1)
-        self._to = host, int(port)
+        """`coordinator`: host:port, or the folder that says where it is; see `whereabouts`. `hello`: island,
+        rank, ranks, life."""
+        self._coordinator = coordinator
         self._token, self._hello = token, dict(hello)
         self._silence, self._patience = silence, patience
         self._beat = beat(silence)
@@ -69,7 +70,8 @@ class Client:
 
     @property
     def register(self) -> Register:
-        """As last heard. Raises `Evicted`, or `PeerLost` where the coordinator is gone."""
+        """As last heard. Raises `Evicted`, or `PeerLost` where the coordinator is gone or other processes are
+        this island now."""
         with self._news:
             if self._ended is not None:
                 raise self._ended
@@ -164,16 +166,18 @@ class Client:
         while True:
             try:
                 return self._connect_once()
-            except Unwelcome:
-                raise
             except OSError as error:
+                if isinstance(error, Unwelcome) and not whereabouts.moves(self._coordinator):
+                    raise  # or else somebody has the port of one that has left, and the next one is due
                 if time.monotonic() > until or self._closed:
-                    where = "{}:{}".format(*self._to)
-                    raise PeerLost(f"no coordinator at {where} for {self._patience:g} s: {error}") from error
+                    raise PeerLost(
+                        f"no coordinator at {self._coordinator} for {self._patience:g} s: {error}"
+                    ) from error
                 time.sleep(self._beat / 4)
 
     def _connect_once(self) -> socket.socket:
-        connection = socket.create_connection(self._to, timeout=self._silence)
+        host, port = whereabouts.address(self._coordinator).rsplit(":", 1)
+        connection = socket.create_connection((host, int(port)), timeout=self._silence)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             introduce(connection, self._token)
@@ -192,8 +196,8 @@ class Client:
                 if self._closed:
                     return
                 log.debug("the coordinator is lost: %s", error)
-            except Evicted as evicted:
-                self._end(evicted)
+            except (Evicted, PeerLost) as told:
+                self._end(told)
                 return
             try:
                 self._connection.close()
@@ -229,7 +233,7 @@ class Client:
 
     def _understand(self, said: Mapping[str, Any]) -> None:
         if "evicted" in said:
-            raise Evicted(said["evicted"])
+            raise (PeerLost if said["for_good"] else Evicted)(said["evicted"])
         if "all_arrived" in said:
             self._complete = *said["all_arrived"], time.monotonic()
         if "moved" in said:

@@ -4,7 +4,7 @@ It runs where the islands were started: in the batch step or beside the launcher
 object a line. A rank says hello and then comes, arrives, votes, objects or finishes, and beats once a second;
 the coordinator says what the register is, whenever it changes, and beats too. A connection that breaks or
 falls silent is a lost island; processes that die are so noticed at once. The register is written down before
-anybody hears of it, so a coordinator that is started again goes on where the last one was.
+anybody hears of it, so the next coordinator goes on where this one was; see `journal`.
 """
 
 from __future__ import annotations
@@ -12,36 +12,25 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpcsgd.files.atomic import overwrite
 from hpcsgd.islands.allotment import Allotment, Paces
+from hpcsgd.islands.chronicle import Chronicle, committed
+from hpcsgd.islands.connection import Connection, greeted
 from hpcsgd.islands.event_log import EventLog, Loss
-from hpcsgd.islands.handshake import CHALLENGE, GREETING, PROOF, challenge, proof, require
-from hpcsgd.islands.register import Ballot, Membership, Phase, Point, Register
+from hpcsgd.islands.handshake import GREETING
+from hpcsgd.islands.journal import Journal, Superseded
+from hpcsgd.islands.membership import Membership
+from hpcsgd.islands.register import Ballot, Phase, Point, Register
+from hpcsgd.islands.strangers import Strangers
 from hpcsgd.islands.watch import Watch, beat
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(eq=False)
-class Connection:
-    """A rank's connection. A `life` is one run of an island: all its ranks have the same."""
-
-    island: int
-    rank: int
-    ranks: int
-    life: str
-    writer: asyncio.StreamWriter
-    heard: float
-
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """Queued: a client that does not listen holds up nobody."""
-        self.writer.write(json.dumps(message).encode() + b"\n")
+STARTED_AGAIN = "it was started again"
+"""Why an island is lost whose number others have now."""
 
 
 class Coordinator:
@@ -50,7 +39,8 @@ class Coordinator:
     `silence`: seconds without a sign of life after which an island is lost. `timeout`: seconds that an open
     register, or a round that the first island has arrived in, waits for islands that are alive; it must
     exceed what honest islands differ by. `journal`: where the register is written down. `events` is told
-    what happens. `allotment` moves units of compute between the islands.
+    what happens. `allotment` moves units of compute between the islands. `together`: all islands are waited
+    for at first, and all stop when one has to; or else they come and go, each for itself.
     """
 
     def __init__(
@@ -60,19 +50,24 @@ class Coordinator:
         *,
         silence: float = 10.0,
         timeout: float = 300.0,
-        journal: Path | None = None,
+        journal: Journal | None = None,
         events: EventLog,
         allotment: Allotment | None = None,
+        together: bool = True,
     ) -> None:
-        saved = Register()
-        if journal is not None and journal.exists():
-            saved = Register.from_json(json.loads(journal.read_text()))
-        self.membership = Membership(frozenset(saved.islands or range(islands)), saved)
+        saved = Register() if journal is None else journal.load()
+        expected = saved.islands or (range(islands) if together else ())
+        self.membership = Membership(frozenset(expected), saved, together=together)
+        self.superseded = False
+        """There is a later one: this one says nothing more."""
+        for island in saved.going:
+            self.membership.lose(island)  # it has left, or will not be there for long
         self.address = ""
         self._token = token
         self._silence, self._timeout = silence, timeout
-        self._journal, self._events = journal, events
+        self._journal, self._chronicle = journal, Chronicle(events)
         self._clients: set[Connection] = set()
+        self._strangers = Strangers()
         self._told = saved
         self._watch = Watch(beat(silence))
         self._since = self._watch.look()
@@ -83,11 +78,11 @@ class Coordinator:
         self._allotment = allotment
         self._moving: set[Connection] = set()
         """They leave to come back with other ranks."""
+        self._processes: defaultdict[int, list[str]] = defaultdict(list)
+        """That have been each island, one after the other."""
         self._awaited: set[int] = set()
         """Their islands, until they are back."""
         self._paces = Paces()
-        self._progress = 0.0
-        """In epochs, as said with the votes for the round that is due."""
 
     @property
     def register(self) -> Register:
@@ -98,14 +93,19 @@ class Coordinator:
         server = await asyncio.start_server(self._converse, host, port)
         self.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
         async with server:
-            while self.register.phase is not Phase.FINISHED or self._clients:
+            while self._needed():
                 await asyncio.sleep(beat(self._silence) / 4)
                 self._look_around()
+
+    def _needed(self) -> bool:
+        over = self.register.phase is Phase.FINISHED and not self._clients
+        return not (over or self.superseded)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = None
         try:
-            client = await asyncio.wait_for(self._greet(reader, writer), GREETING)
+            with self._strangers.one_more(writer.transport.abort):
+                client = await asyncio.wait_for(greeted(reader, writer, self._token, self._watch), GREETING)
             self._admit(client)
             while line := await reader.readline():
                 client.heard = self._watch.look()
@@ -119,24 +119,29 @@ class Coordinator:
                 self._dismiss(client)
             writer.close()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Connection:
-        host = challenge()
-        writer.write(host)
-        client, given = await reader.readexactly(CHALLENGE), await reader.readexactly(PROOF)
-        require(self._token, "client", host, client, given)
-        writer.write(proof(self._token, "host", host, client))
-        hello = json.loads(await reader.readline())
-        return Connection(
-            hello["island"], hello["rank"], hello["ranks"], hello["life"], writer, heard=self._watch.look()
-        )
-
     def _admit(self, client: Connection) -> None:
+        if self.superseded:
+            raise ConnectionError("the next coordinator is elsewhere")
+        processes = self._processes[client.island]
+        if client.processes not in processes:
+            processes.append(client.processes)
+        if self._was_followed(client):
+            self._evict(client, STARTED_AGAIN)
+            raise ConnectionError(STARTED_AGAIN)
         others = {other for other in self._clients if other.island == client.island} - self._moving
         if any(other.life != client.life for other in others):
-            self._lose(client.island, Loss.DIED, "it was started again")
+            self._lose(client.island, Loss.DIED, STARTED_AGAIN)
         self._clients.add(client)
         self._awaited.discard(client.island)
         client.tell({"register": self.register.to_json()})
+
+    def _was_followed(self, client: Connection) -> bool:
+        """By other processes, which are that island now. Their launcher may have died before they did."""
+        return client.processes in self._processes[client.island][:-1]
+
+    def _evict(self, client: Connection, why: str) -> None:
+        client.tell({"evicted": why, "for_good": self._was_followed(client)})
+        client.writer.close()
 
     def _dismiss(self, client: Connection) -> None:
         if client in self._clients:
@@ -144,6 +149,8 @@ class Coordinator:
             over = self.register.phase is Phase.FINISHED or self.register.leaving
             if self._watch.just_woke():  # it gave up on this coordinator, and will be back as to a new one
                 self._since = self._watch.look()
+            elif client.island in self.register.going:
+                self._lose(client.island, Loss.LEFT, "it had to stop")
             elif not over and client not in self._moving:
                 self._lose(client.island, Loss.DIED, "its connection broke")
             self._moving.discard(client)
@@ -161,7 +168,7 @@ class Coordinator:
                 self._arrive(client)
             case "vote" if self._is_due(said):
                 if island in self.register.counting:
-                    self._progress = max(self._progress, said["progress"])
+                    self._chronicle.hear(said["progress"])
                 self._paces.hear(island, said["pace"])
                 ballot = Ballot(Point(**said["place"]), said["leaving"])
                 membership.vote(island, client.rank, said["generation"], said["rounds"], ballot)
@@ -217,16 +224,15 @@ class Coordinator:
         if units is not None:
             log.info("%s from now on: %s", self._allotment.unit, units)
             self.membership.allot(units)
-            self._events.units(unit=self._allotment.unit, units=units)
+            self._chronicle.events.units(unit=self._allotment.unit, units=units)
 
     def _lose(self, island: int, kind: Loss, why: str) -> None:
         theirs = {client for client in self._clients if client.island == island}
         self._clients -= theirs
         for client in theirs:
-            client.tell({"evicted": why})
-            client.writer.close()
+            self._evict(client, why)
         log.info("island %d is lost: %s", island, why)
-        self._events.lost(island=island, kind=kind, why=why)
+        self._chronicle.events.lost(island=island, kind=kind, why=why)
         if kind is Loss.CUT:
             self.membership.leave_out(island)
         else:
@@ -237,41 +243,37 @@ class Coordinator:
         now, before = self.register, self._told
         if now == before:
             return
-        if self._journal is not None:
-            overwrite(self._journal, json.dumps(now.to_json()))  # at each round: the disk may take its time
+        if not self._still(lambda journal: journal.write(now)):
+            return
         self._told = now
         self._since = self._watch.look()
         self._arrived.clear()
         self._tell_all({"register": now.to_json()})
-        self._note(before, now)
+        self._chronicle.note(before, now)
+        if committed(before, now):
+            self._quarrels.clear()
+
+    def _still(self, asked: Callable[[Journal], None]) -> bool:
+        """Whether this is the coordinator after `asked`; otherwise all are to look for the next one."""
+        try:
+            if self._journal is not None and not self.superseded:
+                asked(self._journal)
+        except Superseded as later:
+            log.info("%s", later)
+            self.superseded = True
+            for client in self._clients:
+                client.writer.close()
+            self._clients.clear()  # nobody is lost by that
+        return not self.superseded
 
     def _tell_all(self, message: Mapping[str, Any]) -> None:
         for client in self._clients:
             client.tell(message)
 
-    def _note(self, before: Register, now: Register) -> None:
-        """In the event log."""
-        if now.rounds > before.rounds and now.generation == before.generation:
-            self._quarrels.clear()
-            epoch = int(self._progress)
-            self._events.commit(
-                generation=now.generation, rounds=now.rounds, members=now.islands, counted=before.counting,
-                t=now.place.t, epoch=epoch, fraction=self._progress - epoch,
-            )  # fmt: skip
-            self._progress = 0.0
-        if now.generation > before.generation:
-            log.info("generation %d: islands %s", now.generation, ", ".join(map(str, now.islands)))
-            newcomers = [m.island for m in now.members if m.rounds < now.rounds]
-            self._events.generation(
-                generation=now.generation, members=now.islands, newcomers=newcomers, rounds=now.rounds
-            )
-        if now.phase is Phase.FINISHED:
-            self._events.finished()
-        elif now.leaving and not before.leaving:
-            self._events.stopped()
-
     def _look_around(self) -> None:
         """What nobody says: silence, and waiting that has lasted too long."""
+        if not self._still(lambda journal: journal.require_current()):
+            return
         clock = self._watch.look()
         for client in [client for client in self._clients if clock - client.heard > self._silence]:
             if client in self._clients:

@@ -33,6 +33,8 @@ from typing import Any, Self
 from hpcsgd.errors import UserError
 
 Event = dict[str, Any]
+NAME = "events.jsonl"
+"""Of a log, in the folder of the run, of an island or of a coordinator's term."""
 
 
 class Loss(StrEnum):
@@ -46,6 +48,8 @@ class Loss(StrEnum):
     """It was alive, but did not arrive at a meeting in time."""
     CUT = "cut"
     """The network between it and the others is gone."""
+    LEFT = "left"
+    """It had to stop, and said so."""
 
 
 class EventLog:
@@ -134,6 +138,17 @@ def read(path: Path) -> list[Event]:
     Raises `UserError` naming the line where anything else is damaged.
     """
     return _load(path)[0]
+
+
+def of_run(folder: Path) -> list[Event]:
+    """All events of a run: those of its one log, or of the coordinators and the islands that were started
+    apart, in the order of the time of day, from the first of which seconds are counted; none without any."""
+    logs = [folder / NAME, *folder.glob(f"coordinators/*/{NAME}"), *folder.glob(f"islands/*/{NAME}")]
+    found = [read(log) for log in logs if log.exists()]
+    if len(found) < 2:
+        return found[0] if found else []
+    events = sorted((event for log in found for event in log), key=lambda event: event["unix"])
+    return [{**event, "at": round(event["unix"] - events[0]["unix"], 6)} for event in events]
 
 
 def _load(path: Path) -> tuple[list[Event], int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
+import time
 
 CHALLENGE = 32
 PROOF = 32
@@ -41,19 +42,24 @@ def introduce(connection: socket.socket, token: str) -> None:
     require(token, "host", host, client, read(connection, PROOF))
 
 
-def welcome(connection: socket.socket, token: str) -> None:
-    """The host's part; raises as `introduce` does."""
+def welcome(connection: socket.socket, token: str, until: float | None = None) -> None:
+    """The host's part, up to a moment on the clock `time.monotonic`; raises as `introduce` does."""
     host = challenge()
     connection.sendall(host)
-    client = read(connection, CHALLENGE)
-    require(token, "client", host, client, read(connection, PROOF))
+    client = read(connection, CHALLENGE, until)
+    require(token, "client", host, client, read(connection, PROOF, until))
     connection.sendall(proof(token, "host", host, client))
 
 
-def read(connection: socket.socket, size: int) -> bytes:
-    """Exactly so many bytes; raises `ConnectionError` where fewer come."""
+def read(connection: socket.socket, size: int, until: float | None = None) -> bytes:
+    """Exactly so many bytes; raises `ConnectionError` where fewer come, `TimeoutError` where not all of them
+    come `until` then, though one after the other does."""
     found = b""
     while len(found) < size:
+        if until is not None:
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError("the other end takes its time")
+            connection.settimeout(left)
         more = connection.recv(size - len(found))
         if not more:
             raise ConnectionError("the other end has closed the connection")

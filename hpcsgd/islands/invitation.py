@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from hpcsgd.islands import whereabouts
 from hpcsgd.islands.addresses import own_towards
 from hpcsgd.islands.meetings import Meetings
 from hpcsgd.transport import Transport
@@ -21,7 +22,7 @@ class Invitation:
     island: int
     islands: int
     coordinator: str
-    """host:port"""
+    """host:port, or the folder that says where it is; see `whereabouts`."""
     token: str
     silence: float
     timeout: float
@@ -31,8 +32,9 @@ class Invitation:
 
     def accept(self, group: Transport) -> Meetings:
         """Collective over the ranks of the island, which are `group`."""
+        host = own_towards(whereabouts.awaited(self.coordinator, self.timeout))
         return Meetings(
-            self.island, group, self.coordinator, self.token, own_towards(self.coordinator),
+            self.island, group, self.coordinator, self.token, host,
             islands=self.islands, silence=self.silence, timeout=self.timeout,
         )  # fmt: skip
 

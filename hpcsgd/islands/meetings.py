@@ -84,14 +84,15 @@ class Meetings:
         self._rings = Rings(island, host, token, silence)
         self._generation = Register()
         """As it closed: who the members are, and where they came from."""
-        self._after = Register()
-        """What the last committed round left behind."""
+        self.after = Register()
+        """What the last committed round left behind: where the training is, how its samples were dealt."""
         self._ballot = Ballot()
         self._due = 0
         """Rounds there are before the one that is due."""
         self._why, self._blamed = "", None
         self._aside: list[Tensor] = []
         self._alike = True
+        self._processes, self._lives = group.gather_objects(uuid4().hex)[0], 0
         self._client = self._connect()
 
     @property
@@ -100,34 +101,9 @@ class Meetings:
         return self._generation.islands
 
     @property
-    def place(self) -> Point:
-        """Where the training is, as the islands that counted in the last round said."""
-        return self._after.place
-
-    @property
-    def dealt(self) -> Point:
-        """Where this epoch's samples were dealt."""
-        return self._after.dealt
-
-    @property
-    def sharing(self) -> tuple[int, ...]:
-        """The islands that they were dealt to."""
-        return self._after.sharing
-
-    @property
-    def units(self) -> dict[int, int]:
-        """Of compute, that each island has from where samples were dealt; empty where nobody allots them."""
-        return dict(self._after.units)
-
-    @property
-    def ranks(self) -> dict[int, int]:
-        """Of each member."""
-        return {member.island: member.ranks for member in self._after.members}
-
-    @property
     def leaving(self) -> bool:
-        """Whether all are to save and stop."""
-        return self._after.leaving
+        """Whether this island is to stop here, by itself or with all others."""
+        return self.after.stops(self.number)
 
     def mean(self, w: Sequence[Tensor], t: int = 0, *, alike: bool = True) -> None:
         """Replace `w` after `t` updates by its mean over the living islands; collective. `alike`: all ranks
@@ -188,8 +164,8 @@ class Meetings:
         seen = [after for after in self._group.gather_objects(self._outcome(state)) if after is not None]
         if not seen:
             return False
-        self._after, self.counted = seen[0]
-        self.rounds = self._due = self._after.rounds
+        self.after, self.counted = seen[0]
+        self.rounds = self._due = self.after.rounds
         return True
 
     def _agree(self, stage: Callable[[], None]) -> State:
@@ -282,7 +258,8 @@ class Meetings:
         self._client = self._connect()
 
     def _connect(self) -> Client:
-        life = self._group.gather_objects(uuid4().hex)[0]
+        self._lives += 1
+        life = f"{self._processes}.{self._lives}"
         hello = {"island": self.number, "rank": self._group.rank, "ranks": self._group.size, "life": life}
         return Client(
             self._coordinator, self._token, hello,

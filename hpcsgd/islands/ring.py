@@ -20,10 +20,13 @@ import torch
 from torch import Tensor
 
 from hpcsgd.islands.handshake import GREETING, introduce, read, welcome
+from hpcsgd.islands.strangers import Strangers
 
 _LINE = 256
 _GLANCE = 0.1
 """Seconds between two looks at whether waiting still makes sense."""
+_AT_THE_DOOR = 64
+"""Who may be about to say who they are, at once: each has a thread."""
 _BLOCK = 1 << 20
 """Bytes that are added, and sent, at once: few calls, but what has come is still in the cache."""
 
@@ -48,6 +51,8 @@ class Door:
         self._token = token
         self._listener = socket.create_server((host, 0))
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        self._strangers = Strangers(_AT_THE_DOOR)
+        self._closed = False
         self._came: dict[tuple[int, int], socket.socket] = {}
         self._news = threading.Condition()
         threading.Thread(target=self._open, name="door", daemon=True).start()
@@ -68,6 +73,7 @@ class Door:
             return self._came.pop((generation, chunk))
 
     def close(self) -> None:
+        self._closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -83,14 +89,18 @@ class Door:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return
+                if self._closed:
+                    return
+                time.sleep(_GLANCE)  # there are too many open files, or whoever knocked has left
+                continue
             threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
+        until = time.monotonic() + GREETING
         try:
-            connection.settimeout(GREETING)
-            welcome(connection, self._token)
-            said = json.loads(read(connection, _LINE))
+            with self._strangers.one_more(lambda: _shut(connection)):
+                welcome(connection, self._token, until)
+                said = json.loads(read(connection, _LINE, until))
         except (OSError, ValueError):
             connection.close()
             return
@@ -144,8 +154,7 @@ class TcpRing:
         """End what is under way, here and at the neighbours; from any thread."""
         for connection in (self._left, self._right):
             if connection is not None:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+                _shut(connection)
 
     def close(self) -> None:
         self.cut()
@@ -209,6 +218,12 @@ def connect(
         right.close()
         raise
     return TcpRing(place, size, left, right, overdue)
+
+
+def _shut(connection: socket.socket) -> None:
+    """From any thread; who waits there looks up."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _done(side: int, call: Callable[[], Any]) -> Any:

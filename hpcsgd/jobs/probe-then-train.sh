@@ -5,7 +5,8 @@
 # in the environment, as SBATCH_TIMELIMIT.
 set -eu
 here=$(dirname "$0")
-run=runs/$(basename "${1:?usage: probe-then-train.sh job.toml [--SECTION.KEY VALUE]...}" .toml)
+typed=$(printf '%s\n' "$@" | sed -n 's/^--run\.folder=//p; /^--run\.folder$/{n;p;}' | tail -n 1)
+run=${typed:-runs/$(basename "${1:?usage: probe-then-train.sh job.toml [--SECTION.KEY VALUE]...}" .toml)}
 probe=$(sbatch --parsable "$here/probe.sbatch" "$@")
 sbatch --dependency="afterok:${probe%%;*}" --kill-on-invalid-dep=yes \
   "$here/train.sbatch" "$@" --probe "$run-probe/probe.json"

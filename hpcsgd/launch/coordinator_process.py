@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.islands.journal import REGISTER, Alone
 from hpcsgd.islands.register import Register
 
 PAUSE = 0.5
@@ -20,6 +21,7 @@ class CoordinatorProcess:
 
     def __init__(self, **told: Any) -> None:
         self.address = ""
+        self.token = str(told["token"])
         self._told = told
         self._process: asyncio.subprocess.Process | None = None
 
@@ -54,8 +56,7 @@ class CoordinatorProcess:
 
     def register(self) -> Register:
         """As it was last written down."""
-        path = Path(self._told["folder"]) / "register.json"
-        return Register.from_json(json.loads(path.read_text())) if path.exists() else Register()
+        return Alone(Path(self._told["folder"]) / REGISTER).load()
 
     async def end(self) -> None:
         """It goes when its input ends."""

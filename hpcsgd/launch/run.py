@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.capabilities import ForPeers
 from hpcsgd.errors import UserError, located
 from hpcsgd.islands.allotment import Allotment
+from hpcsgd.islands.journal import FOLDER, REGISTER
+from hpcsgd.launch.coordinator_process import CoordinatorProcess
+from hpcsgd.launch.python import of_ranks
 from hpcsgd.launch.starter import starter
 from hpcsgd.launch.supervisor import Supervisor, sizes
 from hpcsgd.report import run_folder
@@ -35,29 +37,38 @@ def launch(
 ) -> int:
     """Train as the job file says with groups that may die; the exit code. Raises `UserError`."""
     config = load(path, overrides)
-    _require_sense(groups=groups, group_size=group_size, silence=silence, timeout=timeout)
+    require_sense(groups=groups, group_size=group_size, silence=silence, timeout=timeout)
     by = starter(srun)
     K = group_sizes(path, config, by.ranks, groups, group_size)
     with located(str(path)):
         require_sinks(config.run.sinks or ())
     folder = config.run.folder
+    if (folder / FOLDER).exists():
+        raise UserError(
+            f"{folder}: the groups of this run are started apart: give --island, or another [run] folder"
+        )
     fresh = not folder.exists()
     run_folder.open_run_folder(folder, resume=resume)
     job = replace(config.job, groups=len(K), group_size=None)
     run_folder.write_config(folder, replace(config, job=job))
     run_folder.write_versions(folder, mpi=None, groups=len(K), group_size=K[0])
-    (folder / "register.json").unlink(missing_ok=True)  # of an earlier start, whose islands are gone
-    program = [sys.executable, "-m", "hpcsgd", "train", str(path), *overrides]
+    (folder / REGISTER).unlink(missing_ok=True)  # of an earlier start, whose islands are gone
+    program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
+    allotment = allotment_of(config)
+    coordinator = CoordinatorProcess(
+        islands=len(K), token=secrets.token_hex(32), silence=silence, timeout=timeout, folder=str(folder),
+        host=by.host, port=0, allotment=None if allotment is None else asdict(allotment),
+    )  # fmt: skip
     supervisor = Supervisor(
-        K, program, folder, by,
-        token=secrets.token_hex(32), restarts=restarts, silence=silence, timeout=timeout,
-        allotment=_allotment(config),
+        dict(enumerate(K)), len(K), program, folder, by, coordinator,
+        restarts=restarts, silence=silence, timeout=timeout,
+        moves_ranks=allotment is not None and allotment.unit == "ranks",
     )  # fmt: skip
     code = asyncio.run(supervisor.run())
     if supervisor.fault and fresh:
         shutil.rmtree(folder)  # it is in nobody's way when the mistake is mended
     else:
-        _report(folder)
+        report(folder)
     return code
 
 
@@ -76,13 +87,13 @@ def group_sizes(
     return K
 
 
-def _require_sense(**given: float | None) -> None:
+def require_sense(**given: float | None) -> None:
     for name, value in given.items():
         if value is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} {value:g}: must be more than 0")
 
 
-def _allotment(config: Config) -> Allotment | None:
+def allotment_of(config: Config) -> Allotment | None:
     section = config.reallocation
     if section.unit == "none":
         return None
@@ -90,7 +101,7 @@ def _allotment(config: Config) -> Allotment | None:
     return Allotment(section.unit, section.total or 1, section.margin, cost, config.training.epochs or 1)
 
 
-def _report(folder: Path) -> None:
+def report(folder: Path) -> None:
     from hpcsgd.report.ensemble_report import report_ensemble  # matplotlib is slow to import
 
     report_ensemble(folder)

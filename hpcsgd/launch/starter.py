@@ -14,6 +14,8 @@ from typing import Protocol
 
 from hpcsgd.errors import UserError
 from hpcsgd.islands import addresses
+from hpcsgd.launch.python import of_ranks
+from hpcsgd.training.job_end import slurm_job
 
 
 class Starter(Protocol):
@@ -57,7 +59,7 @@ class Srun:
     """
 
     def __init__(self, environ: Mapping[str, str], words: Sequence[str]) -> None:
-        self._job = environ["SLURM_JOB_ID"]
+        self._job = slurm_job(environ)
         self._cores = environ.get("SLURM_CPUS_PER_TASK", "1")
         self._words = list(words)
         self._began_with = len(self._nodes())
@@ -92,7 +94,7 @@ class Srun:
 
     def _clear_leftovers(self) -> None:
         each_node = [f"--nodes={self._began_with}", f"--ntasks={self._began_with}", "--ntasks-per-node=1"]
-        clear = [sys.executable, "-m", "hpcsgd.launch.leftovers"]
+        clear = [of_ranks(), "-m", "hpcsgd.launch.leftovers"]
         words = ["srun", *each_node, "--overlap", "--mpi=none", *clear]
         subprocess.run(words, check=False, stdin=subprocess.DEVNULL)
 

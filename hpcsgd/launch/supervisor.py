@@ -12,26 +12,54 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from hpcsgd.errors import MOVED, STOPPED, UserError
-from hpcsgd.islands.allotment import Allotment
+from hpcsgd.islands import event_log
 from hpcsgd.islands.invitation import Invitation
-from hpcsgd.islands.register import Phase
-from hpcsgd.launch.coordinator_process import CoordinatorProcess
+from hpcsgd.islands.register import Phase, Register
 from hpcsgd.launch.starter import Starter
 from hpcsgd.report.run_folder import island_folder
 
 PAUSE = 1.0
-"""Seconds between the death of an island and its next life; twice as many after every further one."""
+"""Seconds between the death of an island and its next life; twice as many after every further one in which it
+has not met the others."""
 GRACE = 30.0
 """Seconds that islands have to leave after the first one has come to the end, or after they were told."""
 LOG = "output.log"
 """Of what each island prints, in its folder."""
 QUOTED = 20
 """Lines of it that are shown where the job is at fault."""
+
+
+class Coordination(Protocol):
+    """Where islands meet, as whoever starts them sees it."""
+
+    address: str
+    """What islands are told of it; see `Client`."""
+    token: str
+    """Of the run."""
+
+    async def start(self) -> None:
+        """Returns once it can be reached."""
+        ...
+
+    async def keep(self) -> None:
+        """See to it that it goes on, until `end`."""
+        ...
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Into the event log."""
+        ...
+
+    def register(self) -> Register:
+        """As it was last written down."""
+        ...
+
+    async def end(self) -> None: ...
 
 
 @dataclass
@@ -42,6 +70,8 @@ class Island:
     ranks: int
     lives: int = 0
     deaths: int = 0
+    in_vain: int = 0
+    """Its last lives, in which it was in no round."""
     code: int | None = None
     spoke: bool = False
     """Its last line was shown."""
@@ -66,30 +96,29 @@ class Island:
 
 
 class Supervisor:
-    """Of islands of `sizes` ranks that run `program`."""
+    """Of the islands `ranks`, by number, out of `count`; each runs `program` and meets the others at
+    `coordinator`. `moves_ranks`: it may be started again with other ranks than these."""
 
     def __init__(
         self,
-        sizes: Sequence[int],
+        ranks: Mapping[int, int],
+        count: int,
         program: Sequence[str],
         folder: Path,
         starter: Starter,
+        coordinator: Coordination,
         *,
-        token: str,
         restarts: int,
         silence: float,
         timeout: float,
-        allotment: Allotment | None = None,
+        moves_ranks: bool = False,
     ) -> None:
-        self.islands = [Island(number, ranks) for number, ranks in enumerate(sizes)]
+        self.islands = [Island(number, K) for number, K in ranks.items()]
+        self._count = count
         self._program, self._folder, self._starter = list(program), folder, starter
-        self._token, self._restarts = token, restarts
+        self._coordinator, self._restarts = coordinator, restarts
         self._silence, self._timeout = silence, timeout
-        self._moves_ranks = allotment is not None and allotment.unit == "ranks"
-        self._coordinator = CoordinatorProcess(
-            islands=len(sizes), token=token, silence=silence, timeout=timeout, folder=str(folder),
-            host=starter.host, port=0, allotment=None if allotment is None else asdict(allotment),
-        )  # fmt: skip
+        self._moves_ranks = moves_ranks
         self.fault = False
         """The job itself, as its islands found before any meeting."""
         self._interrupted = False
@@ -116,12 +145,16 @@ class Supervisor:
 
     async def _keep(self, island: Island) -> None:
         while not (self._ending or self._stopping):
+            if self._coordinator.register().phase is Phase.FINISHED:  # before this one was there, or back
+                return
             island.lives += 1
+            before = self._coordinator.register().rounds
             island.code = await self._live(island)
             self._coordinator.note("ended", island=island.number, life=str(island.lives), code=island.code)
             register = self._coordinator.register()
             if register.phase is Phase.FINISHED or register.leaving:
                 self._end(register.islands)
+            self._stopping = self._stopping or island.code == STOPPED
             if self._ending or self._stopping:
                 return
             if self._moves_ranks:
@@ -139,13 +172,14 @@ class Supervisor:
             if island.deaths > self._restarts:
                 self._say(island, f"was started {island.lives} times: the others go on without it")
                 return
-            await asyncio.sleep(PAUSE * 2 ** (island.deaths - 1))
+            island.in_vain = 0 if self._met(island, before) else island.in_vain + 1
+            await asyncio.sleep(PAUSE * 2 ** max(island.in_vain - 1, 0))
 
     async def _live(self, island: Island) -> int:
         """From start to end; its exit code."""
         invited = Invitation(
-            island=island.number, islands=len(self.islands), coordinator=self._coordinator.address,
-            token=self._token, silence=self._silence, timeout=self._timeout,
+            island=island.number, islands=self._count, coordinator=self._coordinator.address,
+            token=self._coordinator.token, silence=self._silence, timeout=self._timeout,
         )  # fmt: skip
         folder = island_folder(self._folder, island.number)
         folder.mkdir(parents=True, exist_ok=True)
@@ -168,6 +202,13 @@ class Supervisor:
         code = await island.process.wait()
         island.kill()  # what its launcher may have left behind
         return code if code >= 0 else 128 - code
+
+    def _met(self, island: Island, rounds: int) -> bool:
+        """Whether it was in one of the rounds after these."""
+        return any(
+            event["event"] == "commit" and event["rounds"] > rounds and island.number in event["members"]
+            for event in event_log.of_run(self._folder)
+        )
 
     def _speaks(self, island: Island) -> bool:
         """The first one that runs tells how it goes; the others write it down."""
@@ -213,7 +254,8 @@ class Supervisor:
         register = self._coordinator.register()
         if register.phase is Phase.FINISHED:
             return 0
-        if register.leaving:
+        codes = {island.code for island in self.islands}
+        if register.leaving or STOPPED in codes or (self._stopping and codes == {None}):
             return STOPPED
         if self._interrupted:
             return 128 + signal.SIGINT

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from hpcsgd.core.shards import gathered, is_sharded
 from hpcsgd.errors import UserError, near_miss
+from hpcsgd.models.metadata import require_plain
 from hpcsgd.models.pretrained import pretrained
 
 Weights = dict[str, Tensor]
@@ -171,6 +172,7 @@ def _read_distributed(path: Path) -> Weights:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     try:
+        require_plain(path)
         saved = FileSystemReader(path).read_metadata().state_dict_metadata
         tensors = {n: m for n, m in saved.items() if isinstance(m, TensorStorageMetadata)}
         weights = {n: torch.empty(m.size, dtype=m.properties.dtype) for n, m in tensors.items()}

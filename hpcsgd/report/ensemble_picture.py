@@ -33,7 +33,7 @@ LIGHT = tuple(colour for colour in PHASE_COLOURS if colour != GREY)
 COLOURS = LIGHT + tuple(to_hex((0.55 * r, 0.55 * g, 0.55 * b)) for r, g, b in map(to_rgb, LIGHT))
 RETURNED = "returned"
 MOVE: dict[str, Any] = {"color": GREY, "linestyle": "--", "linewidth": 0.6, "zorder": 1}
-MARKS = {Loss.DIED: "X", Loss.SILENT: "s", Loss.LATE: "^", Loss.CUT: "D", RETURNED: "o"}
+MARKS = {Loss.DIED: "X", Loss.SILENT: "s", Loss.LATE: "^", Loss.CUT: "D", Loss.LEFT: "v", RETURNED: "o"}
 PROGRESS_HEIGHT, UNITS_HEIGHT = 4.5, 2.8  # inches
 POINTS_PER_INCH = 72
 APART, BAND = 2.5, 36.0  # points between two lines, and of all of them together
@@ -151,9 +151,10 @@ def _progress(axes: Axes, story: Story) -> None:
             look = _mark(kind, _colour(story, island))
             axes.plot(at, epochs, transform=_aside(axes, story, island), **look)
     epochs = max(epochs for lives in story.lines.values() for life in lives for _, epochs in life)
-    returns = len(story.marks.get(RETURNED, ()))
-    losses = sum(map(len, story.marks.values())) - returns
+    returns, left = (len(story.marks.get(kind, ())) for kind in (RETURNED, Loss.LEFT))
+    losses = sum(map(len, story.marks.values())) - returns - left
     told = f"{losses} lost, {returns} returned" if losses or returns else "nobody lost"
+    told += f", {left} left" if left else ""
     axes.set(title=f"{epochs:.4g} epochs in {second_text(story.end)}: {told}", ylabel="progress, epochs")
     axes.margins(x=0.02, y=0.1)
     axes.yaxis.set_major_locator(MaxNLocator("auto", integer=epochs > 2, steps=[1, 2, 5, 10]))

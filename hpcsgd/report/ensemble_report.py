@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 def report_ensemble(folder: Path) -> None:
     """Writes ``summary.json``, ``curves.png`` and ``islands.png``; tells the summary."""
     records = gather(folder)
-    events = event_log.read(folder / "events.jsonl")
+    events = event_log.of_run(folder)
     plot_events(events, folder / "islands.png")
     if not records:
         return
@@ -52,6 +52,8 @@ def _samples(folder: Path) -> int:
 
 def _deaths(events: list[event_log.Event]) -> str:
     rounds = sum(event["event"] == "commit" for event in events)
-    lost = sum(event["event"] == "lost" for event in events)
+    ends = [event["kind"] for event in events if event["event"] == "lost"]
+    left = ends.count(event_log.Loss.LEFT)
     back = sum(len(event["newcomers"]) for event in events if event["event"] == "generation")
-    return f"{rounds:,} rounds, lost {lost} times, returned {back} times"
+    told = f"{rounds:,} rounds, lost {len(ends) - left} times, returned {back} times"
+    return f"{told}, left {left} times" if left else told

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from datetime import timedelta
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
 logger = logging.getLogger(__name__)
 
@@ -29,41 +30,50 @@ class Progress:
         self._total_epochs = total_epochs
         self._first_step = first_step
         self._started = time.monotonic()
-        console = console or Console()
-        live = console.file.isatty() and logger.isEnabledFor(logging.INFO)
+        watched = (sys.stdout if console is None else console.file).isatty()
+        live = watched and logger.isEnabledFor(logging.INFO)
         self._level = logging.DEBUG if live else logging.INFO
-        self._bar = _bar(console if live else Console(quiet=True))
-        self._task = self._bar.add_task("", total=total_steps, completed=first_step, state="")
+        self._bar = _bar(console) if live else None
+        if self._bar is not None:
+            self._task = self._bar.add_task("", total=total_steps, completed=first_step, state="")
 
     def step(self, *, step: int, epoch: int, loss: float, lr: float, speed: str) -> None:
         """Report that ``step`` of the whole run is done, in ``epoch``, both from 1, at this ``speed``."""
         place = f"epoch {epoch}/{self._total_epochs}  step {step}/{self._total_steps}"
         state = f"loss {loss:.4g}  lr {lr:.4g}  {speed}  eta {self._eta(step)}"
         logger.log(self._level, "%s  %s", place, state)
-        self._bar.update(self._task, completed=step, description=place, state=state)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=place, state=state)
 
     def expect(self, total_steps: int) -> None:
         """The run will have so many steps; groups that die leave more of them to the others."""
         self._total_steps = total_steps
-        self._bar.update(self._task, total=total_steps)
+        if self._bar is not None:
+            self._bar.update(self._task, total=total_steps)
 
     def note(self, text: str) -> None:
         """Report a line of its own, such as the result of an evaluation."""
         logger.log(self._level, "%s", text)
-        self._bar.console.print(text, markup=False, highlight=False)
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
 
     def _eta(self, step: int) -> timedelta:
         per_step = (time.monotonic() - self._started) / max(1, step - self._first_step)
         return timedelta(seconds=round(per_step * (self._total_steps - step)))
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._bar is not None:
+            self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
 
-def _bar(console: Console) -> Bar:
+def _bar(console: Console | None) -> Bar:
+    from rich.progress import BarColumn, TextColumn  # ranks without a bar do without rich
+    from rich.progress import Progress as Bar
+
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}")
-    return Bar(*columns, console=console, disable=console.quiet)
+    return Bar(*columns, console=console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,26 @@ class Kind:
 
 SGD = {"build": "SGD", "lr": 0.05, "arguments": {"momentum": 0.9, "weight_decay": 1e-4}}
 RESNETS = ("resnet18", "resnet20", "resnet32", "resnet44", "resnet56", "resnet110")
+WARMED_UP = {"scaling": "linear", "warmup_epochs": 1}
 FORMS: Mapping[str, Kind] = {
     "images": Kind(
         {"cnn": ("shape", "classes"), "mlp": ("inputs", "classes")}
         | dict.fromkeys((*RESNETS, "resnet50"), ("classes", "channels")),
         SGD,
-        {"scaling": "linear", "warmup_epochs": 1},
+        WARMED_UP,
+    ),
+    "arrays": Kind({"mlp": ("inputs", "classes")}, SGD, WARMED_UP),
+    "image files": Kind(
+        dict.fromkeys(("resnet50", "resnet101", "resnet18", "resnet10", "alexnet", "vgg11"), ("classes",)),
+        SGD,
+        WARMED_UP,
+    ),
+    "pairs": Kind(
+        {"edsr": ("scale",)},
+        {"build": "Adam", "lr": 1e-4},
+        {"scaling": "root", "warmup_epochs": 1},
+        {"patch": 48, "patches": 20},
+        "patches",
     ),
     "tokens": Kind(
         {"gpt": ("types",), "lstm": ("types",)},
@@ -106,15 +121,22 @@ METHODS: Mapping[str, tuple[Values, str]] = {
 """Arguments, and what the method does."""
 
 
+OPENED_WITH: Mapping[str, Values] = {"pairs": {"patch": 1}}
+"""Arguments that any store of such a form takes."""
+
+
 def data_of_store(path: Path) -> Data:
     """Raises `UserError` where there is none."""
     from hpcsgd.data.layout import form_of
     from hpcsgd.data.open_split import open_split  # which brings torch along
 
     form = form_of(path)
-    found: Any = open_split(path, "train")
+    found: Any = open_split(path, "train", OPENED_WITH.get(form))
     sizes = {
         "images": lambda: images(*found.shape, classes=len(found.classes)),
+        "arrays": lambda: {"inputs": prod(found.shape), "classes": len(found.classes)},
+        "image files": lambda: {"classes": len(found.classes)},
+        "pairs": lambda: {"scale": found.scale},
         "tokens": lambda: {"types": found.types},
         "ratings": lambda: {"users": found.users, "items": found.items},
     }

@@ -85,8 +85,7 @@ def _lines(wanted: Wanted, data: Data, file: Path) -> Iterator[str]:
     if own:
         yield from ("", "[data.arguments]", *_pairs(own))
     yield from ("", "[model]", f'{_pair("build", wanted.model)} # or your own: "package.module:function"')
-    yield from ("", "[model.arguments]")
-    yield from (_pair(name, data.sizes[name]) for name in kind.models.get(wanted.model, ()))
+    yield from ("", "[model.arguments]", *_arguments(wanted.model, data))
     optimizer = dict(kind.optimizer)
     more = optimizer.pop("arguments", {})
     yield from ("", "[optimizer]", f"{_pair('build', optimizer['build'])} # of torch.optim, or your own")
@@ -104,6 +103,15 @@ def _lines(wanted: Wanted, data: Data, file: Path) -> Iterator[str]:
     yield "# time_limit = 3600 # seconds; saves, stops, and --resume goes on"
     yield from ("", "[run]", _pair("folder", f"runs/{file.stem}"))
     yield '# sinks = ["tensorboard"] # or wandb, mlflow: who is told the metrics, too'
+
+
+def _arguments(model: str, data: Data) -> Iterator[str]:
+    """What a model is built with; of the user's own one nobody knows but he, so the sizes are comments."""
+    if model in data.kind.models:
+        yield from (_pair(name, data.sizes[name]) for name in data.kind.models[model])
+        return
+    yield "# of your function, by name; the samples have:"
+    yield from (f"# {_pair(name, size)}" for name, size in data.sizes.items())
 
 
 def _pairs(values: Mapping[str, Any]) -> Iterator[str]:

@@ -143,6 +143,8 @@ def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> A
         if bits.scaler is not None:
             with located("[training] precision"):
                 require_scalable(optimizer)
+        if config.schedule.scaling_follows == "living" and not job.has_peers:
+            raise UserError("[schedule] scaling_follows = living: only groups that may die do, by ensemble")
         start = 1 / lr_scale(config.schedule.scaling, job.groups)
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
         scheduler = make_scheduler(config, optimizer, how_long)

@@ -70,7 +70,7 @@ def _run(
         chosen = configs(path, overrides, methods)
     log_to_stdout(world.rank)
     section = next(iter(chosen.values())).training  # that of all
-    reasons = Reasons(section.time_limit, section.stop_ahead, asks_slurm=world.rank == 0)
+    reasons = Reasons(section.time_limit, section.stop_ahead, asks_scheduler=world.rank == 0)
     use_threads(section.threads)
     compute_alike(section.deterministic)
     keep_freed_memory()

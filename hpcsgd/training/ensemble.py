@@ -23,12 +23,13 @@ from hpcsgd.checkpoint import Writer
 from hpcsgd.config.schema import Config
 from hpcsgd.core.topology import Job
 from hpcsgd.data import Batches
+from hpcsgd.engine.lr import Living
 from hpcsgd.islands.meetings import Meetings
 from hpcsgd.islands.register import Point
 from hpcsgd.report import run_folder
 from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.loop import Loop
-from hpcsgd.training.stopping import Stopping
+from hpcsgd.training.stopping import Stopping, saved_at
 from hpcsgd.training.world import record_start
 from hpcsgd.transport import PeerLost, Transport
 
@@ -43,8 +44,11 @@ class EnsembleLoop(Loop):
     `train` raises `Over` where another island has come to the end, and saved it, and `Moved`.
     """
 
-    def __init__(self, *arguments: Any, meetings: Meetings, reallocated: str = "none") -> None:
-        """`reallocated`: the unit of compute that the coordinator moves between islands."""
+    def __init__(
+        self, *arguments: Any, meetings: Meetings, reallocated: str = "none", living: Living | None = None
+    ) -> None:
+        """`reallocated`: the unit of compute that the coordinator moves between islands. `living`: what the
+        learning rate follows them by, if it does."""
         super().__init__(*arguments)
         self.meetings = meetings
         self._dealt = (-1, 0)
@@ -53,6 +57,7 @@ class EnsembleLoop(Loop):
         self._computed, self._steps = 0.0, 0
         """Seconds, without waiting for other islands, and steps since samples were dealt."""
         self._unit = reallocated
+        self._living = living
 
     def _train_epochs(self) -> str | None:
         meetings, sampler = self.meetings, self._parts.sampler
@@ -62,7 +67,7 @@ class EnsembleLoop(Loop):
         while self._epoch < self._parts.length.epochs:
             if meetings.leaving:
                 return self._reason or "another island has to stop"
-            if meetings.number in meetings.sharing:
+            if meetings.number in meetings.after.sharing:
                 self._train_on()
             else:
                 self._look_on()
@@ -93,7 +98,10 @@ class EnsembleLoop(Loop):
 
     def _look_on(self) -> None:
         """Where nobody is left of those who had samples, what they have not seen is dealt again."""
-        self._report(deal=(self._epoch, self._parts.sampler.state_dict()["consumed"]))
+        self._reason = self._stopping.now() or self._reason
+        self._report(
+            deal=(self._epoch, self._parts.sampler.state_dict()["consumed"]), leaving=self._reason is not None
+        )
         self._meet()
 
     def _report(self, **changed: Any) -> None:
@@ -102,14 +110,14 @@ class EnsembleLoop(Loop):
     def _meet(self) -> None:
         optimizer = self._parts.optimizer
         optimizer.meet()
-        if self.meetings.place.t == optimizer.t:  # who comes from elsewhere was not there
+        if self.meetings.after.place.t == optimizer.t:  # who comes from elsewhere was not there
             self._note(optimizer.notes)
         self._settle()
 
     def _settle(self) -> bool:
         """Go where the register says that the training is; whether this island was there, and has more to do
         before its samples are dealt again."""
-        place, t = self.meetings.place, self._parts.optimizer.t
+        place, t = self.meetings.after.place, self._parts.optimizer.t
         if (place.t, place.deal) == (t, self._dealt):
             return not self.meetings.leaving
         if (place.t, place.deal) == (t, (self._epoch + 1, 0)) and self._dealt != (-1, 0):
@@ -139,17 +147,20 @@ class EnsembleLoop(Loop):
     def _take_share(self) -> None:
         """Of the samples as they were dealt, from where the others are."""
         meetings, sampler = self.meetings, self._parts.sampler
-        place, dealt, sharing = meetings.place, meetings.dealt, meetings.sharing
+        place, dealt, sharing = meetings.after.place, meetings.after.dealt, meetings.after.sharing
         here = sharing.index(meetings.number) if meetings.number in sharing else 0
         self._dealt = dealt.deal
+        if self._living is not None:
+            self._living.follow(len(sharing), self._scaled_for)
         sampler.deal(here, len(sharing))
         sampler.set_epoch(place.epoch)
         batches = self._parts.batches
         assert isinstance(batches, Batches)
         batches.start_after(dealt.seen, place.t - dealt.t)
         self._steps_per_epoch = place.t - dealt.t + len(batches)
-        if meetings.number in meetings.units:
-            self._use(meetings.units[meetings.number])
+        units = dict(meetings.after.units)
+        if meetings.number in units:
+            self._use(units[meetings.number])
         self._computed, self._steps = 0.0, 0
         self._report(pace=0.0)  # that of before was of other units
         epochs_left = self._parts.length.epochs - place.epoch
@@ -166,10 +177,10 @@ class EnsembleLoop(Loop):
 
     def _moving(self) -> set[int]:
         """The islands that have been given other ranks than they have."""
-        units, ranks = self.meetings.units, self.meetings.ranks
         if self._unit != "ranks":
             return set()
-        return {island for island, n in ranks.items() if units.get(island, n) != n}
+        units, members = dict(self.meetings.after.units), self.meetings.after.members
+        return {member.island for member in members if units.get(member.island, member.ranks) != member.ranks}
 
     def _move(self) -> None:
         """Those with other ranks leave once a checkpoint is there, and all wait until they are back."""
@@ -184,10 +195,19 @@ class EnsembleLoop(Loop):
 
     def _stands_for_all(self) -> bool:
         """At meetings alone: between them an island's model is its own."""
-        return self._is_first() and self.meetings.place.t == self._parts.optimizer.t
+        return self._is_first() and self.meetings.after.place.t == self._parts.optimizer.t
+
+    def _farewell(self) -> str:
+        t, after = self._parts.optimizer.t, self.meetings.after
+        if set(after.islands) - set(after.going) and not after.leaving:
+            return f"left at step {t}, the other islands go on"
+        return saved_at(t)
 
     def _is_first(self) -> bool:
-        return self.meetings.number == min(self.meetings.counted)
+        """Of those that go on, where any do: whoever has to stop need not wait for files."""
+        counted, after = set(self.meetings.counted), self.meetings.after
+        going = set(after.going)
+        return self.meetings.number == min(counted - going or set(after.islands) - going or counted)
 
 
 @dataclass(frozen=True)
@@ -223,12 +243,20 @@ class Island:
         return EnsembleLoop(
             self.config, parts, checkpoints, stopping, aside,
             meetings=self.meetings, reallocated=self.config.reallocation.unit,
+            living=living_of(self.config, parts),
         )  # fmt: skip
 
     def conclude(self, complete: bool) -> None:
         """Who started the islands reports on all of them."""
         if complete:
             self.meetings.finish()
+
+
+def living_of(config: Config, parts: Assembly) -> Living | None:
+    """What the learning rate follows the living islands by, if it is to."""
+    if config.schedule.scaling_follows == "started":
+        return None
+    return Living(parts.warm_up, config.schedule.scaling)
 
 
 def _fast_forward(scheduler: LRScheduler, times: int) -> None:

@@ -39,12 +39,7 @@ class Loop(ABC):
     """
 
     def __init__(
-        self,
-        config: Config,
-        parts: Assembly,
-        checkpoints: Writer,
-        stopping: Stopping,
-        aside: Transport,
+        self, config: Config, parts: Assembly, checkpoints: Writer, stopping: Stopping, aside: Transport
     ) -> None:
         self._config = config.training
         self._per_step = config.schedule.per == "step"
@@ -55,6 +50,7 @@ class Loop(ABC):
         self._lr = 0.0  # of the last update
         self._epoch_sums = _no_sums()
         self._saved_at = (-1, -1)  # step, epoch
+        self._scaled_for = parts.optimizer.job.groups  # the learning rates in the param groups
         self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
         self._met_at = 0  # the last step after which groups met
         self._pass_size: int | None = None  # samples of a pass, where not all of a batch
@@ -71,6 +67,7 @@ class Loop(ABC):
         self._epoch = shared["epoch"]
         self._epoch_sums = shared["epoch_sums"]
         self._saved_at = parts.optimizer.t, self._epoch
+        self._scaled_for = shared.get("scaled_for", self._scaled_for)
         parts.sampler.load_state_dict(shared["sampler"])
         parts.warm_up.load_state_dict(shared["warm_up"])
         take_up_scheduler(parts.scheduler, shared["scheduler"])
@@ -95,12 +92,16 @@ class Loop(ABC):
                 self._save()
             self._checkpoints.finish()
             if reason is not None:
-                self._progress.note(f"{reason}: saved step {self._parts.optimizer.t}, go on with --resume")
+                self._progress.note(f"{reason}: {self._farewell()}")
         return reason
 
     @abstractmethod
     def _train_epochs(self) -> str | None:
         """From here to the last one; why it stopped early, or None."""
+
+    @abstractmethod
+    def _farewell(self) -> str:
+        """What becomes of the training after a stop, in words."""
 
     @abstractmethod
     def _stands_for_all(self) -> bool:
@@ -210,8 +211,7 @@ class Loop(ABC):
             self._save()
 
     def _over(self) -> bool:
-        parts = self._parts
-        return parts.length.over(self._epoch, parts.optimizer.t, parts.batches)
+        return self._parts.length.over(self._epoch, self._parts.optimizer.t, self._parts.batches)
 
     def _left(self) -> int:
         """Batches to come in this epoch."""
@@ -278,6 +278,7 @@ class Loop(ABC):
         shared = {
             "epoch": self._epoch,
             "epoch_sums": self._epoch_sums,
+            "scaled_for": self._scaled_for,
             "sampler": parts.sampler.state_dict(),
             "warm_up": parts.warm_up.state_dict(),
             "scheduler": scheduler_state(parts.scheduler),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from hpcsgd.checkpoint import Checkpoints, Writer, restore
+from hpcsgd.checkpoint import Checkpoints, Writer, restore_newest
 from hpcsgd.checkpoint.folder import titles
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.topology import Job, together
@@ -80,7 +80,7 @@ def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None)
     with located(f"{path}: [job]"):
         job = form_job(world, config)
     section = config.training
-    reasons = Reasons(section.time_limit, section.stop_ahead, asks_slurm=job.rank == 0)
+    reasons = Reasons(section.time_limit, section.stop_ahead, asks_scheduler=job.rank == 0)
     return train(config, job, str(path), reasons, resume, monitor)
 
 
@@ -176,12 +176,12 @@ def setting_of(config: Config, job: Job) -> World | Island:
 
 
 def _go_on(setting: World | Island, parts: Assembly, checkpoints: Checkpoints, loop: Loop) -> None:
-    saved = checkpoints.newest()
-    if saved is None:
+    found = restore_newest(checkpoints, parts.optimizer)
+    if found is None:
         log.info("no checkpoint to resume from: starting at the beginning")
         return
     job = parts.optimizer.job
-    shared, own = restore(saved, parts.optimizer)
+    saved, shared, own = found
     loop.take_up(shared, setting.own(own))
     cut = "" if own is not None else f", cut anew for {job.P} × {job.K}"
     if saved.P != job.P:

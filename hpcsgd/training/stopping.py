@@ -1,4 +1,4 @@
-"""When a run must end early: a signal from the batch system, its time limit, or the end of its Slurm job."""
+"""When a run must end early: a signal from the batch system, its time limit, or the end of its batch job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from hpcsgd.training.slurm import seconds_left
+from hpcsgd.training.job_end import seconds_left
 from hpcsgd.transport import Transport, Work, phase
 
 log = logging.getLogger(__name__)
@@ -25,18 +25,18 @@ _TIME_LIMIT, _JOB_END = 1, 2  # reasons beside the signals, of smaller numbers t
 
 class Reasons:
     """What this process alone knows of why to stop, from the moment it is made: a signal, its time limit, and
-    the end of its Slurm job, where it is the one that asks for that."""
+    the end of its batch job, where it is the one that asks for that."""
 
-    def __init__(self, time_limit: float | None, stop_ahead: float, *, asks_slurm: bool) -> None:
+    def __init__(self, time_limit: float | None, stop_ahead: float, *, asks_scheduler: bool) -> None:
         started = time.monotonic()
         self._signal = 0
         self._deadlines: list[tuple[float, int]] = []
         if time_limit is not None:
             self._deadlines.append((started + time_limit, _TIME_LIMIT))
-        if asks_slurm and (left := seconds_left(os.environ)) is not None:
+        if asks_scheduler and (left := seconds_left(os.environ)) is not None:
             ahead = min(stop_ahead, left / 10)
             self._deadlines.append((started + left - ahead, _JOB_END))
-            log.info("this Slurm job ends in %.0f s; if need be, the run stops %.0f s before", left, ahead)
+            log.info("this batch job ends in %.0f s; if need be, the run stops %.0f s before", left, ahead)
         for number in _SIGNALS:
             signal.signal(number, self._caught)
 
@@ -94,5 +94,10 @@ class Stopping:
 
 
 def _told(reason: int) -> str | None:
-    told = {0: None, _TIME_LIMIT: "time limit reached", _JOB_END: "the Slurm job ends soon"}
+    told = {0: None, _TIME_LIMIT: "time limit reached", _JOB_END: "the batch job ends soon"}
     return told[reason] if reason in told else f"{signal.Signals(reason).name} received"
+
+
+def saved_at(t: int) -> str:
+    """What is told of a run that has saved that step, and stops."""
+    return f"saved step {t}, go on with --resume"

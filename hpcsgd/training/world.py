@@ -19,7 +19,7 @@ from hpcsgd.report.overlap import per_step
 from hpcsgd.report.summary import summary, summary_text
 from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.loop import Loop
-from hpcsgd.training.stopping import Stopping
+from hpcsgd.training.stopping import Stopping, saved_at
 from hpcsgd.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,9 @@ class WorldLoop(Loop):
             if (reason := self._finish_epoch()) is not None:
                 return reason
         return None
+
+    def _farewell(self) -> str:
+        return saved_at(self._parts.optimizer.t)
 
     def _stands_for_all(self) -> bool:
         return True

@@ -19,7 +19,7 @@ from hpcsgd.transport.backend import Backend, PeerLost, first_line
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.gpu_mpi import GpuAware, TakesAddresses
-from hpcsgd.transport.launcher import intended_place
+from hpcsgd.transport.launcher import launched
 from hpcsgd.transport.process_group import LIBRARIES, GroupBackend
 from hpcsgd.transport.streams import identity, of_place
 
@@ -70,8 +70,8 @@ def place_on_node(world: Transport) -> int:
     """This rank's number on its node: the launcher's, or counted where that says none; collective."""
     nodes = world.gather_objects(world.backend.node)
     counted = nodes[: world.rank].count(world.backend.node)
-    told = intended_place(os.environ)
-    return counted if told is None else told
+    told = launched(os.environ)
+    return counted if told is None or told.local_rank is None else told.local_rank
 
 
 def own_device(world: Transport, wanted: str = "auto") -> Device:

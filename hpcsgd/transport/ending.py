@@ -22,7 +22,7 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from hpcsgd.errors import PEER_LOST, JobError, UserError
+from hpcsgd.errors import PEER_LOST, JobError, UserError, in_one_line
 from hpcsgd.transport.backend import Backend, PeerLost, first_line
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.lane import close_lanes
@@ -71,7 +71,7 @@ class Ending:
         elif _is_loss(error):
             _print(f"hpcsgd: {rank}{first_line(error)}")
         elif isinstance(error, UserError):
-            _tell(f"hpcsgd: {rank}{error}")
+            _tell(f"hpcsgd: {rank}{in_one_line(error)}")
         else:
             _tell(f"hpcsgd: {rank}{kind.__name__}\n{''.join(traceback.format_exception(kind, error, trace))}")
         self._abort(code)
@@ -114,7 +114,7 @@ class Ending:
     def _abort(self, code: int) -> None:
         if self._world.size > 1:
             sys.stdout.flush()
-            _wait_for_readers()
+            wait_for_readers(1, 2)
             self._world.backend.abort(code)
             os._exit(code)
 
@@ -191,10 +191,10 @@ def _is_loss(error: BaseException) -> bool:
     return by_torch and any(words in str(error) for words in LOST)
 
 
-def _wait_for_readers() -> None:
+def wait_for_readers(*files: int) -> None:
     """A launcher that hears of an abort may not care any more for what it was to print."""
     deadline = time.monotonic() + LISTENED
-    while any(_unread(file) for file in (1, 2)) and time.monotonic() < deadline:
+    while any(_unread(file) for file in files) and time.monotonic() < deadline:
         time.sleep(1e-3)
 
 

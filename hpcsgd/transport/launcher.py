@@ -1,39 +1,163 @@
-"""How many ranks the launcher meant, as its environment says."""
+"""What launchers leave in the environment of each rank: how many they started, and which of them this is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hpcsgd.errors import JobError
 
-# In order of precedence: under mpiexec inside a Slurm job, Slurm counts only the launcher's helpers.
-_COUNTS = {
-    "OMPI_COMM_WORLD_SIZE": "Open MPI's mpiexec",
-    "PMI_SIZE": "mpiexec or srun with PMI",
-    "SLURM_STEP_NUM_TASKS": "srun",
-}
 
-_ON_NODE = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """The variables in which one tells a rank its numbers; None where it has none for that."""
 
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    name: str
+    size: str | None
+    rank: str
+    local_rank: str | None = None
+    """Its number on its node."""
+    local_size: str | None = None
+    """How many there are on its node."""
+    mark: str | None = None
+    """A variable that has to be there, too, where others leave the same size and rank."""
+    source: str
+    """Where that can be read."""
+
+    @property
+    def variables(self) -> set[str]:
+        """All that it leaves."""
+        names = (self.size, self.rank, self.local_rank, self.local_size, self.mark)
+        return {name for name in names if name is not None}
 
 
-def intended_size(environ: Mapping[str, str]) -> tuple[int, str] | None:
-    """(ranks, "launcher (VARIABLE)") or None where no launcher left a trace."""
-    for variable, launcher in _COUNTS.items():
-        if environ.get(variable, "").isdigit():
-            return int(environ[variable]), f"{launcher} ({variable})"
-    return None
+# In order of precedence: a launcher may start another one, whose ranks then know the numbers of both. Those
+# that may run inside of another come before it.
+LAUNCHERS = (
+    Launcher(
+        name="jsrun",  # before Open MPI, whose variables Spectrum MPI leaves, too
+        size="JSM_NAMESPACE_SIZE",
+        rank="JSM_NAMESPACE_RANK",
+        local_rank="JSM_NAMESPACE_LOCAL_RANK",
+        local_size="JSM_NAMESPACE_LOCAL_SIZE",  # not on that page, but in programs that were run there
+        source="https://lightning.ai/docs/pytorch/stable/api/"
+        "lightning.pytorch.plugins.environments.LSFEnvironment.html",
+    ),
+    Launcher(
+        name="Open MPI's mpiexec",
+        size="OMPI_COMM_WORLD_SIZE",
+        rank="OMPI_COMM_WORLD_RANK",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+        source="https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html",
+    ),
+    Launcher(
+        name="MVAPICH's mpirun_rsh",
+        size="MV2_COMM_WORLD_SIZE",
+        rank="MV2_COMM_WORLD_RANK",
+        local_rank="MV2_COMM_WORLD_LOCAL_RANK",
+        local_size="MV2_COMM_WORLD_LOCAL_SIZE",
+        source="MVAPICH2, src/pm/mpirun/mpispawn.c",
+    ),
+    Launcher(
+        name="mpiexec of MPICH or Intel MPI",
+        size="PMI_SIZE",
+        rank="PMI_RANK",
+        local_rank="MPI_LOCALRANKID",
+        local_size="MPI_LOCALNRANKS",
+        mark="MPI_LOCALRANKID",
+        source="printed by ranks of MPICH 5.0 and of Intel MPI 2021, which share Hydra",
+    ),
+    Launcher(
+        name="flux run",
+        size="FLUX_JOB_SIZE",
+        rank="FLUX_TASK_RANK",
+        local_rank="FLUX_TASK_LOCAL_ID",
+        source="https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/flux-environment.html",
+    ),
+    Launcher(
+        name="PALS, a Cray's mpiexec or srun --mpi=cray_shasta",
+        size="PMI_SIZE",
+        rank="PALS_RANKID",
+        local_rank="PALS_LOCAL_RANKID",
+        local_size="PMI_LOCAL_SIZE",
+        mark="PALS_RANKID",
+        source="Slurm, src/plugins/mpi/cray_shasta/mpi_cray_shasta.c; pals.h of HPE",
+    ),
+    Launcher(
+        name="mpiexec or srun with PMI",
+        size="PMI_SIZE",
+        rank="PMI_RANK",
+        source="https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_13.html",
+    ),
+    Launcher(
+        name="srun",
+        size="SLURM_STEP_NUM_TASKS",
+        rank="SLURM_PROCID",
+        local_rank="SLURM_LOCALID",
+        source="https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES",
+    ),
+    Launcher(
+        name="a launcher with PMIx",
+        size=None,
+        rank="PMIX_RANK",
+        source="printed by ranks of prterun without the personality of Open MPI",
+    ),
+)
 
 
-def intended_rank(environ: Mapping[str, str]) -> int:
-    """This process's number among those that the launcher started; 0 where no launcher left a trace."""
-    return next((int(environ[name]) for name in _RANKS if environ.get(name, "").isdigit()), 0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """What this rank was told."""
+
+    by: str
+    """The launcher, and the variable that it is known by."""
+    size: int | None
+    rank: int
+    local_rank: int | None
+    local_size: int | None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the one that tells, where each finds itself alone: 0, if it knows of others."""
+        return self.rank == (0 if self.size is not None else 1)
 
 
-def intended_place(environ: Mapping[str, str]) -> int | None:
-    """This process's number among those that the launcher started on its node; None where none says it."""
-    return next((int(environ[name]) for name in _ON_NODE if environ.get(name, "").isdigit()), None)
+def launched(environ: Mapping[str, str]) -> Launched | None:
+    """What the launcher of this rank told it; None where none left a trace.
+
+    What the first one does not say, another one may that means the same ranks: `srun --mpi=pmi2` leaves size
+    and rank in the words of PMI, and the number on the node in Slurm's.
+    """
+    told = [said for launcher in LAUNCHERS if (said := _said(launcher, environ)) is not None]
+    told.sort(key=lambda said: said.size is None)
+    if not told:
+        return None
+    same = [said for said in told if (said.size, said.rank) == (told[0].size, told[0].rank)]
+    return Launched(
+        by=told[0].by,
+        size=told[0].size,
+        rank=told[0].rank,
+        local_rank=next((said.local_rank for said in same if said.local_rank is not None), None),
+        local_size=next((said.local_size for said in same if said.local_size is not None), None),
+    )
+
+
+def _said(launcher: Launcher, environ: Mapping[str, str]) -> Launched | None:
+    def number(name: str | None) -> int | None:
+        value = "" if name is None else environ.get(name, "")
+        return int(value) if value.isdigit() else None
+
+    size, rank = number(launcher.size), number(launcher.rank)
+    if (size if launcher.size else rank) is None or (launcher.mark and number(launcher.mark) is None):
+        return None
+    return Launched(
+        by=f"{launcher.name} ({launcher.size or launcher.rank})",
+        size=size,
+        rank=rank or 0,
+        local_rank=number(launcher.local_rank),
+        local_size=number(launcher.local_size),
+    )
 
 
 def check_world(size: int, library: str, environ: Mapping[str, str]) -> None:
@@ -42,12 +166,12 @@ def check_world(size: int, library: str, environ: Mapping[str, str]) -> None:
     A launcher and an MPI library that do not fit each other give N worlds of one rank, each training alone
     and overwriting the others' results.
     """
-    intended = intended_size(environ)
-    if intended is None or intended[0] == size:
+    meant = launched(environ)
+    if meant is None or meant.size == size or (meant.size is None and meant.rank < size):
         return
-    ranks, launcher = intended
+    started = f"rank {meant.rank}" if meant.size is None else f"{meant.size} ranks"
     raise JobError(
-        f"{launcher} started {ranks} ranks but MPI sees a world of {size}: the launcher does not fit the MPI "
+        f"{meant.by} started {started} but MPI sees a world of {size}: the launcher does not fit the MPI "
         f"library ({library}). Use that library's own mpiexec, or srun with a matching --mpi= "
-        "(MPICH: --mpi=pmi2, Open MPI: --mpi=pmix)"
+        "(MPICH: --mpi=pmi2, Open MPI: --mpi=pmix), or flux run with a matching -o pmi= (simple, pmix)"
     )

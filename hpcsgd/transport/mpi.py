@@ -20,7 +20,7 @@ from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.by_node import ByNode
 from hpcsgd.transport.ending import guard
-from hpcsgd.transport.launcher import check_world, intended_rank
+from hpcsgd.transport.launcher import check_world, launched
 
 with warnings.catch_warnings():  # `world` tells the same, once, and what to do
     warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
@@ -216,7 +216,8 @@ def _check_launch(world: Transport) -> None:
     try:
         check_world(world.size, library, os.environ)
     except JobError:
-        if intended_rank(os.environ) > 0:  # alone in a world of its own: the launcher's first rank tells
+        told = launched(os.environ)
+        if told is not None and not told.speaks:  # alone in a world of its own, as the others
             time.sleep(1.0)
             os._exit(1)
         raise

@@ -83,6 +83,15 @@ def test_gpus_and_what_is_near_them(folder: Path, kind: str) -> None:
     assert text.count("${BIND[") == text.count('export "${ENVIRONMENT[@]}"') == 1
 
 
+def test_a_packed_environment_starts_the_ranks(folder: Path) -> None:
+    site = Site(pack=Path("env.pack"))
+    with pytest.raises(UserError, match=r"pack = env\.pack: not a packed environment: hpcsgd job pack makes"):
+        make(site=site)
+    (folder / "env.pack").write_text("#!/bin/sh\n")
+    (folder / "env.pack").chmod(0o755)
+    assert f"\nPYTHON={folder}/env.pack " in make(site=site).script.read_text()
+
+
 def test_what_it_asks_for(folder: Path) -> None:
     assert str(make("--job.groups", "2")).splitlines() == [
         "script    runs/job-train.sbatch",
@@ -131,10 +140,10 @@ def test_mistakes(folder: Path, overrides: list[str], message: str) -> None:
 
 def test_without_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder))
-    script = make().script
-    assert estimate(script) is None
-    with pytest.raises(UserError, match="--submit: there is no sbatch here"):
-        submit(script)
+    order = make()
+    assert estimate(order) == "not here: not asked whether it would take the job"
+    with pytest.raises(UserError, match=r"--submit: there is no sbatch here; .*: sbatch runs/job-train"):
+        submit(order)
 
 
 def test_a_job_that_slurm_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +151,7 @@ def test_a_job_that_slurm_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch)
     (folder / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     with pytest.raises(UserError, match=r"sbatch --test-only .*: sbatch: error: invalid account"):
-        estimate(make().script)
+        estimate(make())
 
 
 def a_probe(folder: Path, P: int) -> Path:

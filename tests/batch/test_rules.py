@@ -39,7 +39,7 @@ def run(folder: Path, text: str = "", *words: str, **environment: str) -> Ended:
     for name, program in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).write_text(program)
         (folder / name).chmod(0o755)
-    (folder / "train.sbatch").write_text(text or template("train"))
+    (folder / "train.sbatch").write_text(text or template("train.sbatch"))
     old = folder / "runs" / "job" / "checkpoints" / "step-00000005"
     old.mkdir(parents=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
@@ -86,6 +86,16 @@ RULES = {
 }
 
 
+@pytest.mark.parametrize("words", [("--run.folder", "runs/mine"), ("--seed", "2", "--run.folder=runs/mine")])
+def test_the_run_folder_of_the_command_line_is_that_of_the_script(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    ended = run(tmp_path, "", "job.toml", *words, CODE="137", FOLDER="runs/mine", **PROGRESS)
+    assert ended.words.rstrip().endswith("--run.folder runs/mine")
+    assert "run folder runs/mine" in ended.said
+    assert ended.requeued, "its new checkpoint was not seen"
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_after_the_training(name: str, tmp_path: Path) -> None:
     environment, code, said = RULES[name]
@@ -109,7 +119,7 @@ def test_restarts_resume(tmp_path: Path) -> None:
 def test_a_comparison_goes_on_by_the_same_rules(tmp_path: Path) -> None:
     """Where one of its variants has come to a new checkpoint."""
     values = {"COMMAND": "compare", "JOB": ["job.toml", "--methods", "bsp, sgp"]}
-    text = fill(template("train"), {}, values)
+    text = fill(template("train.sbatch"), {}, values)
     ended = run(tmp_path, text, CODE="137", FOLDER="runs/job-compare/bsp", **PROGRESS)
     assert "a rank was killed (exit code 137); back" in ended.said
     assert "hpcsgd compare job.toml --methods bsp, sgp --run.folder runs/job\n" in ended.words
@@ -129,7 +139,7 @@ def test_values_with_spaces_arrive(tmp_path: Path) -> None:
         "RUN": "runs/my job",
     }
     (tmp_path / "set up.sh").write_text("echo setting up\n")
-    ended = run(tmp_path, fill(template("train"), {}, values))
+    ended = run(tmp_path, fill(template("train.sbatch"), {}, values))
     assert "setting up" in ended.said
     assert "--constraint=a&b python -m hpcsgd train my job.toml --model.build a'b --run.folder" in ended.words
     assert ended.words.endswith("runs/my job\n")
@@ -141,7 +151,7 @@ def test_ranks_are_bound_as_the_site_has_it(tmp_path: Path) -> None:
         "BIND": ["--cpu-bind=map_ldom:1,0", "--gpu-bind=none"],
         "SRUN": ["--exact"],
     }
-    bound = run(tmp_path, fill(template("train"), {}, values)).words
+    bound = run(tmp_path, fill(template("train.sbatch"), {}, values)).words
     assert " --cpu-bind=map_ldom:1,0 --gpu-bind=none --exact python -m hpcsgd train" in bound
 
 
@@ -152,7 +162,9 @@ def test_cores_are_bound_where_no_site_says_more(tmp_path: Path) -> None:
 def test_ranks_have_the_variables_of_the_site(tmp_path: Path) -> None:
     """The stand-in for srun goes by what it finds there."""
     values = {"JOB": ["job.toml"], "ENVIRONMENT": ["CODE=3", "FAILURE=two words"]}
-    assert "failed, not restarted: two words" in run(tmp_path, fill(template("train"), {}, values)).said
+    assert (
+        "failed, not restarted: two words" in run(tmp_path, fill(template("train.sbatch"), {}, values)).said
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,6 +175,6 @@ def test_ranks_have_the_variables_of_the_site(tmp_path: Path) -> None:
     ],
 )
 def test_a_setup_that_fails(value: dict[str, str], said: str, tmp_path: Path) -> None:
-    ended = run(tmp_path, fill(template("train"), {}, {"JOB": ["job.toml"], **value}))
+    ended = run(tmp_path, fill(template("train.sbatch"), {}, {"JOB": ["job.toml"], **value}))
     assert said in ended.said
     assert (ended.code, ended.words) == (1, "")

@@ -48,9 +48,9 @@ def test_backslashes_and_quotes_stay() -> None:
 @pytest.mark.parametrize("kind", ["train", "bench", "measure", "probe", "ensemble"])
 def test_templates_are_scripts_as_they_stand(kind: str, tmp_path: Path) -> None:
     script = tmp_path / "script"
-    script.write_text(template(kind))
+    script.write_text(template(f"{kind}.sbatch"))
     subprocess.run(["bash", "-n", str(script)], check=True)
     values = {"JOB": [], "PYTHON": "p", "MODULES": ["m"], "SETUP": "s", "MPI": "x", "SRUN": [], "RUN": "r"}
     values |= {"BIND": ["--cpu-bind=none"], "ENVIRONMENT": ["A=b c"]}
-    script.write_text(fill(template(kind), {"nodes": "2"}, values))
+    script.write_text(fill(template(f"{kind}.sbatch"), {"nodes": "2"}, values))
     subprocess.run(["bash", "-n", str(script)], check=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +22,9 @@ from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.client import Client
 from hpcsgd.islands.coordinator import Coordinator
 from hpcsgd.islands.event_log import Event, EventLog, read
+from hpcsgd.islands.journal import Term, claim
 from hpcsgd.islands.register import Phase, Register
+from hpcsgd.islands.whereabouts import Whereabouts
 
 SILENCE = 600.0
 """Seconds; longer than any machine keeps a thread waiting, so that nobody is lost who is not meant to be."""
@@ -32,6 +37,8 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clients: list[Client] = []
+        self.pid = 0
+        """Of the last one that is a process of its own."""
 
     @contextmanager
     def coordinator(
@@ -41,15 +48,22 @@ class Desk:
         timeout: float = 600,
         silence: float = SILENCE,
         allotment: Allotment | None = None,
+        term: int | None = None,
     ) -> Iterator[Coordinator]:
-        """In a thread of its own; ends when the clients have left."""
+        """In a thread of its own; ends when the clients have left. With a `term`, which becomes its own, that
+        of islands that are started apart."""
         events = EventLog(self.folder / "events.jsonl")
+        if term is not None:
+            assert claim(self.folder, term)
         served = Coordinator(
-            islands, TOKEN, silence=silence, timeout=timeout, events=events, allotment=allotment
-        )
+            islands, TOKEN, silence=silence, timeout=timeout, events=events, allotment=allotment,
+            journal=None if term is None else Term(self.folder, term), together=term is None,
+        )  # fmt: skip
         thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))
         thread.start()
         wait_for(lambda: served.address)
+        if term is not None:
+            Whereabouts(served.address, TOKEN).publish(self.folder, term)
         try:
             yield served
         finally:
@@ -72,6 +86,7 @@ class Desk:
             assert process.stdout is not None
             process.stdin.write(f"{json.dumps(told)}\n")
             process.stdin.flush()
+            self.pid = process.pid
             try:
                 yield process.stdout.readline().strip()
             finally:
@@ -92,7 +107,7 @@ class Desk:
         island: int,
         rank: int = 0,
         ranks: int = 1,
-        life: str = "first",
+        life: str = "first.1",
         on_change: Callable[[Register | None], None] = lambda _: None,
     ) -> Client:
         hello = {"island": island, "rank": rank, "ranks": ranks, "life": life}
@@ -106,6 +121,35 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
     yield desk
     desk.leave()
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading is as with NFS: what was not there is not there until somebody opens its folder."""
+    absent: set[str] = set()
+    here = {name: getattr(module, name) for module, name in ((os, "stat"), (io, "open"), (os, "listdir"))}
+
+    def asked(name: str) -> Callable[..., Any]:
+        def ask(path: Any, *arguments: Any, **options: Any) -> Any:
+            if not isinstance(path, (str, Path)):
+                return here[name](path, *arguments, **options)
+            if "wb" not in arguments and str(path) in absent:
+                raise FileNotFoundError(path)
+            try:
+                return here[name](path, *arguments, **options)
+            except FileNotFoundError:
+                absent.add(str(path))
+                raise
+
+        return ask
+
+    def listdir(folder: Any = ".") -> list[str]:
+        absent.difference_update({path for path in absent if Path(path).parent == Path(folder)})
+        return here["listdir"](folder)
+
+    monkeypatch.setattr(os, "stat", asked("stat"))
+    monkeypatch.setattr(io, "open", asked("open"))
+    monkeypatch.setattr(os, "listdir", listdir)
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:

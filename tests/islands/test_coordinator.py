@@ -94,7 +94,7 @@ def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
         assert alone.islands == (0,)
         frozen._sending.release()
         assert_left_behind(frozen, now, f"nothing was heard of rank 0 for {SILENCE:g} s")
-        back = desk.client(at.address, 1, life="second")
+        back = desk.client(at.address, 1, life="first.2")
         arriving = later(lambda: back.come("nowhere:1", 0))
         wait_for(lambda: 1 in at.membership.expected)
         assert vote(staying, alone).phase is Phase.OPEN
@@ -115,11 +115,26 @@ def test_a_new_life_ends_the_old_one(desk: Desk) -> None:
     with desk.coordinator(1) as at:
         old = desk.client(at.address, 0)
         come(old)
-        new = desk.client(at.address, 0, life="second")
+        new = desk.client(at.address, 0, life="first.2")
         wait_for(lambda: not old._thread.is_alive())
         with pytest.raises(Evicted, match="it was started again"):
             _ = old.register
         assert come(new).generation == 2
+
+
+def test_of_two_that_are_one_island_the_later_one_stays(desk: Desk) -> None:
+    """Of a launcher that was killed the ranks may live on; its next one starts others."""
+    with desk.coordinator(1) as at:
+        old = desk.client(at.address, 0)
+        come(old)
+        new = desk.client(at.address, 0, life="second.1")
+        now = come(new)
+        again = desk.client(at.address, 0, life="first.2")  # on a connection of which it was not told
+        for left in (old, again):
+            wait_for(lambda left=left: not left._thread.is_alive())
+            with pytest.raises(PeerLost, match="it was started again"):
+                _ = left.register
+        assert vote(new, now).rounds == 1
 
 
 def test_who_moves_is_waited_for_and_not_lost(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +154,7 @@ def test_who_moves_is_waited_for_and_not_lost(desk: Desk, monkeypatch: pytest.Mo
         assert at.register.phase is Phase.OPEN, "heard before it leaves"
         movers[0].close()
         movers[1].move()
-        back = desk.client(at.address, 1, life="second")
+        back = desk.client(at.address, 1, life="first.2")
         movers[1].close()
         now = come(staying, back)
         assert [member.ranks for member in now.members] == [1, 1]

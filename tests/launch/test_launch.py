@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,50 +17,14 @@ import torch
 
 from hpcsgd.islands import event_log
 from hpcsgd.report.run_folder import island_folder
+from launch.slow_runs import EPOCHS, TRAIN, at_work, hurry, is_of, prepare, seen
 from training import launches
-from training.launches import HPCSGD, make_store, mpiexec
+from training.launches import HPCSGD, mpiexec
 
 pytestmark = pytest.mark.timeout(600)
 
 PATIENCE, SOON = 180.0, 60.0  # seconds; the machine may be busy
-EPOCHS, TRAIN = 30, 96
 TWO = ("--groups", "2")
-
-NET = '''
-import os
-import time
-from pathlib import Path
-
-from torch import nn
-
-
-class Net(nn.Module):
-    """Slow until the file `slowly` is gone: whoever watches the run has all the time."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(nn.Flatten(), nn.Linear(36, 10))
-
-    def forward(self, x):
-        if self.training and Path("slowly").exists():
-            time.sleep(0.5)
-        return self.inner(x)
-
-
-def watched(x, generator):
-    """As it is, writing down which samples came by."""
-    with open(f"seen-{os.getpid()}", "a") as file:
-        file.writelines(row.numpy().tobytes().hex() + "\\n" for row in x)
-    return x
-'''
-
-JOB = f"""
-data = {{ store = "small.h5", batch_size = 8, transform = "net:watched" }}
-model = {{ build = "net:Net" }}
-optimizer = {{ lr = 0.1 }}
-method = {{ name = "ensemble", every = 3 }}
-training = {{ epochs = {EPOCHS}, log_every = 1 }}
-"""
 
 
 class Launch:
@@ -70,10 +33,7 @@ class Launch:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = folder / "run"
-        make_store(folder / "small.h5", TRAIN, 20)
-        (folder / "net.py").write_text(NET)
-        (folder / "job.toml").write_text(JOB)
-        (folder / "slowly").touch()
+        prepare(folder)
 
     def start(self, *options: str) -> None:
         """Returns once both groups have trained and met."""
@@ -86,7 +46,7 @@ class Launch:
                 stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
             )  # fmt: skip
         self.wait(lambda: any(commit["counted"] == [0, 1] for commit in self.events("commit")[before:]))
-        self.coordinator = json.loads(self._at_work()[self.ranks(0)[0]]["HPCSGD_ISLAND"])["coordinator"]
+        self.coordinator = json.loads(at_work(self.folder)[self.ranks(0)[0]]["HPCSGD_ISLAND"])["coordinator"]
 
     def end(self) -> int:
         """Its exit code."""
@@ -100,9 +60,6 @@ class Launch:
             assert ends or self.process.poll() is None or happened(), self.printed()
             assert time.monotonic() < deadline, self.printed()
             time.sleep(0.05)
-
-    def hurry(self) -> None:
-        (self.folder / "slowly").unlink()
 
     def printed(self) -> str:
         return (self.folder / "printed").read_text()
@@ -129,13 +86,13 @@ class Launch:
 
     def ranks(self, island: int) -> list[int]:
         """The processes that train, by rank."""
-        here = [(pid, env) for pid, env in self._at_work().items() if _is_of(island, env)]
+        here = [(pid, env) for pid, env in at_work(self.folder).items() if is_of(island, env)]
         ranks = [(env.get("PMI_RANK", env.get("OMPI_COMM_WORLD_RANK")), pid) for pid, env in here]
         return [pid for rank, pid in sorted((rank, pid) for rank, pid in ranks if rank is not None)]
 
     def processes(self, island: int | None = None) -> list[int]:
         """All that were started in this folder, or those of one island with their launcher."""
-        return [pid for pid, env in self._at_work().items() if island is None or _is_of(island, env)]
+        return [pid for pid, env in at_work(self.folder).items() if island is None or is_of(island, env)]
 
     def assert_nothing_is_left(self, within: float) -> None:
         deadline = time.monotonic() + within
@@ -146,25 +103,6 @@ class Launch:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((host, int(port)))
         assert "Traceback" not in self.printed()
-
-    def seen(self) -> Counter[str]:
-        """How often each sample came by."""
-        return Counter("".join(path.read_text() for path in self.folder.glob("seen-*")).split())
-
-    def _at_work(self) -> dict[int, dict[str, str]]:
-        """The processes in this folder, zombies aside, with their environments."""
-        found: dict[int, dict[str, str]] = {}
-        for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if (entry / "cwd").readlink() == self.folder:
-                    words = (entry / "environ").read_text(errors="replace").split("\0")
-                    found[int(entry.name)] = dict(word.split("=", 1) for word in words if "=" in word)
-        return found
-
-
-def _is_of(island: int, env: dict[str, str]) -> bool:
-    invited = env.get("HPCSGD_ISLAND")
-    return invited is not None and json.loads(invited)["island"] == island
 
 
 @pytest.fixture
@@ -184,7 +122,7 @@ def test_a_rank_is_killed(launch: Launch) -> None:
     os.kill(launch.ranks(1)[1], signal.SIGKILL)
     launch.wait(lambda: launch.returned(1))
     assert not set(first) & set(launch.processes(1))
-    launch.hurry()
+    hurry(launch.folder)
     assert launch.end() == 0, launch.printed()
     launch.assert_nothing_is_left(SOON)
 
@@ -213,16 +151,16 @@ def test_all_save_and_stop_and_go_on(launch: Launch) -> None:
     stopped = launch.events("commit")[-1]["t"]
 
     launch.start("--resume")
-    launch.hurry()
+    hurry(launch.folder)
     assert launch.end() == 0, launch.printed()
     launch.assert_nothing_is_left(SOON)
     assert f"resuming at step {stopped} from a checkpoint of 1 × 2 ranks" in launch.printed()
     assert (launch.run / "model.pt").exists()
     if not launch.events("lost"):  # as can be on a very busy machine
         assert launch.events("commit")[-1]["t"] == EPOCHS * TRAIN // (2 * 8)
-        assert set(launch.seen().values()) == {EPOCHS}
-    assert len(launch.seen()) == TRAIN
-    assert max(launch.seen().values()) == EPOCHS
+        assert set(seen(launch.folder).values()) == {EPOCHS}
+    assert len(seen(launch.folder)) == TRAIN
+    assert max(seen(launch.folder).values()) == EPOCHS
 
 
 @pytest.mark.slow
@@ -259,7 +197,7 @@ def test_an_island_freezes(launch: Launch) -> None:
         os.kill(pid, signal.SIGCONT)
     launch.wait(lambda: launch.returned(1))
     assert set(launch.processes(1)) == set(frozen), "the same processes"
-    launch.hurry()
+    hurry(launch.folder)
     assert launch.end() == 0, launch.printed()
     launch.assert_nothing_is_left(SOON)
     assert launch.of(1, "lost")[0]["kind"] == event_log.Loss.SILENT
@@ -284,7 +222,7 @@ def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
 def test_islands_start_from_weights_of_others(launch: Launch) -> None:
     """All of them, from a file named from where the launcher is; steps of no length keep them."""
     mpiexec()
-    launch.hurry()
+    hurry(launch.folder)
     weights = {"inner.1.weight": torch.randn(10, 36), "inner.1.bias": torch.randn(10)}
     torch.save(weights, launch.folder / "there.pt")
     words = ("launch", "job.toml", *TWO, "--training.epochs", "1", "--optimizer.lr", "1e-30")

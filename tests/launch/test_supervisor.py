@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from hpcsgd.errors import UserError
 from hpcsgd.islands import event_log
 from hpcsgd.islands.allotment import Allotment
+from hpcsgd.launch.coordinator_process import CoordinatorProcess
 from hpcsgd.launch.starter import Mpiexec, Srun, starter
 from hpcsgd.launch.supervisor import Supervisor, sizes
 from pythons import python
@@ -67,9 +71,14 @@ def supervise(
     script.write_text(ISLAND)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        coordinator = CoordinatorProcess(
+            islands=islands, token="secret", silence=60, timeout=60, folder=str(folder),
+            host="127.0.0.1", port=0, allotment=None if allotment is None else asdict(allotment),
+        )  # fmt: skip
         supervisor = Supervisor(
-            sizes or [1] * islands, python(str(script), body), folder, Alone(),
-            token="secret", restarts=restarts, silence=60, timeout=60, allotment=allotment,
+            dict(enumerate(sizes or [1] * islands)), islands, python(str(script), body), folder, Alone(),
+            coordinator, restarts=restarts, silence=60, timeout=60,
+            moves_ranks=allotment is not None and allotment.unit == "ranks",
         )  # fmt: skip
         return asyncio.run(supervisor.run())
 
@@ -115,6 +124,47 @@ def test_one_that_died_is_started_again_and_joins(tmp_path: Path, capfd: pytest.
     assert [lives(tmp_path, island) for island in (0, 1)] == [1, 2]
     assert "hpcsgd: island 1 died with exit code 137" in capfd.readouterr().err
     assert events(tmp_path, "generation")[-1]["newcomers"] == [1]
+
+
+DIES_AGAIN_AND_AGAIN = f"""
+if invited.island == 1 and life < 4:
+    if {{meets}} or life == 0:
+        while 1 not in meetings.counted:
+            meetings.mean(w)
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+meetings.mean(w)
+while len(Path("lives-1").read_text()) < 5 or 1 not in meetings.members:
+    meetings.mean(w)
+    time.sleep(0.05)
+{FINISH}
+"""
+
+
+@pytest.mark.parametrize(("meets", "pauses"), [(True, [1, 1, 1, 1]), (False, [1, 1, 2, 4])])
+def test_it_is_waited_longer_only_where_lives_are_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meets: bool, pauses: list[int]
+) -> None:
+    asked: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        asked.append(seconds)
+
+    monkeypatch.setattr("hpcsgd.launch.supervisor.asyncio", Namespace(asyncio, sleep=sleep))
+    body = DIES_AGAIN_AND_AGAIN.format(meets=meets)
+    assert supervise(tmp_path, 2, body, restarts=4) == 0
+    assert asked == pauses
+
+
+class Namespace:
+    """A module of which something is another."""
+
+    def __init__(self, module: ModuleType, **others: Any) -> None:
+        self._module = module
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 KEEPS_DYING = """
@@ -216,7 +266,7 @@ if life == 0:
     meetings.mean(w)
     meetings.report = Report(deal=(1, 0), pace=pace)
     meetings.mean(w, 10)
-    assert meetings.units == {0: 1, 1: 3}, meetings.units
+    assert dict(meetings.after.units) == {0: 1, 1: 3}, meetings.after.units
     meetings.mean(w, 10)
     meetings.move()
     sys.exit(MOVED)

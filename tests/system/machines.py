@@ -37,7 +37,7 @@ def launch(
     command: Sequence[str | Path], env: dict[str, str], timeout: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """A job started as a user would from a fresh shell: without the variables of an outer launcher."""
-    outer = ("PMI", "OMPI_", "PRTE_", "PMIX_", "SLURM_", "HYDI_", "MPIR_CVAR_")
+    outer = ("PMI", "MPI_LOCAL", "OMPI_", "PRTE_", "PMIX_", "SLURM_", "HYDI_", "MPIR_CVAR_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     return subprocess.run(
         command,

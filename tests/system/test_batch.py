@@ -240,7 +240,7 @@ def test_a_job_that_the_cluster_cannot_run(cluster: Cluster) -> None:
 
 
 def test_a_mistake_forced_past_the_check_fails_once(cluster: Cluster) -> None:
-    (cluster.folder / "train.sbatch").write_text(template("train"))
+    (cluster.folder / "train.sbatch").write_text(template("train.sbatch"))
     (cluster.folder / "runs").mkdir(exist_ok=True)  # or Slurm cannot write the log
     words = ["train.sbatch", "job.toml", "--method.evry", "3", "--run.folder", "runs/forced"]
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

@@ -75,7 +75,7 @@ class Groups:
             "output": f"runs/{name}-ensemble-%j.log", **options,
         }  # fmt: skip
         values = {"ISLANDS": str(ISLANDS), "SILENCE": "10", "PYTHON": sys.executable, "RUN": f"runs/{name}"}
-        (cluster.folder / f"{name}.sbatch").write_text(fill(template("ensemble"), asked, values))
+        (cluster.folder / f"{name}.sbatch").write_text(fill(template("ensemble.sbatch"), asked, values))
         self.job = cluster.do("sbatch", "--parsable", f"{name}.sbatch", "job.toml").strip()
 
     def trains(self, restart: int = 0) -> None:

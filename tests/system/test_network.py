@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from hpcsgd.islands.journal import FOLDER, newest
+from launch.test_apart import Islands, islands
+from system.machines import Network
+
+__all__ = ["islands"]
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 
@@ -45,6 +53,40 @@ def test_an_allreduce_sends_the_bytes_of_its_formula(network):
         assert right
         assert counted == 2 * (p - 1) / p * nbytes
         assert counted <= wire < 1.15 * counted  # headers, acknowledgements, barriers
+
+
+@pytest.fixture
+def tunnel(network: Network) -> list[str]:
+    """Between the first two hosts; the address in it of each."""
+    at = [("10.77.0.1", "10.99.0.1"), ("10.77.0.2", "10.99.0.2")]
+    for host, (outside, inside) in enumerate(at, start=1):
+        ip = ["ip", "-n", f"{network.name}-{host}"]
+        ends = ["local", outside, "remote", at[host % 2][0], "dstport", "4789", "dev", "eth0"]
+        made = [*ip, "link", "add", "tunnel", "type", "vxlan", "id", "7", *ends]
+        if subprocess.run(made, capture_output=True, check=False).returncode != 0:
+            pytest.skip("this kernel has no vxlan")
+        subprocess.run([*ip, "addr", "add", f"{inside}/24", "dev", "tunnel"], check=True)
+        subprocess.run([*ip, "link", "set", "tunnel", "up"], check=True)
+    return [inside for _, inside in at]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_islands_of_two_clusters_meet_through_a_tunnel(
+    network: Network, tunnel: list[str], islands: Islands
+) -> None:
+    """Of two ranks and of one, which listen there alone."""
+    for island, host in enumerate(tunnel):
+        there = ["ip", "netns", "exec", f"{network.name}-{island + 1}"]
+        islands.start(island, "--host", host, "--training.epochs", "1000", ranks=2 - island, on=there)
+        islands.wait_for_a_round_of(*range(island + 1))
+    met = newest(islands.run / FOLDER)
+    assert [member.ranks for member in met.members] == [2, 1]
+    for member, host in zip(met.members, tunnel, strict=True):
+        assert {address.rsplit(":", 1)[0] for address in member.addresses} == {host}
+    for launcher in islands.launchers.values():
+        launcher.send_signal(signal.SIGUSR1)
+    assert [islands.ended(island) for island in (0, 1)] == [75, 75], islands.told()
 
 
 METHODS = Path(__file__).parents[1] / "methods"

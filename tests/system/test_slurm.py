@@ -45,6 +45,30 @@ def test_four_ranks_see_one_world(srun):
     assert sorted(map(json.loads, done.stdout.splitlines())) == [[rank, 4, 2, 2] for rank in range(4)]
 
 
+TOLD = """
+import dataclasses, json, os
+from hpcsgd.transport.launcher import launched
+print(json.dumps(dataclasses.asdict(launched(os.environ))), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "by"),
+    [
+        ("--mpi=pmi2", "mpiexec or srun with PMI (PMI_SIZE)"),
+        ("--mpi=none", "srun (SLURM_STEP_NUM_TASKS)"),
+    ],
+)
+def test_what_srun_tells_its_ranks(srun, option, by):
+    done = srun(TOLD, option, "--ntasks=8", "--nodes=4", "--ntasks-per-node=2")
+    assert done.returncode == 0, done.stderr
+    told = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each["rank"])
+    assert {each["by"] for each in told} == {by}
+    assert [(each["size"], each["rank"], each["local_rank"]) for each in told] == [
+        (8, rank, rank % 2) for rank in range(8)
+    ]
+
+
 def test_four_worlds_of_one_rank_are_an_error(srun):
     done = srun(WORLD)
     assert done.returncode != 0

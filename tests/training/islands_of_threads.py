@@ -22,7 +22,7 @@ from hpcsgd.islands.event_log import Event
 from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.report.metrics import Metrics, Record, read
 from hpcsgd.training.assembly import Assembly, assemble
-from hpcsgd.training.ensemble import EnsembleLoop
+from hpcsgd.training.ensemble import EnsembleLoop, living_of
 from hpcsgd.transport import Transport, threads
 from islands.conftest import SILENCE, TOKEN
 
@@ -157,7 +157,10 @@ class World:
         prepare(parts)
         aside, unit = job.world.apart(), config.reallocation.unit
         writer, stops = Writer(self.folder, job), Stops(stops_at)
-        loop = EnsembleLoop(config, parts, writer, stops, aside, meetings=meetings, reallocated=unit)
+        loop = EnsembleLoop(
+            config, parts, writer, stops, aside,
+            meetings=meetings, reallocated=unit, living=living_of(config, parts),
+        )  # fmt: skip
         if (saved := Checkpoints(self.folder, job).newest()) is not None:
             shared, _ = restore(saved, parts.optimizer)
             loop.take_up(shared, None)

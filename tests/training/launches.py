@@ -23,7 +23,8 @@ MPIEXEC = shutil.which(
     "mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 )
 HPCSGD = [sys.executable, "-m", "hpcsgd"]
-LAUNCHERS = ("PMI_", "PMIX_", "OMPI_", "SLURM_", "HYDRA_")  # of whoever started these tests
+# Of whoever started these tests.
+LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "SLURM_", "HYDRA_", "PALS_", "FLUX_", "PBS_")
 PATIENCE = 100.0  # seconds; the machine may be busy
 
 JOB = """\
@@ -91,7 +92,7 @@ def start(folder: Path, command: list[str], **environment: str) -> subprocess.Po
     return subprocess.Popen(
         command,
         cwd=folder,
-        env=_environment(environment),
+        env=unlaunched(**environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -99,7 +100,8 @@ def start(folder: Path, command: list[str], **environment: str) -> subprocess.Po
     )
 
 
-def _environment(more: dict[str, str]) -> dict[str, str]:
+def unlaunched(**more: str) -> dict[str, str]:
+    """The environment without what an outer launcher or batch system left there, and with `more`."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     return {**own, "OMP_NUM_THREADS": "1", **more}
 

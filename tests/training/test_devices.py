@@ -13,15 +13,15 @@ from hpcsgd.training import devices
 from hpcsgd.training.devices import Delivery
 from hpcsgd.transport import threads
 from hpcsgd.transport.choice import place_on_node
+from hpcsgd.transport.launcher import LAUNCHERS, Launcher
 from hpcsgd.transport.streams import HOST, Moment, device_for
-
-LAUNCHERS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
 
 
 @pytest.fixture
 def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in LAUNCHERS:
-        monkeypatch.delenv(name, raising=False)
+    for launcher in LAUNCHERS:
+        for name in launcher.variables:
+            monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -62,18 +62,31 @@ def test_numbers_are_counted_node_by_node() -> None:
     assert threads.run(5, place_on_node, nodes=[0, 7, 0, 7, 7]) == [0, 0, 1, 1, 2]
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher", [each for each in LAUNCHERS if each.local_rank], ids=lambda each: each.name
+)
 @pytest.mark.usefixtures("unlaunched")
-def test_a_launcher_that_says_the_number_is_believed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "3")
+def test_a_launcher_that_says_the_number_is_believed(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in launcher.variables:
+        monkeypatch.setenv(name, "8")
+    monkeypatch.setenv(str(launcher.local_rank), "3")
     assert threads.run(1, place_on_node) == [3]
+
+
+@pytest.mark.usefixtures("unlaunched")
+def test_where_it_does_not_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert threads.run(2, place_on_node, nodes=[0, 0]) == [0, 1]
 
 
 @pytest.mark.usefixtures("unlaunched")
 def test_the_launcher_is_believed_before_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which counts one helper of it on each node."""
-    monkeypatch.setenv("SLURM_LOCALID", "0")
-    monkeypatch.setenv("MPI_LOCALRANKID", "2")
+    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+    for name, value in (slurm | {"PMI_SIZE": "8", "PMI_RANK": "6", "MPI_LOCALRANKID": "2"}).items():
+        monkeypatch.setenv(name, value)
     assert threads.run(1, place_on_node) == [2]
 
 

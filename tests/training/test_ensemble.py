@@ -121,6 +121,58 @@ def test_one_that_dies_leaves_its_samples_to_the_others(job_file: Path, tmp_path
     assert one.steps == other.steps == 8 + 12 + 12
 
 
+@pytest.mark.parametrize(("rule", "three", "two"), [("linear", 3.0, 2.0), ("root", 3**0.5, 2**0.5)])
+@pytest.mark.parametrize("follows", ["started", "living"])
+def test_the_rate_follows_the_living_from_where_samples_are_dealt(
+    job_file: Path, tmp_path: Path, desk: Desk, follows: str, rule: str, three: float, two: float
+) -> None:
+    def die(t: int) -> None:
+        if t == 7:
+            raise Died
+
+    def dying() -> None:
+        with pytest.raises(Died):
+            world.live(1, 3, before_step=die)
+
+    def read(parts: Assembly) -> None:
+        parts.optimizer.register_step_pre_hook(lambda *_: rates.append(parts.optimizer.rates[0]))
+
+    rates: list[float] = []
+    words = ["--schedule.scaling", rule, "--schedule.scaling_follows", follows, "--optimizer.lr", "0.01"]
+    with desk.coordinator(3) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words)
+        together(lambda: world.live(0, 3, prepare=read), dying, lambda: world.live(2, 3))
+    later = two if follows == "living" else three
+    assert rates == pytest.approx([0.01 * three] * 8 + [0.01 * later] * 24)
+
+
+def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
+    job_file: Path, tmp_path: Path, desk: Desk
+) -> None:
+    """Also where it was scaled for more groups when it was saved. Of 4 groups an epoch has 6 steps, of 2 it
+    has 12, and the climb ten times as many."""
+
+    def read(parts: Assembly) -> None:
+        optimizer = parts.optimizer
+        optimizer.register_step_pre_hook(lambda *_: rates.append((optimizer.t, optimizer.rates[0])))
+        made.append(optimizer)
+
+    rates, made = list[tuple[int, float]](), list[DistributedOptimizer]()
+    words = ["--schedule.scaling_follows", "living", "--optimizer.lr", "0.01"]
+    words += ["--schedule.warmup_epochs", "10", "--method.every", "8"]
+    with desk.coordinator(1) as at:
+        World(at, job_file, tmp_path / "checkpoints", words).live(0, 4, prepare=read, stops_at=30)
+    assert rates == [(t, pytest.approx(0.01)) for t in range(32)], "one is alive: there is nothing to climb"
+    assert made[0].param_groups[0]["lr"] == pytest.approx(0.04), "as it stands, for all"
+    rates.clear()
+    with desk.coordinator(2) as at:
+        again = World(at, job_file, tmp_path / "checkpoints", words)
+        together(lambda: again.live(0, 2, prepare=read), lambda: again.live(1, 2))
+    assert rates == [(t, pytest.approx(0.01 * (1 + t / 120))) for t in range(32, 32 + len(rates))]
+    assert len(rates) > 12
+    assert made[1].param_groups[0]["lr"] == pytest.approx(0.04)
+
+
 def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk) -> None:
     """It goes on with what is left of its share, loses what went by, and shares the next epoch."""
     dead = threading.Event()
@@ -225,11 +277,13 @@ def test_islands_meet_by_ensemble_alone() -> None:
         threads.run(1, lambda world: wrap(world, hierarchical(every=2), Absent(count=2)))
 
 
+@pytest.mark.parametrize("K", [1, 2])
 def test_the_slow_island_is_given_more(
-    job_file: Path, tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    job_file: Path, tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch, K: int
 ) -> None:
-    """Passes cost the same however many samples they have, as on an accelerator; on one five times as much.
-    Meetings cost more than anything, and count for nobody."""
+    """However many ranks the fast one has, which share its batch. Passes cost the same however many samples
+    they have, as on an accelerator; on one island five times as much. Meetings cost more than anything, and
+    count for nobody."""
     clock, seconds = Clock(), list[dict[int, float]]()
     attempt, propose = Meetings._attempt, Reallocation.propose
 
@@ -257,23 +311,23 @@ def test_the_slow_island_is_given_more(
     allots = Allotment("samples", 8, margin=0.1, cost=0, epochs=4)
     with desk.coordinator(2, allotment=allots) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
-        (one,), (other,) = together(
-            lambda: world.live(0, 2, prepare=passes_of(0.02)),
+        some, (other,) = together(
+            lambda: world.live(0, 2, K, prepare=passes_of(0.02)),
             lambda: world.live(1, 2, prepare=passes_of(0.1)),
         )
     in_passes = desk.events()
     with desk.coordinator(2) as at:
         plain = World(at, job_file, tmp_path / "plain", words)
-        (whole,), (half,) = together(lambda: plain.live(0, 2), lambda: plain.live(1, 2))
+        whole, (half,) = together(lambda: plain.live(0, 2, K), lambda: plain.live(1, 2))
     assert course(in_passes) == course(desk.events()[len(in_passes) :])
-    assert (one.seen, other.seen) == (whole.seen, half.seen)
+    assert [life.seen for life in [*some, other]] == [life.seen for life in [*whole, half]]
     assert [event["units"] for event in in_passes if "units" in event] == [{0: 4, 1: 4}, {0: 1, 1: 7}]
-    # Two steps an epoch of 24 samples: 6 passes of 4, then 24 of 1 beside 4 of at most 7.
-    epochs = [{}, {0: 2 * 6 * 0.02, 1: 2 * 6 * 0.1}, *[{0: 2 * 24 * 0.02, 1: 2 * 4 * 0.1}] * 3]
+    # Two steps an epoch of 24 samples: 6 passes of 4, then 24 of 1 (on each of 2 ranks 12) beside 4 of 7.
+    epochs = [{}, {0: 2 * 6 * 0.02, 1: 2 * 6 * 0.1}, *[{0: 2 * 24 // K * 0.02, 1: 2 * 4 * 0.1}] * 3]
     assert seconds == [pytest.approx(epoch) for epoch in epochs]
-    assert_same(one.model, other.model)
-    for name, value in one.model.items():
-        torch.testing.assert_close(value, whole.model[name])
+    assert_same(some[0].model, other.model)
+    for name, value in some[0].model.items():
+        torch.testing.assert_close(value, whole[0].model[name])
 
 
 def test_an_island_that_is_given_other_ranks_comes_back_with_them(

@@ -23,7 +23,7 @@ BEFORE = "resuming with another configuration"
 """What may stand in the log of a start before the line that all have."""
 RESUMED = re.compile(r"resuming at step (\d+) ")
 STEP = re.compile(r"\bstep (\d+)/\d+")
-SAVED = "go on with --resume"
+SAVED = re.compile("go on with --resume|the other islands go on")
 DONE = re.compile(r"trained +([\d,]+) steps")
 ZONE = timedelta(minutes=15)
 """Clocks of time zones differ by a multiple of it."""
@@ -101,7 +101,7 @@ def _note(attempt: Attempt, now: datetime, text: str) -> None:
             attempt.course.add(attempt.started.timestamp(), attempt.first_step)
         attempt.last_step = int(found[1])
         attempt.course.add(now.timestamp(), attempt.last_step)
-    elif SAVED in text:
+    elif SAVED.search(text):
         attempt.end = STOPPED
     elif found := DONE.match(text):
         attempt.last_step = int(found[1].replace(",", ""))

@@ -104,7 +104,7 @@ def _is_run(path: Path) -> bool:
 
 def load(label: str, folder: Path) -> Run:
     """Raises `UserError` where something in it is damaged."""
-    job, traced, events = folder / JOB_FILE, folder / trace.NAME, folder / "events.jsonl"
+    job, traced, events = folder / JOB_FILE, folder / trace.NAME, folder / event_log.NAME
     log = folder / "run.log"
     if not log.exists():
         log = next(iter(sorted(folder.glob(f"{ISLANDS}/*/run.log"))), log)
@@ -117,7 +117,7 @@ def load(label: str, folder: Path) -> Run:
             _story(folder / "versions.json", log),
             read(folder / METRICS, _records(folder)),
             ranks(traced) if traced.exists() else {},
-            event_log.read(events) if events.exists() else [],
+            event_log.of_run(folder),
             datetime.fromtimestamp(max(touched), UTC) if touched else None,
             _samples(folder) if (folder / ISLANDS).is_dir() else None,
         )

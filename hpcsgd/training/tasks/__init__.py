@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpcsgd.data import ImageFiles, Pairs, Ratings, Split, Store, Windows
+from hpcsgd.data import Arrays, ImageFiles, Pairs, Ratings, Split, Store, Windows
 from hpcsgd.training.tasks.classification import Classification
 from hpcsgd.training.tasks.language import Language
 from hpcsgd.training.tasks.recommendation import Recommendation
@@ -14,6 +14,7 @@ from hpcsgd.training.tasks.task import Result, Task
 
 TASKS: Mapping[type[Split], Callable[[Any], Task]] = {
     Store: Classification,
+    Arrays: Classification,
     ImageFiles: Classification,
     Pairs: SuperResolution,
     Windows: Language,

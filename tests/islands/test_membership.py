@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hpcsgd.islands.register import Ballot, Membership, Phase, Point, Register
+from hpcsgd.islands.membership import Membership
+from hpcsgd.islands.register import Ballot, Phase, Point, Register
 
 RANKS = (2, 1, 3)
 """Of each island."""

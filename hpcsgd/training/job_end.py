@@ -1,0 +1,109 @@
+"""When the scheduler ends the job that a run is in."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = 20  # seconds; a busy controller must not hold up the job
+NEVER = 2**32 - 1
+"""Seconds that Flux has left where there is no limit: UINT_MAX."""
+
+PBS_END = "HPCSGD_PBS_END"
+"""Seconds since 1970, of train.pbs."""
+
+Environ = Mapping[str, str]
+
+
+def seconds_left(environ: Environ) -> float | None:
+    """Until a scheduler ends this job, the first one where it is in jobs of several, as Flux in one of Slurm;
+    None outside of any, and where none does or that is not known."""
+    told = (_said(scheduler, environ) for scheduler in _SCHEDULERS)
+    return min((left for left in told if left is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheduler:
+    title: str
+    variable: str
+    """Which has the job's number."""
+    left: Callable[[str, Environ], float | None]
+    """Seconds of this job; raises what `subprocess.run` does."""
+
+
+def _said(scheduler: _Scheduler, environ: Environ) -> float | None:
+    if (job := environ.get(scheduler.variable)) is None:
+        return None
+    try:
+        return scheduler.left(job, environ)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        log.warning("the end of %s job %s is not known: %s", scheduler.title, job, error)
+        return None
+
+
+def _of_slurm(_: str, environ: Environ) -> float | None:
+    """Newer versions tell in the environment, older ones only when asked."""
+    told = environ.get("SLURM_JOB_END_TIME", "")
+    end = float(told) if told.isdigit() else slurm_end(_answer("scontrol", "show", "job", slurm_job(environ)))
+    return None if end is None else end - time.time()
+
+
+def slurm_job(environ: Environ) -> str:
+    """What this job alone is called. The number of an array's last task is that of the whole array, too."""
+    if "SLURM_ARRAY_TASK_ID" in environ:
+        return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return environ["SLURM_JOB_ID"]
+
+
+def slurm_end(description: str) -> float | None:
+    """`EndTime` in what scontrol says of a job, in seconds since 1970; None where it has no end."""
+    found = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", description)
+    return datetime.fromisoformat(found[1]).timestamp() if found else None
+
+
+def _of_pbs(job: str, environ: Environ) -> float | None:
+    """Where compute nodes have no qstat, or no answer, the script knows what was asked for."""
+    try:
+        end = pbs_end(_answer("qstat", "-f", job))
+    except (OSError, subprocess.SubprocessError):
+        if PBS_END not in environ:
+            raise
+        end = float(environ[PBS_END])
+    return None if end is None else end - time.time()
+
+
+def pbs_end(description: str) -> float | None:
+    """`stime` and `walltime` in what qstat -f says of a job, in seconds since 1970; None without one."""
+    began = re.search(r"^ *stime = (.+)$", description, re.MULTILINE)
+    limit = re.search(r"^ *Resource_List\.walltime = (\d+):(\d\d):(\d\d)$", description, re.MULTILINE)
+    if began is None or limit is None:
+        return None
+    hours, minutes, rest = (int(part) for part in limit.groups())
+    begin = datetime.strptime(began[1].strip(), "%a %b %d %H:%M:%S %Y").timestamp()
+    return begin + (hours * 60 + minutes) * 60 + rest
+
+
+def _of_flux(_: str, environ: Environ) -> float | None:
+    """Of the job that `flux run` has made, and of the one in which it did."""
+    around = {name: value for name, value in environ.items() if name != "FLUX_JOB_ID"}
+    left = min(int(_answer("flux", "job", "timeleft", environ=where)) for where in (environ, around))
+    return None if left >= NEVER else float(left)
+
+
+def _answer(*command: str, environ: Environ | None = None) -> str:
+    done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=TIMEOUT)
+    return done.stdout
+
+
+_SCHEDULERS = (
+    _Scheduler("Slurm", "SLURM_JOB_ID", _of_slurm),
+    _Scheduler("PBS", "PBS_JOBID", _of_pbs),
+    _Scheduler("Flux", "FLUX_JOB_ID", _of_flux),
+)
