@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 # Set in many containers; then each of the test suite's many pytests would compile all tests again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: env demo test test-long test-openmpi check docs bench-quick doctor clean
+.PHONY: env demo test test-long soak test-openmpi check docs wheels bench-quick doctor clean
 
 env: $(ENV)
 
@@ -30,13 +30,18 @@ demo: $(ENV)
 	"$(MPIEXEC)" -n 4 "$(BIN)/hpcsgd" train examples/digits.toml
 
 test: $(ENV)
-	"$(BIN)/python" -m pytest -m "not long and not large" --numprocesses auto --dist loadfile --no-loadscope-reorder
+	"$(BIN)/python" -m pytest -m "not long and not soak and not large" --numprocesses auto --dist loadfile --no-loadscope-reorder
 	tests/mpi.sh "$(MPIEXEC)" "$(BIN)/python" 2 4 8
 
 # What `make test` leaves out; batch jobs and slow links need root, Slurm's daemons and iproute2.
 test-long: $(ENV)
 	"$(BIN)/python" -m pip install -q -c constraints.txt -e ".[wandb,mlflow]"
 	"$(BIN)/python" -m pytest -m long
+
+# An hour: ten thousand steps of every method, thousands of interleavings, damaged files, strangers at the door. What fails
+# says by which number it is had again.
+soak: $(ENV)
+	"$(BIN)/python" -m pytest -m soak --numprocesses auto --dist load tests/soak
 
 # The second MPI, in an environment of its own: transport on two ranks, each method once, on four.
 test-openmpi: $(OPENMPI_ENV)
@@ -49,6 +54,10 @@ check: $(ENV)
 # makers tell of their next tool otherwise.
 docs: $(ENV)
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict
+
+# What is handed out, in dist/: a source distribution and a wheel, tried in environments of their own in build/.
+wheels:
+	packaging/wheels.sh "$(PYTHON)"
 
 bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/step_overhead.py --quick

@@ -16,6 +16,7 @@ from unittest import mock
 import pytest
 
 from hpcsgd.transport import PeerLost, Transport
+from hpcsgd.transport.ending import wait_for_readers
 
 if TYPE_CHECKING:
     from hpcsgd.transport.mpi import MpiBackend
@@ -90,6 +91,7 @@ class Processes:
     def abort(self, outcome: Outcome) -> NoReturn:
         message = "".join(traceback.format_exception(outcome.error))
         complain(f"{outcome.test} failed here, the other ranks still wait after {GRACE:g} s:\n{message}")
+        wait_for_readers(_STDERR)
         self.world.backend.abort(1)
         os._exit(1)
 

@@ -12,11 +12,13 @@ import hpcsgd.transport
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.start import form_as_launched
 from hpcsgd.transport import Transport, threads
+from hpcsgd.transport.launcher import LAUNCHERS
 
 
 def test_without_a_launcher_it_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
-        monkeypatch.delenv(name, raising=False)
+    for launcher in LAUNCHERS:
+        for name in launcher.variables:
+            monkeypatch.delenv(name, raising=False)
     (job,) = threads.run(1, lambda world: form_as_launched(world, 4, None))
     assert (job.P, job.K) == (1, 1)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcsgd.transport.launcher import LAUNCHERS
+
 ROOT = Path(__file__).parents[1]
 LONGEST = 300
 SUFFIXES = {".py", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp"}
@@ -19,6 +21,20 @@ ABSOLUTE = re.compile(r"""["'](/(home|root|work|Users|scratch|data|mnt)/[^"']*|~
 _NAMES = r"(cuda|xpu|mps|accelerator|Stream|Event)\b"
 DEVICES = re.compile(rf"\btorch\.{_NAMES}|\bfrom torch import .*\b{_NAMES}")
 DOORS = ("hpcsgd/transport/streams.py", "hpcsgd/kernels/cuda.py")
+
+_READS = r"(?<!\w)(pickle|cloudpickle|dill|joblib|marshal|shelve)\b(?=[.\s]|$)"
+_BETWEEN = r"comm\.(all)?(bcast|gather|scatter|reduce|alltoall|send|recv|sendrecv)\((?!.*\.wait\(\))"
+"""Of mpi4py, with objects; what has to be waited for is a transport of ours."""
+_TORCH = r"\btorch\.load\((?!.*weights_only=True)|\bnp\.load\((?!.*allow_pickle=False)|\bFileSystemReader\("
+PICKLES = re.compile(rf"^\s*(import|from) {_READS}|{_BETWEEN}|{_TORCH}|weights_only=False|allow_pickle=True")
+UNPICKLING = {
+    "hpcsgd/data/formats/pickled.py": "knows arrays and containers only",
+    "hpcsgd/models/metadata.py": "knows the index of a checkpoint only",
+    "hpcsgd/models/weights.py": "after metadata.py has looked at it",
+    "hpcsgd/transport/mpi.py": "between ranks of one job",
+    "hpcsgd/transport/threads.py": "between ranks that are threads",
+}
+"""Where objects are unpickled, and why that is nobody else's word; docs/security.md says the same."""
 
 
 def sources(root: Path) -> Iterator[Path]:
@@ -54,6 +70,29 @@ def outside_the_door(root: Path) -> list[str]:
         if path.suffix == ".py" and str(path.relative_to(root)) not in DOORS
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if (found := DEVICES.search(line))
+    ]
+
+
+def unpickling(root: Path) -> dict[str, str]:
+    """The files that may run what somebody else wrote into a file or a message, and the first such line."""
+    found: dict[str, str] = {}
+    for path in sources(root):
+        for line in path.read_text().splitlines() if path.suffix == ".py" else []:
+            if PICKLES.search(line):
+                found.setdefault(str(path.relative_to(root)), line.strip())
+    return found
+
+
+def told_by_launchers(root: Path) -> list[str]:
+    """Where a variable that a launcher leaves is named, but in the table of them."""
+    names = {name for launcher in LAUNCHERS for name in launcher.variables}
+    named = re.compile("|".join(rf"\b{name}\b" for name in sorted(names)))
+    return [
+        f"{path.relative_to(root)}:{number}: {found[0]}"
+        for path in sources(root)
+        if str(path.relative_to(root)) != "hpcsgd/transport/launcher.py"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (found := named.search(line))
     ]
 
 
@@ -110,6 +149,16 @@ def test_a_nameless_file_is_found(tmp_path):
     names = ["hpcsgd/utils.py", "hpcsgd/train_helper.py", "hpcsgd/helpers/x.py", "hpcsgd/utility.py"]
     plant(tmp_path, dict.fromkeys(names, ""))
     assert set(misnamed(tmp_path)) == set(names) - {"hpcsgd/utility.py"}
+
+
+def test_what_launchers_leave_is_known_in_one_place():
+    assert told_by_launchers(ROOT) == []
+
+
+def test_a_variable_of_a_launcher_is_found_elsewhere(tmp_path):
+    text = 'a = os.environ["PMI_RANK"]\nb = "SLURM_JOB_ID"\nc = "MY_PMI_RANK"\n'
+    plant(tmp_path, {"hpcsgd/a.py": text, "hpcsgd/transport/launcher.py": text})
+    assert told_by_launchers(tmp_path) == ["hpcsgd/a.py:1: PMI_RANK"]
 
 
 def test_no_path_of_one_machine():
@@ -192,3 +241,25 @@ def test_a_module_without_a_place_is_found(tmp_path):
     done = lint_imports(package(tmp_path, {"newcomer.py": ""}))
     assert done.returncode == 1
     assert "newcomer" in done.stdout
+
+
+def test_nothing_of_others_is_unpickled():
+    assert set(unpickling(ROOT)) == set(UNPICKLING), unpickling(ROOT)
+    told = (ROOT / "docs" / "security.md").read_text()
+    assert [path for path in UNPICKLING if path not in told] == []
+
+
+def test_unpickling_is_found(tmp_path):
+    lines = (
+        "import pickle", "from pickle import loads", "    import dill", "self._comm.allgather(x)",
+        "comm.recv(source=0)",
+        "torch.load(path)", "torch.load(path, map_location='cpu')", "np.load(file)", "f(weights_only=False)",
+    )  # fmt: skip
+    harmless = (
+        "torch.load(path, weights_only=True)", "np.load(file, allow_pickle=False)", "# import pickle",
+        "comm.Send(x)", "comm.allreduce(x).wait()",
+        "world.send(x, 1)", "from hpcsgd.data.formats.pickled import load_dictionary",
+    )  # fmt: skip
+    plant(tmp_path, {f"hpcsgd/a{i}.py": f"{line}\n" for i, line in enumerate(lines)})
+    plant(tmp_path, {f"hpcsgd/b{i}.py": f"{line}\n" for i, line in enumerate(harmless)})
+    assert list(unpickling(tmp_path).values()) == [line.strip() for line in lines]

@@ -27,6 +27,7 @@ import torch
 from ensemble.faults_judge import Frames, Outcome, judge
 from hpcsgd.islands import event_log
 from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.journal import Alone
 from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.islands.register import Phase, Register
 from hpcsgd.transport import Transport, threads
@@ -219,7 +220,7 @@ class Run:
         with event_log.EventLog(self._folder / "events.jsonl") as told:
             at = Coordinator(
                 ISLANDS, self._token, silence=SILENCE, timeout=TIMEOUT,
-                journal=self._folder / "register.json", events=told,
+                journal=Alone(self._folder / "register.json"), events=told,
             )  # fmt: skip
             asyncio.run(at.serve("10.77.0.254", PORT))
 

@@ -62,7 +62,7 @@ class Run:
         told = self._told()
         self._load.end()
         print("\n".join(_lines(told)))
-        _print_goals(goals)
+        print_goals(goals)
         if file:
             _write(file, rows, goals, told, setting or {})
 
@@ -121,7 +121,7 @@ def _lines(told: Row) -> list[str]:
     return lines
 
 
-def _print_goals(goals: Iterable[Goal]) -> None:
+def print_goals(goals: Iterable[Goal]) -> None:
     for goal in goals:
         verdict = "met" if goal.met else "MISSED"
         print(f"{verdict:6}  {goal.name}: {goal.value:.3f}, goal at most {goal.goal:g}")

@@ -26,6 +26,7 @@ from ensemble.faults import enter
 from harness.hosts import shaped_hosts
 from hpcsgd.islands import event_log
 from hpcsgd.islands.coordinator import Coordinator
+from hpcsgd.islands.journal import Alone
 from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.simulation import simulate
 from hpcsgd.simulation.compute import Constant
@@ -146,7 +147,7 @@ class _Islands:
         with event_log.EventLog(self._folder / "events.jsonl") as told:
             at = Coordinator(
                 ISLANDS, self._token, silence=SILENCE, timeout=TIMEOUT,
-                journal=self._folder / "register.json", events=told,
+                journal=Alone(self._folder / "register.json"), events=told,
             )  # fmt: skip
             asyncio.run(at.serve("10.77.0.254", PORT))
 

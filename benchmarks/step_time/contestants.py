@@ -80,8 +80,9 @@ def parallel(workload: Workload, bucket_mb: float = 25) -> DistributedDataParall
 
 
 def ddp_power_sgd(workload: Workload, _: hpcsgd.Job) -> Step:
-    """PowerSGD of rank 1, as its hook comes; after the two steps without that it wants."""
-    model = parallel(workload)
+    """PowerSGD of rank 1, as its hook comes; after the two steps without that it wants. In one bucket: those
+    of several wait for each other for ever, each on one of gloo's two threads."""
+    model = parallel(workload, bucket_mb=1000)
     state = power_sgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     model.register_comm_hook(state, power_sgd.powerSGD_hook)
     return workload.training(model, sgd(model))

@@ -28,11 +28,11 @@ class Setting:
 
 SETTINGS = [
     Setting("1gbit", "6 M", "emulated", rounds=5, steps=4),
-    Setting("1gbit", "25 M", "emulated", rounds=3, steps=2, at_once=4),
+    Setting("1gbit", "25 M", "emulated", rounds=3, steps=2, at_once=2),
     Setting("1gbit", "6 M", "real", rounds=3, steps=2),
     Setting("100mbit", "6 M", "emulated", rounds=3, steps=1),
     Setting("100mbit", "6 M", "real", rounds=2, steps=1),
-    Setting("100mbit", "25 M", "emulated", rounds=1, steps=1, at_once=4,
+    Setting("100mbit", "25 M", "emulated", rounds=1, steps=1, at_once=2,
             left_out=("DDP 1 MB", "DDP 4 MB", "hierarchical(1)", "PowerSGD hook", "model averager(8)",
                       "torchft LocalSGD(8)", "torchft DiLoCo(8)")),
 ]  # fmt: skip

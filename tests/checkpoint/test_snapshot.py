@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd.checkpoint import Checkpoints, capture, restore
+from hpcsgd.checkpoint import Checkpoints, Saved, capture, restore, restore_newest
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.exchanges import Packed, ReduceScatter
@@ -521,6 +522,45 @@ def test_another_division_into_param_groups_is_refused(run, tmp_path: Path, monk
             load(Training(form(world), "swapped"), tmp_path)
 
     run(2, refused)
+
+
+class Overtaken:
+    """Checkpoints of islands: as soon as one has been found, another writes the next and removes it."""
+
+    def __init__(self, inner: Checkpoints, overtake: Callable[[Path], None]) -> None:
+        self._inner, self._overtake = inner, overtake
+        self.whole = inner.whole
+
+    def newest(self) -> Saved | None:
+        found = self._inner.newest()
+        if found is not None and found.step == SAVED:
+            self._overtake(found.path)
+        return found
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("half", [False, True])
+def test_who_finds_a_checkpoint_removed_takes_the_next(run, tmp_path: Path, half: bool) -> None:
+    def overtaken(world: Transport) -> int:
+        job = form(world)
+        training = Training(job)
+        training.steps(SAVED)
+        save(training, tmp_path)
+
+        def overtake(path: Path) -> None:
+            training.steps(LAST - SAVED)
+            save(training, tmp_path)
+            if world.rank == 0:
+                shutil.rmtree(path) if not half else (path / "rank-00001.h5").unlink()
+            world.barrier()
+
+        resumed = Training(job, seed=1)
+        checkpoints: Any = Overtaken(Checkpoints(tmp_path, job), overtake)
+        found = restore_newest(checkpoints, resumed.optimizer)
+        assert found is not None
+        return found[0].step
+
+    assert run(2, overtaken) == [LAST, LAST]
 
 
 @pytest.mark.ranks(2)

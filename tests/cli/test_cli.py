@@ -176,6 +176,25 @@ def test_a_mistake_is_one_line_and_exit_code_1(
     assert capsys.readouterr().err == line
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["simulate", "no\nwhere.toml"], "no where.toml: cannot be read: No such file or directory"),
+        (["cite", "examples/digits.toml", "--x", "a\n\x1b[2Jb"], r"--x a \x1b[2Jb: unknown key: Allowed: "),
+        (["a\nb"], 'Unknown command "a b"'),
+    ],
+)
+def test_a_line_is_one_whatever_is_quoted_in_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], line: str
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    with pytest.raises(SystemExit):
+        main(words)
+    told = capsys.readouterr().err
+    assert told.startswith(f"hpcsgd: {line}")
+    assert told.count("\n") == 1
+
+
 def test_an_interrupt_is_left_to_the_hook_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends the other ranks; cyclopts would leave without a word."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpcsgd.config.reference import call, resolve
+from hpcsgd.config.reference import call, call_named, resolve
 from hpcsgd.errors import UserError
 
 TABLE = {"short": len, "other": repr}
@@ -102,6 +102,35 @@ def test_wrong_arguments(function: Any, arguments: dict[str, Any], message: str)
     with pytest.raises(UserError) as caught:
         call(function, arguments, [torch.nn.Parameter(torch.zeros(1))])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"betas": [0.9]}, "Adam: IndexError (list index out of range) of betas = [0.9]"),
+        ({"betas": {"a": 1}}, "Adam: KeyError (0) of betas = {'a': 1}"),
+        ({"betas": 1}, "Adam: "),
+        ({"lr": "a"}, "Adam: "),
+    ],
+)
+def test_what_breaks_a_known_function_is_told(arguments: dict[str, Any], message: str) -> None:
+    table = {"Adam": torch.optim.Adam}
+    with pytest.raises(UserError) as caught:
+        call_named("Adam", torch.optim.Adam, table, arguments, [torch.nn.Parameter(torch.zeros(1))])
+    assert str(caught.value).startswith(message)
+    with pytest.raises((LookupError, TypeError)):  # a user's own function tells more by its traceback
+        call_named("mine:Adam", torch.optim.Adam, table, arguments, [torch.nn.Parameter(torch.zeros(1))])
+
+
+def test_kinds_beside_none_are_looked_at() -> None:
+    def takes(size: int | None = None, name: str | int = "", rest: list[int] | None = None) -> object:
+        return size, name, rest
+
+    assert call(takes, {"size": 3, "name": 4, "rest": "anything"}) == (3, 4, "anything")
+    with pytest.raises(UserError, match=r"takes: size = 'large': expected int$"):
+        call(takes, {"size": "large"})
+    with pytest.raises(UserError, match=r"takes: name = 1.5: expected str or int$"):
+        call(takes, {"name": 1.5})
 
 
 def test_what_the_function_raises_comes_through() -> None:

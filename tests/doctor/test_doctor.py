@@ -132,6 +132,12 @@ def test_groups_on_more_than_one_node() -> None:
     ("environ", "level", "text"),
     [
         ({"OMPI_COMM_WORLD_SIZE": "4"}, Level.OK, "4 ranks started by Open MPI's mpiexec"),
+        (
+            {"PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"},
+            Level.OK,
+            "4 ranks started by mpiexec of MPICH or Intel MPI (PMI_SIZE), 2 of them on this node, MPI sees 4",
+        ),
+        ({"PMIX_RANK": "0"}, Level.OK, "4 ranks started by a launcher with PMIx (PMIX_RANK), MPI sees 4"),
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4"}, Level.OK, "4 ranks started by srun"),
         ({}, Level.WARNING, "none, so this is one rank: start mpiexec -n 4 hpcsgd doctor"),
         ({"SLURM_NTASKS": "4"}, Level.WARNING, "none, so this is one rank: start srun hpcsgd doctor"),

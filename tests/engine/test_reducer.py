@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
+import weakref
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -174,6 +177,30 @@ def test_a_model_may_be_wrapped_anew(run, n: int) -> None:
             gathered_step(net, optimizer, t, range(n))
     for ours in run(n, train):
         torch.testing.assert_close(ours, vector(net), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [2])
+@pytest.mark.parametrize("options", [{}, {"prefetch": True}, {"accumulate": 2}])
+def test_nothing_stays_of_a_model_that_is_dropped(run, n: int, options: dict[str, Any]) -> None:
+    """Or one training after the other in a process, as in a search, would need the memory of all."""
+
+    def train(world: Transport) -> list[bool]:
+        job, net = form(world), make_model()
+        optimizer = DistributedOptimizer(momentum(net), net, job, bsp(), **options)
+        for t in range(2):
+            for _ in range(options.get("accumulate", 1)):
+                loss(net, *batch(t, world.rank)).backward()
+            optimizer.step()
+        kept = [weakref.ref(each) for each in (optimizer, net, next(net.parameters()))]
+        del optimizer, net
+        world.run(lambda: None, "what the lane holds until it is given more").wait()
+        for turn in range(n):  # of two threads that collect at once, one is turned away
+            if turn == world.rank:
+                gc.collect()
+            world.barrier()
+        return [each() is None for each in kept]
+
+    assert run(n, train) == [[True] * 3] * n
 
 
 @pytest.mark.parametrize("n", [1, 2])

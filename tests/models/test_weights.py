@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,3 +129,31 @@ def test_pickled_code_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         read(tmp_path / "bad.pt")
     assert not (tmp_path / "ran").exists()
+
+
+class Mischief:
+    """What a pickle may do: call anything, here one that leaves a file."""
+
+    def __init__(self, left: Path) -> None:
+        self.left = left
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.left,)
+
+
+def test_an_index_from_elsewhere_runs_no_code(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    folder, left = tmp_path / "checkpoint", tmp_path / "left"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this is one process
+        save({**net(0).state_dict(), "half": torch.ones(2, dtype=torch.bfloat16)}, checkpoint_id=folder)
+    given = read(folder)
+    assert torch.equal(given["half"], torch.ones(2, dtype=torch.bfloat16))
+
+    (folder / ".metadata").write_bytes(pickle.dumps(Mischief(left)))
+    with pytest.raises(UserError, match=r"asks for pathlib\.Path\.touch, which no checkpoint needs"):
+        read(folder)
+    assert not left.exists()
+    pickle.loads((folder / ".metadata").read_bytes())
+    assert left.exists(), "the mischief is one"

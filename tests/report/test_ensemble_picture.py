@@ -190,5 +190,5 @@ def test_a_log_is_drawn_as_it_is_read(tmp_path: Path, panels: list[Axes]) -> Non
     plot_events(read(tmp_path / "events.jsonl"), tmp_path / "islands.png")
     first, second = (axes.get_title(loc="left") for axes in panels)
     assert first.startswith("2 epochs in ")
-    assert first.endswith(": 4 lost, 4 returned")
+    assert first.endswith(": 4 lost, 5 returned, 1 left")
     assert second == "threads: 8 in all"

@@ -11,16 +11,19 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from data.pictures import write_classes, write_pngs
 from hpcsgd import models
 from hpcsgd.batch import load_site, site
 from hpcsgd.config.schema import load
-from hpcsgd.data import READERS
+from hpcsgd.data import READERS, convert_images, convert_npz, convert_pairs
+from hpcsgd.data.layout import VERSIONS
 from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import new_file
 from hpcsgd.starting import begin, run
-from hpcsgd.starting.choices import COLLECTIONS, METHODS
+from hpcsgd.starting.choices import COLLECTIONS, FORMS, METHODS
 from hpcsgd.starting.site import site_text
 from hpcsgd.training.parts import make_method
 from training.launches import launch, make_store, mpiexec
@@ -70,6 +73,50 @@ def test_it_is_trained_on_two_ranks(folder: Path) -> None:
     done = launch(folder, "train", "job.toml", n=2)
     assert (done.code, done.err) == (0, "")
     assert (folder / "runs" / "job" / "model.pt").exists()
+
+
+STORES = {
+    "arrays": ({"inputs": 6, "classes": 3}, "mlp"),
+    "image files": ({"classes": 2}, "resnet50"),
+    "pairs": ({"scale": 2}, "edsr"),
+}
+
+
+def make_store_of(form: str, folder: Path) -> Path:
+    store = folder / "own.h5"
+    if form == "arrays":
+        np.savez(folder / "own.npz", x=np.ones((40, 2, 3)), y=np.arange(40) % 3)
+        convert_npz([folder / "own.npz"], store)
+    elif form == "image files":
+        convert_images(write_classes(folder / "images"), store, 16)
+    else:
+        convert_pairs(write_pngs(folder / "images"), store, 2)
+    return store
+
+
+@pytest.mark.parametrize("form", STORES)
+def test_a_store_of_ones_own_gives_its_sizes(folder: Path, form: str) -> None:
+    sizes, model = STORES[form]
+    begin(Path("job.toml"), data=str(make_store_of(form, folder).relative_to(folder)))
+    config = load(Path("job.toml"))
+    assert (config.model.build, config.model.arguments) == (model, sizes)
+    models.build(model, sizes)
+
+
+def test_a_model_of_ones_own_is_told_the_sizes_of_the_samples(folder: Path) -> None:
+    begin(Path("job.toml"), data=str(make_store_of("arrays", folder)), model="mine:small")
+    lines = Path("job.toml").read_text().splitlines()
+    at = lines.index("[model.arguments]")
+    assert lines[at + 1 : at + 4] == [
+        "# of your function, by name; the samples have:",
+        "# inputs = 6",
+        "# classes = 3",
+    ]
+    assert load(Path("job.toml")).model.arguments == {}
+
+
+def test_every_form_of_store_can_be_begun_with() -> None:
+    assert {*FORMS} == {*VERSIONS}
 
 
 def test_every_line_but_the_plain_ones_is_explained() -> None:

@@ -120,11 +120,11 @@ def test_a_live_page_reloads_itself(tab: Tab, tmp_path: Path) -> None:
 
     page = tmp_path / "report.html"
     folder = run(tmp_path / "one", records(30))
-    writing._write(page, [runs.load("one", folder)], every=1)
+    writing._write(page, [runs.load("one", folder)], every=10)
     tab.open(page)
     assert tab.evaluate("document.querySelectorAll('dd')[2].textContent") == "30"
     (folder / "metrics.jsonl").write_text(lines(records(60)))
-    writing._write(page, [runs.load("one", folder)], every=1)
+    writing._write(page, [runs.load("one", folder)], every=10)
     tab.until(f"document.querySelectorAll('dd')[2]?.textContent === '60' && {browser.DRAWN}")
     tab.evaluate("document.getElementById('follow').click()")
     assert_sound(tab, page)
