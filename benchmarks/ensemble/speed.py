@@ -65,9 +65,9 @@ def speed(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         rows, setting = _timed(folder, rounds)
-        store = _store(data, folder / "store.h5", quick=quick)
+        store = images(data, folder / "store.h5", quick=quick)
         per_epoch = -(-len(Store(store, "train")) // 2 // 16)
-        trained = [_train(who, store, folder, per_epoch, epochs, seed, quick=quick)
+        trained = [train(who, store, folder, per_epoch, epochs, seed, quick=quick)
                    for seed in range(1, seeds + 1) for who in methods]  # fmt: skip
     for row in rows:
         row["steps_an_epoch"] = per_epoch
@@ -106,20 +106,24 @@ def _timed(folder: Path, rounds: int) -> tuple[list[dict[str, Any]], dict[str, A
     return json.loads(out.read_text()), setting
 
 
-def _store(data: Path, target: Path, *, quick: bool) -> Path:
+def images(data: Path, target: Path, *, quick: bool) -> Path:
+    """A store of the images that all train on."""
     if quick:
         convert("digits", None, target)
         return target
     return first_images(data / "cifar10.h5", IMAGES, target)
 
 
-def _train(
-    who: str, store: Path, folder: Path, per_epoch: int, epochs: int, seed: int, *, quick: bool
-) -> dict[str, Any]:
-    """As a user would, by `hpcsgd train` or `hpcsgd launch`: accuracy after each epoch, distances."""
+def train(
+    who: str, store: Path, folder: Path, per_epoch: int, epochs: int, seed: int, *,
+    quick: bool, share: float | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """As a user would, by `hpcsgd train` or `hpcsgd launch`: accuracy after each epoch, distances.
+
+    `per_epoch`: steps; `share`: of the samples, that a group has in an epoch; None: they are dealt."""
     together = who == "sync SGD"
     every = max(1, per_epoch // MEETINGS)
-    run = folder / f"{who} {seed}"
+    run = folder / f"{who} {share} {seed}"
     job = folder / "job.toml"
     head, rest = JOB.read_text().split("[method]\n")
     if who == "with natural gradient":
@@ -131,6 +135,8 @@ def _train(
         "optimizer.lr": 0.05 if together else 0.025, "training.epochs": epochs, "training.threads": 1,
         "schedule.arguments.T_max": epochs, "run.folder": run, "job.groups": 1 if together else 2,
     }  # fmt: skip
+    if share is not None:
+        words["data.share"] = share
     if quick:
         words["model.arguments.channels"] = 1
     overrides = [word for key, value in words.items() for word in (f"--{key}", str(value))]

@@ -315,13 +315,13 @@ def test_a_mistake_that_all_find_at_once(islands: Islands) -> None:
     """As the tasks of an array do. Each tells it and ends; the next ones begin in the same folder."""
     mpiexec()
     for island in range(3):
-        islands.start(island, "--model.build", "net:Nett")
+        islands.start(island, "--model.build", "net:Nett", ranks=1)
     for island in range(3):
         assert islands.ended(island) == 1
         assert "no 'Nett' in net; did you mean 'Net'" in islands.printed_by(island).read_text()
     assert "Traceback" not in islands.told()
     hurry(islands.folder)
-    islands.start(0)
+    islands.start(0, ranks=1)
     assert islands.ended(0) == 0, islands.told()
 
 
