@@ -12,7 +12,7 @@ with --resume; torch's DistributedDataParallel, started again by torch.distribut
 its lighthouse, where this Python has them. What is possible is told by an undisturbed run of each.
 
 Simulated: each measured run, with as many failures, its restart time and its checkpoint interval; and 1,000
-nodes. `--keep` takes what was measured, and the random runs, from an earlier result.
+nodes. `--keep` takes what was measured, and the random runs, from an earlier result, and goes on there.
 
 Random runs: see goodput/random_runs.py.
 """
@@ -20,13 +20,14 @@ Random runs: see goodput/random_runs.py.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from goodput import simulated
-from goodput.contestants import CONTESTANTS, ISLANDS, SYNC
+from goodput.contestants import CONTESTANTS, ISLANDS, SYNC, NotHere
 from goodput.measured import measured
 from goodput.picture import draw
 from goodput.random_runs import played
@@ -43,6 +44,11 @@ QUICK_RUNS = 2
 
 def parts(rows: Sequence[Row], name: str) -> list[Row]:
     return [row for row in rows if row["part"] == name]
+
+
+def setting_of(rows: Sequence[Row]) -> Setting | None:
+    """Of what was measured."""
+    return next((Setting(**row["setting"]) for row in parts(rows, "measured")), None)
 
 
 def with_simulated(setting: Setting, rows: Sequence[Row]) -> list[Row]:
@@ -119,32 +125,36 @@ def main() -> None:
     parser.add_argument("--window", type=float, help=f"seconds of each; {FULL.window:g} by default")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=int, help="random runs; 500 by default")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="measure nothing: an earlier result has it")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="go on with an earlier result")
     parser.add_argument("--quick", action="store_true", help="at most a minute")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     given = parser.parse_args()
-    setting = QUICK if given.quick else FULL
-    told = {"P": given.groups, "window": given.window}
-    setting = replace(setting, **{name: value for name, value in told.items() if value is not None})
-    run = Run()
-    rows, absent = run.kept(given.keep), []
-    if rows:
-        rows = [row for row in rows if row["part"] in ("measured", "random run")]
-        setting = Setting(**rows[0]["setting"])
-    else:
-        who = [ISLANDS] if given.quick else given.who
-        rows, absent = measured(setting, who, given.seed, lambda line: print(line, flush=True))
-        rows = [{**row, "setting": asdict(setting)} for row in rows]
-        if given.json:
-            run.write(given.json, rows)
-    if not parts(rows, "random run"):
-        count = QUICK_RUNS if given.quick else 500
-        rows += played(
-            count if given.runs is None else given.runs, given.seed, lambda line: print(line, flush=True)
-        )
-        if given.json:
-            run.write(given.json, rows)
+    asked = {"P": given.groups, "window": given.window}
+    run, say = Run(), partial(print, flush=True)
+    rows = [row for row in run.kept(given.keep) if row["part"] in ("measured", "random run")]
+    setting = setting_of(rows) or replace(
+        QUICK if given.quick else FULL, **{name: value for name, value in asked.items() if value is not None}
+    )
+
+    def keep(more: Iterable[Row]) -> None:
+        """At once: what was measured is not lost with what comes after it."""
+        for row in more:
+            rows.append(row)
+            if given.json:
+                run.write(given.json, rows)
+
+    absent = []
+    for who in [ISLANDS] if given.quick else given.who:
+        if all(row["who"] != who for row in parts(rows, "measured")):
+            try:
+                keep(measured(setting, who, given.seed, say))
+            except NotHere as reason:
+                absent.append(str(reason))
+                say(absent[-1])
+    count = given.runs if given.runs is not None else QUICK_RUNS if given.quick else 500
+    there = {row["run"] for row in parts(rows, "random run")}
+    keep(played(number, given.seed, say) for number in range(1, count + 1) if number not in there)
     rows = with_simulated(setting, parts(rows, "measured")) + parts(rows, "random run")
     if not given.quick:
         rows += simulated.at_scale() + simulated.by_nodes()

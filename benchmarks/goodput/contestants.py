@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -146,8 +145,10 @@ class FaultTolerant:
     """torchft's LocalSGD and its lighthouse; dead replicas are started again at once."""
 
     def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
-        if find_spec("torchft") is None:
-            raise NotHere(f"{TORCHFT}: this Python has no package torchft")
+        tried = [sys.executable, "-P", "-c", "import torchft"]
+        done = subprocess.run(tried, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise NotHere(f"{TORCHFT}: this Python cannot import torchft: {done.stderr.splitlines()[-1]}")
         if setting.K > 1:
             raise NotHere(f"{TORCHFT}: replicas of one rank only, groups have {setting.K}")
         self._folder, self._setting = folder, setting

@@ -1,11 +1,12 @@
-"""All contestants, undisturbed and with failures."""
+"""A contestant, undisturbed and with failures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
-from goodput.contestants import DDP, SYNC, NotHere
+from goodput.contestants import DDP, SYNC
 from goodput.course import course
 from goodput.killer import failures
 from goodput.settings import Setting
@@ -19,22 +20,8 @@ WITH_INTERVAL = (SYNC, DDP)
 """For whom Young's interval matters: islands go on from each other."""
 
 
-def measured(
-    setting: Setting, who: Sequence[str], seed: int, tell: Callable[[str], object]
-) -> tuple[list[Row], list[str]]:
-    """A row for each contestant and mean time between failures; and who could not take part, why."""
-    rows: list[Row] = []
-    absent: list[str] = []
-    for name in who:
-        try:
-            rows += _of_one(name, setting, seed, tell)
-        except NotHere as reason:
-            absent.append(str(reason))
-            tell(str(reason))
-    return rows, absent
-
-
-def _of_one(who: str, setting: Setting, seed: int, tell: Callable[[str], object]) -> list[Row]:
+def measured(setting: Setting, who: str, seed: int, tell: Callable[[str], object]) -> list[Row]:
+    """A row for each mean time between failures. Raises `NotHere`."""
     calm = course(who, setting, setting.calm, CALM_STEPS)
     ideal = setting.P * setting.batch / setting.seconds
     tell(f"{who}: {calm.rate:.0f} samples/s undisturbed, {calm.rate / ideal:.1%} of computing alone")
@@ -57,6 +44,7 @@ def _of_one(who: str, setting: Setting, seed: int, tell: Callable[[str], object]
                 "goodput": went.samples / (went.seconds * calm.rate),
                 "restart_s": went.restart,
                 "checkpoint_every_steps": every,
+                "setting": asdict(setting),
             }
         )
         tell(f"{who}: a failure every {mtbf:g} s: {went.failures} of them, goodput {rows[-1]['goodput']:.1%}")

@@ -57,23 +57,18 @@ class Kill:
     islands: tuple[int, ...]
 
 
-def played(runs: int, seed: int, tell: Callable[[str], object]) -> list[Row]:
-    """A row for each run."""
+def played(number: int, seed: int, tell: Callable[[str], object]) -> Row:
+    """The run of this number."""
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer takes long; forked processes have it
-    rows = []
     with tempfile.TemporaryDirectory() as name:
-        store = write_store(Path(name) / "small.h5")
-        for number in range(1, runs + 1):
-            chance = random.Random(f"{seed} {number}")
-            folder = Path(name).resolve() / str(number)
-            folder.mkdir()
-            run = Run(chance, folder, store)
-            run.play()
-            told = judge(folder, store, BATCH, RATE, run.codes, run.in_time)
-            rows.append({"part": "random run", "run": number, "seed": seed, "kills": run.killed, **told})
-            tell(f"run {number}: {run.story()}: {'; '.join(told['wrong']) or 'right'}")
-    return rows
+        folder = Path(name).resolve()
+        store = write_store(folder / "small.h5")
+        run = Run(random.Random(f"{seed} {number}"), folder, store)
+        run.play()
+        told = judge(folder, store, BATCH, RATE, run.codes, run.in_time)
+    tell(f"run {number}: {run.story()}: {'; '.join(told['wrong']) or 'right'}")
+    return {"part": "random run", "run": number, "seed": seed, "kills": run.killed, **told}
 
 
 class Run:

@@ -99,7 +99,7 @@ def test_one_job_suffers_where_islands_do_not():
 def test_a_random_run_is_right():
     """In a process of its own: no fork of one whose autograd has had devices can train."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
-        [row] = alone.submit(played, 1, 1, print).result()
+        row = alone.submit(played, 1, 1, print).result()
     assert row["wrong"] == []
     assert row["rounds"]
     assert 0 < row["samples"] <= row["by_formula"]
