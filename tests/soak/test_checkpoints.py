@@ -122,7 +122,7 @@ def attempt(runs: Runs, path: Path, seed: int, said: Callable[[], str]) -> None:
     both = chance.random() < 0.2
     changed = damage(newest, chance)
     if both:
-        changed &= damage(path / f"step-{SAVED[0]:08d}", chance)
+        damage(path / f"step-{SAVED[0]:08d}", chance)
     try:
         found = restored(path, method, shape)
     except JobError as error:
