@@ -35,6 +35,8 @@ EXACT = 1e-5
 """Sums in other orders differ by less."""
 GONE_BACK = "the other islands have gone back"
 """What an island says that has to be started again."""
+LAST_WORDS = 3000
+"""Characters."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,11 @@ def bad_codes(folder: Path, codes: Mapping[int, Sequence[int]]) -> list[str]:
         for life, code in enumerate(lives, start=1):
             last = life == len(lives)
             killed = code == -signal.SIGKILL and not last
-            went_back = code == 1 and not last and GONE_BACK in (folder / f"log-{island}-{life}").read_text()
+            log = folder / f"log-{island}-{life}"
+            said = log.read_text() if log.exists() else ""  # it may be killed before it has one
+            went_back = code == 1 and not last and GONE_BACK in said
             if not (killed or went_back or (last and code == 0)):
-                wrong.append(f"life {life} of island {island} ended with {code}")
+                wrong.append(f"life {life} of island {island} ended with {code}: {said[-LAST_WORDS:]}")
     return wrong
 
 

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,21 @@ def played(number: int, seed: int, tell: Callable[[str], object]) -> Row:
         store = write_store(folder / "small.h5")
         run = Run(random.Random(f"{seed} {number}"), folder, store)
         run.play()
-        told = judge(folder, store, BATCH, RATE, run.codes, run.in_time)
+        told = in_a_fork(lambda: judge(folder, store, BATCH, RATE, run.codes, run.in_time))
     tell(f"run {number}: {run.story()}: {'; '.join(told['wrong']) or 'right'}")
     return {"part": "random run", "run": number, "seed": seed, "kills": run.killed, **told}
+
+
+def in_a_fork(judged: Callable[[], Row]) -> Row:
+    """Islands are forked from this process: once it had computed with torch, theirs might refuse to."""
+    context = get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: there.send(judged()))
+    process.start()
+    there.close()
+    told = here.recv()
+    process.join()
+    return told
 
 
 class Run:

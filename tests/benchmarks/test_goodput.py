@@ -97,7 +97,7 @@ def test_one_job_suffers_where_islands_do_not():
 
 
 def test_a_random_run_is_right():
-    """In a process of its own: no fork of one whose autograd has had devices can train."""
+    """In a process of its own: forks of one that has computed with torch may refuse to."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         row = alone.submit(played, 1, 1, print).result()
     assert row["wrong"] == []
@@ -175,7 +175,10 @@ def test_a_mean_that_is_none_is_found(left: Path):
 def test_an_exit_code_and_a_model_are_found(left: Path):
     (left / "log-1-1").write_text("Traceback")
     torch.save({"inner.weight": torch.full((3, 6), torch.nan)}, left / "run" / "model.pt")
-    assert wrong(left, {0: [0], 1: [1, 0]}) == ["life 1 of island 1 ended with 1", "the model is not finite"]
+    assert wrong(left, {0: [0], 1: [1, 0]}) == [
+        "life 1 of island 1 ended with 1: Traceback",
+        "the model is not finite",
+    ]
     (left / "log-1-1").write_text(f"... {random_judge.GONE_BACK} to step 4 from 8")
     os.remove(left / "run" / "model.pt")
     assert wrong(left, {0: [-9, 0], 1: [1, 0]}) == ["no model was saved"]
