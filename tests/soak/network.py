@@ -220,10 +220,13 @@ class Server:
         try:
             while True:
                 end, _ = self.sockets[0].accept()
-                talk = self._serve(Reader(end), Writer(end))
-                Actor(self._stage, target=driven, args=(talk,), name="conversation").start()
+                Actor(self._stage, target=self._talk, args=(end,), name="conversation").start()
         except OSError:
             return
+
+    def _talk(self, end: Socket) -> None:
+        """Begun here: a coroutine of an actor that never has its turn would be complained of."""
+        driven(self._serve(Reader(end), Writer(end)))
 
     async def __aenter__(self) -> Server:
         return self
