@@ -5,7 +5,8 @@
 - Who went on from a checkpoint brought a mean that had been committed at that step.
 - No sample is counted twice in an epoch, of the rounds that stand (`useful.standing`).
 - Last lives ended with exit code 0, others by SIGKILL; or with 1, where the others had gone back meanwhile to
-  before this life began, as its log then says.
+  before this life began, as its log then says. The last life of an island that was late for the end is one of
+  these others.
 - The model that was saved is finite, and the last mean.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -53,7 +54,13 @@ class Visit:
 
 
 def judge(
-    folder: Path, store: Path, batch: int, rate: float, codes: Mapping[int, Sequence[int]], in_time: bool
+    folder: Path,
+    store: Path,
+    batch: int,
+    rate: float,
+    codes: Mapping[int, Sequence[int]],
+    late: Collection[int],
+    in_time: bool,
 ) -> dict[str, Any]:
     """What is wrong, how many rounds there were, and useful samples as they were seen and by the formula."""
     outcome = faults_judge.judge(folder, [], [] if in_time else ["not over in time"])
@@ -64,7 +71,7 @@ def judge(
     }
     wrong = [
         *outcome.wrong,
-        *bad_codes(folder, codes),
+        *bad_codes(folder, codes, late),
         *not_replayed(lives, store, rate),
         *unknown_starts(lives, events),
     ]
@@ -94,15 +101,16 @@ def visits(frames: Path, steps: Path) -> list[Visit]:
     return found
 
 
-def bad_codes(folder: Path, codes: Mapping[int, Sequence[int]]) -> list[str]:
+def bad_codes(folder: Path, codes: Mapping[int, Sequence[int]], late: Collection[int]) -> list[str]:
     wrong = []
     for island, lives in codes.items():
         for life, code in enumerate(lives, start=1):
             last = life == len(lives)
-            killed = code == -signal.SIGKILL and not last
+            goes_on = not last or island in late
+            killed = code == -signal.SIGKILL and goes_on
             log = folder / f"log-{island}-{life}"
             said = log.read_text() if log.exists() else ""  # it may be killed before it has one
-            went_back = code == 1 and not last and GONE_BACK in said
+            went_back = code == 1 and goes_on and GONE_BACK in said
             if not (killed or went_back or (last and code == 0)):
                 wrong.append(f"life {life} of island {island} ended with {code}: {said[-LAST_WORDS:]}")
     return wrong

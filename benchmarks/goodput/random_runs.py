@@ -32,8 +32,9 @@ from hpcsgd.data.convert import convert_npz
 from hpcsgd.errors import STOPPED
 from hpcsgd.islands import event_log
 from hpcsgd.islands.coordinator import Coordinator
-from hpcsgd.islands.journal import Alone
+from hpcsgd.islands.journal import REGISTER, Alone
 from hpcsgd.islands.meetings import Meetings
+from hpcsgd.islands.register import Phase
 from hpcsgd.training.run import train
 from hpcsgd.training.stopping import Reasons
 from hpcsgd.transport import Transport, threads
@@ -67,7 +68,7 @@ def played(number: int, seed: int, tell: Callable[[str], object]) -> Row:
         store = write_store(folder / "small.h5")
         run = Run(random.Random(f"{seed} {number}"), folder, store)
         run.play()
-        told = in_a_fork(lambda: judge(folder, store, BATCH, RATE, run.codes, run.in_time))
+        told = in_a_fork(lambda: judge(folder, store, BATCH, RATE, run.codes, run.late, run.in_time))
     tell(f"run {number}: {run.story()}: {'; '.join(told['wrong']) or 'right'}")
     return {"part": "random run", "run": number, "seed": seed, "kills": run.killed, **told}
 
@@ -106,6 +107,8 @@ class Run:
         self._back: dict[int, float] = {}
         self.codes: dict[int, list[int]] = {island: [] for island in everybody}
         """Of all lives, in order."""
+        self.late: set[int] = set()
+        """Islands that were not there when the others had finished."""
         self.killed = 0
         self.in_time = True
         (folder / "job.toml").write_text(f"""
@@ -151,7 +154,7 @@ checkpoint_every = {2 * EVERY}
             if now > deadline:
                 self.in_time = False
                 return
-            if began is None and (self._folder / "register.json").exists():
+            if began is None and (self._folder / REGISTER).exists():
                 began = now
             while plan and began is not None and now - began > plan[0].at:
                 self._kill(plan.pop(0).islands)
@@ -175,6 +178,17 @@ checkpoint_every = {2 * EVERY}
                 self.codes[island].append(os.waitstatus_to_exitcode(status))
                 if self.codes[island][-1] != 0 and len(self.codes[island]) < LIVES:
                     self._back[island] = now + BACK
+                self._end_with_the_training()
+
+    def _end_with_the_training(self) -> None:
+        """As `hpcsgd launch` does: once it is complete nobody is started again, and who is not in it goes."""
+        register = Alone(self._folder / REGISTER).load()
+        if register.phase is Phase.FINISHED:
+            absent = self._pids.keys() - set(register.islands)
+            self.late |= absent | self._back.keys()
+            self._back.clear()
+            for island in absent:
+                os.kill(self._pids[island], signal.SIGKILL)
 
     def _start(self, island: int) -> None:
         self._lives[island] += 1
@@ -199,7 +213,7 @@ checkpoint_every = {2 * EVERY}
         async def serve() -> None:
             at = Coordinator(
                 len(self._ranks), self._token, silence=SILENCE, timeout=LIMIT,
-                journal=Alone(Path("register.json")), events=told,
+                journal=Alone(Path(REGISTER)), events=told,
             )  # fmt: skip
             serving = asyncio.create_task(at.serve(HERE))
             while not at.address:

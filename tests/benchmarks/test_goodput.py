@@ -146,9 +146,9 @@ def left(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def wrong(left: Path, codes: dict[int, list[int]] | None = None) -> list[str]:
-    told = random_judge.judge(left, left / "small.h5", 2, RATE, codes or {0: [0], 1: [0]}, in_time=True)
-    return told["wrong"]
+def wrong(left: Path, codes: dict[int, list[int]] | None = None, late: set[int] | None = None) -> list[str]:
+    store, ended = left / "small.h5", codes or {0: [0], 1: [0]}
+    return random_judge.judge(left, store, 2, RATE, ended, late or set(), in_time=True)["wrong"]
 
 
 def replaced(path: Path, change: Any) -> None:
@@ -182,3 +182,9 @@ def test_an_exit_code_and_a_model_are_found(left: Path):
     (left / "log-1-1").write_text(f"... {random_judge.GONE_BACK} to step 4 from 8")
     os.remove(left / "run" / "model.pt")
     assert wrong(left, {0: [-9, 0], 1: [1, 0]}) == ["no model was saved"]
+
+
+def test_only_who_was_late_for_the_end_may_stay_killed(left: Path):
+    killed = {0: [0], 1: [-9, -9]}
+    assert wrong(left, killed, late={1}) == []
+    assert wrong(left, killed, late={0}) == ["life 2 of island 1 ended with -9: "]

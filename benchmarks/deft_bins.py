@@ -1,0 +1,159 @@
+"""What limits DEFT's selection: by what its layers are dealt to n workers, and into what pieces they are cut.
+
+    python benchmarks/deft_bins.py [--quick] [--json FILE]
+
+The tasks of deft_scaling.py with our kernel, whose time hardly depends on k, on one thread, caches cold. The
+slowest of n workers counts, when pieces go to bins
+
+    size·log k     by algorithms 2 and 4, as `hpcsgd.Deft` does
+    measured       by the seconds that each piece took alone, less those of a call
+    half pieces    by size·log k again, of pieces of at most M/(2n) elements
+    even           cut where a bin is full: each of M/n elements, of at most n − 1 pieces more than layers
+
+"elements" and "selected" are the slowest worker's, over M/n and k/n. "loss" is n over the speed-up beside
+Top-k, 1 where it is linear; "without call" the same, less what a call for one element takes: on cold caches
+that is most of what cannot be divided.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deft_scaling import LINEAR_UP_TO, TASKS, Task, accumulated, by_kernel, seconds
+from harness import Goal, Run, print_table
+from hpcsgd import kernels
+from hpcsgd.sparsifiers.base import wanted
+from hpcsgd.sparsifiers.deft import allocate, assign, partition
+
+WORKERS = (4, 8, 16, 32)
+DEFT, EVEN = "size·log k", "even"
+TOPK, CALL = "Top-k", "one element"
+NANO = 10**9
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Pieces between neighbouring `bounds`, `k` to be selected from each, by the worker `bins` says."""
+
+    bounds: Tensor
+    k: list[int]
+    bins: list[int]
+
+    def of(self, worker: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Starts, stops and k of what it searches."""
+        mine = torch.tensor(
+            [i for i, b in enumerate(self.bins) if b == worker and self.k[i]], dtype=torch.int64
+        )
+        return self.bounds[mine], self.bounds[mine + 1], torch.tensor(self.k)[mine]
+
+
+def even(layers: Tensor, n: int) -> tuple[Tensor, list[int]]:
+    """Bounds of pieces, and the bin of each: layers in their order, cut wherever a bin of M/n is full."""
+    M = int(layers[-1])
+    ends = torch.tensor([M * (b + 1) // n for b in range(n)])
+    bounds = torch.cat([layers, ends]).unique()
+    return bounds, torch.searchsorted(ends, bounds[1:]).tolist()
+
+
+def ways(acc: Tensor, layers: Tensor, k: int, n: int, rounds: int) -> Iterator[tuple[str, Dealt]]:
+    bounds = partition(layers, n)
+    ks = shares_of(acc, bounds, k)
+    sizes = bounds.diff().tolist()
+    yield DEFT, Dealt(bounds, ks, allocate(sizes, ks, n))
+    costs = [round(NANO * cost) for cost in cost_of_each(acc, bounds, ks, rounds)]
+    yield "measured", Dealt(bounds, ks, allocate(costs, [1] * len(costs), n))
+    halves = partition(layers, 2 * n)
+    ks = shares_of(acc, halves, k)
+    yield "half pieces", Dealt(halves, ks, allocate(halves.diff().tolist(), ks, n))
+    bounds, bins = even(layers, n)
+    yield EVEN, Dealt(bounds, shares_of(acc, bounds, k), bins)
+
+
+def shares_of(acc: Tensor, bounds: Tensor, k: int) -> list[int]:
+    """Of every piece, by its norm (algorithm 3)."""
+    sizes = bounds.diff().tolist()
+    return assign([float(part.norm()) for part in acc.split(sizes)], sizes, k)
+
+
+def cost_of_each(acc: Tensor, bounds: Tensor, ks: Sequence[int], rounds: int) -> list[float]:
+    """Seconds of selecting from each piece, without the call; none where nothing is selected."""
+    pieces = [(bounds[i : i + 1], bounds[i + 1 : i + 2], torch.tensor([k])) for i, k in enumerate(ks)]
+    turns = {str(i): partial(by_kernel, acc, *piece) for i, piece in enumerate(pieces)}
+    found = seconds({CALL: one_element(acc), **turns}, rounds)
+    return [max(0.0, found[str(i)] - found[CALL]) if k else 0.0 for i, k in enumerate(ks)]
+
+
+def one_element(acc: Tensor) -> Callable[[], None]:
+    return partial(by_kernel, acc, torch.tensor([0]), torch.tensor([1]), torch.tensor([1]))
+
+
+def measured(task: Task, workers: Sequence[int], rounds: int) -> Iterator[Row]:
+    acc, layers = accumulated(task.layers(), torch.Generator().manual_seed(0))
+    k = wanted(task.density, len(acc))
+    whole = (torch.tensor([0]), torch.tensor([len(acc)]), torch.tensor([k]))
+    for n in workers:
+        dealt = dict(ways(acc, layers, k, n, rounds))
+        shares = {(way, worker): each.of(worker) for way, each in dealt.items() for worker in range(n)}
+        turns = {
+            f"{way} {worker}": partial(by_kernel, acc, *share) for (way, worker), share in shares.items()
+        }
+        found = seconds({TOPK: partial(by_kernel, acc, *whole), CALL: one_element(acc), **turns}, rounds)
+        topk, call = found[TOPK], found[CALL]
+        for way, each in dealt.items():
+            slowest = max(range(n), key=lambda worker: found[f"{way} {worker}"])
+            starts, stops, ks = shares[way, slowest]
+            took = found[f"{way} {slowest}"]
+            yield {
+                "task": task.name, "M": len(acc), "density": task.density, "n": n, "bins": way,
+                "pieces": len(each.k), "elements": n * int((stops - starts).sum()) / len(acc),
+                "selected": n * int(ks.sum()) / k, "seconds": took, "topk_seconds": topk, "call_seconds": call,
+                "loss": n * took / topk, "loss_without_call": n * (took - call) / (topk - call),
+            }  # fmt: skip
+
+
+def goals(rows: Iterable[Row]) -> list[Goal]:
+    return [
+        Goal(f"{row['task']}, n = {row['n']}, {row['bins']}: n over the speed-up", row["loss"], 1)
+        for row in rows
+        if row["n"] <= LINEAR_UP_TO and row["bins"] in (DEFT, EVEN)
+    ]
+
+
+HEAD = ["task", "d", "n", "bins", "pieces", "elements", "selected", "ms", "loss", "without call"]
+
+
+def cells(row: Row) -> list[object]:
+    return [
+        *(row[key] for key in ("task", "density", "n", "bins", "pieces")),
+        f"{row['elements']:.2f}", f"{row['selected']:.2f}", f"{1e3 * row['seconds']:.3f}",
+        f"{row['loss']:.2f}", f"{row['loss_without_call']:.2f}",
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a minute: one task, fewer workers and rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    run = Run()
+    tasks, workers, rounds = (TASKS[:1], WORKERS[:2], 3) if given.quick else (TASKS, WORKERS, 11)
+    rows = [row for task in tasks for row in measured(task, workers, rounds)]
+    print_table(map(cells, rows), HEAD)
+    run.conclude(rows, goals(rows), given.json, {"kernels": str(kernels.native())})
+
+
+if __name__ == "__main__":
+    main()
