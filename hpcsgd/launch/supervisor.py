@@ -134,7 +134,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         await self._coordinator.start()
-        serving = asyncio.create_task(self._coordinator.keep())
+        serving = asyncio.create_task(self._serve())
         try:
             await asyncio.gather(*(self._keep(island) for island in self.islands))
         finally:
@@ -142,6 +142,12 @@ class Supervisor:
             serving.cancel()
             await self._coordinator.end()
         return self._verdict()
+
+    async def _serve(self) -> None:
+        await self._coordinator.keep()
+        register = self._coordinator.register()
+        if register.phase is Phase.FINISHED:  # who is still on its way would look in vain for a coordinator
+            self._kill_others(register.islands)
 
     async def _keep(self, island: Island) -> None:
         while not (self._ending or self._stopping):
@@ -218,9 +224,7 @@ class Supervisor:
         """One has come to the end, so all do; who does not is killed, and who was not there at once."""
         if not self._ending:
             self._ending = True
-            for island in self.islands:
-                if island.number not in members:
-                    island.kill()
+            self._kill_others(members)
             asyncio.get_running_loop().call_later(self._silence + GRACE, self._kill_all)
 
     def _stop(self) -> None:
@@ -236,8 +240,12 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         self._ending = True
+        self._kill_others(())
+
+    def _kill_others(self, members: Collection[int]) -> None:
         for island in self.islands:
-            island.kill()
+            if island.number not in members:
+                island.kill()
 
     def _say(self, island: Island, what: str) -> None:
         print(f"hpcsgd: island {island.number} {what}", file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from hpcsgd.errors import UserError
 from hpcsgd.islands import event_log
 from hpcsgd.islands.allotment import Allotment
+from hpcsgd.islands.register import Phase, Register
 from hpcsgd.launch.coordinator_process import CoordinatorProcess
 from hpcsgd.launch.starter import Mpiexec, Srun, starter
 from hpcsgd.launch.supervisor import Supervisor, sizes
@@ -105,6 +107,40 @@ def test_all_come_to_the_end(tmp_path: Path) -> None:
     assert [lives(tmp_path, island) for island in (0, 1)] == [1, 1]
     assert len(events(tmp_path, "commit")) == 5
     assert [event["code"] for event in events(tmp_path, "ended")] == [0, 0]
+
+
+class Over:
+    """A coordinator elsewhere, of islands that finish while another one starts."""
+
+    address = token = ""
+
+    def __init__(self, started: Path) -> None:
+        self._started, self._now = started, Register(phase=Phase.RUN)
+
+    async def start(self) -> None: ...
+
+    async def keep(self) -> None:
+        while not self._started.exists():
+            await asyncio.sleep(0.01)
+        self._now = Register(phase=Phase.FINISHED)
+
+    def note(self, event: str, **fields: Any) -> None: ...
+
+    def register(self) -> Register:
+        return self._now
+
+    async def end(self) -> None: ...
+
+
+def test_who_comes_when_it_is_over_does_not_wait(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    supervisor = Supervisor(
+        {1: 1}, 2, ["sh", "-c", f"touch {started}; exec sleep 1000"], tmp_path, Alone(), Over(started),
+        restarts=2, silence=60, timeout=60,
+    )  # fmt: skip
+    assert asyncio.run(supervisor.run()) == 0
+    [island] = supervisor.islands
+    assert (island.lives, island.code) == (1, 128 + signal.SIGKILL)
 
 
 DIES = f"""
