@@ -115,8 +115,9 @@ def measured(task: Task, workers: Sequence[int], rounds: int) -> Iterator[Row]:
             yield {
                 "task": task.name, "M": len(acc), "density": task.density, "n": n, "bins": way,
                 "pieces": len(each.k), "elements": n * int((stops - starts).sum()) / len(acc),
-                "selected": n * int(ks.sum()) / k, "seconds": took, "topk_seconds": topk, "call_seconds": call,
-                "loss": n * took / topk, "loss_without_call": n * (took - call) / (topk - call),
+                "selected": n * int(ks.sum()) / k, "seconds": took, "topk_seconds": topk,
+                "call_seconds": call, "loss": n * took / topk,
+                "loss_without_call": n * (took - call) / (topk - call),
             }  # fmt: skip
 
 
