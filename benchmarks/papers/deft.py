@@ -74,7 +74,7 @@ def as_dense(place: Place) -> list[Row]:
 def by_density(place: Place) -> list[Row]:
     """Figure 8."""
     n = 4 if place.quick else 8
-    return all_of(place, [(f"d = {d:g}", sparse(hpcsgd.Deft, d), n) for d in DENSITIES], 1200)
+    return all_of(place, [(f"d = {d:g}", sparse(hpcsgd.Deft, d), n) for d in DENSITIES], 4800)
 
 
 def by_workers(place: Place) -> list[Row]:
