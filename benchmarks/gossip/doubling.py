@@ -9,28 +9,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from mpi4py import MPI
 from torch import Tensor
 
 from harness.workloads import Step, Workload, sgd
+from hpcsgd.transport import Transport
 
 
-def doubling(workload: Workload, comm: MPI.Comm) -> Step:
+def doubling(workload: Workload, world: Transport) -> Step:
     """A training step by it; the ranks are a power of two."""
     model = workload.model()
     optimizer, parameters = sgd(model), list(model.parameters())
-    optimizer.register_step_pre_hook(lambda *_: average([_gradient(p) for p in parameters], comm))
+    optimizer.register_step_pre_hook(lambda *_: average([_gradient(p) for p in parameters], world))
     return workload.training(model, optimizer)
 
 
-def average(gradients: Sequence[Tensor], comm: MPI.Comm) -> None:
+def average(gradients: Sequence[Tensor], world: Transport) -> None:
     """In place. What a rank has summed up comes from twice as many ranks after each exchange."""
-    n, rank = comm.Get_size(), comm.Get_rank()
+    n, rank = world.size, world.rank
     assert n.bit_count() == 1, f"{n} ranks are no power of two"
     whole = torch.cat([g.reshape(-1) for g in gradients])
     others = torch.empty_like(whole)
     for distance in (1 << level for level in range(n.bit_length() - 1)):
-        comm.Sendrecv(whole.numpy(), rank ^ distance, recvbuf=others.numpy(), source=rank ^ distance)
+        world.exchange({rank ^ distance: whole}, {rank ^ distance: others}).wait()
         whole += others
     whole /= n
     for g, mean in zip(gradients, whole.split([g.numel() for g in gradients]), strict=True):

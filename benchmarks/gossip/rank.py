@@ -82,7 +82,7 @@ def entries(size: int) -> dict[str, Entry]:
         "compute only": Entry(plain(RESNET20)),
         "DDP (gloo)": Entry(ddp_tuned(RESNET20)),
         "AR-SGD": Entry.of(hpcsgd.init(groups=1), hpcsgd.bsp()),
-        DOUBLING: Entry(doubling(RESNET20, MPI.COMM_WORLD), sent=sent(RESNET20, size)),
+        DOUBLING: Entry(doubling(RESNET20, hpcsgd.init(groups=1).world), sent=sent(RESNET20, size)),
         "D-PSGD": gossip(hpcsgd.d_psgd()),
         "SGP": gossip(hpcsgd.sgp()),
         "2P-SGP": gossip(hpcsgd.sgp(peers=2)),

@@ -9,14 +9,11 @@ from gossip.doubling import average
 from hpcsgd.transport import Transport
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_doubling_is_the_mean(run, n: int) -> None:
     def averaged(world: Transport) -> list[torch.Tensor]:
-        from mpi4py import MPI
-
         mine = [torch.arange(3.0) * 10**world.rank, torch.full((2, 1), float(world.rank))]
-        average(mine, MPI.COMM_WORLD)
+        average(mine, world)
         return mine
 
     for vector, matrix in run(n, averaged):
