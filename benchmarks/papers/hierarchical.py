@@ -66,7 +66,7 @@ ARTIFACTS: Artifacts = {
         "PSNR by P, DIV2K, EDSR, I = 4",
         Small(sharpen, beside.resized, SHARPENED),
         original.edsr_jobs,
-        TINY,
+        f"{TINY}; the median of the last 5 epochs",
     ),
     "Figure 1": Artifact("model averaging of 2 groups of 2"),
     "Figure 2": Artifact(
