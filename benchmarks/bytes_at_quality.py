@@ -4,10 +4,10 @@
       --test wikitext-2/wiki.test.tokens
     python benchmarks/bytes_at_quality.py --data wikitext2_bytes.h5 [--json FILE] [--plot FILE]
 
-A GPT of 0.12 million parameters on 6.3 million bytes of WikiText-2, by P = 4 and 8 groups of one rank that
+A GPT of 0.12 million parameters on 4.2 million bytes of WikiText-2, by P = 4 and 8 groups of one rank that
 share batches of 8 windows of 128 bytes: bsp; DiLoCo, whose groups meet every 64 steps; Streaming DiLoCo with
 4 bits; SparseLoCo, every 6·P steps; MuLoCo with 2 bits. Everybody has the same tokens in the same order. Each
-is tried with six settings, on a seed of its own and by text that is held out of training; with the best of
+is tried with four settings, on a seed of its own and by text that is held out of training; with the best of
 them it trains on three other seeds, and is judged by the beginning of the test split.
 
 Groups are threads of one process, by the library: --real compares a short training of everybody with one on

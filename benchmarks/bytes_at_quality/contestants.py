@@ -41,7 +41,7 @@ def muon(model: nn.Module, s: Settings) -> optim.Optimizer:
     return hpcsgd.muon(model, lr=s["lr"], weight_decay=DECAY, rest={"betas": BETAS})
 
 
-RATES = (8e-3, 16e-3, 32e-3)
+RATES = (8e-3, 16e-3)
 """Inside a group, of all that have an outer one besides."""
 
 
@@ -58,7 +58,7 @@ def with_outer(**inner: Sequence[float]) -> list[Settings]:
 
 
 CONTESTANTS: dict[str, Contestant] = {
-    BSP: Contestant(lambda s, _: hpcsgd.bsp(), grid(lr=(4e-3, 8e-3, 12e-3, 16e-3, 24e-3, 32e-3)), adamw),
+    BSP: Contestant(lambda s, _: hpcsgd.bsp(), grid(lr=(8e-3, 16e-3, 24e-3, 32e-3)), adamw),
     DILOCO: Contestant(lambda s, _: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=RATES), adamw),
     STREAMED: Contestant(
         lambda s, _: hpcsgd.streamed(

@@ -43,8 +43,8 @@ class Setting:
     """Tokens, which are bytes."""
     batch: int = 8
     """Windows of a step, of all groups together."""
-    steps: int = 6144
-    trials: int = 6
+    steps: int = 4096
+    trials: int = 4
     """Settings that are tried of everybody."""
     judged: int = 1024
     """Windows: of the end of the text, for trials, and of the text to test on."""
