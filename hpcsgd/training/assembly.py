@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from hpcsgd import models
 from hpcsgd.config.reference import annotations_of, build, call, resolve
-from hpcsgd.config.schema import Config
+from hpcsgd.config.schema import Config, ScheduleSection
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.core.shards import reshard
 from hpcsgd.core.topology import Job
@@ -243,12 +243,10 @@ def make_natural_gradient(
 
 
 def make_scheduler(config: Config, optimizer: optim.Optimizer, how_long: Length) -> LRScheduler | None:
-    """Where an argument is the word "length" it is that of the run, in what the scheduler counts."""
     schedule = config.schedule
     if schedule.build is None:
         return None
-    whole = how_long.expected if schedule.per == "step" else how_long.epochs
-    given = {name: whole if value == LENGTH else value for name, value in schedule.arguments.items()}
+    given = scheduler_arguments(schedule, how_long)
     made = build("schedule", schedule.build, SCHEDULERS, given, LRScheduler, optimizer)
     if isinstance(made, ReduceLROnPlateau):
         raise UserError(
@@ -256,6 +254,12 @@ def make_scheduler(config: Config, optimizer: optim.Optimizer, how_long: Length)
             "the number of steps or epochs alone"
         )
     return made
+
+
+def scheduler_arguments(schedule: ScheduleSection, how_long: Length) -> dict[str, Any]:
+    """Where one is the word "length" it is that of the run, in what the scheduler counts."""
+    whole = how_long.expected if schedule.per == "step" else how_long.epochs
+    return {name: whole if value == LENGTH else value for name, value in schedule.arguments.items()}
 
 
 def make_transform(name: str | None) -> Transform:

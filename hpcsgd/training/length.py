@@ -40,6 +40,19 @@ class Length:
             return min(-(-missing // batches.per_step), len(batches))
         return len(batches)
 
+    def expected_from(self, epoch: int, t: int, batches: Batches | InjectedBatches, per_epoch: int) -> int:
+        """Steps of the whole run, where it has come to `epoch` and `t`, `batches` are left of the epoch, and
+        later ones have `per_epoch` of them."""
+        if self.steps is not None:
+            return self.steps
+        later = self.epochs - epoch - 1
+        if later < 0:
+            return t
+        t += self.left(epoch, t, batches)
+        if later == 0 or self.samples is None:
+            return t + later * per_epoch
+        return t + (later - 1) * per_epoch + min(-(-self.samples // batches.per_step), per_epoch)
+
 
 def length(
     training: TrainingSection, batches: Batches | InjectedBatches, ranks: int, tokens: int | None = None

@@ -23,7 +23,7 @@ from hpcsgd.training.assembly import Assembly
 from hpcsgd.training.divergence import diverged, require_finite
 from hpcsgd.training.evaluation import evaluate
 from hpcsgd.training.readings import Readings
-from hpcsgd.training.scheduler import scheduler_state, take_up_scheduler
+from hpcsgd.training.scheduler import scheduler_state, take_up_schedule
 from hpcsgd.training.stopping import Stopping
 from hpcsgd.training.tracing import Tracer, Untraced
 from hpcsgd.transport import Transport
@@ -42,8 +42,10 @@ class Loop(ABC):
         self, config: Config, parts: Assembly, checkpoints: Writer, stopping: Stopping, aside: Transport
     ) -> None:
         self._config = config.training
-        self._per_step = config.schedule.per == "step"
+        self._schedule = config.schedule
+        self._per_step = self._schedule.per == "step"
         self._parts = parts
+        self._expected = parts.length.expected  # steps of the whole run, as far as can be told
         self._checkpoints = checkpoints
         self._stopping = stopping
         self._epoch = 0
@@ -70,7 +72,7 @@ class Loop(ABC):
         self._scaled_for = shared.get("scaled_for", self._scaled_for)
         parts.sampler.load_state_dict(shared["sampler"])
         parts.warm_up.load_state_dict(shared["warm_up"])
-        take_up_scheduler(parts.scheduler, shared["scheduler"])
+        self._expected = take_up_schedule(parts, self._schedule, self._epoch, shared, own)
         parts.precision.load_state_dict(shared["precision"])
         if own is not None:
             load_generators_state(own, parts.device)
@@ -82,7 +84,7 @@ class Loop(ABC):
         """Train to the end; why it stopped early, or None. Collective."""
         length, done = self._parts.length, self._parts.optimizer.t
         self._meter.pause()
-        with Progress(length.expected, length.epochs, first_step=done) as self._progress:
+        with Progress(self._expected, length.epochs, first_step=done) as self._progress:
             try:
                 reason = self._train_epochs()
             except JobError:  # on all ranks: what is being written need not be lost
@@ -259,8 +261,7 @@ class Loop(ABC):
             self._tell(taken, reading)
 
     def _tell(self, taken: Tree, reading: Reading) -> None:
-        seconds = reading.samples / reading.samples_per_s
-        sums = [reading.loss * reading.samples, reading.samples, seconds]
+        sums = [reading.loss * reading.samples, reading.samples, reading.samples / reading.samples_per_s]
         self._epoch_sums += torch.tensor(sums, device="cpu")
         if self.metrics is not None:
             self.metrics.step(**taken, **vars(reading))
@@ -282,6 +283,7 @@ class Loop(ABC):
             "sampler": parts.sampler.state_dict(),
             "warm_up": parts.warm_up.state_dict(),
             "scheduler": scheduler_state(parts.scheduler),
+            "length": {"asked": parts.length.expected, "expected": self._expected},
             "precision": parts.precision.state_dict(),
         }
         own = {**generators_state(parts.device), "transform": parts.generator.get_state()}
