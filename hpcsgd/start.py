@@ -74,7 +74,12 @@ def _formed(world: Transport, groups: int | None, group_size: int | None) -> Job
         job = form(world)
         return replace(job, peers=invited.accept(job.world))
     if world.size == 1 and launched(os.environ) is None and (groups or 1, group_size or 1) != (1, 1):
-        log.warning("started without a launcher: one rank, one group")
+        what, given = ("groups", groups) if groups else ("group_size", group_size)
+        log.warning(
+            "started without a launcher: one rank, one group; %s = %d is for `mpiexec -n …` or srun",
+            what,
+            given,
+        )
         return form(world)
     return form(world, groups, group_size)
 

@@ -15,12 +15,15 @@ from hpcsgd.transport import Transport, threads
 from hpcsgd.transport.launcher import LAUNCHERS
 
 
-def test_without_a_launcher_it_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_launcher_it_is_one_rank(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     for launcher in LAUNCHERS:
         for name in launcher.variables:
             monkeypatch.delenv(name, raising=False)
     (job,) = threads.run(1, lambda world: form_as_launched(world, 4, None))
     assert (job.P, job.K) == (1, 1)
+    assert "one rank, one group; groups = 4 is for `mpiexec -n …` or srun" in caplog.text
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     with pytest.raises(UserError, match="groups = 4 is more than the 1 ranks"):
         threads.run(1, lambda world: form_as_launched(world, 4, None))

@@ -33,6 +33,8 @@ class Typed:
 def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
     """Lay ``--section.key value`` (or ``--section.key=value``) overrides over ``table``, in place.
 
+    ``--section '{ key = value, … }'`` is in place of the whole section.
+
     Raises `UserError` for words of another form, and for keys below a single value.
     """
     for typed in _typed_pairs(words):
@@ -42,7 +44,16 @@ def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
             node = node.setdefault(section, {})
             if not isinstance(node, dict):
                 raise UserError(f"{typed}: {section!r} is a single value, it has no keys of its own")
-        node[key] = typed
+        whole = None if sections else typed.value()
+        node[key] = _each(typed.flag, whole) if isinstance(whole, dict) else typed
+
+
+def _each(flag: str, section: dict[str, Any]) -> dict[str, Any]:
+    """Text as if its key had been typed alone: a path is meant from the working directory."""
+    return {
+        key: Typed(f"{flag}.{key}", value) if isinstance(value, str) else value
+        for key, value in section.items()
+    }
 
 
 def _typed_pairs(words: Sequence[str]) -> Iterator[Typed]:

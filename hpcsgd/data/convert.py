@@ -35,6 +35,10 @@ class Collection(Protocol):
         ...
 
 
+OWN = ("npz", "text", "images", "pairs")
+"""Kinds that functions of their own convert, and commands of their own."""
+
+
 @dataclass(frozen=True)
 class Summary:
     """What was written: where, the header of the store, images (tokens, ratings) per split, bytes."""
@@ -57,8 +61,10 @@ def convert(kind: str, source: Path | None, target: Path) -> Summary:
     `digits` needs no source. Raises `UserError` for an unknown kind, for a source that is missing, damaged or
     truncated (with file and byte, or line), and for a target that cannot be written.
     """
+    if kind in OWN:
+        raise UserError(f"data kind {kind!r}: hpcsgd.data.convert_{kind} converts them")
     if kind not in READERS:
-        raise UserError(f"no data kind {kind!r}; {near_miss(kind, READERS)}")
+        raise UserError(f"no data kind {kind!r}; {near_miss(kind, [*READERS, *OWN])}")
     _require_place(target)
     return _written(READERS[kind](source), kind, target)
 

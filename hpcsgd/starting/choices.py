@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -93,6 +93,12 @@ def images(channels: int, height: int, width: int, classes: int) -> dict[str, An
     }  # fmt: skip
 
 
+def arrays(shape: Sequence[int], classes: int) -> dict[str, Any]:
+    """Sizes of samples of any shape, which models get as they are."""
+    shaped = {"shape": list(shape)} if len(shape) > 1 else {}
+    return {**shaped, "inputs": prod(shape), "classes": classes}
+
+
 COLLECTIONS: Mapping[str, Data] = {
     "digits": Data("images", images(1, 8, 8, 10), "digits", batch_size=32, epochs=12),
     "mnist": Data("images", images(1, 28, 28, 10), "mnist FOLDER", epochs=5),
@@ -134,7 +140,7 @@ def data_of_store(path: Path) -> Data:
     found: Any = open_split(path, "train", OPENED_WITH.get(form))
     sizes = {
         "images": lambda: images(*found.shape, classes=len(found.classes)),
-        "arrays": lambda: {"inputs": prod(found.shape), "classes": len(found.classes)},
+        "arrays": lambda: arrays(found.shape, len(found.classes)),
         "image files": lambda: {"classes": len(found.classes)},
         "pairs": lambda: {"scale": found.scale},
         "tokens": lambda: {"types": found.types},

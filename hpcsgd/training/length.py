@@ -6,11 +6,14 @@ ranks.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from hpcsgd.config.schema import TrainingSection
 from hpcsgd.data import Batches, InjectedBatches
 from hpcsgd.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,14 @@ def length(
         return Length(before + 1, expected, samples=last)
     assert training.epochs is not None, "the schema asks for a length"
     return Length(training.epochs, training.epochs * per_epoch)
+
+
+def warn_of_few(samples: int, batch_size: int) -> None:
+    """Of a group, in an epoch."""
+    if samples < batch_size:
+        log.warning(
+            "[data] batch_size = %d: a group has %d samples an epoch, which are one step", batch_size, samples
+        )
 
 
 def tested(training: TrainingSection, samples: int, tokens: int | None) -> int:

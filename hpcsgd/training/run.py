@@ -26,6 +26,7 @@ from hpcsgd.report.summary import byte_text
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.devices import form_job
 from hpcsgd.training.ensemble import Island, Moved
+from hpcsgd.training.length import warn_of_few
 from hpcsgd.training.loop import Loop
 from hpcsgd.training.pace import tuned
 from hpcsgd.training.probing import take_answer
@@ -106,6 +107,7 @@ def train(
         log.info(
             "%d groups of %d ranks, %d steps an epoch%s", job.groups, job.K, parts.steps_per_epoch, where
         )
+        warn_of_few(len(parts.sampler) * job.K, begun.data.batch_size)
         if parts.by_torch is not None:
             size = byte_text(parts.by_torch)
             log.info("in groups torch sends %s a rank and backward pass, by formula: told apart", size)

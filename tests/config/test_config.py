@@ -87,6 +87,27 @@ def test_an_override_can_replace_a_whole_table_and_take_a_choice_back(folder: Pa
     assert config.job == JobSection(group_size=4)
 
 
+def test_braces_are_in_place_of_a_whole_section(folder: Path) -> None:
+    text = JOB + "[model.arguments]\ndepth = 20\n"
+    config = loaded(
+        text,
+        "--method",
+        '{ name = "selsync", delta = 0.3 }',
+        "--model",
+        '{ build = "cnn" }',
+        "--method.way",
+        "x",
+    )
+    assert (config.method.name, config.method.arguments) == ("selsync", {"delta": 0.3, "way": "x"})
+    assert config.model == ModelSection(build="cnn")
+    Path("jobs").mkdir()
+    Path("jobs/digits.toml").write_text(JOB)
+    data = load(Path("jobs/digits.toml"), ["--data", '{ store = "x.h5", batch_size = 3 }']).data
+    assert (data.store, data.batch_size) == (folder / "x.h5", 3)
+    with pytest.raises(UserError, match=r"batch_size = 'many'|--data.batch_size many"):
+        load(Path("jobs/digits.toml"), ["--data", '{ store = "x.h5", batch_size = "many" }'])
+
+
 def test_a_transport_is_asked_for_in_the_file_or_over_it(folder: Path) -> None:
     text = JOB + '[job]\ntransport = { group = "nccl" }\n'
     assert loaded(text).job.transport == TransportSection(group="nccl", cross="auto")

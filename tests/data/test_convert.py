@@ -27,6 +27,10 @@ def largest_file(size: int) -> Iterator[None]:
 def test_unknown_kind(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no data kind 'cifar-10'; did you mean 'cifar10'"):
         convert("cifar-10", tmp_path, tmp_path / "store.h5")
+    with pytest.raises(UserError, match=r"did you mean 'npz'\? Allowed: cifar10, .*npz, pairs, text"):
+        convert("npy", tmp_path, tmp_path / "store.h5")
+    with pytest.raises(UserError, match=r"'npz': hpcsgd\.data\.convert_npz converts them"):
+        convert("npz", tmp_path, tmp_path / "store.h5")
 
 
 def test_targets_that_cannot_be(tmp_path: Path, idx_folder: Path) -> None:

@@ -107,8 +107,9 @@ def test_a_model_of_ones_own_is_told_the_sizes_of_the_samples(folder: Path) -> N
     begin(Path("job.toml"), data=str(make_store_of("arrays", folder)), model="mine:small")
     lines = Path("job.toml").read_text().splitlines()
     at = lines.index("[model.arguments]")
-    assert lines[at + 1 : at + 4] == [
+    assert lines[at + 1 : at + 5] == [
         "# of your function, by name; the samples have:",
+        "# shape = [2, 3]",
         "# inputs = 6",
         "# classes = 3",
     ]

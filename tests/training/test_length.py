@@ -11,7 +11,7 @@ from hpcsgd.config.schema import load
 from hpcsgd.core.topology import Absent, form
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.training.assembly import assemble
-from hpcsgd.training.length import Length
+from hpcsgd.training.length import Length, warn_of_few
 from hpcsgd.transport import Transport, threads
 from training.interruptions import (
     Killed,
@@ -49,6 +49,14 @@ def length_of(job_file: Path, *options: str, n: int = 1) -> Length:
     found = threads.run(n, one)
     assert len(set(found)) == 1
     return found[0]
+
+
+@pytest.mark.parametrize(("samples", "warned"), [(15, True), (16, False)])
+def test_more_samples_a_step_than_there_are(
+    caplog: pytest.LogCaptureFixture, samples: int, warned: bool
+) -> None:
+    warn_of_few(samples, 16)
+    assert ("batch_size = 16: a group has 15 samples an epoch" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(
