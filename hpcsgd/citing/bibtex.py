@@ -16,13 +16,16 @@ from hpcsgd.core.method import Method
 from hpcsgd.data import PARTITIONS
 from hpcsgd.errors import located
 from hpcsgd.models import MODELS
+from hpcsgd.report.run_folder import JOB_FILE
 from hpcsgd.training.parts import FAMILIES, OF_A_MODEL
 
 _ENTRY = re.compile(r"^@\w+\{(\w+),$.*?^\}$", re.MULTILINE | re.DOTALL)
 
 
 def cite(path: Path, overrides: Sequence[str] = ()) -> str:
-    """What to put into a .bib file. Raises `UserError` for a job file that could not be trained."""
+    """What to put into a .bib file, of a job file or a run's folder. Raises `UserError` for a job file that could
+    not be trained."""
+    path = path / JOB_FILE if path.is_dir() else path
     config = load(path, overrides)
     with located(str(path)):
         keys = dict.fromkeys([*_of_method(config), *_of_the_rest(config)])

@@ -127,6 +127,10 @@ def test_each_method_is_looked_up(name: str) -> None:
     assert name in next(papers for table, papers in USES if table is METHODS)
 
 
+def test_of_the_folder_of_a_run(job: Path) -> None:
+    assert cite(job.parent) == cite(job)
+
+
 def test_a_mistake_is_told(job: Path) -> None:
     with pytest.raises(UserError, match=r"job.toml: \[method\] name: no 'hierachical'; did you mean"):
         cite(job, ["--method.name", "hierachical"])
