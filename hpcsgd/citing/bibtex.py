@@ -23,8 +23,8 @@ _ENTRY = re.compile(r"^@\w+\{(\w+),$.*?^\}$", re.MULTILINE | re.DOTALL)
 
 
 def cite(path: Path, overrides: Sequence[str] = ()) -> str:
-    """What to put into a .bib file, of a job file or a run's folder. Raises `UserError` for a job file that could
-    not be trained."""
+    """What to put into a .bib file, of a job file or a run's folder. Raises `UserError` for a job file that
+    could not be trained."""
     path = path / JOB_FILE if path.is_dir() else path
     config = load(path, overrides)
     with located(str(path)):
