@@ -38,10 +38,9 @@ def _expected(parts: Assembly, epoch: int, saved: Mapping[str, int] | None, *, s
     of them: where nothing is changed, steps that overflowed must not change the schedule."""
     asked = parts.length.expected
     saved = saved or {"asked": asked, "expected": asked}
-    if same_ranks and saved["asked"] == asked:
+    as_before = same_ranks and saved["asked"] == asked
+    if as_before or parts.optimizer.job.has_peers:  # islands are to have the same rates, whatever their ranks
         return saved["expected"]
-    if parts.optimizer.job.has_peers:  # there may be more or fewer islands again
-        return asked
     return parts.length.expected_from(epoch, parts.optimizer.t, parts.batches, parts.steps_per_epoch)
 
 
