@@ -108,7 +108,7 @@ ARTIFACTS: Artifacts = {
         "loss and PSNR by epoch and P, EDSR",
         Small(sharpen, beside.resized_curves, SHARPENED, beside.resized_panels),
         original.edsr_jobs,
-        TINY,
+        f"{TINY}; PSNR: the median of the last 5 epochs",
     ),
     "Figure 8": Artifact(
         "distance D by P, EDSR",

@@ -54,7 +54,8 @@ def take_up_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Map
         return
     state = saved["state"]
     scheduler.load_state_dict(state)
-    numbers = {name: value for name, value in arguments.items() if isinstance(value, int | float)}
+    fixed = {name: value for name, value in arguments.items() if name != "last_epoch"}  # which counts
+    numbers = {name: value for name, value in fixed.items() if isinstance(value, int | float)}
     if changed := {name: value for name, value in numbers.items() if state.get(name, value) != value}:
         _hold_to(scheduler, changed)
 

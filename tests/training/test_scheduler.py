@@ -58,6 +58,11 @@ def test_the_same_arguments_give_the_same_bits() -> None:
     assert rates(second, 23) == rates(of(CosineAnnealingLR, T_max=30), 30)[7:]
 
 
+def test_the_place_is_the_checkpoints() -> None:
+    second = gone_on(CosineAnnealingLR, {"T_max": 30}, {"T_max": 30, "last_epoch": -1}, 7)
+    assert rates(second, 23) == rates(of(CosineAnnealingLR, T_max=30), 30)[7:]
+
+
 def test_one_that_cannot_says_so(caplog: pytest.LogCaptureFixture) -> None:
     before = {"max_lr": 0.1, "total_steps": 30}
     with caplog.at_level(logging.WARNING):
@@ -67,14 +72,23 @@ def test_one_that_cannot_says_so(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "at", "then", "epochs", "whole"),
-    [(2, 4, 1, 4, 10), (1, 6, 2, 4, 10), (1, 5, 2, 4, 10), (1, 6, 1, 8, 24), (1, 6, 1, 4, 12)],
+    ("first", "at", "then", "budget", "whole"),
+    [
+        (2, 4, 1, "epochs 4", 10),
+        (1, 6, 2, "epochs 4", 10),
+        (1, 5, 2, "epochs 4", 10),
+        (1, 6, 1, "epochs 8", 24),
+        (1, 6, 1, "epochs 4", 12),
+        (1, 3, 2, "samples 112", 6),
+        (1, 2, 2, "samples 112", 6),
+        (1, 3, 2, "steps 9", 9),
+    ],
 )
 def test_the_length_of_a_run_that_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, at: int, then: int, epochs: int, whole: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, at: int, then: int, budget: str, whole: int
 ) -> None:
-    """Begun for four epochs of 48 samples, in batches of 16 a group: with other groups or epochs from a step
-    on the cosine still ends where the run does, also after one more stop."""
+    """Begun for four epochs of 48 samples, or for as long, in batches of 16 a group: with other groups or
+    epochs from a step on the cosine still ends where the run does, also after one more stop."""
     without_pictures(monkeypatch)
     make_store(tmp_path / "small.h5")
     job_file, run = tmp_path / "job.toml", tmp_path / "run"
@@ -82,13 +96,15 @@ def test_the_length_of_a_run_that_goes_on(
     words = ["--schedule.scaling", "none", *(f"--schedule.{key}={value}" for key, value in schedule.items())]
     job_file.write_text(JOB)
 
-    def go(groups: int, epochs: int, **how: Any) -> None:
-        options = [*words, "--job.groups", str(groups), "--training.epochs", str(epochs)]
+    def go(groups: int, budget: str, **how: Any) -> None:
+        key, count = budget.split()
+        none = [] if key == "epochs" else ["--training.epochs", "none"]
+        options = [*words, "--job.groups", str(groups), *none, f"--training.{key}", count]
         train(job_file, run, *options, n=groups, **how)
 
-    go(first, 4, at=at)
-    go(then, epochs, at=at + 1, resume=True)
-    go(then, epochs, resume=True)
+    go(first, "epochs 4" if "epochs" in budget else budget, at=at)
+    go(then, budget, at=at + 1, resume=True)
+    go(then, budget, resume=True)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     later = {line["step"]: line["lr"] for line in lines if line["kind"] == "step" and line["step"] > at}
     wanted = {t: 0.05 * (1 + math.cos(math.pi * (t - 1) / whole)) for t in range(at + 1, whole + 1)}
