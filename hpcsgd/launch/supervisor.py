@@ -76,6 +76,8 @@ class Island:
     spoke: bool = False
     """Its last line was shown."""
     process: asyncio.subprocess.Process | None = None
+    doomed: bool = False
+    """It is to end, also where its process was still on its way when that was said."""
 
     @property
     def running(self) -> bool:
@@ -197,6 +199,10 @@ class Supervisor:
                 stderr=asyncio.subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **invited.to_environment()},
             )  # fmt: skip
+            if island.doomed:
+                island.kill()
+            elif self._stopping:
+                island.signal(signal.SIGUSR1)
             assert island.process.stdout is not None
             async for line in island.process.stdout:
                 output.write(line)
@@ -245,6 +251,7 @@ class Supervisor:
     def _kill_others(self, members: Collection[int]) -> None:
         for island in self.islands:
             if island.number not in members:
+                island.doomed = True
                 island.kill()
 
     def _say(self, island: Island, what: str) -> None:

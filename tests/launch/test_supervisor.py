@@ -132,12 +132,26 @@ class Over:
     async def end(self) -> None: ...
 
 
-def test_who_comes_when_it_is_over_does_not_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", ["while it runs", "while it is being started"])
+def test_who_comes_when_it_is_over_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
     started = tmp_path / "started"
+    over = Over(started)
     supervisor = Supervisor(
-        {1: 1}, 2, ["sh", "-c", f"touch {started}; exec sleep 1000"], tmp_path, Alone(), Over(started),
+        {1: 1}, 2, ["sh", "-c", f"touch {started}; exec sleep 1000"], tmp_path, Alone(), over,
         restarts=2, silence=60, timeout=60,
     )  # fmt: skip
+
+    async def start(*command: str, **how: Any) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(*command, **how)
+        while over.register().phase is not Phase.FINISHED:
+            await asyncio.sleep(0.01)
+        return process
+
+    if told == "while it is being started":
+        slow = Namespace(asyncio, create_subprocess_exec=start)
+        monkeypatch.setattr("hpcsgd.launch.supervisor.asyncio", slow)
     assert asyncio.run(supervisor.run()) == 0
     [island] = supervisor.islands
     assert (island.lives, island.code) == (1, 128 + signal.SIGKILL)
