@@ -221,3 +221,8 @@ def __getattr__(name: str) -> Any:
     if not _HOMES[name]:
         return importlib.import_module(f"{__name__}.{name}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """For completion at the prompt, which would not see what is only imported when asked for."""
+    return sorted({*globals(), *_HOMES})

@@ -28,8 +28,12 @@ def new_file(target: Path) -> Iterator[h5py.File]:
     """
     with replacing(target) as part, part.open("wb+", buffering=0) as file:
         disk = Disk(file)
-        with h5py.File(disk, "w", libver=VERSIONS) as hdf5:
-            yield hdf5
+        try:
+            with h5py.File(disk, "w", libver=VERSIONS) as hdf5:
+                yield hdf5
+        except Exception:  # it may have read back what never reached the disk: that is what went wrong
+            disk.finish()
+            raise
         disk.finish()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import tomli_w
 
 from hpcsgd.errors import UserError, near_miss
+from hpcsgd.report.summary import count_text
 from hpcsgd.starting.choices import AFTER_STORE, COLLECTIONS, METHODS, Data, data_of_store
 
 
@@ -70,7 +71,7 @@ def _lines(wanted: Wanted, data: Data, file: Path) -> Iterator[str]:
     kind = data.kind
     batch = -(-data.batch_size // K) * K
     arguments, does = METHODS[wanted.method]
-    yield f"# {wanted.model} on {wanted.data}: {_count(P, 'group')} of {_count(K, 'rank')}."
+    yield f"# {wanted.model} on {wanted.data}: {count_text(P, 'group')} of {count_text(K, 'rank')}."
     for command in commands(wanted, data, file):
         yield f"#   {command}"
     yield "# Every key can be another for one run: hpcsgd train FILE --training.epochs 3"
@@ -122,7 +123,3 @@ def _pair(name: str, value: Any) -> str:
     if isinstance(value, list):
         return f"{name} = {value}"
     return tomli_w.dumps({name: value}).rstrip("\n")
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' if n != 1 else ''}"

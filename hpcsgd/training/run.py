@@ -22,7 +22,7 @@ from hpcsgd.models.weights import whole_state
 from hpcsgd.report import trace
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.sinks.outlets import Outlets, sink_run
-from hpcsgd.report.summary import byte_text
+from hpcsgd.report.summary import byte_text, count_text
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.devices import form_job
 from hpcsgd.training.ensemble import Island, Moved
@@ -105,8 +105,9 @@ def train(
         setting.open_folder(resume, open_files, devices)
         where = "" if devices.keys() == {"cpu"} else f", on {', '.join(sorted(devices))}"
         log.info(
-            "%d groups of %d ranks, %d steps an epoch%s", job.groups, job.K, parts.steps_per_epoch, where
-        )
+            "%s of %s, %d steps an epoch%s",
+            count_text(job.groups, "group"), count_text(job.K, "rank"), parts.steps_per_epoch, where,
+        )  # fmt: skip
         warn_of_few(len(parts.sampler) * job.K, begun.data.batch_size)
         if parts.by_torch is not None:
             size = byte_text(parts.by_torch)

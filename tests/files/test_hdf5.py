@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import subprocess
 import sys
@@ -41,6 +42,19 @@ def test_a_process_ends_well_after_a_full_disk(tmp_path: Path, size: int) -> Non
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "File too large\n", "")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_before_what_hdf5_then_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(disk: Disk, _: memoryview) -> None:
+        disk._failure = OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Disk, "write", full)
+    with pytest.raises(OSError, match="No space left"), new_file(tmp_path / "new.h5") as file:
+        file["x"] = np.arange(1000)
+        raise RuntimeError("addr overflow")
+    assert not (tmp_path / "new.h5").exists()
 
 
 class ShortWrites(io.FileIO):

@@ -41,7 +41,7 @@ def test_the_command_on_two_ranks(folder: Path) -> None:
     (folder / "runs" / "job-probe" / "probe.json").write_text(json.dumps(found))
     trained = launch(folder, "train", "job.toml", *probe, "--training.epochs", "2", n=2)
     assert trained.code == 0, trained.err
-    assert "2 groups of 1 ranks" in trained.out
+    assert "2 groups of 1 rank," in trained.out
     assert "was of another training" not in trained.out
     assert "step 8: the groups are further apart than probed (D = " in trained.out
 

@@ -18,7 +18,7 @@ from typing import Any
 from hpcsgd.report.page.thinning import Thinned
 
 LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3}) ([A-Z]+) +(.*)")
-BEGINNING = re.compile(r"\d+ groups of \d+ ranks, ")
+BEGINNING = re.compile(r"\d+ groups? of \d+ ranks?, ")
 BEFORE = "resuming with another configuration"
 """What may stand in the log of a start before the line that all have."""
 RESUMED = re.compile(r"resuming at step (\d+) ")

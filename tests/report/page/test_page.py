@@ -152,7 +152,7 @@ written   somewhere
 2026-01-05 14:00:00,200 INFO    2 groups of 3 ranks, 20 steps an epoch
 2026-01-05 14:00:01,000 INFO    resuming at step 30 from a checkpoint of 2 × 3 ranks
 2026-01-05 14:00:20,000 INFO    epoch 2/3  step 48/60  loss 0.2  lr 0.1
-2026-01-06 02:00:00,200 INFO    1 groups of 3 ranks, 20 steps an epoch
+2026-01-06 02:00:00,200 INFO    1 group of 3 ranks, 20 steps an epoch
 2026-01-06 02:00:01,000 INFO    resuming at step 40 from a checkpoint of 2 × 3 ranks
 2026-01-06 02:00:20,000 INFO    epoch 3/3  step 60/60  loss 0.1  lr 0.1
 2026-01-06 02:00:21,000 INFO    trained   60 steps, 3 epochs, 1,920 samples in 0:00:16
