@@ -8,8 +8,9 @@ accuracy is that of benchmarks/jobs/mnist_cnn.toml on as many ranks, after equal
 of digits.
 "AR-SGD" is `bsp`, which sends 2·(n − 1)/n of a model; by doubling it sends log₂ n of them, as the paper's
 (see gossip/doubling.py): n is a power of two.
-A step takes as long as on the slowest rank. "link": bytes over the link's rate. No step is shorter; where a
-method does not compute while it sends, the computing comes on top.
+A step takes as long as on the slowest rank, in blocks that end when all that they sent has arrived. "link":
+bytes over the link's rate. No step is shorter; where a method does not compute while it sends, the computing
+comes on top.
 """
 
 from __future__ import annotations
@@ -167,8 +168,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(), help="the folder with mnist.h5")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", type=int, default=10, help="of a link, Mbit/s")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="take the accuracies of this --json FILE")

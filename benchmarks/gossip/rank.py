@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,57 +20,33 @@ from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
 from harness.workloads import RESNET20, Step, ddp_tuned, ours, plain
 from hpcsgd.training.process import keep_freed_memory
-from hpcsgd.transport import Total
+from hpcsgd.transport import Ledger, Total
 
 DOUBLING = "AR-SGD by doubling"
 
 
-class Messages:
-    """What a job sends and waits for, until `begin` is called again."""
-
-    def __init__(self, job: hpcsgd.Job, under_way: Callable[[], object]) -> None:
-        """`under_way` waits for what is under way."""
-        self._ledger, self._under_way = job.world.ledger, under_way
-        self.begin()
-
-    def begin(self) -> None:
-        self._before = self._ledger.totals()
-        self.sent, self.waited = 0.0, defaultdict[str, float](float)
-
-    def settle(self) -> None:
-        """What is waited for after the last step of a block is not the steps'."""
-        for phase, total in self._since().items():
-            self.waited[phase] += total.waited
-        self._under_way()
-        self.sent += sum(total.bytes for total in self._since().values())
-        self._before = self._ledger.totals()
-
-    def _since(self) -> dict[str, Total]:
-        return self._ledger.since(self._before)
-
-
 @dataclass(frozen=True)
 class Entry:
-    """A training step, and its messages where they are ours, or what it sends where that is known."""
+    """A training step, what its messages are counted by, where they are ours, or what it sends, where that is
+    known."""
 
     step: Step
-    messages: Messages | None = None
+    ledger: Ledger | None = None
+    all_arrived: Callable[[], object] = lambda: None
+    """Waits for messages that no step has waited for."""
     sent: float | None = None
 
     @classmethod
     def of(cls, job: hpcsgd.Job, method: hpcsgd.Method) -> Entry:
-        return cls(ours(RESNET20, job, method), Messages(job, method.state_dict))
+        return cls(ours(RESNET20, job, method), job.world.ledger, method.state_dict)
 
-    def contestant(self, steps: int, late: float) -> Contestant:
-        """This rank is so many seconds late in every step."""
-
-        def step() -> None:
+    def block(self, steps: int, late: float) -> None:
+        """So many steps, this rank `late` seconds late in each, until all that they sent has arrived: a block
+        that ended sooner would take less than the links need."""
+        for _ in range(steps):
             self.step()
             time.sleep(late)
-
-        if self.messages is None:
-            return Contestant(step, steps)
-        return Contestant(step, steps, settle=self.messages.settle, warm=self.messages.begin)
+        self.all_arrived()
 
 
 def entries(size: int) -> dict[str, Entry]:
@@ -97,9 +72,19 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Blocks of steps in turn. The last rank is `delay` seconds late in every step."""
     late = delay if comm.Get_rank() == comm.Get_size() - 1 else 0.0
-    contestants = {name: entry.contestant(steps, late) for name, entry in table.items()}
-    blocks = interleaved(contestants, rounds=rounds, ranks=Together())
-    seconds = {name: times.wall for name, times in blocks.items()}
+    before: dict[str, dict[str, Total]] = {}
+
+    def contestant(name: str, entry: Entry) -> Contestant:
+        def begin() -> None:
+            if entry.ledger is not None:
+                before[name] = entry.ledger.totals()
+
+        return Contestant(lambda: entry.block(steps, late), warm=begin, warm_up=1)
+
+    blocks = interleaved(
+        {name: contestant(name, entry) for name, entry in table.items()}, rounds=rounds, ranks=Together()
+    )
+    seconds = {name: [wall / steps for wall in times.wall] for name, times in blocks.items()}
     rows = []
     for name, entry in table.items():
         row: dict[str, Any] = {"who": name, "ranks": comm.Get_size(), "delay": delay, "rounds": rounds}
@@ -109,10 +94,10 @@ def measure(
         row["rate_over_doubling"] = asdict(ratios(seconds[DOUBLING], seconds[name]))
         if entry.sent is not None:
             row["bytes_a_step"] = entry.sent
-        if entry.messages is not None:
-            done = rounds * steps
-            row["bytes_a_step"] = entry.messages.sent / done
-            row["waited_a_step"] = {phase: total / done for phase, total in entry.messages.waited.items()}
+        if entry.ledger is not None:
+            spent, done = entry.ledger.since(before[name]), rounds * steps
+            row["bytes_a_step"] = sum(total.bytes for total in spent.values()) / done
+            row["waited_a_step"] = {phase: total.waited / done for phase, total in spent.items()}
         rows.append(row)
     return rows
 
