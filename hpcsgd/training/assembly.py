@@ -214,7 +214,9 @@ def make_precision(config: Config, device: torch.device) -> Precision:
 def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
     name, arguments = config.optimizer.build, config.optimizer.arguments
     if "lr" in arguments:
-        raise UserError("[optimizer.arguments]: lr = ...: give it as lr of [optimizer], for one group")
+        raise UserError(
+            f"[optimizer.arguments]: lr = {arguments['lr']}: give it as lr of [optimizer], for one group"
+        )
     lr = config.optimizer.lr * lr_scale(config.schedule.scaling, P)
     of = model if _takes_model(name) else model.parameters()
     return build("optimizer", name, OF_A_MODEL, {"lr": lr, **arguments}, optim.Optimizer, of)

@@ -197,7 +197,7 @@ CASES = {
         "--optimizer.arguments.momentum -3",
     ),
     "learning rate twice": Case(
-        "job.toml: [optimizer.arguments]: lr = ...: give it as lr of [optimizer], for one group",
+        "job.toml: [optimizer.arguments]: lr = 3: give it as lr of [optimizer], for one group",
         "--optimizer.arguments.lr 3",
     ),
     "unknown scheduler": Case(
