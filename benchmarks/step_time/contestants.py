@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hpcsgd
 from harness.workloads import Step, Workload
-from hpcsgd.core.flat import BUCKET_MB
 
 EVERY, FRAGMENTS = 8, 4
 ALONE, DDP = "compute alone", "DDP"
@@ -36,7 +35,7 @@ def method(
     period: int = 1,
     lead: int = 0,
     *,
-    bucket_mb: float = BUCKET_MB,
+    bucket_mb: float | None = None,
     prefetch: bool = False,
 ) -> Entry:
     """One of ours, with all else by default."""

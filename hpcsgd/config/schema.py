@@ -137,7 +137,7 @@ class TrainingSection:
     activation_checkpointing: bool = False  # what regions compute is not kept, but computed again
     peak_tflops: Annotated[float, Above(0)] | None = None  # of a rank's device, to tell utilization
     deterministic: bool = False  # only operations that give the same bits every time
-    bucket_mb: Annotated[float, Above(0)] | None = None  # megabytes of gradients that leave at once; none: 4
+    bucket_mb: Annotated[float, Above(0)] | None = None  # MB that leave at once; none: M/16, 1 to 4
     overlap: bool | None = None  # whether they leave during the backward pass; none: yes
     prefetch: bool = False  # parameters arrive while the next forward pass goes on
     tune: Count | None = None  # steps with each way that gradients may travel, before the run

@@ -21,9 +21,6 @@ from torch import Tensor, nn
 from hpcsgd.core.layout import Layout, Slot, cut
 from hpcsgd.errors import UserError
 
-BUCKET_MB = 4.0
-"""Megabytes of a bucket, where nobody says otherwise."""
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -116,6 +116,15 @@ class Entry(NamedTuple):
     param: nn.Parameter
 
 
+def bucket_bytes(model_bytes: float, megabytes: float | None = None) -> float:
+    """Of a bucket: `megabytes`, or where nobody says, a sixteenth of the model, from 1 to 4 MB.
+
+    What leaves last has no backward pass to hide behind, so it is to be a small part; and every bucket costs
+    messages. Measured by `benchmarks/step_time.py`.
+    """
+    return 1e6 * megabytes if megabytes is not None else min(max(model_bytes / 16, 1e6), 4e6)
+
+
 def cut(
     named: Iterable[tuple[str, nn.Parameter]],
     K: int,

@@ -9,6 +9,7 @@ import torch
 from torch import nn, optim
 
 from hpcsgd.core.flat import Bucket, flatten
+from hpcsgd.core.layout import bucket_bytes
 from hpcsgd.core.method import Method
 from hpcsgd.core.shards import flatten_shards, is_sharded
 from hpcsgd.core.step import Exchange
@@ -32,18 +33,19 @@ def laid_out(
     *,
     elementwise: bool | None,
     tensorwise: bool | None,
-    bucket_bytes: float,
+    bucket_mb: float | None,
 ) -> tuple[Exchange, list[Bucket]]:
     """The method's exchange as it has to be for this optimizer, and the `trained` parameters as flat vectors.
 
-    `elementwise`, `tensorwise`: what the user says about it; None: what is known.
+    `elementwise`, `tensorwise`: what the user says about it; None: what is known. `bucket_mb`: likewise.
     """
+    in_bucket = bucket_bytes(sum(p.numel() * p.element_size() for _, p in trained), bucket_mb)
     if is_sharded(trained[0][1]):
         exchange = _in_rows(method, optimizer, elementwise)
-        return exchange, flatten_shards(trained, model, job.K, job.j, bucket_bytes)
+        return exchange, flatten_shards(trained, model, job.K, job.j, in_bucket)
     exchange, whole = divided(job, method, optimizer, elementwise, tensorwise)
     with torch.no_grad():
-        buckets = flatten(trained, job.K, job.j, bucket_bytes, whole)
+        buckets = flatten(trained, job.K, job.j, in_bucket, whole)
     _tell_padding(job, buckets)
     return exchange, buckets
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.core.capabilities import begin, goes_by_time
-from hpcsgd.core.flat import BUCKET_MB, Bucket, require_as_laid_out
+from hpcsgd.core.flat import Bucket, require_as_laid_out
 from hpcsgd.core.method import Method, State, fitted
 from hpcsgd.core.norm import clip
 from hpcsgd.core.shards import is_sharded, reshard
@@ -49,7 +49,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         elementwise: overrides what is known about `optimizer`. Default None.
         tensorwise: likewise whether, if not elementwise, it looks at each tensor alone. Default None.
         accumulate: how many backward passes come before each `step()`. Default 1.
-        bucket_mb: gradients travel in buckets of so many MB (10⁶ bytes). Default 4.0; small ones leave early.
+        bucket_mb: gradients travel in buckets of so many MB (10⁶ bytes). Default None: M/16, from 1 to 4 MB.
         overlap: whether they travel while the backward pass goes on. Default True; with False the gradients
             may be changed by hand between `backward()` and `step()`.
         prefetch: whether `step()` returns while parameters travel, and whoever uses them waits. Default
@@ -80,7 +80,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         elementwise: bool | None = None,
         tensorwise: bool | None = None,
         accumulate: int = 1,
-        bucket_mb: float = BUCKET_MB,
+        bucket_mb: float | None = None,
         overlap: bool = True,
         prefetch: bool = False,
         master: torch.dtype | None = None,
@@ -96,7 +96,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self.method = method
         self._exchange, buckets = laid_out(
             job, method, optimizer, model, self.trained,
-            elementwise=elementwise, tensorwise=tensorwise, bucket_bytes=bucket_mb * 1e6,
+            elementwise=elementwise, tensorwise=tensorwise, bucket_mb=bucket_mb,
         )  # fmt: skip
         self._publishing = publishing(job, method, self._exchange)
         self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]

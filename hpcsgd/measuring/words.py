@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from hpcsgd.core.flat import BUCKET_MB
+from hpcsgd.core.layout import bucket_bytes
 from hpcsgd.cost.links import Link, Points
 from hpcsgd.cost.machine import Machine
 from hpcsgd.cost.ways import Way
 from hpcsgd.measuring.messages import Series
 
-BUCKET_BYTES = int(BUCKET_MB * 1e6)
 ASYMPTOTIC = 0.9
+LARGE = 25_000_000
+"""Parameters, where the model is not known."""
 CLEAR = 1.1
 WIDE = 0.5
 """Quartiles or errors further apart than this are told."""
@@ -86,7 +87,8 @@ def _exchange(machine: Machine, way: Way) -> Iterator[str]:
     """AllToAll or ReduceScatter, for a bucket of this model; an all-to-all leaves the sum to the ranks."""
     if machine.compute is None:
         return
-    n = min(BUCKET_BYTES, 4 * (machine.compute.numel or BUCKET_BYTES), _largest(machine, way))
+    model = 4 * (machine.compute.numel or LARGE)
+    n = min(int(bucket_bytes(model)), model, _largest(machine, way))
     ours = machine.seconds("alltoall", n, way) + machine.compute.mean_seconds(n / 4)
     theirs = machine.seconds("reduce_scatter", n, way)
     ratio = max(ours, theirs) / min(ours, theirs)

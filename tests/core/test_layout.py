@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hpcsgd.core.flat import flatten
-from hpcsgd.core.layout import EMPTY, Layout, cost, cut, deal
+from hpcsgd.core.layout import EMPTY, Layout, bucket_bytes, cost, cut, deal
 from hpcsgd.engine.muon import hidden_matrices
 from hpcsgd.models.gpt import gpt
 
@@ -107,6 +107,13 @@ def test_a_bucket_grows_until_it_is_well_filled() -> None:
     found = cut(named, 2, 0.0, {p for _, p in named})
     assert [{slot.name for slot in x.slots} for x in found] == [{"p9", "p8"}, {f"p{i}" for i in range(8)}]
     assert all(x.size - sum(s.stop - s.start for s in x.slots) <= EMPTY * x.size for x in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "bucket"), [(1, None, 1), (24, None, 1.5), (1000, None, 4), (24, 7, 7)]
+)
+def test_a_bucket_is_a_small_part_of_the_model(model: float, said: float | None, bucket: float) -> None:
+    assert bucket_bytes(model * 1e6, said) == bucket * 1e6
 
 
 def test_no_order_of_buckets_keeps_one_waiting() -> None:

@@ -50,10 +50,10 @@ def test_sizes() -> None:
 def test_what_a_calm_machine_wants() -> None:
     measured = [series("alltoall"), series("reduce_scatter")]
     exchange, bucket, lane = answers(machine_of(measured), measured)
-    # 4 MB: 3 messages and 12 MB through memory; the mean of a million elements comes on top
+    # 1 MB: 3 messages and 3 MB through memory; the mean of a quarter of a million elements comes on top
     assert exchange == (
-        "4 ranks inside a host: ReduceScatter, 1.84 times as fast, for buckets of 4 MB "
-        "(alltoall and mean 2.26 ms, reduce_scatter 1.23 ms)"
+        "4 ranks inside a host: ReduceScatter, 1.85 times as fast, for buckets of 1 MB "
+        "(alltoall and mean 0.61 ms, reduce_scatter 0.33 ms)"
     )
     # 60 µs of latency are a tenth of the time of 1.8 MB
     assert bucket == "4 ranks inside a host: bucket_mb = 2 or more reaches 90% of the speed of the largest"
@@ -63,7 +63,7 @@ def test_what_a_calm_machine_wants() -> None:
 def test_what_is_alike_is_left_to_the_user() -> None:
     measured = [series("alltoall"), series("reduce_scatter")]
     exchange, *_ = answers(machine_of(measured, mean=1e-12), measured)
-    assert exchange.startswith("4 ranks inside a host: AllToAll or ReduceScatter for buckets of 4 MB (")
+    assert exchange.startswith("4 ranks inside a host: AllToAll or ReduceScatter for buckets of 1 MB (")
 
 
 def test_scatter_and_lines_that_miss_are_warned_of() -> None:
