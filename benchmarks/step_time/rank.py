@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ STORE = "tcp://10.77.0.1:29400"
 """On rank 0's host."""
 RANKS = Together()
 BARE = "bare "
+SILENCE, FEW = 0.3, 10_000
+"""Seconds in which a host sends less than so many bytes."""
 Row = dict[str, Any]
 
 
@@ -47,7 +50,7 @@ class Wire:
         return counting
 
     def settle(self) -> None:
-        RANKS.meet()
+        silent()
         assert self._before is not None
         self.bytes += sent() - self._before
         self.blocks += 1
@@ -56,6 +59,16 @@ class Wire:
     def reset(self) -> None:
         """What warmed up does not count."""
         self.bytes = self.blocks = 0
+
+
+def silent() -> None:
+    """Returns when nothing travels any more: what was begun in this block would slow the next contestant's."""
+    RANKS.meet()
+    before, now = -FEW, sent()
+    while now - before >= FEW:
+        sleep(SILENCE)
+        before, now = now, sent()
+    RANKS.meet()
 
 
 def sent() -> int:
@@ -75,7 +88,7 @@ def contestants(
         steps = -(-setting.steps // entry.period) * entry.period
         found[name] = Contestant(wire.counted(step), steps, wire.settle, warm=warmed(step, entry.lead, wire))
         if setting.kind == "emulated":
-            found[BARE + name] = Contestant(compute.without(step), steps, RANKS.meet, warm_up=0)
+            found[BARE + name] = Contestant(compute.without(step), steps, silent, warm_up=0)
         wires[name] = wire
     return found, wires
 
