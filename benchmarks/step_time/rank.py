@@ -62,7 +62,7 @@ class Wire:
 
 
 def silent() -> None:
-    """Returns when nothing travels any more: what was begun in this block would slow the next contestant's."""
+    """Returns when nothing travels any more: what was begun here would slow the next contestant."""
     RANKS.meet()
     before, now = -FEW, sent()
     while now - before >= FEW:
