@@ -3,6 +3,7 @@ every step tells its loss and what the method notes."""
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,7 +70,9 @@ def trained(training: Training, samples: Samples) -> Row:
     torch.set_num_threads(1)
     keep_freed_memory()
     clock = WallClock()
-    found = threads.run(training.workers, partial(_rank, training, samples), timeout=3600)
+    torch.manual_seed(SEED)  # here, since threads would draw from the same generator by turns
+    start = cnn(tuple(samples.x.shape[1:]), widths=(8, 16))
+    found = threads.run(training.workers, partial(_rank, training, samples, start), timeout=3600)
     losses = [mean(of_step) for of_step in zip(*(each["losses"] for each in found), strict=True)]
     notes = {name: thinned(values) for name, values in found[0]["notes"].items()}
     row = {"who": training.who, "workers": training.workers, "partition": training.partition,
@@ -80,9 +83,8 @@ def trained(training: Training, samples: Samples) -> Row:
     return row
 
 
-def _rank(training: Training, samples: Samples, world: Transport) -> dict[str, Any]:
-    torch.manual_seed(SEED)
-    model = cnn(tuple(samples.x.shape[1:]), widths=(8, 16))
+def _rank(training: Training, samples: Samples, start: nn.Module, world: Transport) -> dict[str, Any]:
+    model = copy.deepcopy(start)
     sgd = optim.SGD(model.parameters(), lr=training.lr, momentum=0.9)
     job = form(world, groups=world.size if training.alone else 1)
     optimizer = hpcsgd.DistributedOptimizer(sgd, model, job, method=training.method())
