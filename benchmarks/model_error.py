@@ -25,7 +25,7 @@ from typing import Any
 
 from harness import Goal, Run, Spread, print_table
 from harness.hosts import on_hosts, shaped_hosts
-from hpcsgd.core.flat import BUCKET_MB
+from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import Machine
@@ -74,7 +74,9 @@ def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str
     rows: list[dict[str, Any]] = []
     for cell in found["cells"]:
         P, K, model = cell["P"], cell["K"], cell["model"]
-        m = Sizes.of(network(model).named_parameters(), P, K, BUCKET_MB * 1e6, ranks_per_host=RANKS_PER_HOST)
+        net = network(model)
+        bucket = bucket_bytes(nbytes(net.parameters()))
+        m = Sizes.of(net.named_parameters(), P, K, bucket, ranks_per_host=RANKS_PER_HOST)
         own = alone[model, B // K]
         method = METHODS[cell["method"]]()
         updated = own["update"] / (K if method.exchange.shards else 1)

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import hpcsgd
 from bytes_at_quality.contestants import CONTESTANTS, Settings
 from harness import WallClock
-from hpcsgd.core.flat import BUCKET_MB
+from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.collectives import sent
@@ -144,7 +144,7 @@ def judge(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 def foretold(setting: Setting, model: nn.Module, who: str, groups: int, tried: Settings) -> float:
     """Bytes that a rank sends, by the formulas of its method."""
-    m = Sizes.of(model.named_parameters(), groups, 1, BUCKET_MB * 1e6)
+    m = Sizes.of(model.named_parameters(), groups, 1, bucket_bytes(nbytes(model.parameters())))
     messages = of_step(CONTESTANTS[who].method(tried, groups), m)
     return setting.steps * sum(
         x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages

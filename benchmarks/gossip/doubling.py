@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.workloads import Step, Workload, sgd
+from hpcsgd.core.layout import nbytes
 from hpcsgd.transport import Transport
 
 
@@ -39,7 +40,7 @@ def average(gradients: Sequence[Tensor], world: Transport) -> None:
 
 def sent(workload: Workload, n: int) -> float:
     """Bytes of a rank in a step."""
-    size = sum(p.numel() * p.element_size() for p in workload.model().parameters())
+    size = nbytes(workload.model().parameters())
     return float(size * (n.bit_length() - 1))
 
 

@@ -116,6 +116,11 @@ class Entry(NamedTuple):
     param: nn.Parameter
 
 
+def nbytes(params: Iterable[nn.Parameter]) -> int:
+    """Of all together."""
+    return sum(p.numel() * p.element_size() for p in params)
+
+
 def bucket_bytes(model_bytes: float, megabytes: float | None = None) -> float:
     """Of a bucket: `megabytes`, or where nobody says, a sixteenth of the model, from 1 to 4 MB.
 
@@ -144,7 +149,9 @@ def cut(
         _require_dense(name, param)
         of_kind = runs.setdefault((param.dtype, param.device, param in whole), [[]])
         of_kind[-1].append(Entry(number, name, param))
-        if _nbytes(of_kind[-1]) >= bucket_bytes and not (param in whole and _too_empty(of_kind[-1], K)):
+        if nbytes(x.param for x in of_kind[-1]) >= bucket_bytes and not (
+            param in whole and _too_empty(of_kind[-1], K)
+        ):
             of_kind.append([])
     found: list[tuple[int, Layout]] = []
     for (_, _, undivided), of_kind in runs.items():
@@ -216,10 +223,6 @@ def _one_behind_the_other(entries: Iterable[Entry], start: int) -> Iterator[Slot
 
 def _numel(entries: Iterable[Entry]) -> int:
     return sum(x.param.numel() for x in entries)
-
-
-def _nbytes(entries: Iterable[Entry]) -> int:
-    return sum(x.param.numel() * x.param.element_size() for x in entries)
 
 
 def _require_dense(name: str, param: nn.Parameter) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 
 from hpcsgd.core.flat import Bucket, flatten
-from hpcsgd.core.layout import bucket_bytes
+from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.method import Method
 from hpcsgd.core.shards import flatten_shards, is_sharded
 from hpcsgd.core.step import Exchange
@@ -39,7 +39,7 @@ def laid_out(
 
     `elementwise`, `tensorwise`: what the user says about it; None: what is known. `bucket_mb`: likewise.
     """
-    in_bucket = bucket_bytes(sum(p.numel() * p.element_size() for _, p in trained), bucket_mb)
+    in_bucket = bucket_bytes(nbytes(p for _, p in trained), bucket_mb)
     if is_sharded(trained[0][1]):
         exchange = _in_rows(method, optimizer, elementwise)
         return exchange, flatten_shards(trained, model, job.K, job.j, in_bucket)

@@ -16,7 +16,7 @@ from torch import nn, optim
 
 from hpcsgd import models
 from hpcsgd.config.schema import Config, MethodSection
-from hpcsgd.core.layout import bucket_bytes
+from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.method import Method
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.machine import Machine, measured
@@ -86,8 +86,7 @@ class Subject:
         """As the engine lays the model out for this method: see `hpcsgd.engine.dividing.divided`."""
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
         divided = K > 1 and method.exchange.shards and self._by_tensors(method)
-        size = sum(p.numel() * p.element_size() for _, p in trained)
-        bucket = bucket_bytes(size, self.config.training.bucket_mb)
+        bucket = bucket_bytes(nbytes(p for _, p in trained), self.config.training.bucket_mb)
         return Sizes.of(
             trained, P, K, bucket, self.moments, self.numbers, float_buffers(self.model), ranks_per_host,
             whole=seen_whole(self.optimizer) if divided else frozenset(), units=self._units(),

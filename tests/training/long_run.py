@@ -14,7 +14,7 @@ from torch import nn, optim
 
 import hpcsgd
 from hpcsgd import wires
-from hpcsgd.core.layout import bucket_bytes
+from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.memory import kept
 from hpcsgd.exchanges import Packed
@@ -63,8 +63,7 @@ def main(name: str) -> None:
     last = watched.now()
     method = METHODS[name]()
     net, train = trained(job, method, width=512, depth=16)
-    size = sum(p.numel() * p.element_size() for p in net.parameters())
-    m = Sizes.of(net.named_parameters(), job.P, job.K, bucket_bytes(size))
+    m = Sizes.of(net.named_parameters(), job.P, job.K, bucket_bytes(nbytes(net.parameters())))
     train(2 * EVERY)
     time.sleep(1)
     grown = watched.now()["bytes"] - last["bytes"]
