@@ -149,9 +149,8 @@ def cut(
         _require_dense(name, param)
         of_kind = runs.setdefault((param.dtype, param.device, param in whole), [[]])
         of_kind[-1].append(Entry(number, name, param))
-        if nbytes(x.param for x in of_kind[-1]) >= bucket_bytes and not (
-            param in whole and _too_empty(of_kind[-1], K)
-        ):
+        full = nbytes(x.param for x in of_kind[-1]) >= bucket_bytes
+        if full and not (param in whole and _too_empty(of_kind[-1], K)):
             of_kind.append([])
     found: list[tuple[int, Layout]] = []
     for (_, _, undivided), of_kind in runs.items():
