@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import STOPPED, UserError
 from hpcsgd.islands import event_log
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.register import Phase, Register
@@ -155,6 +155,26 @@ def test_who_comes_when_it_is_over_does_not_wait(
     assert asyncio.run(supervisor.run()) == 0
     [island] = supervisor.islands
     assert (island.lives, island.code) == (1, 128 + signal.SIGKILL)
+
+
+def test_who_is_being_started_is_told_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = tmp_path / "ready"
+    saves = f"trap 'exit {STOPPED}' USR1; touch {ready}; while :; do sleep 0.05; done"
+    supervisor = Supervisor(
+        {0: 1}, 1, ["sh", "-c", saves], tmp_path, Alone(), Over(tmp_path / "never"),
+        restarts=2, silence=60, timeout=60,
+    )  # fmt: skip
+
+    async def start(*command: str, **how: Any) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(*command, **how)
+        while not ready.exists():
+            await asyncio.sleep(0.01)
+        supervisor._stop()
+        return process
+
+    slow = Namespace(asyncio, create_subprocess_exec=start)
+    monkeypatch.setattr("hpcsgd.launch.supervisor.asyncio", slow)
+    assert asyncio.run(supervisor.run()) == STOPPED
 
 
 DIES = f"""
