@@ -6,7 +6,7 @@
 
 A GPT of 0.12 million parameters on 4.2 million bytes of WikiText-2, by P = 4 and 8 groups of one rank that
 share batches of 8 windows of 128 bytes: bsp; DiLoCo, whose groups meet every 64 steps; Streaming DiLoCo with
-4 bits; SparseLoCo, every 6·P steps; MuLoCo with 2 bits. Everybody has the same tokens in the same order. Each
+4 bits; SparseLoCo, every 6·P steps; MuLoCo with 4 bits. Everybody has the same tokens in the same order. Each
 is tried with four settings, on a seed of its own and by text that is held out of training; with the best of
 them it trains on three other seeds, and is judged by the beginning of the test split.
 
