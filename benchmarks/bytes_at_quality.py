@@ -8,7 +8,8 @@ A GPT of 0.12 million parameters on 4.2 million bytes of WikiText-2, by P = 4 an
 share batches of 8 windows of 128 bytes: bsp; DiLoCo, whose groups meet every 64 steps; Streaming DiLoCo with
 4 bits; SparseLoCo, every 6·P steps; MuLoCo with 4 bits. Everybody has the same tokens in the same order. Each
 is tried with four settings, on a seed of its own and by text that is held out of training; with the best of
-them it trains on three other seeds, and is judged by the beginning of the test split.
+them it trains on three other seeds, and is judged by the beginning of the test split. bsp, whose groups are
+one training however many they are, is tried by the fewest.
 
 Groups are threads of one process, by the library: --real compares a short training of everybody with one on
 four ranks (mpiexec -n 4 python benchmarks/bytes_at_quality.py --data FILE --real). Hours on two cores; --who,
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcsgd
-from bytes_at_quality.contestants import CONTESTANTS, Settings
+from bytes_at_quality.contestants import BSP, CONTESTANTS, Settings
 from bytes_at_quality.judging import TUNED, best, judged, name, named
 from bytes_at_quality.picture import draw
 from bytes_at_quality.real import compare
@@ -38,15 +39,17 @@ HEAD = ["groups", "who", "seeds", "bits a byte", "loss over bsp's", "MB a rank",
 
 
 def due(
-    rows: Sequence[Row], who: str, groups: int, seeds: Sequence[int], trials: int
-) -> Iterator[tuple[int, Settings]]:
-    """What is to be trained: trials, and then the best of them."""
-    for settings in CONTESTANTS[who].trials[:trials]:
-        yield TUNED, settings
-    chosen = best(rows, who, groups)
-    assert chosen is not None
-    for seed in seeds:
-        yield seed, chosen
+    rows: Sequence[Row], who: str, shapes: Sequence[int], seeds: Sequence[int], trials: int
+) -> Iterator[tuple[int, int, Settings]]:
+    """What is to be trained, groups, seed and settings: trials, and then the best of them."""
+    for groups in shapes:
+        if who != BSP or groups == min(shapes):
+            for settings in CONTESTANTS[who].trials[:trials]:
+                yield groups, TUNED, settings
+        chosen = best(rows, who, groups)
+        assert chosen is not None
+        for seed in seeds:
+            yield groups, seed, chosen
 
 
 def main() -> None:
@@ -70,8 +73,8 @@ def main() -> None:
     rows = [row for file in given.keep for row in run.kept(file) if row["setting"] == asdict(setting)]
     there = {named(row) for row in rows}
     seeds, shapes = (given.seeds[:1], given.groups[:1]) if given.quick else (given.seeds, given.groups)
-    for groups, who in ((groups, who) for groups in shapes for who in given.who):
-        for seed, settings in due(rows, who, groups, seeds, setting.trials):
+    for who in given.who:
+        for groups, seed, settings in due(rows, who, shapes, seeds, setting.trials):
             if name(groups, who, seed, settings) not in there:
                 row = measure(setting, text, who, groups, settings, seed)
                 found = f"{row['held_out_loss']:.4f} in {row['seconds']:.0f} s"

@@ -34,8 +34,9 @@ def of(rows: Sequence[Row], who: str, groups: int) -> list[Row]:
 
 
 def best(rows: Sequence[Row], who: str, groups: int) -> Settings | None:
-    """By the text held out, of what has been tried."""
-    trials = [row for row in of(rows, who, groups) if row["seed"] == TUNED]
+    """By the text held out, of what has been tried; bsp, which is the same by any groups, by any of them."""
+    tried = [row for row in rows if row["who"] == who and row["seed"] == TUNED]
+    trials = [row for row in tried if who == BSP or row["groups"] == groups]
     return min(trials, key=lambda row: row["held_out_loss"])["settings"] if trials else None
 
 
