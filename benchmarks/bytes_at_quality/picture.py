@@ -16,6 +16,8 @@ from bytes_at_quality.judging import finals
 from hpcsgd.files.pictures import STYLE, save
 
 Row = dict[str, Any]
+MARKERS = "os^vD"
+"""One for each, open: some send as many bytes as another and are as good."""
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
@@ -32,13 +34,12 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _panel(axes: Axes, rows: Sequence[Row], groups: int) -> None:
-    for color, who in enumerate(CONTESTANTS):
+    for place, (who, marker) in enumerate(zip(CONTESTANTS, MARKERS, strict=True)):
         mine = finals(rows, who, groups).values()
         if mine:
             bits = [row["test_loss"] / log(2) for row in mine]
-            axes.plot(
-                [row["bytes"] / 1e6 for row in mine], bits, "o", color=f"C{color}", alpha=0.8, label=who
-            )
+            sent = [row["bytes"] / 1e6 for row in mine]
+            axes.plot(sent, bits, marker, color=f"C{place}", fillstyle="none", mew=1.6, ms=8, label=who)
     axes.set(xscale="log", title=f"{groups} groups", xlabel="megabytes that a rank sent")
     if axes.get_subplotspec().is_first_col():  # pyright: ignore[reportOptionalMemberAccess]
         axes.set_ylabel("bits a byte of the test split")
