@@ -20,14 +20,12 @@ four ranks (mpiexec -n 4 python benchmarks/bytes_at_quality.py --data FILE --rea
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import hpcsgd
-from bytes_at_quality.contestants import BSP, CONTESTANTS, Settings
-from bytes_at_quality.judging import TUNED, best, judged, name, named
+from bytes_at_quality.contestants import CONTESTANTS
+from bytes_at_quality.judging import due, is_of_now, judged, name, named
 from bytes_at_quality.picture import draw
 from bytes_at_quality.real import compare
 from bytes_at_quality.training import FULL, QUICK, measure, read
@@ -36,20 +34,6 @@ from harness import Run, print_table
 Row = dict[str, Any]
 SEEDS = (1, 2, 3)
 HEAD = ["groups", "who", "seeds", "bits a byte", "loss over bsp's", "MB a rank", "times fewer", "settings"]
-
-
-def due(
-    rows: Sequence[Row], who: str, shapes: Sequence[int], seeds: Sequence[int], trials: int
-) -> Iterator[tuple[int, int, Settings]]:
-    """What is to be trained, groups, seed and settings: trials, and then the best of them."""
-    for groups in shapes:
-        if who != BSP or groups == min(shapes):
-            for settings in CONTESTANTS[who].trials[:trials]:
-                yield groups, TUNED, settings
-        chosen = best(rows, who, groups)
-        assert chosen is not None
-        for seed in seeds:
-            yield groups, seed, chosen
 
 
 def main() -> None:
@@ -70,7 +54,7 @@ def main() -> None:
         return
     setting = QUICK if given.quick else FULL
     text, run = read(given.data, setting), Run()
-    rows = [row for file in given.keep for row in run.kept(file) if row["setting"] == asdict(setting)]
+    rows = [row for file in given.keep for row in run.kept(file) if is_of_now(row, setting)]
     there = {named(row) for row in rows}
     seeds, shapes = (given.seeds[:1], given.groups[:1]) if given.quick else (given.seeds, given.groups)
     for who in given.who:

@@ -16,10 +16,7 @@ EVERY = 64
 """H, steps from one meeting to the next."""
 EVERY_BY_GROUPS = 6
 """SparseLoCo's is so many times P: what a rank sends at its meetings grows with P."""
-FRAGMENTS, DELAY, BLEND = 4, 1, 0.0
-"""Of streams. Half of each, the paper's blend, halves what the outer optimizer does: it was worse."""
-MOMENTUM = 0.8
-"""Outside. The papers' 0.9 looks back on ten meetings, a sixth of all here: DiLoCo was worse with it."""
+FRAGMENTS = 4
 BETAS, DECAY = (0.9, 0.95), 0.1
 Settings = Mapping[str, float]
 BSP, DILOCO, STREAMED = "bsp", "DiLoCo", "streamed, 4 bits"
@@ -46,10 +43,14 @@ def muon(model: nn.Module, s: Settings) -> optim.Optimizer:
 
 RATES = (4e-3, 8e-3)
 """Inside a group, of all that have an outer one besides."""
+MOMENTUM = 0.8
+"""Outside. The papers' 0.9 looks back on ten meetings, a sixth of all here: DiLoCo was worse with it."""
+DELAY, BLEND = 1, 0.0
+"""Of streams. With the paper's blend of a half groups take half of an outer step: it was worse."""
 
 
 def nesterov(s: Settings) -> MakeOptimizer:
-    return lambda ws: optim.SGD(ws, lr=s["outer_lr"], momentum=MOMENTUM, nesterov=True)
+    return lambda ws: optim.SGD(ws, lr=s["outer_lr"], momentum=s["momentum"], nesterov=True)
 
 
 def in_four_bits(s: Settings) -> hpcsgd.Method:
@@ -61,15 +62,15 @@ def grid(**values: Sequence[float]) -> list[Settings]:
 
 
 def with_outer(**inner: Sequence[float]) -> list[Settings]:
-    return grid(**inner, outer_lr=(0.7, 1.0))
+    return grid(**inner, outer_lr=(0.7, 1.0), momentum=(MOMENTUM,))
 
 
 CONTESTANTS: dict[str, Contestant] = {
     BSP: Contestant(lambda s, _: hpcsgd.bsp(), grid(lr=(8e-3, 16e-3, 24e-3, 32e-3)), adamw),
     DILOCO: Contestant(lambda s, _: hpcsgd.diloco(EVERY, outer=nesterov(s)), with_outer(lr=RATES), adamw),
     STREAMED: Contestant(
-        lambda s, _: hpcsgd.streamed(in_four_bits(s), FRAGMENTS, DELAY, BLEND),
-        with_outer(lr=RATES),
+        lambda s, _: hpcsgd.streamed(in_four_bits(s), FRAGMENTS, int(s["delay"]), s["blend"]),
+        with_outer(lr=RATES, delay=(DELAY,), blend=(BLEND,)),
         adamw,
     ),
     SPARSE: Contestant(
@@ -77,9 +78,5 @@ CONTESTANTS: dict[str, Contestant] = {
         grid(lr=RATES, outer_lr=(1.0, 1.4)),
         adamw,
     ),
-    MULOCO: Contestant(
-        lambda s, _: in_four_bits(s),
-        with_outer(lr=RATES),
-        muon,
-    ),
+    MULOCO: Contestant(lambda s, _: in_four_bits(s), with_outer(lr=RATES), muon),
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from math import log
 from statistics import mean, stdev
 from typing import Any
 
 from bytes_at_quality.contestants import BSP, CONTESTANTS, DILOCO, MULOCO, SPARSE, STREAMED, Settings
+from bytes_at_quality.training import Setting
 from harness import Goal
 
 Row = dict[str, Any]
@@ -29,6 +31,12 @@ def named(row: Row) -> tuple[Any, ...]:
     return name(row["groups"], row["who"], row["seed"], row["settings"])
 
 
+def is_of_now(row: Row, setting: Setting) -> bool:
+    """Whether it is a training that would be the same today."""
+    known = CONTESTANTS.get(row["who"])
+    return known is not None and row["settings"] in known.trials and row["setting"] == asdict(setting)
+
+
 def of(rows: Sequence[Row], who: str, groups: int) -> list[Row]:
     return [row for row in rows if (row["who"], row["groups"]) == (who, groups)]
 
@@ -38,6 +46,20 @@ def best(rows: Sequence[Row], who: str, groups: int) -> Settings | None:
     tried = [row for row in rows if row["who"] == who and row["seed"] == TUNED]
     trials = [row for row in tried if who == BSP or row["groups"] == groups]
     return min(trials, key=lambda row: row["held_out_loss"])["settings"] if trials else None
+
+
+def due(
+    rows: Sequence[Row], who: str, shapes: Sequence[int], seeds: Sequence[int], trials: int
+) -> Iterator[tuple[int, int, Settings]]:
+    """What is to be trained, groups, seed and settings: trials, and then the best of them."""
+    for groups in sorted(shapes):
+        if who != BSP or groups == min(shapes):
+            for settings in CONTESTANTS[who].trials[:trials]:
+                yield groups, TUNED, settings
+        chosen = best(rows, who, groups)
+        assert chosen is not None
+        for seed in seeds:
+            yield groups, seed, chosen
 
 
 def finals(rows: Sequence[Row], who: str, groups: int) -> dict[int, Row]:
