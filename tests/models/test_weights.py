@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import warnings
 from collections.abc import Callable
@@ -12,9 +13,11 @@ import pytest
 import torch
 from safetensors.torch import save_file, save_model
 from torch import nn
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from hpcsgd.errors import UserError
 from hpcsgd.models import gpt, mlp
+from hpcsgd.models.metadata import IndexUnpickler
 from hpcsgd.models.weights import load_into, read
 
 
@@ -157,3 +160,25 @@ def test_an_index_from_elsewhere_runs_no_code(tmp_path: Path) -> None:
     assert not left.exists()
     pickle.loads((folder / ".metadata").read_bytes())
     assert left.exists(), "the mischief is one"
+
+
+class Named:
+    """An attribute, as Python 3.11.0 to 3.11.3 write a member of an enumeration."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.of, self.name)
+
+
+def test_members_of_enumerations_are_plain_in_every_version_of_python() -> None:
+    index = pickle.dumps(Named(_MEM_FORMAT_ENCODING, "TORCH_CHANNELS_LAST"))
+    assert IndexUnpickler(io.BytesIO(index)).load() is _MEM_FORMAT_ENCODING.TORCH_CHANNELS_LAST
+
+
+@pytest.mark.parametrize(("of", "name"), [(Path, "touch"), (_MEM_FORMAT_ENCODING, "mro"), ((), "count")])
+def test_other_attributes_are_not_looked_up(of: Any, name: str) -> None:
+    index = pickle.dumps(Named(of, name))
+    with pytest.raises(pickle.UnpicklingError, match=r"asks for builtins\.getattr, which"):
+        IndexUnpickler(io.BytesIO(index)).load()
