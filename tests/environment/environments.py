@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+
+from hpcsgd.environment.contents import SYSTEM
 
 
 def make(folder: Path) -> Path:
@@ -39,3 +42,10 @@ def in_place(site: Path, name: str, source: Path, top_level: str | None = None) 
         json.dumps({"url": source.as_uri(), "dir_info": {"editable": True}})
     )
     (info / "top_level.txt").write_text(f"{name if top_level is None else top_level}\n")
+
+
+def of_base() -> tuple[str, ...]:
+    """Where this interpreter and its library are: all of its prefix, but for a system's own Python."""
+    if Path(sys.base_prefix) == SYSTEM:
+        return sysconfig.get_path("stdlib"), str(Path(sys.executable).resolve())
+    return (sys.base_prefix,)

@@ -95,7 +95,7 @@ def test_from_a_pack_the_shared_file_system_is_left_alone(tmp_path: Path) -> Non
     file = pack(ask(prefix), tmp_path / "env.pack", str(tmp_path / "local")).file
     (tmp_path / "local").mkdir()
     subprocess.run([file, "-c", program], check=True)
-    shared = (str(prefix), str(tmp_path / "made"), sys.base_prefix, str(file))
+    shared = (str(prefix), str(tmp_path / "made"), *environments.of_base(), str(file))
     plain = below(traced(tmp_path, [prefix / "bin" / "python", "-c", program]), *shared)
     ours = below(traced(tmp_path, [file, "-c", program]), *shared)
     assert plain["open"] > 100, "there is something to be saved"

@@ -66,7 +66,7 @@ def test_it_is_python_and_nothing_is_read_from_where_it_was(packed: Packed, ther
     seen = json.loads(start(packed, there, "-c", SEEN).stdout)
     assert seen["words"] == ["plain", "plain", "linked", "in place"]
     assert seen["prefix"] == str(there)
-    shared = (sys.base_prefix, sys.prefix, str(packed.file.parent))
+    shared = (*environments.of_base(), sys.prefix, str(packed.file.parent))
     outside = [path for path in [*seen["path"], *seen["files"]] if path.startswith(shared)]
     assert [path for path in outside if not path.startswith(str(there))] == []
 
