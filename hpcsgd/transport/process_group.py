@@ -53,6 +53,7 @@ class GroupBackend(Backend):
         self._host, self._library, self._timeout = host, library, timeout
         self._store = meeting_point(host, timeout)
         self._group: Any = _made(library, self._store, host, timeout)
+        host.gather_objects(None)  # who left now would keep others waiting that gloo still connects
         self._watch = Watch(timeout, functools.partial(_end, host, timeout))
         weakref.finalize(self, self._watch.close)
         close_at_the_end(self)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hpcsgd.errors import UserError
-from hpcsgd.transport import ANY, PeerLost, Transport, process_group, threads
+from hpcsgd.transport import ANY, Backend, PeerLost, Transport, process_group, threads
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.ending import close_libraries
 from hpcsgd.transport.process_group import GroupBackend
@@ -66,6 +66,23 @@ def test_a_missing_rank_is_noticed_in_time() -> None:
         return seconds
 
     assert max(threads.run(3, wait_for_rank_one, timeout=5)) < 5
+
+
+def test_nobody_has_the_group_before_all_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever left at once would have gloo wait for it twice the time, in ranks that it still connects."""
+    made, one_has_it = process_group._made, threading.Event()
+    early: list[bool] = []
+
+    def slowly(library: str, store: Any, ranks: Backend, timeout: float) -> Any:
+        group = made(library, store, ranks, timeout)
+        if ranks.rank == 2:
+            early.append(one_has_it.wait(0.5))
+        return group
+
+    monkeypatch.setattr(process_group, "_made", slowly)
+    threads.run(3, lambda world: (in_group(world), one_has_it.set()), timeout=30)
+    assert early == [False]
+    close_libraries()
 
 
 def test_a_rank_that_is_gone_is_noticed_at_once() -> None:
