@@ -40,6 +40,7 @@ class Meeting:
         assert len(asked) == 1, f"ranks are in different operations: {sorted(asked)}"
         result = read([item for _, item in self.slots])
         self._meet(rank, what)
+        self.slots[rank] = None  # or what was laid out last would be kept until the next operation
         return result
 
     def wait_for_letter(self, rank: int, source: int) -> tuple[int, Tensor]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.transport import Transport
+from hpcsgd.transport import Transport, threads
+from hpcsgd.transport.threads import Meeting, ThreadBackend
 
 SIZES = [1, 2, 4, 8]
 SUMMED = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64]
@@ -239,3 +242,19 @@ def test_run_is_ordinary_code_on_the_lane(run, n: int) -> None:
         return work.wait(), on_the_lane and not world.lane.here(), raised.value.args[0]
 
     assert run(n, composite) == [((n - 1) / 2, True, "missing")] * n
+
+
+def test_threads_keep_nothing_of_what_was_sent() -> None:
+    """Where the next operation is far, as a meeting may be."""
+    meeting = Meeting(3, 30.0, [])
+
+    def gone(world: Transport) -> bool:
+        x = torch.ones(5)
+        ThreadBackend(world.rank, meeting, 0).allreduce(x, "sum")
+        assert x.tolist() == [3.0] * 5
+        kept = weakref.ref(x)
+        del x
+        world.barrier()
+        return kept() is None
+
+    assert threads.run(3, gone) == [True] * 3
