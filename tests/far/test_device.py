@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from far import DEVICES, building, device
 from far.ranks import SLOW, slowed
 
 TESTS = Path(__file__).parents[1]
-FIRST = "far:0"
+FIRST, SECOND = "far:0", "far:1"
 
 pytestmark = pytest.mark.usefixtures("far_device")
 
@@ -258,3 +259,30 @@ def test_the_sanitizer_sees_an_event_that_is_not_waited_for(tmp_path: Path) -> N
     done = subprocess.run([checked], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "data race" in done.stderr or "read twice" in done.stderr  # whichever comes first
+
+
+def test_memory_freed_by_a_thread_of_another_device_does_not_move_the_clock() -> None:
+    """Cyclic garbage is collected by whichever thread comes by."""
+    torch.ops.far.costs(1_000.0, 0.0)
+    first, last = (torch.Event(SECOND, enable_timing=True) for _ in range(2))
+    freed, over = threading.Event(), threading.Event()
+    kept = [torch.ones(3, device=SECOND)]
+
+    def observe() -> None:  # its clock is that of this device alone
+        first.record(torch.accelerator.current_stream(SECOND))
+        over.set()
+        freed.wait(10)
+        last.record(torch.accelerator.current_stream(SECOND))
+        last.synchronize()
+
+    observer = threading.Thread(target=observe)
+    observer.start()
+    assert over.wait(10)
+    x = torch.ones(3, device=FIRST)
+    for _ in range(1_000):
+        x += 1
+    torch.accelerator.synchronize(FIRST)
+    kept.clear()
+    freed.set()
+    observer.join()
+    assert first.elapsed_time(last) == 0.0

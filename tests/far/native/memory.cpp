@@ -86,7 +86,10 @@ class Memory final : public c10::Allocator {
         return block;
     }
 
+    // Any thread may free a block, also one of another device in which garbage happens to be collected: its clock must
+    // not move that of this block's stream.
     void give_back(Block* block) {
+        const Time host = std::exchange(host_time(), 0);
         std::lock_guard guard(lock_);
         for (const c10::StreamId user : std::exchange(block->users, {})) {
             const auto through = std::make_shared<Event>();
@@ -95,6 +98,7 @@ class Memory final : public c10::Allocator {
         }
         poison(*block);
         free_[{block->home.device_index(), block->home.id(), block->bytes}].push_back(block);
+        host_time() = host;
     }
 
     std::mutex lock_;
