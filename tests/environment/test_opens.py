@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 import hpcsgd
+import programs
 from environment import environments
 from hpcsgd.environment import ask, pack
-from training.launches import JOB, ended, make_store, mpiexec, start, unlaunched
+from training.launches import JOB, ended, make_store, start, unlaunched
 
 SCRIPT = Path(__file__).with_name("counted.py")
 OPENS = 2600
@@ -35,7 +36,7 @@ FROM_A_PACK = 30
 def counted(folder: Path, *words: str) -> list[dict[str, Any]]:
     """Of two ranks, with all of the package compiled, as it is where it was installed."""
     compileall.compile_dir(hpcsgd.__path__[0], quiet=1)
-    command = [mpiexec(), "-n", "2", sys.executable, str(SCRIPT), str(folder), *words]
+    command = [programs.mpiexec(), "-n", "2", sys.executable, str(SCRIPT), str(folder), *words]
     done = ended(start(folder, command, PYTHONPATH=str(Path(hpcsgd.__file__).parents[1])))
     assert done.code == 0, done.err
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import programs
 from hpcsgd.islands import event_log
 from hpcsgd.report.run_folder import island_folder
 from launch.slow_runs import EPOCHS, TRAIN, at_work, hurry, is_of, prepare, seen
 from training import launches
-from training.launches import HPCSGD, mpiexec
+from training.launches import HPCSGD
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -37,7 +38,7 @@ class Launch:
 
     def start(self, *options: str) -> None:
         """Returns once both groups have trained and met."""
-        mpiexec()
+        programs.mpiexec()
         words = ["launch", "job.toml", "--run.folder", str(self.run), *TWO, "--group-size", "2"]
         before = len(self.events("commit"))
         with (self.folder / "printed").open("ab") as printed:
@@ -208,7 +209,7 @@ def test_an_island_freezes(launch: Launch) -> None:
 @pytest.mark.slow
 def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
     """It is told, and the next start finds no folder in its way."""
-    mpiexec()
+    programs.mpiexec()
     words = ["launch", "job.toml", "--run.folder", "run", *TWO, "--model.build", "net:Nett"]
     ended = subprocess.run(
         [*HPCSGD, *words], cwd=launch.folder, capture_output=True, text=True, check=False, timeout=PATIENCE
@@ -221,7 +222,7 @@ def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
 @pytest.mark.slow
 def test_islands_start_from_weights_of_others(launch: Launch) -> None:
     """All of them, from a file named from where the launcher is; steps of no length keep them."""
-    mpiexec()
+    programs.mpiexec()
     hurry(launch.folder)
     weights = {"inner.1.weight": torch.randn(10, 36), "inner.1.bias": torch.randn(10)}
     torch.save(weights, launch.folder / "there.pt")

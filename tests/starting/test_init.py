@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import programs
 from data.pictures import write_classes, write_pngs
 from hpcsgd import models
 from hpcsgd.batch import load_site, site
@@ -26,7 +27,7 @@ from hpcsgd.starting import begin, run
 from hpcsgd.starting.choices import COLLECTIONS, FORMS, METHODS
 from hpcsgd.starting.site import site_text
 from hpcsgd.training.parts import make_method
-from training.launches import launch, make_store, mpiexec
+from training.launches import launch, make_store
 
 CHOICES = [(data, model) for data, kind in COLLECTIONS.items() for model in kind.kind.models]
 
@@ -62,7 +63,7 @@ def test_every_method_can_be_made(method: str) -> None:
 
 def test_it_is_trained_on_two_ranks(folder: Path) -> None:
     """With what the store says of itself: images of 6 x 6 pixels."""
-    mpiexec()
+    programs.mpiexec()
     make_store(folder / "small.h5", 96)
     words = ["--data", "small.h5", "--ranks", "2", "--epochs", "1"]
     done = launch(folder, "init", *words)
