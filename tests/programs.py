@@ -26,7 +26,8 @@ GRACE = 1.0
 Running = Popen[str]
 Done = CompletedProcess[str]
 File = int | IO[Any]
-MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+BESIDE = str(Path(sys.executable).parent)
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([BESIDE, *os.get_exec_path()]))
 
 
 class TimedOut(AssertionError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -37,18 +36,18 @@ class Islands:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, folder / "run"
-        self.launchers: dict[int, subprocess.Popen[bytes]] = {}
+        self.launchers: dict[int, programs.Running] = {}
         """The last of each island."""
-        self.all: list[subprocess.Popen[bytes]] = []
+        self.all: list[programs.Running] = []
 
     def start(self, island: int, *options: str, ranks: int = 2, on: Sequence[str] = ()) -> None:
         """`on`: what takes a command to another host."""
         words = ["launch", "job.toml", "--groups", "3", "--island", str(island), "--group-size", str(ranks)]
         with self.printed_by(island).open("ab") as printed:
-            self.launchers[island] = subprocess.Popen(
+            self.launchers[island] = programs.start(
                 [*on, *HPCSGD, *words, "--run.folder", str(self.run), "--silence", "20", *options],
                 cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+                stdout=printed, stderr=printed,
             )  # fmt: skip
         self.all.append(self.launchers[island])
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -42,9 +41,9 @@ class Launch:
         words = ["launch", "job.toml", "--run.folder", str(self.run), *TWO, "--group-size", "2"]
         before = len(self.events("commit"))
         with (self.folder / "printed").open("ab") as printed:
-            self.process = subprocess.Popen(
+            self.process = programs.start(
                 [*HPCSGD, *words, *options], cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+                stdout=printed, stderr=printed,
             )  # fmt: skip
         self.wait(lambda: any(commit["counted"] == [0, 1] for commit in self.events("commit")[before:]))
         self.coordinator = json.loads(at_work(self.folder)[self.ranks(0)[0]]["HPCSGD_ISLAND"])["coordinator"]
@@ -211,9 +210,7 @@ def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
     """It is told, and the next start finds no folder in its way."""
     programs.mpiexec()
     words = ["launch", "job.toml", "--run.folder", "run", *TWO, "--model.build", "net:Nett"]
-    ended = subprocess.run(
-        [*HPCSGD, *words], cwd=launch.folder, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    ended = programs.run([*HPCSGD, *words], cwd=launch.folder, timeout=PATIENCE, check=False)
     assert ended.returncode == 1, ended
     assert "no 'Nett' in net; did you mean 'Net'" in ended.stdout + ended.stderr
     assert not launch.run.exists()

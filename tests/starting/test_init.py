@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -197,13 +196,13 @@ def test_answers_are_asked_for_until_they_can_be_used(folder: Path) -> None:
 def test_in_a_terminal_it_asks(folder: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "hpcsgd", "init", "--data", "digits", "--method", "bsp"]
-    process = subprocess.Popen(command, cwd=folder, stdin=theirs, stdout=subprocess.PIPE, text=True)
+    process = programs.start(command, cwd=folder, stdin=theirs)
     os.close(theirs)
     os.write(ours, b"mlp\n2\n1\n")
-    out, _ = process.communicate(timeout=100)
+    done = programs.finish(process)
     os.close(ours)
-    assert process.returncode == 0
-    assert "model (cnn, mlp, " in out
+    assert done.returncode == 0, done
+    assert "model (cnn, mlp, " in done.stdout
     assert load(Path("job.toml")).model.build == "mlp"
     assert load(Path("job.toml")).job.groups == 1
 
