@@ -65,7 +65,7 @@ def start(
     """Start a program that the test watches, signals or kills before it calls `finish`."""
     return Popen(
         [str(word) for word in command], cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr,
-        text=True, pass_fds=pass_fds, start_new_session=start_new_session,
+        text=True, errors="backslashreplace", pass_fds=pass_fds, start_new_session=start_new_session,
     )  # fmt: skip
 
 
