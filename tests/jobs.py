@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import programs
 from pythons import python
 
-BIN = str(Path(sys.executable).parent)
-MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([BIN, os.environ["PATH"]]))
 PATIENCE = 120.0  # seconds; the machine may be busy
 
 MODEL = r'''
@@ -169,35 +166,27 @@ class Runs:
     def checkpoints(self, run: str) -> list[str]:
         return sorted(path.name for path in (self.folder / run / "checkpoints").iterdir())
 
-    def _start(self, run: str, *options: str, n: int, **environment: str) -> subprocess.Popen[str]:
+    def _start(self, run: str, *options: str, n: int, **environment: str) -> programs.Running:
         for kind in ("pid", "seen", "waiting"):
             for left in self.folder.glob(f"{kind}-*"):
                 left.unlink()
-        assert MPIEXEC is not None
         train = python("-m", "hpcsgd", "train", "job.toml", *options, "--run.folder", run)
-        return subprocess.Popen(
-            [MPIEXEC, "-n", str(n), *train],
+        return programs.start(
+            [programs.mpiexec(), "-n", str(n), *train],
             cwd=self.folder,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            stderr=programs.STDOUT,
         )
 
 
-def finish(process: subprocess.Popen[str], code: int | None) -> str:
+def finish(process: programs.Running, code: int | None) -> str:
     """What the process has printed at its end; `code` None: any but 0."""
-    try:
-        output, _ = process.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    assert process.returncode != 0 if code is None else process.returncode == code, output
-    return output
+    done = programs.finish(process, PATIENCE)
+    assert done.returncode != 0 if code is None else done.returncode == code, done.stdout
+    return done.stdout
 
 
-def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_until(happened: Callable[[], bool], process: programs.Running) -> None:
     deadline = time.monotonic() + PATIENCE
     while not happened():
         assert process.poll() is None, process.communicate()[0]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import programs
+
 HERE = Path(__file__).parent
-PATIENCE = 100.0  # seconds; the machine may be busy
 
 
 def python(*words: str) -> list[str]:
@@ -28,24 +28,31 @@ def _server() -> str:
     server = fork_server(address)
 
     def end() -> None:
-        server.communicate()
+        if programs.finish(server).returncode != 0:
+            print(f"fork_server.py failed\n{_printed(address).read_text()}", file=sys.stderr)
         folder.cleanup()
 
     atexit.register(end)
     return str(address)
 
 
-def fork_server(address: Path) -> subprocess.Popen[bytes]:
+def fork_server(address: Path) -> programs.Running:
     """Start fork_server.py, which serves at `address` and ends when its stdin does."""
-    server = subprocess.Popen(
-        [sys.executable, str(HERE / "fork_server.py"), str(address)],
-        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + PATIENCE
+    with _printed(address).open("w") as output:
+        server = programs.start(
+            [sys.executable, str(HERE / "fork_server.py"), str(address)],
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+            stdin=programs.PIPE,
+            stdout=output,
+            stderr=output,
+        )
+    deadline = time.monotonic() + programs.TIMEOUT
     while not address.exists():
-        assert server.poll() is None, "fork_server.py ended"
+        assert server.poll() is None, f"fork_server.py ended\n{_printed(address).read_text()}"
         assert time.monotonic() < deadline, "fork_server.py does not begin to serve"
         time.sleep(0.02)
     return server
+
+
+def _printed(address: Path) -> Path:
+    return Path(f"{address}.printed")

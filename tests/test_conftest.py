@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import programs
 import ranks
 from hpcsgd.transport import PeerLost
 
@@ -97,44 +97,19 @@ def test_a_rank_has_one_thread_whoever_starts_pytest(tmp_path):
     """Also in torch's and numpy's own libraries, and in what a test starts."""
     pytest.importorskip("threadpoolctl")
     (tmp_path / "test_it.py").write_text(ONE_THREAD)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "conftest",
-            "-p",
-            "no:cacheprovider",
-            "--rootdir",
-            tmp_path,
-            tmp_path,
-        ],
-        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-        | {"PYTHONPATH": str(TESTS)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    pytest_ = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment["PYTHONPATH"] = str(TESTS)
+    programs.run([*pytest_, "--rootdir", tmp_path, tmp_path], env=environment, timeout=90)
 
 
 def pytest_on(n, *options, folder):
     """A pytest of `n` processes on the tests in `folder`, with our fixtures; it has ended."""
-    mpiexec = Path(sys.executable).with_name("mpiexec")
-    if n > 1 and not mpiexec.exists():
-        pytest.skip("no mpiexec beside this Python")
-    launcher = [mpiexec, "-n", str(n)] if n > 1 else []
+    launcher = [programs.mpiexec(), "-n", str(n)] if n > 1 else []
     pytest_ = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider"]
-    return subprocess.run(
+    return programs.run(
         [*launcher, *pytest_, *options, "--rootdir", folder, folder],
         env=os.environ | {"PYTHONPATH": str(TESTS)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
         check=False,
     )
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pythons import PATIENCE, fork_server
+import programs
+from pythons import fork_server
 
 OPEN = """
 import gc, os, time
@@ -26,7 +27,7 @@ class Client:
 
     def __init__(self, folder: Path) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection.settimeout(PATIENCE)
+        self._connection.settimeout(programs.TIMEOUT)
         self._connection.connect(str(folder / "server"))
         self._printed, writing = os.pipe()
         order = {
@@ -65,4 +66,4 @@ def test_a_client_that_was_killed_leaves_nothing_to_the_next(tmp_path: Path) -> 
             assert client.open_files() == 40
         client.close()
     finally:
-        server.communicate(timeout=PATIENCE)
+        programs.finish(server)

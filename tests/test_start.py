@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 import hpcsgd.transport
+import programs
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.start import form_as_launched
 from hpcsgd.transport import Transport, threads
@@ -37,7 +37,7 @@ def test_a_method_loads_no_islands() -> None:
         "if name.split('.')[0] in ('asyncio', 'socket', 'socketserver') "
         "or name.startswith('hpcsgd.islands')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = programs.run([sys.executable, "-c", code])
     assert done.stdout.split() == []
 
 
@@ -49,7 +49,7 @@ def test_a_job_on_cpus_loads_nothing_of_process_groups() -> None:
         "threads.run(2, lambda world: form_as_launched(world, 2, None)); "
         "print(*(name for name in set(sys.modules) - before if 'distributed' in name))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = programs.run([sys.executable, "-c", code])
     assert done.stdout.split() == []
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import programs
 from hpcsgd.transport.launcher import LAUNCHERS
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +36,9 @@ UNPICKLING = {
     "hpcsgd/transport/threads.py": "between ranks that are threads",
 }
 """Where objects are unpickled, and why that is nobody else's word; docs/security.md says the same."""
+
+OF_OS = {"system", "popen", "posix_spawn", "posix_spawnp", "spawnl", "spawnlp", "spawnv", "spawnvp"}
+"""They start a program, too."""
 
 
 def sources(root: Path) -> Iterator[Path]:
@@ -96,10 +100,34 @@ def told_by_launchers(root: Path) -> list[str]:
     ]
 
 
-def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+def starting(root: Path) -> list[str]:
+    """Where tests could start a program by themselves, without the limits that `programs` sets to all."""
+    return [
+        f"{path.relative_to(root)}:{node.lineno}: {ast.unparse(node)}"
+        for path in sorted((root / "tests").rglob("*.py"))
+        if path != root / "tests" / "programs.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.stmt | ast.expr) and starts(node)
+    ]
+
+
+def starts(node: ast.AST) -> bool:
+    match node:
+        case ast.Import(names=names):
+            return any(alias.name == "subprocess" for alias in names)
+        case ast.ImportFrom(module="os", names=names):
+            return any(alias.name in OF_OS for alias in names)
+        case ast.ImportFrom(module=module):
+            return module == "subprocess"
+        case ast.Attribute(value=ast.Name(id="os"), attr=name):
+            return name in OF_OS
+    return False
+
+
+def lint_imports(root: Path) -> programs.Done:
     """The contracts of pyproject.toml, over the package in `root`."""
     call = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
-    return subprocess.run([sys.executable, "-c", call], cwd=root, capture_output=True, text=True, check=False)
+    return programs.run([sys.executable, "-c", call], cwd=root, check=False)
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
@@ -159,6 +187,29 @@ def test_a_variable_of_a_launcher_is_found_elsewhere(tmp_path):
     text = 'a = os.environ["PMI_RANK"]\nb = "SLURM_JOB_ID"\nc = "MY_PMI_RANK"\n'
     plant(tmp_path, {"hpcsgd/a.py": text, "hpcsgd/transport/launcher.py": text})
     assert told_by_launchers(tmp_path) == ["hpcsgd/a.py:1: PMI_RANK"]
+
+
+def test_tests_start_programs_in_one_place():
+    assert starting(ROOT) == []
+
+
+def test_a_program_started_elsewhere_is_found(tmp_path):
+    lines = (
+        "import subprocess", "import os, subprocess as s", "from subprocess import run",
+        "from os import system", "def f():\n    os.popen('ls')",
+    )  # fmt: skip
+    harmless = ("'import subprocess'", "import asyncio.subprocess", "from os import path", "os.fork()")
+    plant(tmp_path, {f"tests/a{i}.py": f"{line}\n" for i, line in enumerate(lines)})
+    plant(tmp_path, {f"tests/b{i}.py": f"{line}\n" for i, line in enumerate(harmless)})
+    plant(tmp_path, {"tests/programs.py": "import subprocess\n", "tests/c/d.py": "import subprocess\n"})
+    assert starting(tmp_path) == [
+        "tests/a0.py:1: import subprocess",
+        "tests/a1.py:1: import os, subprocess as s",
+        "tests/a2.py:1: from subprocess import run",
+        "tests/a3.py:1: from os import system",
+        "tests/a4.py:2: os.popen",
+        "tests/c/d.py:1: import subprocess",
+    ]
 
 
 def test_no_path_of_one_machine():

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -76,15 +75,17 @@ class Queue:
     def run(self, number: str, left: float = HOUR, *, again: bool = False) -> int:
         """Start a job that then has so many seconds left, and wait for its end; its exit code. `again`: it is
         not over with that, as one that is preempted."""
+        import programs  # here, since the commands are `python -I`, which does not find it
+
         job = self.read(number)
         job["end"] = time.time() + left
         self.write(number, job)
         copy = self.root / f"{number}.copy"
         copy.write_text(job["script"])
-        done = subprocess.run(
-            ["bash", str(copy), *job["words"]], cwd=job["folder"], env=self._inside(number, job),
-            stdin=subprocess.DEVNULL, check=False, timeout=300,
-        )  # fmt: skip
+        command = ["bash", copy, *job["words"]]
+        inside = self._inside(number, job)
+        done = programs.run(command, cwd=job["folder"], env=inside, timeout=300, check=False)
+        print(f"{done.stdout}{done.stderr}")
         self.write(number, job | {"ended": not again})
         return done.returncode
 

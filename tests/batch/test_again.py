@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+import programs
 from hpcsgd.batch.scheduler import SCHEDULERS
 from hpcsgd.batch.script import fill, template
 
@@ -52,10 +52,10 @@ def run(folder: Path, kind: str, text: str = "", **environment: str) -> Ended:
     path = f"{folder}{os.pathsep}{clean['PATH']}"
     own = {"PBS_JOBID": "7", "PBS_O_WORKDIR": str(folder), "HPCSGD_JOB": "job.toml"} if kind == "pbs" else {}
     words = [] if text or kind == "pbs" else ["job.toml"]
-    done = subprocess.run(
+    done = programs.run(
         ["bash", "script", *words],
         cwd=folder, env={**clean, "PATH": path, "CODE": "0", **own, **environment},
-        capture_output=True, text=True, timeout=30, check=False,
+        timeout=30, check=False,
     )  # fmt: skip
     logs = [path.read_text() for path in sorted((folder / "runs").glob("*.log"))]
     again, words_file = folder / "again", folder / "rank-words"

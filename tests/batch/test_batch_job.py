@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import programs
 from hpcsgd.batch import (
     Allocation,
     BatchJob,
@@ -66,7 +66,7 @@ def test_the_script(folder: Path) -> None:
         "RUN=runs/job ",
     ):
         assert f"\n{value}" in text
-    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    programs.run(["bash", "-n", order.script])
 
 
 @pytest.mark.parametrize("kind", ["train", "bench", "probe", "measure", "ensemble", "compare"])
@@ -175,7 +175,7 @@ def test_the_script_of_a_probe(folder: Path) -> None:
     order = prepare("probe", ["job.toml"], check_probe(Path("job.toml"), ()), EIGHT, Site())
     assert order.script == Path("runs/job-probe.sbatch")
     assert "may start" not in str(order)
-    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    programs.run(["bash", "-n", order.script])
 
 
 def test_the_script_of_a_measurement(folder: Path) -> None:
@@ -183,7 +183,7 @@ def test_the_script_of_a_measurement(folder: Path) -> None:
     order = prepare("measure", ["job.toml"], checked, EIGHT, Site())
     assert order.script == Path("runs/job-measure.sbatch")
     assert "may start" not in str(order)
-    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    programs.run(["bash", "-n", order.script])
     with pytest.raises(UserError, match="did you mean 'mlp'"):
         check_measure(Path("job.toml"), ("--model.build", "mpl"))
 
@@ -204,7 +204,7 @@ def test_the_script_of_a_comparison(folder: Path) -> None:
     assert f"\nJOB=(job.toml --methods '{methods}') " in text
     assert "\nCOMMAND=compare " in text
     assert "\nRUN=runs/job " in text
-    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    programs.run(["bash", "-n", order.script])
     (folder / "runs" / "job-compare" / "bsp").mkdir(parents=True)
     with pytest.raises(UserError, match="runs/job-compare: holds a run: pass --resume"):
         check_comparison(Path("job.toml"), (), methods, EIGHT, fresh=True)
@@ -238,7 +238,7 @@ def test_groups_that_may_die(folder: Path) -> None:
     text = order.script.read_text()
     assert "\nISLANDS=4 " in text
     assert "#SBATCH --no-kill\n" in text
-    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    programs.run(["bash", "-n", order.script])
     (folder / "runs" / "job").mkdir()
     (folder / "runs" / "job" / "job.toml").touch()
     with pytest.raises(UserError, match="runs/job: holds a run: pass --resume"):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+import programs
 from hpcsgd.batch.script import template
 from hpcsgd.islands.event_log import EventLog
 
@@ -50,10 +50,10 @@ def run(folder: Path, *words: str, code: int, met: tuple[int, ...] = (), **envir
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     path = f"{folder}{os.pathsep}{clean['PATH']}"
     own = {"PATH": path, "CODE": str(code), "ROUND": "round" if met else ""}
-    done = subprocess.run(
+    done = programs.run(
         ["bash", "script", *(words or ["job.toml"])],
         cwd=folder, env={**clean, **array, **own, **environment},
-        capture_output=True, text=True, timeout=60, check=False,
+        timeout=60, check=False,
     )  # fmt: skip
     told = {
         name: (folder / name).read_text() if (folder / name).exists() else "" for name in ("again", "words")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+import programs
 from hpcsgd.batch.script import fill, template
 
 # A training that comes to a checkpoint, or not, and ends with the code that it is told.
@@ -43,11 +43,11 @@ def run(folder: Path, text: str = "", *words: str, **environment: str) -> Ended:
     old = folder / "runs" / "job" / "checkpoints" / "step-00000005"
     old.mkdir(parents=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    done = subprocess.run(
+    done = programs.run(
         ["bash", "train.sbatch", *words],
         cwd=folder,
         env={**clean, "PATH": f"{folder}:{clean['PATH']}", "SLURM_JOB_ID": "7", "CODE": "0", **environment},
-        capture_output=True, text=True, timeout=30, check=False,
+        timeout=30, check=False,
     )  # fmt: skip
     called = folder / "srun-words"
     return Ended(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import programs
 from hpcsgd.batch import Allocation, BatchJob, Site, check_training, estimate, prepare, submit
 from hpcsgd.batch.scheduler import SCHEDULERS, scheduler_of
 from hpcsgd.batch.script import fill, template
@@ -32,7 +32,7 @@ def make(allocation: Allocation = EIGHT, after: str | None = None, **site: Any) 
 
 
 def lines(order: BatchJob) -> list[str]:
-    subprocess.run(["bash", "-n", str(order.script)], check=True)
+    programs.run(["bash", "-n", order.script])
     return order.script.read_text().splitlines()
 
 

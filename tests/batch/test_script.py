@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
+import programs
 from hpcsgd.batch.script import fill, template
 
 TEXT = """#!/bin/bash
@@ -49,8 +49,8 @@ def test_backslashes_and_quotes_stay() -> None:
 def test_templates_are_scripts_as_they_stand(kind: str, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text(template(f"{kind}.sbatch"))
-    subprocess.run(["bash", "-n", str(script)], check=True)
+    programs.run(["bash", "-n", script])
     values = {"JOB": [], "PYTHON": "p", "MODULES": ["m"], "SETUP": "s", "MPI": "x", "SRUN": [], "RUN": "r"}
     values |= {"BIND": ["--cpu-bind=none"], "ENVIRONMENT": ["A=b c"]}
     script.write_text(fill(template(f"{kind}.sbatch"), {"nodes": "2"}, values))
-    subprocess.run(["bash", "-n", str(script)], check=True)
+    programs.run(["bash", "-n", script])

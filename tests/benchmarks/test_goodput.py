@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+import programs
 from goodput import random_judge, simulated
 from goodput.contestants import ISLANDS, SYNC
 from goodput.killer import KINDS, Killer, failures
@@ -78,8 +78,8 @@ def test_failures_are_of_ranks_groups_and_nodes_as_often_as_asked():
 def test_the_killer_kills_who_is_there():
     waits = [sys.executable, "-I", "-S", "-c", "input()"]
     with (
-        subprocess.Popen(waits, stdin=subprocess.PIPE) as first,
-        subprocess.Popen(waits, stdin=subprocess.PIPE) as second,
+        programs.start(waits, stdin=programs.PIPE) as first,
+        programs.start(waits, stdin=programs.PIPE) as second,
     ):
         plan = failures(Setting(P=2, per_node=1), mtbf=1e-4, seconds=1.0, seed=1)
         killer = Killer([f for f in plan if f.ranks == (1,)][:1], lambda: {0: first.pid, 1: second.pid})
@@ -87,7 +87,7 @@ def test_the_killer_kills_who_is_there():
             killer.look()
         assert second.wait(60) == -9
         assert first.poll() is None
-        first.communicate(b"\n")
+        first.communicate("\n")
 
 
 def test_one_job_suffers_where_islands_do_not():

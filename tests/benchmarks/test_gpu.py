@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
+import programs
 from gpu import staging
 from harness import WallClock
 from hpcsgd.transport.streams import accelerator
@@ -23,8 +23,7 @@ CPU = torch.device("cpu")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     command = python(str(SCRIPT), "--quick", "--json", str(file))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = programs.run(command)
     assert done.stdout.startswith("no GPU here: nothing was measured\n")
     found = json.loads(file.read_text())
     assert (found["rows"], found["goals"], found["machine"]["gpu"]) == ([], [], None)

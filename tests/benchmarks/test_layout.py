@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
+import programs
 from pythons import python
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,6 @@ def test_all_of_them_start(tmp_path):
     """From any folder; one after the other in one process, in which what they import is there already."""
     (tmp_path / "start.py").write_text(START)
     command = python(str(tmp_path / "start.py"), *(str(BENCHMARKS / name) for name in ENTRIES))
-    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = programs.run(command, cwd="/")
     said = dict(line.split(" ", 1) for line in done.stderr.splitlines())
     assert said == {str(BENCHMARKS / name): "0 True" for name in ENTRIES}

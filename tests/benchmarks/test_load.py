@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from threading import Event
 
+import programs
 from harness.load import Load, others_runnable, runnable
 
 SPIN = "print(flush=True)\nwhile True: pass"
@@ -41,15 +41,15 @@ def test_who_has_just_ended_is_not_runnable(tmp_path):
 
 
 def test_a_child_that_computes_is_ours_and_one_that_waits_is_not():
-    spinning = subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE)
-    waiting = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    spinning = programs.start([sys.executable, "-c", SPIN])
+    waiting = programs.start([sys.executable, "-c", "input()"], stdin=programs.PIPE)
     with spinning, waiting:
         try:
             assert spinning.stdout is not None
             spinning.stdout.read(1)
             assert runnable(spinning.pid) == 1
             assert runnable(os.getpid()) >= 2  # whoever asks runs, too
-            waiting.communicate(b"\n")
+            waiting.communicate("\n")
         finally:
             spinning.kill()
     assert runnable(spinning.pid) == runnable(waiting.pid) == 0

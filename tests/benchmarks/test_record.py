@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+import programs
 from harness import Goal, Run
 from harness.load import Load
 from harness.record import code
@@ -95,13 +95,13 @@ def repository(tmp_path, monkeypatch) -> Path:
         monkeypatch.setenv(f"GIT_{who}_NAME", "A")
         monkeypatch.setenv(f"GIT_{who}_EMAIL", "a@example.org")
     for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
-        subprocess.run(["git", "-C", tmp_path, *words], check=True)
+        programs.run(["git", "-C", tmp_path, *words])
     return tmp_path
 
 
 def test_the_commit(repository):
     words = ["git", "-C", repository, "log", "-1", "--format=%H"]
-    commit = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    commit = programs.run(words).stdout.strip()
     assert code(repository) == {"commit": commit, "dirty": False}
 
 

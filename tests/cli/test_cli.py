@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
 
+import programs
 from hpcsgd.cli import app, main
 from hpcsgd.errors import UserError
 
@@ -282,14 +282,10 @@ def test_a_mistake_in_a_scenario_is_one_line(capsys: pytest.CaptureFixture[str])
 
 def test_help_does_not_wait_for_torch() -> None:
     script = "import sys; from hpcsgd.cli import app; app(['--help']); sys.exit('torch' in sys.modules)"
-    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stderr
+    finished = programs.run([sys.executable, "-c", script])
     assert "train" in finished.stdout
 
 
 def test_the_package_runs_as_a_module() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "hpcsgd", "--help"], capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
+    finished = programs.run([sys.executable, "-m", "hpcsgd", "--help"])
     assert "Usage: hpcsgd COMMAND" in finished.stdout

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader
 
+import programs
 from data.pictures import noise, save, write_classes
 from hpcsgd.data import AsRank, Batches, ImageFiles, Loader, Sampler, convert_images, decoding, image_folder
 from hpcsgd.data.decoding import DRAWS
@@ -197,11 +198,9 @@ convert_images(Path(sys.argv[1]), Path(sys.argv[2]), 14, told)
 
 
 def test_what_was_complete_before_a_kill_stays(tmp_path: Path, folder: Path, path: Path) -> None:
-    import subprocess
-
     target = tmp_path / "again.h5"
-    done = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(target)], check=False)
-    assert done.returncode == -signal.SIGKILL
+    done = programs.run([sys.executable, "-c", KILLED, folder, target], check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert not target.exists()
     left = {each.name: each.stat().st_ino for each in folder_of(target).glob("*.h5")}
     assert 1 < len(left) < len(list(folder_of(path).iterdir()))

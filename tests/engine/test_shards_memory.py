@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import programs
 from engine.shards_in_memory import BLOCK, TORCH, TRAINED, WHOLE
 from pythons import python
-from transport.jobs import mpiexec
 
 SCRIPT = Path(__file__).with_name("shards_in_memory.py")
 PATIENCE = 400.0  # seconds; the machine may be busy
@@ -24,15 +23,13 @@ FOR_MEETINGS = 4 * 2 * BLOCK
 """Copies of the buckets on their way; a bucket ends with the layer that makes it as long as it should be."""
 
 
-def job(n: int, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [mpiexec(), "-n", str(n), *python(str(SCRIPT), *words)],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+def job(n: int, *words: str) -> programs.Done:
+    command = [programs.mpiexec(), "-n", str(n), *python(str(SCRIPT), *words)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    return programs.run(command, env=environment, timeout=PATIENCE, check=False)
 
 
-def said(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+def said(done: programs.Done) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 

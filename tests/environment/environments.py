@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
+import programs
 from hpcsgd.environment.contents import SYSTEM
 
 
 def make(folder: Path) -> Path:
     """The environment in `folder`/env; the package in place is in `folder`/src."""
     prefix = folder / "env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", prefix], check=True)
+    programs.run([sys.executable, "-m", "venv", "--without-pip", prefix])
     site = next(prefix.glob("lib/python*/site-packages"))
     module(site / "plain", "WORD = 'plain'\n\ndef main():\n    print(WORD)\n")
     (site / "again").symlink_to("plain")

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -17,15 +16,17 @@ from typing import Any
 import pytest
 
 import hpcsgd
+import programs
 from environment import environments
 from hpcsgd.environment import ask, pack
-from training.launches import JOB, ended, make_store, mpiexec, start, unlaunched
+from training.launches import JOB, ended, make_store, start, unlaunched
 
 SCRIPT = Path(__file__).with_name("counted.py")
 OPENS = 2600
 """Of a rank that draws nothing: 2412 with torch 2.13, of which torch and its compiler have 1544."""
 OURS = 350
 """Of which the package itself: 324."""
+PATIENCE = 900.0  # seconds; two GB are packed and unpacked
 UNUSED = ("matplotlib", "scipy", "rich", "PIL", "transformers", "plotly", "jinja2")
 """What a rank that draws nothing does without."""
 FROM_A_PACK = 30
@@ -35,22 +36,24 @@ FROM_A_PACK = 30
 def counted(folder: Path, *words: str) -> list[dict[str, Any]]:
     """Of two ranks, with all of the package compiled, as it is where it was installed."""
     compileall.compile_dir(hpcsgd.__path__[0], quiet=1)
-    command = [mpiexec(), "-n", "2", sys.executable, str(SCRIPT), str(folder), *words]
+    command = [programs.mpiexec(), "-n", "2", sys.executable, str(SCRIPT), str(folder), *words]
     done = ended(start(folder, command, PYTHONPATH=str(Path(hpcsgd.__file__).parents[1])))
     assert done.code == 0, done.err
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
-def traced(folder: Path, command: Sequence[str | Path]) -> list[tuple[str, str]]:
+def traced(
+    folder: Path, command: Sequence[str | Path], timeout: float = programs.TIMEOUT
+) -> list[tuple[str, str]]:
     """All that a command and its children ask the kernel of files: the call, and the path."""
     if (strace := shutil.which("strace")) is None:
         pytest.skip("no strace, which tells what libraries open, too")
     out = folder / "trace"
     environment = unlaunched()
     environment.pop("PYTHONPATH", None)
-    done = subprocess.run(
+    done = programs.run(
         [strace, "-f", "-qq", "-e", "trace=%file", "-o", out, *command],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        cwd=folder, env=environment, timeout=timeout, check=False,
     )  # fmt: skip
     if "ptrace" in done.stderr and done.returncode != 0:
         pytest.skip(f"strace may not trace here: {done.stderr.strip()}")
@@ -94,7 +97,7 @@ def test_from_a_pack_the_shared_file_system_is_left_alone(tmp_path: Path) -> Non
     prefix = environments.make(tmp_path / "made")
     file = pack(ask(prefix), tmp_path / "env.pack", str(tmp_path / "local")).file
     (tmp_path / "local").mkdir()
-    subprocess.run([file, "-c", program], check=True)
+    programs.run([file, "-c", program])
     shared = (str(prefix), str(tmp_path / "made"), *environments.of_base(), str(file))
     plain = below(traced(tmp_path, [prefix / "bin" / "python", "-c", program]), *shared)
     ours = below(traced(tmp_path, [file, "-c", program]), *shared)
@@ -105,7 +108,7 @@ def test_from_a_pack_the_shared_file_system_is_left_alone(tmp_path: Path) -> Non
 
 @pytest.mark.long
 @pytest.mark.large
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(PATIENCE)
 def test_a_training_from_a_pack_leaves_the_shared_file_system_alone(folder: Path) -> None:
     """With all that it needs: two GB are packed and unpacked."""
     prefix = Path(sys.prefix)
@@ -113,8 +116,8 @@ def test_a_training_from_a_pack_leaves_the_shared_file_system_alone(folder: Path
         pytest.skip("these tests do not run in a virtual environment")
     file = pack(ask(prefix), folder / "env.pack", str(folder)).file
     train = ["-m", "hpcsgd", "train", "job.toml", "--job.groups", "1", "--run.folder"]
-    subprocess.run([file, "-c", ""], check=True, env=os.environ | {"PYTHONPATH": ""})
-    found = traced(folder, [file, *train, "packed"])
+    programs.run([file, "-c", ""], env=os.environ | {"PYTHONPATH": ""}, timeout=PATIENCE)
+    found = traced(folder, [file, *train, "packed"], PATIENCE)
     sources = str(Path(hpcsgd.__file__).parents[1])
     shared = below(found, str(prefix), str(prefix.resolve()), sys.base_prefix, sources, str(file))
     assert shared["open"] <= FROM_A_PACK, shared

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import programs
 from environment import environments
 from hpcsgd.environment import Environment, Packed, ask, changed_since, pack
 from hpcsgd.environment.pack import HEADER, fingerprint
@@ -54,10 +54,10 @@ def on_node(packed: Packed, disk: Path) -> Path:
     return disk / f"hpcsgd-{os.getuid()}" / packed.name
 
 
-def start(packed: Packed, there: Path, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+def start(packed: Packed, there: Path, *words: str, code: int | None = 0) -> programs.Done:
     environment = unlaunched(LOCAL=str(there.parents[1]))
     environment.pop("PYTHONPATH", None)
-    done = subprocess.run([packed.file, *words], env=environment, capture_output=True, text=True, check=False)
+    done = programs.run([packed.file, *words], env=environment, check=False)
     assert code is None or done.returncode == code, done.stderr
     return done
 
@@ -74,10 +74,10 @@ def test_it_is_python_and_nothing_is_read_from_where_it_was(packed: Packed, ther
 def test_its_commands_find_it(packed: Packed, there: Path) -> None:
     start(packed, there, "-c", "")
     command = there / "bin" / "plain"
-    assert subprocess.run([command], capture_output=True, text=True, check=True).stdout == "plain\n"
+    assert programs.run([command]).stdout == "plain\n"
     link = there.parents[1] / "link"
     link.symlink_to(command)
-    assert subprocess.run([link], capture_output=True, text=True, check=True).stdout == "plain\n"
+    assert programs.run([link]).stdout == "plain\n"
 
 
 def test_words_and_exit_codes_go_through(packed: Packed, there: Path) -> None:
@@ -134,9 +134,7 @@ def test_the_folder_is_for_its_owner_alone(packed: Packed, there: Path) -> None:
 
 def test_a_variable_that_the_node_does_not_have(packed: Packed) -> None:
     environment = {"PATH": os.environ["PATH"]}
-    done = subprocess.run(
-        [packed.file, "-c", ""], env=environment, capture_output=True, text=True, check=False
-    )
+    done = programs.run([packed.file, "-c", ""], env=environment, check=False)
     assert done.returncode != 0
     assert "LOCAL" in done.stderr
 
@@ -151,7 +149,7 @@ def test_the_script_before_the_archive(packed: Packed) -> None:
     with packed.file.open("rb") as file:
         script = file.read(HEADER)
     assert b"@" not in script.replace(b'"$@"', b"")
-    subprocess.run(["sh", "-n"], input=script, check=True)
+    programs.run(["sh", "-n"], input=script.decode())
 
 
 # What is asked before anything is packed.
@@ -197,9 +195,9 @@ def test_what_stays_where_it_is(made: Environment, tmp_path: Path, monkeypatch: 
 
 
 def test_packages_of_the_base_where_the_environment_sees_them(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "plain"], check=True)
+    programs.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "plain"])
     command = [sys.executable, "-m", "venv", "--without-pip", "--system-site-packages", tmp_path / "seeing"]
-    subprocess.run(command, check=True)
+    programs.run(command)
     assert ask(tmp_path / "plain").of_base == []
     seen = ask(tmp_path / "seeing")
     assert seen.of_base

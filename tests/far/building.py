@@ -5,16 +5,18 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch.utils import cpp_extension
 
+import programs
+
 NATIVE = Path(__file__).with_name("native")
 ALONE = ("sanitized.cpp",)
 """A program of its own."""
+PATIENCE = 600.0  # seconds; the machine may be busy
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow"]
 
 
@@ -68,5 +70,4 @@ def build(path: Path, *flags: str) -> None:
 
 def _call(*arguments: str, source: str = "") -> None:
     call = [compiler() or "g++", *arguments]
-    done = subprocess.run(call, input=source, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    programs.run(call, input=source, timeout=PATIENCE)

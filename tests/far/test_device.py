@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import nn, optim
 
+import programs
 from far import DEVICES, building, device
 from far.ranks import SLOW, slowed
 
@@ -51,7 +51,7 @@ with far.switched_on():
     ctypes.string_at(x.data_ptr(), 4)
 print("read")
 """
-    done = subprocess.run([sys.executable, "-c", touch], capture_output=True, text=True, check=False)
+    done = programs.run([sys.executable, "-c", touch], check=False)
     assert done.returncode == -11
     assert done.stdout == ""
 
@@ -244,7 +244,7 @@ def test_it_compiles_without_a_warning(tmp_path: Path) -> None:
 def test_streams_and_events_have_no_races(tmp_path: Path) -> None:
     """By the thread sanitizer, on the part of the device that does not know torch."""
     checked = building.program("sanitized.cpp", ["queue.cpp"], tmp_path, "-O1", "-fsanitize=thread")
-    done = subprocess.run([checked], capture_output=True, text=True, check=False)
+    done = programs.run([checked], check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
 
 
@@ -256,7 +256,7 @@ def test_the_sanitizer_sees_an_event_that_is_not_waited_for(tmp_path: Path) -> N
     assert broken.read_text() != whole
     include = f"-I{building.NATIVE}"
     checked = building.program(str(broken), ["queue.cpp"], tmp_path, "-O1", "-fsanitize=thread", include)
-    done = subprocess.run([checked], capture_output=True, text=True, check=False)
+    done = programs.run([checked], check=False)
     assert done.returncode != 0
     assert "data race" in done.stderr or "read twice" in done.stderr  # whichever comes first
 

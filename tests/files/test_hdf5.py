@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import io
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
+import programs
 from hpcsgd.files.hdf5 import Disk, new_file
 
 FULL_DISK = """
@@ -39,7 +39,7 @@ def test_a_new_file_is_a_plain_hdf5_file(tmp_path: Path) -> None:
 def test_a_process_ends_well_after_a_full_disk(tmp_path: Path, size: int) -> None:
     target = tmp_path / "new.h5"
     command = [sys.executable, "-c", FULL_DISK, str(target), str(size)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = programs.run(command, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "File too large\n", "")
     assert not list(tmp_path.iterdir())
 

@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import programs
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.client import Client
 from hpcsgd.islands.coordinator import Coordinator
@@ -81,7 +81,7 @@ class Desk:
             "folder": str(self.folder), "host": "127.0.0.1", "port": port,
         }  # fmt: skip
         words = [sys.executable, "-m", "hpcsgd.islands"]
-        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with programs.start(words, stdin=programs.PIPE) as process:
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write(f"{json.dumps(told)}\n")

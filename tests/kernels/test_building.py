@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import programs
+
 ROOT = Path(__file__).parents[2]
 HOME = os.environ.get("CUDA_HOME")
+PATIENCE = 600.0  # seconds; the machine may be busy
 NVCC = shutil.which("nvcc", path=f"{HOME}/bin" if HOME else None)
 
 
-def build(sources: Path, to: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "setup.py", "build_ext", "--strict-cuda", f"--build-lib={to}", f"--build-temp={to}"],
-        cwd=sources, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def build(sources: Path, to: Path) -> programs.Done:
+    command = [sys.executable, "setup.py", "build_ext", "--strict-cuda", f"--build-lib={to}"]
+    return programs.run([*command, f"--build-temp={to}"], cwd=sources, timeout=PATIENCE, check=False)
 
 
 @pytest.fixture
@@ -33,16 +33,14 @@ def sources(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(PATIENCE)
 def test_nvcc_has_nothing_to_complain_of(sources, tmp_path):
     done = build(sources, tmp_path / "built")
     output = done.stdout + done.stderr
     library = tmp_path / "built" / "hpcsgd" / "kernels" / "libhpcsgd_cuda.so"
     assert library.exists(), output
     assert NVCC is not None
-    known = subprocess.run(
-        [NVCC, "--list-gpu-code"], capture_output=True, text=True, check=True
-    ).stdout.split()
+    known = programs.run([NVCC, "--list-gpu-code"]).stdout.split()
     for number in {80, 90, 100} & {int(each.removeprefix("sm_")) for each in known if each[3:].isdigit()}:
         assert f"arch=compute_{number},code=sm_{number}" in output
     assert "code=compute_" in output
@@ -50,7 +48,7 @@ def test_nvcc_has_nothing_to_complain_of(sources, tmp_path):
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize(
     "line",
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import programs
 from hpcsgd.kernels.cuda import Cuda
 from kernels import on_cpu
 
@@ -59,23 +59,20 @@ def library() -> Iterator[Cuda]:
     assert cuda.functions.stand_in_device() == 0
 
 
-def trial(library: Path, seeds: int, *preloaded: str) -> subprocess.CompletedProcess[str]:
+def trial(library: Path, seeds: int, *preloaded: str) -> programs.Done:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
         "LD_PRELOAD": " ".join(preloaded),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
     }
-    return subprocess.run(
-        [sys.executable, "-m", "kernels.cuda_trial", str(library), str(seeds)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "kernels.cuda_trial", library, str(seeds)]
+    return programs.run(command, env=environment, timeout=on_cpu.PATIENCE, check=False)
 
 
-def sanitized(sources: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def sanitized(sources: dict[str, str]) -> programs.Done:
     runtimes = [
-        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
-        for name in ("libasan.so", "libubsan.so")
+        programs.run(["g++", f"-print-file-name={name}"]).stdout for name in ("libasan.so", "libubsan.so")
     ]
     return trial(on_cpu.built(sources, *on_cpu.SANITIZERS), 1, *map(str.strip, runtimes))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import programs
 from hpcsgd.config.schema import load
 from hpcsgd.errors import UserError
 from hpcsgd.islands import event_log
@@ -25,7 +25,7 @@ from hpcsgd.launch.supervisor import Supervisor
 from hpcsgd.report.run_folder import island_folder
 from launch.slow_runs import EPOCHS, at_work, hurry, is_of, prepare
 from training import launches
-from training.launches import HPCSGD, mpiexec
+from training.launches import HPCSGD
 
 pytestmark = pytest.mark.timeout(1200)
 PATIENCE = 400.0  # seconds; the machine may be busy
@@ -36,18 +36,18 @@ class Islands:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.run = folder, folder / "run"
-        self.launchers: dict[int, subprocess.Popen[bytes]] = {}
+        self.launchers: dict[int, programs.Running] = {}
         """The last of each island."""
-        self.all: list[subprocess.Popen[bytes]] = []
+        self.all: list[programs.Running] = []
 
     def start(self, island: int, *options: str, ranks: int = 2, on: Sequence[str] = ()) -> None:
         """`on`: what takes a command to another host."""
         words = ["launch", "job.toml", "--groups", "3", "--island", str(island), "--group-size", str(ranks)]
         with self.printed_by(island).open("ab") as printed:
-            self.launchers[island] = subprocess.Popen(
+            self.launchers[island] = programs.start(
                 [*on, *HPCSGD, *words, "--run.folder", str(self.run), "--silence", "20", *options],
                 cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+                stdout=printed, stderr=printed,
             )  # fmt: skip
         self.all.append(self.launchers[island])
 
@@ -95,7 +95,7 @@ def islands(tmp_path: Path) -> Iterator[Islands]:
 
 @pytest.mark.long
 def test_they_come_and_go_and_the_coordinator_moves(islands: Islands) -> None:
-    mpiexec()
+    programs.mpiexec()
     islands.start(1)
     islands.wait_for_a_round_of(1)
     islands.start(0)
@@ -139,7 +139,7 @@ def test_they_come_and_go_and_the_coordinator_moves(islands: Islands) -> None:
 @pytest.mark.long
 def test_launchers_that_are_killed_or_frozen(islands: Islands) -> None:
     """Ranks that live on give way to those of the next launcher; another one's coordinator is taken over."""
-    mpiexec()
+    programs.mpiexec()
     long = ("--training.epochs", "1000")
     for island in (0, 1):
         islands.start(island, *long)
@@ -313,7 +313,7 @@ def test_a_mistake_is_told_in_one_line(islands: Islands, words: list[str], told:
 @pytest.mark.slow
 def test_a_mistake_that_all_find_at_once(islands: Islands) -> None:
     """As the tasks of an array do. Each tells it and ends; the next ones begin in the same folder."""
-    mpiexec()
+    programs.mpiexec()
     for island in range(3):
         islands.start(island, "--model.build", "net:Nett", ranks=1)
     for island in range(3):
@@ -328,7 +328,7 @@ def test_a_mistake_that_all_find_at_once(islands: Islands) -> None:
 @pytest.mark.slow
 def test_islands_of_one_run_train_by_one_job_file(islands: Islands) -> None:
     """A mistake that its ranks see leaves no folder; other job files, or ways to start, are refused."""
-    mpiexec()
+    programs.mpiexec()
     islands.start(0, "--model.build", "net:Nett")
     assert islands.ended(0) == 1
     assert "no 'Nett' in net; did you mean 'Net'" in islands.told()

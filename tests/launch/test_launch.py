@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import programs
 from hpcsgd.islands import event_log
 from hpcsgd.report.run_folder import island_folder
 from launch.slow_runs import EPOCHS, TRAIN, at_work, hurry, is_of, prepare, seen
 from training import launches
-from training.launches import HPCSGD, mpiexec
+from training.launches import HPCSGD
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -37,13 +37,13 @@ class Launch:
 
     def start(self, *options: str) -> None:
         """Returns once both groups have trained and met."""
-        mpiexec()
+        programs.mpiexec()
         words = ["launch", "job.toml", "--run.folder", str(self.run), *TWO, "--group-size", "2"]
         before = len(self.events("commit"))
         with (self.folder / "printed").open("ab") as printed:
-            self.process = subprocess.Popen(
+            self.process = programs.start(
                 [*HPCSGD, *words, *options], cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+                stdout=printed, stderr=printed,
             )  # fmt: skip
         self.wait(lambda: any(commit["counted"] == [0, 1] for commit in self.events("commit")[before:]))
         self.coordinator = json.loads(at_work(self.folder)[self.ranks(0)[0]]["HPCSGD_ISLAND"])["coordinator"]
@@ -208,11 +208,9 @@ def test_an_island_freezes(launch: Launch) -> None:
 @pytest.mark.slow
 def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
     """It is told, and the next start finds no folder in its way."""
-    mpiexec()
+    programs.mpiexec()
     words = ["launch", "job.toml", "--run.folder", "run", *TWO, "--model.build", "net:Nett"]
-    ended = subprocess.run(
-        [*HPCSGD, *words], cwd=launch.folder, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    ended = programs.run([*HPCSGD, *words], cwd=launch.folder, timeout=PATIENCE, check=False)
     assert ended.returncode == 1, ended
     assert "no 'Nett' in net; did you mean 'Net'" in ended.stdout + ended.stderr
     assert not launch.run.exists()
@@ -221,7 +219,7 @@ def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
 @pytest.mark.slow
 def test_islands_start_from_weights_of_others(launch: Launch) -> None:
     """All of them, from a file named from where the launcher is; steps of no length keep them."""
-    mpiexec()
+    programs.mpiexec()
     hurry(launch.folder)
     weights = {"inner.1.weight": torch.randn(10, 36), "inner.1.bias": torch.randn(10)}
     torch.save(weights, launch.folder / "there.pt")

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import far
+import programs
 from hpcsgd.report.run_folder import island_folder
-from training.launches import HPCSGD, ended, make_store, mpiexec, start
+from training.launches import HPCSGD, ended, make_store, start
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.usefixtures("far_device")]
 
@@ -36,7 +37,7 @@ training = { epochs = 2, log_every = 1 }
 
 
 def test_groups_that_may_die(tmp_path: Path) -> None:
-    mpiexec()
+    programs.mpiexec()
     make_store(tmp_path / "small.h5", 96, 20)
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "sitecustomize.py").write_text(SITE)

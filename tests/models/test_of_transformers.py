@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import programs
 from hpcsgd.errors import UserError
 from hpcsgd.models import build
 from hpcsgd.training.model_layout import regions
@@ -110,5 +110,5 @@ print(*(type(model).__name__ for model in models))
 def test_ranks_that_are_threads_find_the_whole_library(tmp_path: Path) -> None:
     """In a process in which nobody has imported it yet."""
     (tmp_path / "build.py").write_text(FOUR_AT_ONCE)
-    done = subprocess.run(python(str(tmp_path / "build.py")), capture_output=True, text=True, check=False)
+    done = programs.run(python(str(tmp_path / "build.py")), check=False)
     assert done.stdout.split() == ["GPT2LMHeadModel"] * 4, done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -11,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import programs
+
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
+PATIENCE = 5400.0  # seconds
+pytestmark = [pytest.mark.long, pytest.mark.timeout(PATIENCE)]
 
 SERVES = """
 import logging, torch
@@ -24,9 +26,7 @@ assert kernels.largest(torch.tensor([1.0, 3, 2]), zero, three, one).tolist() == 
 
 
 def run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    words = list(map(str, command))
-    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = programs.run(command, cwd=cwd, env=env, timeout=PATIENCE)
     return done.stdout + done.stderr
 
 

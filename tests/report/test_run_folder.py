@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 from pathlib import Path
 
 import pytest
 
+import programs
 from hpcsgd.config.schema import Config, load
 from hpcsgd.errors import UserError
 from hpcsgd.report.run_folder import log_into, open_run_folder, write_config, write_summary, write_versions
@@ -81,7 +81,7 @@ def test_versions_hold_every_start_and_the_state_of_the_repository(folder: Path)
     write_versions(folder, mpi=None, groups=2, group_size=3)
     git = "git -c user.name=n -c user.email=e"
     for command in ("git init -q", "git add first.toml", f"{git} commit -qm first"):
-        subprocess.run(command.split(), check=True)
+        programs.run(command.split())
     ways = {"group": "nccl 2.27.3", "cross": "mpi"}
     devices = {"cuda:0": 8, "cuda:1": 4}
     write_versions(folder, mpi="MPICH 5", groups=4, group_size=3, devices=devices, transport=ways)

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
+import programs
 from hpcsgd.methods import METHODS
 from pythons import HERE
 from soak.sizes import ENOUGH
 from soak.steps import ENTRIES, RANKS, Sample, first_of_each
-from training.launches import mpiexec, start, unlaunched
+from training.launches import unlaunched
 
 STEPS, SOME_STEPS = 10_000, 96
 LIMITS = {"bytes": 100.0, "tensors": 0.01, "threads": 0.001, "files": 0.001}
@@ -53,14 +54,9 @@ def growing(samples: Sequence[Sample]) -> dict[str, str]:
 def seen(folder: Path, labels: Sequence[str], steps: int, *options: str, ranks: int = 0) -> list[Mapping]:
     """What each process has written."""
     program = [sys.executable, str(HERE / "soak" / "steps.py"), "--steps", str(steps), *options, *labels]
-    launcher = [mpiexec(), "-n", str(ranks)] if ranks else []
+    launcher = [programs.mpiexec(), "-n", str(ranks)] if ranks else []
     path = f"{HERE}:{HERE.parent}:{unlaunched().get('PYTHONPATH', '')}"
-    process = start(folder, [*launcher, *program], PYTHONPATH=path)
-    try:
-        _, err = process.communicate(timeout=ENOUGH)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
+    programs.run([*launcher, *program], cwd=folder, env=unlaunched(PYTHONPATH=path), timeout=ENOUGH)
     return [json.loads((folder / f"samples-{rank}.json").read_text()) for rank in range(ranks or 1)]
 
 

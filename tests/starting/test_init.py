@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import programs
 from data.pictures import write_classes, write_pngs
 from hpcsgd import models
 from hpcsgd.batch import load_site, site
@@ -26,7 +26,7 @@ from hpcsgd.starting import begin, run
 from hpcsgd.starting.choices import COLLECTIONS, FORMS, METHODS
 from hpcsgd.starting.site import site_text
 from hpcsgd.training.parts import make_method
-from training.launches import launch, make_store, mpiexec
+from training.launches import launch, make_store
 
 CHOICES = [(data, model) for data, kind in COLLECTIONS.items() for model in kind.kind.models]
 
@@ -62,7 +62,7 @@ def test_every_method_can_be_made(method: str) -> None:
 
 def test_it_is_trained_on_two_ranks(folder: Path) -> None:
     """With what the store says of itself: images of 6 x 6 pixels."""
-    mpiexec()
+    programs.mpiexec()
     make_store(folder / "small.h5", 96)
     words = ["--data", "small.h5", "--ranks", "2", "--epochs", "1"]
     done = launch(folder, "init", *words)
@@ -196,13 +196,13 @@ def test_answers_are_asked_for_until_they_can_be_used(folder: Path) -> None:
 def test_in_a_terminal_it_asks(folder: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "hpcsgd", "init", "--data", "digits", "--method", "bsp"]
-    process = subprocess.Popen(command, cwd=folder, stdin=theirs, stdout=subprocess.PIPE, text=True)
+    process = programs.start(command, cwd=folder, stdin=theirs)
     os.close(theirs)
     os.write(ours, b"mlp\n2\n1\n")
-    out, _ = process.communicate(timeout=100)
+    done = programs.finish(process)
     os.close(ours)
-    assert process.returncode == 0
-    assert "model (cnn, mlp, " in out
+    assert done.returncode == 0, done
+    assert "model (cnn, mlp, " in done.stdout
     assert load(Path("job.toml")).model.build == "mlp"
     assert load(Path("job.toml")).job.groups == 1
 

@@ -4,14 +4,14 @@ however the tests end."""
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from system.machines import MPIEXEC, Network, free_ports, held, skip_unless_mpich, skip_unless_root_with
+import programs
+from system.machines import Network, free_ports, held, skip_unless_mpich, skip_unless_root_with
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,8 @@ def network() -> Iterator[Network]:
     """Four hosts with links of 100 Mbit/s."""
     skip_unless_root_with("ip", "tc", "unshare")
     skip_unless_mpich()
-    if not MPIEXEC.exists():
-        pytest.skip("no mpiexec beside this Python")
-    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode != 0:
+    programs.mpiexec()
+    if programs.run(["unshare", "--net", "true"], check=False).returncode != 0:
         pytest.skip("this root may not make network namespaces")
     net = Network(f"hpcsgd-{os.getpid()}", 4)
     with held("net", net.name, net.hosts, "100mbit"):

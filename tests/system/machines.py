@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import programs
+
 HERE = Path(__file__).parent
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 
 def skip_unless_root_with(*commands: str) -> None:
@@ -28,26 +28,16 @@ def skip_unless_root_with(*commands: str) -> None:
 
 def skip_unless_mpich() -> None:
     call = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.Get_library_version())"]
-    library = subprocess.run(call, capture_output=True, text=True, check=True).stdout
+    library = programs.run(call).stdout
     if "MPICH" not in library:
         pytest.skip(f"written for MPICH, not for {library.splitlines()[0]}")
 
 
-def launch(
-    command: Sequence[str | Path], env: dict[str, str], timeout: float = 60
-) -> subprocess.CompletedProcess[str]:
+def launch(command: Sequence[str | Path], env: dict[str, str], timeout: float = 60) -> programs.Done:
     """A job started as a user would from a fresh shell: without the variables of an outer launcher."""
     outer = ("PMI", "MPI_LOCAL", "OMPI_", "PRTE_", "PMIX_", "SLURM_", "HYDI_", "MPIR_CVAR_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
-    return subprocess.run(
-        command,
-        env=clean | {"OMP_NUM_THREADS": "1"} | env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    return programs.run(command, env=clean | {"OMP_NUM_THREADS": "1"} | env, timeout=timeout, check=False)
 
 
 @contextlib.contextmanager
@@ -56,14 +46,12 @@ def held(kind: str, *args: str | Path | int) -> Iterator[None]:
     ends: held.sh, beside this file, sees its standard input closed."""
     call = [HERE / "held.sh", kind, *map(str, args)]
     with tempfile.TemporaryFile("w+") as said:
-        holder = subprocess.Popen(
-            call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, start_new_session=True
-        )
+        holder = programs.start(call, stdin=programs.PIPE, stderr=said, start_new_session=True)
         assert holder.stdin is not None
         assert holder.stdout is not None
         with holder:
             try:
-                if holder.stdout.readline() == b"up\n":
+                if holder.stdout.readline() == "up\n":
                     yield
                     return
             finally:
@@ -91,11 +79,11 @@ class Network:
         self.name = name
         self.hosts = hosts
 
-    def mpiexec(self, *command: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def mpiexec(self, *command: str | Path, timeout: float = 60) -> programs.Done:
         """One rank on every host."""
         addresses = ",".join(f"10.77.0.{i + 1}" for i in range(self.hosts))
         launcher = [
-            *("ip", "netns", "exec", f"{self.name}-0", MPIEXEC),
+            *("ip", "netns", "exec", f"{self.name}-0", programs.mpiexec()),
             *("-launcher", "ssh", "-launcher-exec", HERE / "net-agent.sh"),
             *("-iface", "switch", "-hosts", addresses, "-ppn", "1", "-n", str(self.hosts)),
         ]

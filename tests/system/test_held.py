@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import programs
 from system.machines import HERE, free_ports, skip_unless_root_with
 
 STARTER = """
@@ -25,11 +25,11 @@ with held(*sys.argv[1:]):
 """
 
 
-def start(*args: str | Path | int) -> subprocess.Popen[str]:
+def start(*args: str | Path | int) -> programs.Running:
     """Another process that holds these; it is up when this returns."""
     call = [sys.executable, "-c", STARTER, *map(str, args)]
     env = {**os.environ, "PYTHONPATH": str(HERE.parent)}
-    starter = subprocess.Popen(call, env=env, stdout=subprocess.PIPE, text=True)
+    starter = programs.start(call, env=env)
     assert starter.stdout is not None
     assert starter.stdout.readline() == "up\n"
     return starter
@@ -57,7 +57,7 @@ def test_slurm_goes_with_its_starter(end: signal.Signals) -> None:
     root = Path(tempfile.mkdtemp(prefix="hpcsgd-slurm-"))
     with start("slurm", root, 1, 1, free_ports(2)) as starter:
         job = ["sbatch", "-o", "/dev/null", "--wrap", "sleep 600"]
-        subprocess.run(job, env={**os.environ, "SLURM_CONF": str(root / "slurm.conf")}, check=True)
+        programs.run(job, env={**os.environ, "SLURM_CONF": str(root / "slurm.conf")})
         daemons = [int(file.read_text()) for file in (*root.glob("pid/*.pid"), *root.glob("munge/*.pid"))]
         assert len(daemons) == 3
         assert all(map(alive, daemons))
@@ -69,12 +69,12 @@ def test_slurm_goes_with_its_starter(end: signal.Signals) -> None:
 @pytest.mark.network
 def test_hosts_go_with_their_starter() -> None:
     skip_unless_root_with("ip", "tc", "unshare")
-    if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode != 0:
+    if programs.run(["unshare", "--net", "true"], check=False).returncode != 0:
         pytest.skip("this root may not make network namespaces")
     name = f"held-{os.getpid()}"
 
     def there() -> bool:
-        found = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+        found = programs.run(["ip", "netns", "list"])
         return name in found.stdout
 
     with start("net", name, 1, "100mbit") as starter:

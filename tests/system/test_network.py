@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import programs
 from hpcsgd.islands.journal import FOLDER, newest
 from launch.test_apart import Islands, islands
 from system.machines import Network
@@ -63,10 +63,10 @@ def tunnel(network: Network) -> list[str]:
         ip = ["ip", "-n", f"{network.name}-{host}"]
         ends = ["local", outside, "remote", at[host % 2][0], "dstport", "4789", "dev", "eth0"]
         made = [*ip, "link", "add", "tunnel", "type", "vxlan", "id", "7", *ends]
-        if subprocess.run(made, capture_output=True, check=False).returncode != 0:
+        if programs.run(made, check=False).returncode != 0:
             pytest.skip("this kernel has no vxlan")
-        subprocess.run([*ip, "addr", "add", f"{inside}/24", "dev", "tunnel"], check=True)
-        subprocess.run([*ip, "link", "set", "tunnel", "up"], check=True)
+        programs.run([*ip, "addr", "add", f"{inside}/24", "dev", "tunnel"])
+        programs.run([*ip, "link", "set", "tunnel", "up"])
     return [inside for _, inside in at]
 
 

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import gzip
 import os
-import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
+import programs
 from hpcsgd.data import convert
 from pythons import python
 
-MPIEXEC = shutil.which(
-    "mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-)
 HPCSGD = [sys.executable, "-m", "hpcsgd"]
 # Of whoever started these tests.
 LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "SLURM_", "HYDRA_", "PALS_", "FLUX_", "PBS_")
-PATIENCE = 100.0  # seconds; the machine may be busy
 
 JOB = """\
 [data]
@@ -79,7 +73,7 @@ def _idx(values: NDArray[np.uint8]) -> bytes:
 
 def launch(folder: Path, *words: str, n: int = 0, **environment: str) -> Ended:
     """`hpcsgd` with these words on `n` ranks, or (0) without a launcher, in `folder`; its end."""
-    launcher = [] if n == 0 else [mpiexec(), "-n", str(n)]
+    launcher = [] if n == 0 else [programs.mpiexec(), "-n", str(n)]
     return ended(start(folder, [*launcher, *hpcsgd(*words)], **environment))
 
 
@@ -88,16 +82,8 @@ def hpcsgd(*words: str) -> list[str]:
     return python("-m", "hpcsgd", *words)
 
 
-def start(folder: Path, command: list[str], **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=unlaunched(**environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(folder: Path, command: list[str], **environment: str) -> programs.Running:
+    return programs.start(command, cwd=folder, env=unlaunched(**environment))
 
 
 def unlaunched(**more: str) -> dict[str, str]:
@@ -106,17 +92,7 @@ def unlaunched(**more: str) -> dict[str, str]:
     return {**own, "OMP_NUM_THREADS": "1", **more}
 
 
-def ended(process: subprocess.Popen[str]) -> Ended:
+def ended(process: programs.Running) -> Ended:
     """Wait for the end of what `start` returned."""
-    try:
-        out, err = process.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return Ended(process.returncode, out, err)
-
-
-def mpiexec() -> str:
-    if MPIEXEC is None:
-        pytest.skip("no mpiexec beside this Python or in PATH")
-    return MPIEXEC
+    done = programs.finish(process)
+    return Ended(done.returncode, done.stdout, done.stderr)

@@ -9,7 +9,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from training.launches import JOB, Ended, ended, hpcsgd, launch, make_store, mpiexec, start
+import programs
+from training.launches import JOB, Ended, ended, hpcsgd, launch, make_store, start
 
 USER = """\
 from torch import nn
@@ -252,7 +253,7 @@ def test_a_mistake_is_one_line(folder: Path, name: str) -> None:
 def test_every_rank_ends_with_an_error(folder: Path) -> None:
     """Not only the launcher: each writes down its own exit code."""
     noting = ["sh", "-c", '"$@"; code=$?; echo $code > code-$PMI_RANK; exit $code', "sh"]
-    command = [mpiexec(), "-n", "2", *noting, *hpcsgd("train", "job.toml", "--model.build", "mpl")]
+    command = [programs.mpiexec(), "-n", "2", *noting, *hpcsgd("train", "job.toml", "--model.build", "mpl")]
     done = ended(start(folder, command))
     assert_one_line(done, "job.toml: [model] build: no 'mpl'; did you mean 'mlp'? ...")
     assert [(folder / f"code-{rank}").read_text() for rank in range(2)] == ["1\n", "1\n"]

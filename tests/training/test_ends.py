@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from training.launches import JOB, PATIENCE, Ended, ended, hpcsgd, make_store, mpiexec, start
+import programs
+from training.launches import JOB, Ended, ended, hpcsgd, make_store, start
 
 pytestmark = pytest.mark.slow
 
@@ -127,8 +127,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def launch(folder: Path, *options: str, n: int = RANKS) -> subprocess.Popen[str]:
-    return start(folder, [mpiexec(), "-n", str(n), *hpcsgd("train", "job.toml", *options)])
+def launch(folder: Path, *options: str, n: int = RANKS) -> programs.Running:
+    return start(folder, [programs.mpiexec(), "-n", str(n), *hpcsgd("train", "job.toml", *options)])
 
 
 def train(folder: Path, model: str, arguments: str = "{}", *options: str, n: int = RANKS) -> Ended:
@@ -140,7 +140,7 @@ def assert_ended(folder: Path, done: Ended) -> None:
     """With an error, after the fault, and nobody stays; waits for other ranks last longer than `ended`."""
     assert done.code != 0
     assert [*folder.glob("fault-*")], done.err  # or it ended before
-    deadline = time.time() + PATIENCE
+    deadline = time.time() + programs.TIMEOUT
     while left := processes_in(folder):
         assert time.time() < deadline, left
         time.sleep(0.1)
@@ -161,8 +161,8 @@ def processes_in(folder: Path) -> list[str]:
 
 def test_processes_are_found(folder: Path) -> None:
     """Or the tests below could not see that somebody stays."""
-    with subprocess.Popen(["sleep", "60"], cwd=folder) as sleeper:
-        deadline = time.time() + PATIENCE
+    with programs.start(["sleep", "60"], cwd=folder) as sleeper:
+        deadline = time.time() + programs.TIMEOUT
         while processes_in(folder) != ["sleep 60 "]:  # at first it is still a copy of this process
             assert time.time() < deadline, processes_in(folder)
         sleeper.kill()
@@ -245,7 +245,7 @@ def test_a_store_that_one_rank_does_not_find(folder: Path) -> None:
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "job.toml").write_text(JOB_OF_TWO)
-    command = [mpiexec()]
+    command = [programs.mpiexec()]
     for place in (folder, elsewhere):
         command += ["-n", "1", "-wdir", str(place), *hpcsgd("train", "job.toml"), ":"]
     done = ended(start(folder, command[:-1]))
@@ -266,10 +266,10 @@ def test_a_rank_that_leaves_without_a_word(folder: Path) -> None:
     assert_ended(folder, train(folder, "net", ONE % "dying", n=4))
 
 
-def interrupt(folder: Path, process: subprocess.Popen[str], by: Callable[[], None]) -> Ended:
+def interrupt(folder: Path, process: programs.Running, by: Callable[[], None]) -> Ended:
     """Once training is under way."""
     metrics = folder / "runs/job/metrics.jsonl"
-    deadline = time.time() + PATIENCE
+    deadline = time.time() + programs.TIMEOUT
     while not (metrics.exists() and metrics.stat().st_size):
         assert process.poll() is None, process.communicate()
         assert time.time() < deadline, "training does not begin"

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+import programs
 from pythons import HERE
-from training.launches import JOB, ended, launch, make_store, mpiexec, start
+from training.launches import JOB, ended, launch, make_store, start
 from training.long_run import METHODS
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
@@ -33,7 +34,7 @@ def test_a_rank_has_what_the_formula_says_and_does_not_grow(method: str, tmp_pat
     """Beside it, in less than three models: what is made and dropped within a step, as gradients of a layer,
     an optimizer's terms, codes and copies for D, and kept for the next by who allocates."""
     program = [sys.executable, str(HERE / "training" / "long_run.py"), method]
-    end = ended(start(tmp_path, [mpiexec(), "-n", "4", *program], PYTHONPATH=str(HERE)))
+    end = ended(start(tmp_path, [programs.mpiexec(), "-n", "4", *program], PYTHONPATH=str(HERE)))
     assert end.code == 0, end.err
     for rank in range(4):
         told: dict[str, Any] = json.loads((tmp_path / f"seen-{rank}").read_text())

@@ -1,7 +1,8 @@
-import subprocess
 import sys
 
 import pytest
+
+import programs
 
 FAULTS = """
 import platform, resource, torch
@@ -22,7 +23,7 @@ if platform.libc_ver()[0] == "glibc":
 
 
 def test_freed_memory_is_not_faulted_in_again():
-    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    done = programs.run([sys.executable, "-c", FAULTS])
     if not done.stdout:
         pytest.skip("not glibc")
     given_back, kept = map(int, done.stdout.split())

@@ -15,13 +15,9 @@ import pytest
 import torch
 
 from hpcsgd.data import Store, convert
-from jobs import MPIEXEC, Runs
+from jobs import Runs
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LAST = 36  # 12 steps an epoch
 MID_EPOCH = ("--training.checkpoint_every", "5")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
+import programs
 from pythons import python
 
 PREAMBLE = """
@@ -49,15 +45,6 @@ class Job(NamedTuple):
     seconds: float
 
 
-def mpiexec() -> str:
-    """As a user would find it: beside this Python, else on PATH."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        pytest.skip("no mpiexec beside this Python or on PATH")
-    return found
-
-
 def launch(
     folder: Path, body: str, *, first: str = "", timeout: float = 60, n: int = 4, interrupt: bool = False
 ) -> Job:
@@ -65,29 +52,25 @@ def launch(
     mark = folder / "fault"
     (folder / "job.py").write_text(first + PREAMBLE.format(timeout=timeout, mark=str(mark)) + body)
     start = python(str(folder / "job.py"))
-    command = start if n == 1 else [mpiexec(), "-n", str(n), *start]
-    with subprocess.Popen(
+    command = start if n == 1 else [programs.mpiexec(), "-n", str(n), *start]
+    process = programs.start(
         command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
         env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         start_new_session=True,
-    ) as process:
+    )
+    if interrupt:
         try:
-            if interrupt:
-                wait_for(lambda: len(list(folder.glob("fault.*"))) == n)
-                process.send_signal(signal.SIGINT)
-            stdout, stderr = process.communicate(timeout=90)
+            wait_for(lambda: len(list(folder.glob("fault.*"))) == n)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            programs.kill(process)
             raise
+        process.send_signal(signal.SIGINT)
+    done = programs.finish(process, 90)
     ended = time.time()
     texts = [path.read_text() for path in folder.glob("fault.*")]
     faults = [float(text) for text in texts if text]  # a rank may be killed while it writes
-    assert faults, f"the job never got to its fault:\n{stdout}{stderr}"
-    return Job(process.returncode, stdout, stderr, ended - min(faults))
+    assert faults, f"the job never got to its fault:\n{done.stdout}{done.stderr}"
+    return Job(done.returncode, done.stdout, done.stderr, ended - min(faults))
 
 
 def wait_for(condition) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 
 import pytest
 
+import programs
 from hpcsgd.errors import JobError
 from hpcsgd.transport.launcher import LAUNCHERS, Launched, check_world, launched
-from training.launches import MPIEXEC, unlaunched
+from training.launches import unlaunched
 
 SLURM_STEP = {
     "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4",
@@ -138,10 +138,9 @@ print(json.dumps([told.by, told.size, told.rank, told.local_rank, told.local_siz
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec")
 def test_the_mpiexec_that_is_here() -> None:
-    command = [str(MPIEXEC), "-n", "3", sys.executable, "-c", TELLS]
-    done = subprocess.run(command, env=unlaunched(), capture_output=True, text=True, check=True, timeout=100)
+    command = [programs.mpiexec(), "-n", "3", sys.executable, "-c", TELLS]
+    done = programs.run(command, env=unlaunched())
     told = sorted(json.loads(line) for line in done.stdout.splitlines())
     (by,) = {name for name, *_ in told}
     assert by in (CASES["MPICH or Intel MPI"][1], CASES["Open MPI"][1])

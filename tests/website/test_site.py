@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import programs
 import public_names
 
 ROOT = Path(__file__).parents[2]
@@ -25,10 +25,10 @@ pytestmark = [
 ]
 
 
-def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+def build(config: Path, site: Path) -> programs.Done:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, check=False)
+    return programs.run(command, cwd=ROOT, env=quiet, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,17 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+import programs
 
 HERE = Path(__file__).parent
 CSRC = Path(__file__).parents[3] / "csrc" / "cuda"
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+PATIENCE = 600.0  # seconds that g++ may take; the machine may be busy
 LAUNCH = re.compile(r"(\w+)<<<(.+?), (\w+), 0, stream>>>\((.*?)\);", re.DOTALL)
 SHARED = re.compile(r"__shared__ ([\w: ]+) (\w+)((?:\[[^\]]+\])?);")
 
@@ -35,9 +37,9 @@ def missing() -> str | None:
 def missing_sanitizers() -> str | None:
     """Why g++ cannot build with the sanitizers here; `None` where it can."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
+        done = programs.run(
             ["g++", *SANITIZERS, "-x", "c++", "-", "-o", f"{folder}/program"],
-            input="int main() {}", capture_output=True, text=True, check=False,
+            input="int main() {}", check=False,
         )  # fmt: skip
     return f"g++ has no sanitizers: {done.stderr.strip()}" if done.returncode else None
 
@@ -77,13 +79,11 @@ def _compile(files: Mapping[str, str], folder: Path, flags: tuple[str, ...]) -> 
         (folder / name).write_text(text)
     units = [str(folder / name) for name in files if name.endswith((".cu", ".cpp"))]
     library = folder / "libhpcsgd_cuda_on_cpu.so"
-    subprocess.run(
-        ["g++", *FLAGS, *flags, f"-I{folder}", "-x", "c++", *units, "-o", str(library)],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    command = ["g++", *FLAGS, *flags, f"-I{folder}", "-x", "c++", *units, "-o", str(library)]
+    programs.run(command, timeout=PATIENCE)
     return library
 
 
 @functools.cache
 def _compiler() -> str:
-    return subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
+    return programs.run(["g++", "--version"]).stdout

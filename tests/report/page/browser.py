@@ -7,13 +7,14 @@ import json
 import os
 import select
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import programs
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE = 60.0  # seconds; the machine may be busy
@@ -135,8 +136,8 @@ def tab(program: str, profile: Path) -> Iterator[Tab]:
     ours, theirs = os.pipe(), os.pipe()
     chosen = [program, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
     words = [sys.executable, "-c", AS_THREE_AND_FOUR, str(ours[0]), str(theirs[1]), *chosen]
-    nobody = subprocess.DEVNULL
-    process = subprocess.Popen(words, pass_fds=(ours[0], theirs[1]), stdout=nobody, stderr=nobody)
+    nobody = programs.DEVNULL
+    process = programs.start(words, pass_fds=(ours[0], theirs[1]), stdout=nobody, stderr=nobody)
     os.close(ours[0])
     os.close(theirs[1])
     try:

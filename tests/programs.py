@@ -1,0 +1,122 @@
+"""Start programs: tests do it here and nowhere else.
+
+No program reads what the tests themselves could read: its standard input is empty, or is what the test gives
+it. It is killed when its time is up, and whoever waits for it is told all that it has printed by then.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess, Popen, TimeoutExpired
+from typing import IO, Any, cast
+
+DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+TIMEOUT = 100.0
+"""A program has so many seconds unless the test says otherwise; the machine may be busy."""
+GRACE = 1.0
+"""A program has so many seconds after it was killed; others that it has started may keep its output open."""
+
+Running = Popen[str]
+Done = CompletedProcess[str]
+File = int | IO[Any]
+BESIDE = str(Path(sys.executable).parent)
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([BESIDE, *os.get_exec_path()]))
+
+
+class TimedOut(AssertionError):
+    """A program had not ended when its time was up, and was killed."""
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    input: str | None = None,  # noqa: A002 - subprocess calls it so
+    timeout: float = TIMEOUT,
+    check: bool = True,
+) -> Done:
+    """Run a program to its end and return what it printed; with `check`, its exit code has to be 0."""
+    process = start(command, cwd=cwd, env=env, stdin=DEVNULL if input is None else PIPE)
+    done = finish(process, timeout, input)
+    if check and done.returncode != 0:
+        raise AssertionError(_told(process, f"exit code {done.returncode}", done.stdout, done.stderr))
+    return done
+
+
+def start(
+    command: Sequence[str | Path],
+    *,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: File = DEVNULL,
+    stdout: File = PIPE,
+    stderr: File = PIPE,
+    pass_fds: Sequence[int] = (),
+    start_new_session: bool = False,
+) -> Running:
+    """Start a program that the test watches, signals or kills before it calls `finish`."""
+    return Popen(
+        [str(word) for word in command], cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr,
+        text=True, errors="backslashreplace", pass_fds=pass_fds, start_new_session=start_new_session,
+    )  # fmt: skip
+
+
+def finish(
+    process: Running,
+    timeout: float = TIMEOUT,
+    input: str | None = None,  # noqa: A002 - subprocess calls it so
+) -> Done:
+    """Wait for the end of a program and return what it printed.
+
+    It is killed when the time is up, and also when the wait is interrupted: the test has a time limit, too.
+    """
+    with process:
+        try:
+            out, err = process.communicate(input, timeout)
+        except BaseException as error:
+            kill(process)
+            if isinstance(error, TimeoutExpired):
+                raise TimedOut(_told(process, f"killed after {timeout:g} s", *_rest(process))) from None
+            error.add_note(_told(process, "killed", *_rest(process)))
+            raise
+    return CompletedProcess(process.args, process.returncode, out, err)
+
+
+def kill(process: Running) -> None:
+    """Kill a program, and where it began a session of its own, all that it has started there."""
+    if process.returncode is None and os.getpgid(process.pid) == process.pid:
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
+def mpiexec() -> str:
+    """Return the path of the launcher, as a user would find it; skip the test where there is none."""
+    import pytest
+
+    if MPIEXEC is None:
+        pytest.skip("no mpiexec beside this Python or in PATH")
+    return MPIEXEC
+
+
+def _rest(process: Running) -> tuple[str | bytes | None, str | bytes | None]:
+    try:
+        return process.communicate(timeout=GRACE)
+    except TimeoutExpired as held:  # its output is told as bytes
+        return held.stdout, held.stderr
+
+
+def _told(process: Running, what: str, out: str | bytes | None, err: str | bytes | None) -> str:
+    lines = [f"{shlex.join(cast(list[str], process.args))}: {what}"]
+    for name, printed in (("stdout", out), ("stderr", err)):
+        text = printed.decode(errors="replace") if isinstance(printed, bytes) else printed
+        lines += [] if text is None else [f"{name}:", text]
+    return "\n".join(lines)
