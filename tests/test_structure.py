@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpcsgd.transport.launcher import LAUNCHERS
+from program_starts import program_starts
 
 ROOT = Path(__file__).parents[1]
 LONGEST = 300
@@ -263,3 +264,34 @@ def test_unpickling_is_found(tmp_path):
     plant(tmp_path, {f"hpcsgd/a{i}.py": f"{line}\n" for i, line in enumerate(lines)})
     plant(tmp_path, {f"hpcsgd/b{i}.py": f"{line}\n" for i, line in enumerate(harmless)})
     assert list(unpickling(tmp_path).values()) == [line.strip() for line in lines]
+
+
+def inheriting_stdin(root: Path) -> list[str]:
+    """Where a program is started that has our stdin: what is typed or piped there is not for it."""
+    return [
+        f"{path.relative_to(root)}:{line}: {what}"
+        for path in sources(root)
+        if path.suffix == ".py"
+        for line, what, given in program_starts(path)
+        if not given & {"stdin", "input"}
+    ]
+
+
+def test_programs_do_not_have_our_stdin():
+    assert inheriting_stdin(ROOT) == []
+
+
+def test_a_program_that_has_our_stdin_is_found(tmp_path):
+    files = {
+        "hpcsgd/a.py": "import subprocess\n\ndef f():\n    return subprocess.run(['a'], text=True).stdout\n",
+        "hpcsgd/b.py": "asyncio.create_subprocess_exec('a', stdout=PIPE)\n",
+        "hpcsgd/c.py": "from subprocess import Popen\n",
+        "hpcsgd/d.py": "subprocess.run(['a'], stdin=subprocess.DEVNULL)\nsubprocess.run(['a'], input='')\n",
+        "hpcsgd/e.py": "text = 'subprocess.run()'  # subprocess.run()\n",
+    }
+    plant(tmp_path, files)
+    assert inheriting_stdin(tmp_path) == [
+        "hpcsgd/a.py:4: subprocess.run",
+        "hpcsgd/b.py:1: asyncio.create_subprocess_exec",
+        "hpcsgd/c.py:1: subprocess.Popen",
+    ]
