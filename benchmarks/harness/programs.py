@@ -1,6 +1,9 @@
 """How benchmarks start programs: none of them inherits stdin, and whoever waits for one does so with a limit.
 
-A launcher that inherits a stdin forwards it to rank 0, and dies if that rank has left already."""
+Hydra's mpiexec forwards its stdin to rank 0, even the news that it has ended, and dies of SIGPIPE if that
+rank has left already. With an empty stdin this is rare, but it happens on busy cores. Therefore what is run
+ignores SIGPIPE, as every Python does; that is what `restore_signals` is about.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def run(
     try:
         done = subprocess.run(
             command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=capture, text=True,
-            timeout=timeout, check=False,
+            timeout=timeout, check=False, restore_signals=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as late:
         raise Failed(_told(command, f"not over after {timeout:g} s", late.stdout, late.stderr)) from None
