@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -30,7 +29,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from harness import Goal, Run, Spread, mpiexec, print_table
+from harness import Goal, Run, Spread, mpiexec, print_table, programs
 from harness.hosts import on_hosts, shaped_hosts
 from hpcsgd.data import convert
 
@@ -88,11 +87,8 @@ def accuracies(
                 }  # fmt: skip
                 overrides = [word for key, value in words.items() for word in (f"--{key}", str(value))]
                 command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "hpcsgd", "train", str(file)]
-                subprocess.run(
-                    [*command, *overrides],
-                    env={**os.environ, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL, timeout=3600, check=True,
-                )  # fmt: skip
+                environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+                programs.run([*command, *overrides], env=environment, timeout=3600)
                 found = json.loads((Path(folder) / "run" / "summary.json").read_text())
             kept = {key: found[key] for key in ("accuracy", "distance", "mean_staleness")}
             rows.append({"who": name, "seed": seed, "epochs": epochs, **kept})

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from gpu import staging
-from harness import Goal, Run, print_table
+from harness import Goal, Run, print_table, programs
 from harness.launching import BENCHMARKS
 from hpcsgd import kernels
 from hpcsgd.transport import Transport, threads
@@ -37,7 +36,7 @@ Rows = list[dict[str, Any]]
 def battery() -> tuple[Rows, list[Goal]]:
     """Whether all of it passes, skipping nothing."""
     command = [sys.executable, "-m", "pytest", "-q", "-rs", *BATTERY]
-    done = subprocess.run(command, cwd=BENCHMARKS.parent, capture_output=True, text=True, check=False)
+    done = programs.run(command, cwd=BENCHMARKS.parent, timeout=3600, check=False)
     said = done.stdout.strip().splitlines()[-1:]
     print(*said)
     held = done.returncode == 0 and "skipped" not in "".join(said)

@@ -18,7 +18,6 @@ import argparse
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Goal, Run, Spread, WallClock, mpiexec, print_table
+from harness import Goal, Run, Spread, WallClock, mpiexec, print_table, programs
 from hpcsgd.data import convert
 from hpcsgd.environment import ask, pack
 
@@ -83,13 +82,8 @@ class Starts:
     def _start(self, command: list[Path | str]) -> None:
         program = [*command, "-m", "hpcsgd", "train", "job.toml", "--job.groups", "1", "--run.folder", "run"]
         own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(
-            [mpiexec(), "-n", str(self.ranks), *program],
-            cwd=self.folder, env=own | {"OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=TIMEOUT, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise SystemExit(done.stdout + done.stderr)
+        command = [mpiexec(), "-n", str(self.ranks), *program]
+        programs.run(command, cwd=self.folder, env=own | {"OMP_NUM_THREADS": "1"}, timeout=TIMEOUT)
         shutil.rmtree(self.folder / "run")
 
 

@@ -76,14 +76,15 @@ def stand_in(folder: Path, soname: str, versions: dict[str, str]) -> Path:
     source.write_text(".text\n" + "".join(lines))
     script.write_text("".join(f"{version} {{ }};\n" for version in sorted(set(versions.values()))))
     command = ["-shared", "-nostdlib", f"-Wl,-soname={soname}", f"-Wl,--version-script={script}"]
-    subprocess.run(["g++", *command, str(source), "-o", str(out)], check=True)
+    subprocess.run(["g++", *command, str(source), "-o", str(out)], stdin=subprocess.DEVNULL, check=True)
     return out
 
 
 def found(library: str) -> Path:
     """Where the compiler finds it."""
     command = ["g++", f"-print-file-name={library}"]
-    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()).resolve()
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    return Path(done.stdout.strip()).resolve()
 
 
 def main(folder: Path, newest: str) -> None:

@@ -26,6 +26,7 @@ GRACE = 1.0
 Running = Popen[str]
 Done = CompletedProcess[str]
 File = int | IO[Any]
+"""Where output goes; None is where that of the tests goes."""
 BESIDE = str(Path(sys.executable).parent)
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([BESIDE, *os.get_exec_path()]))
 
@@ -57,15 +58,21 @@ def start(
     cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     stdin: File = DEVNULL,
-    stdout: File = PIPE,
-    stderr: File = PIPE,
+    stdout: File | None = PIPE,
+    stderr: File | None = PIPE,
     pass_fds: Sequence[int] = (),
     start_new_session: bool = False,
 ) -> Running:
-    """Start a program that the test watches, signals or kills before it calls `finish`."""
+    """Start a program that the test watches, signals or kills before it calls `finish`.
+
+    Hydra's mpiexec tells rank 0 that stdin has ended, and dies of SIGPIPE if that rank has left already.
+    Therefore mpiexec ignores this signal, as Python does; other programs have it as usual.
+    """
+    ignores_sigpipe = Path(command[0]).name == "mpiexec"
     return Popen(
         [str(word) for word in command], cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr,
         text=True, errors="backslashreplace", pass_fds=pass_fds, start_new_session=start_new_session,
+        restore_signals=not ignores_sigpipe,
     )  # fmt: skip
 
 

@@ -108,3 +108,14 @@ def test_a_program_that_has_ended_can_be_killed():
     assert process.wait(programs.TIMEOUT) == 0
     programs.kill(process)
     assert programs.finish(process).returncode == 0
+
+
+def test_an_mpiexec_does_not_die_of_what_its_ranks_no_longer_read(tmp_path):
+    """Hydra writes to rank 0 when stdin ends; this script writes to a pipe that nobody reads."""
+    script = tmp_path / "mpiexec"
+    script.write_text("#!/bin/sh\n(exec 3>&1; sleep 0.1; echo late >&3; echo $? >&2) | true\n")
+    script.chmod(0o755)
+    assert programs.run([script]).stderr.endswith("1\n")
+    other = tmp_path / "other"
+    script.rename(other)
+    assert programs.run([other], check=False).stderr == ""

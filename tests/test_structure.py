@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import programs
 from hpcsgd.transport.launcher import LAUNCHERS
+from program_starts import program_starts
 
 ROOT = Path(__file__).parents[1]
 LONGEST = 300
@@ -37,7 +37,6 @@ UNPICKLING = {
 }
 """Where objects are unpickled, and why that is nobody else's word; docs/security.md says the same."""
 
-OF_OS = {"system", "popen", "posix_spawn", "posix_spawnp", "spawnl", "spawnlp", "spawnv", "spawnvp"}
 """They start a program, too."""
 
 
@@ -101,27 +100,14 @@ def told_by_launchers(root: Path) -> list[str]:
 
 
 def starting(root: Path) -> list[str]:
-    """Where tests could start a program by themselves, without the limits that `programs` sets to all."""
+    """Where tests start a program by themselves, without the limits that `programs` sets to all."""
     return [
-        f"{path.relative_to(root)}:{node.lineno}: {ast.unparse(node)}"
+        f"{path.relative_to(root)}:{line}: {what}"
         for path in sorted((root / "tests").rglob("*.py"))
-        if path != root / "tests" / "programs.py"
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.stmt | ast.expr) and starts(node)
+        if path.name
+        not in {"programs.py", "test_supervisor.py"}  # the second one stands in for the product's own
+        for line, what, _ in program_starts(path)
     ]
-
-
-def starts(node: ast.AST) -> bool:
-    match node:
-        case ast.Import(names=names):
-            return any(alias.name == "subprocess" for alias in names)
-        case ast.ImportFrom(module="os", names=names):
-            return any(alias.name in OF_OS for alias in names)
-        case ast.ImportFrom(module=module):
-            return module == "subprocess"
-        case ast.Attribute(value=ast.Name(id="os"), attr=name):
-            return name in OF_OS
-    return False
 
 
 def lint_imports(root: Path) -> programs.Done:
@@ -194,21 +180,18 @@ def test_tests_start_programs_in_one_place():
 
 
 def test_a_program_started_elsewhere_is_found(tmp_path):
-    lines = (
-        "import subprocess", "import os, subprocess as s", "from subprocess import run",
-        "from os import system", "def f():\n    os.popen('ls')",
-    )  # fmt: skip
-    harmless = ("'import subprocess'", "import asyncio.subprocess", "from os import path", "os.fork()")
-    plant(tmp_path, {f"tests/a{i}.py": f"{line}\n" for i, line in enumerate(lines)})
-    plant(tmp_path, {f"tests/b{i}.py": f"{line}\n" for i, line in enumerate(harmless)})
-    plant(tmp_path, {"tests/programs.py": "import subprocess\n", "tests/c/d.py": "import subprocess\n"})
+    files = {
+        "tests/a.py": "import subprocess\n\ndef f():\n    return subprocess.run(['a']).stdout\n",
+        "tests/b.py": "from subprocess import check_output\n",
+        "tests/c/d.py": "import os\nos.system('a')\n",
+        "tests/e.py": "text = 'subprocess.run()'  # subprocess.run()\nimport programs\nprograms.run(['a'])\n",
+        "tests/programs.py": "import subprocess\nsubprocess.Popen(['a'])\n",
+    }
+    plant(tmp_path, files)
     assert starting(tmp_path) == [
-        "tests/a0.py:1: import subprocess",
-        "tests/a1.py:1: import os, subprocess as s",
-        "tests/a2.py:1: from subprocess import run",
-        "tests/a3.py:1: from os import system",
-        "tests/a4.py:2: os.popen",
-        "tests/c/d.py:1: import subprocess",
+        "tests/a.py:4: subprocess.run",
+        "tests/b.py:1: subprocess.check_output",
+        "tests/c/d.py:2: os.system",
     ]
 
 
@@ -314,3 +297,34 @@ def test_unpickling_is_found(tmp_path):
     plant(tmp_path, {f"hpcsgd/a{i}.py": f"{line}\n" for i, line in enumerate(lines)})
     plant(tmp_path, {f"hpcsgd/b{i}.py": f"{line}\n" for i, line in enumerate(harmless)})
     assert list(unpickling(tmp_path).values()) == [line.strip() for line in lines]
+
+
+def inheriting_stdin(root: Path) -> list[str]:
+    """Where a program is started that has our stdin: what is typed or piped there is not for it."""
+    return [
+        f"{path.relative_to(root)}:{line}: {what}"
+        for path in sources(root)
+        if path.suffix == ".py"
+        for line, what, given in program_starts(path)
+        if not given & {"stdin", "input"}
+    ]
+
+
+def test_programs_do_not_have_our_stdin():
+    assert inheriting_stdin(ROOT) == []
+
+
+def test_a_program_that_has_our_stdin_is_found(tmp_path):
+    files = {
+        "hpcsgd/a.py": "import subprocess\n\ndef f():\n    return subprocess.run(['a'], text=True).stdout\n",
+        "hpcsgd/b.py": "asyncio.create_subprocess_exec('a', stdout=PIPE)\n",
+        "hpcsgd/c.py": "from subprocess import Popen\n",
+        "hpcsgd/d.py": "subprocess.run(['a'], stdin=subprocess.DEVNULL)\nsubprocess.run(['a'], input='')\n",
+        "hpcsgd/e.py": "text = 'subprocess.run()'  # subprocess.run()\n",
+    }
+    plant(tmp_path, files)
+    assert inheriting_stdin(tmp_path) == [
+        "hpcsgd/a.py:4: subprocess.run",
+        "hpcsgd/b.py:1: asyncio.create_subprocess_exec",
+        "hpcsgd/c.py:1: subprocess.Popen",
+    ]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 
-from harness import mpiexec
+from harness import mpiexec, programs
 
 PROGRAMS: Mapping[str, tuple[str, bool]] = {
     "allgather": ("osu_allgather", True),
@@ -29,8 +28,8 @@ def seconds(n: int, largest: int) -> dict[str, dict[int, float]]:
         if (path := shutil.which(program)) is not None:
             part = n if of_part else 1
             words = [mpiexec(), "-n", str(n), path, "-m", f"4:{max(largest // part, 4)}"]
-            done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, check=True)
-            found[operation] = {size * part: told for size, told in parsed(done.stdout).items()}
+            printed = programs.run(words, timeout=TIMEOUT).stdout
+            found[operation] = {size * part: told for size, told in parsed(printed).items()}
     return found
 
 

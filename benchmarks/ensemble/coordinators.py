@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from harness import programs
 
 
 @contextmanager
@@ -22,9 +23,7 @@ def coordinator(
     command = [*launcher, sys.executable, "-m", "hpcsgd.islands"]
     with (
         (folder / "coordinator.log").open("w") as log,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        ) as process,
+        programs.start(command, stdin=programs.PIPE, stdout=programs.PIPE, stderr=log) as process,
     ):
         assert process.stdin is not None
         assert process.stdout is not None

@@ -15,7 +15,6 @@ import os
 import random
 import secrets
 import signal
-import subprocess
 import time
 import traceback
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from pathlib import Path
 import torch
 
 from ensemble.faults_judge import Frames, Outcome, judge
+from harness import programs
 from hpcsgd.islands import event_log
 from hpcsgd.islands.coordinator import Coordinator
 from hpcsgd.islands.journal import Alone
@@ -158,10 +158,10 @@ class Run:
         one, other = island + 1, (island + 1) % ISLANDS + 1
         for here, there in ((one, other), (other, one)):
             words = ["ip", "-n", f"{self._hosts}-{here}", "route", what, "blackhole", f"10.77.0.{there}/32"]
-            subprocess.run(words, check=False, capture_output=True)
+            programs.run(words, timeout=LIMIT, check=False)
 
     def _network(self, *words: str) -> None:
-        subprocess.run(["ip", "-n", f"{self._hosts}-0", *words], check=True)
+        programs.run(["ip", "-n", f"{self._hosts}-0", *words], timeout=LIMIT)
 
     def _signal(self, island: int, number: int) -> None:
         """One survivor suffices, but one has to be."""
@@ -212,7 +212,7 @@ class Run:
             time.sleep(0.01)
         for host in range(ISLANDS + 1):
             words = ["ip", "netns", "exec", f"{self._hosts}-{host}", "cat", "/proc/net/tcp"]
-            listening = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+            listening = programs.run(words, timeout=LIMIT).stdout
             if any(line.split()[3] == "0A" for line in listening.splitlines()[1:]):
                 (self._folder / "left").write_text(f"somebody listens on host {host}\n")
 

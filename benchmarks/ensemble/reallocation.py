@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from harness import Goal, print_table
+from harness import Goal, print_table, programs
 from harness.launching import python_path
 from hpcsgd.islands import event_log
 from hpcsgd.islands.invitation import invitation
@@ -110,10 +109,9 @@ def run(folder: Path, store: Path, epochs: int) -> list[Epoch]:
     folder.mkdir(parents=True)
     job = folder.parent / "reallocation.toml"
     job.write_text(JOB.format(store=store.resolve(), folder=folder.resolve(), epochs=epochs))
-    subprocess.run(
+    programs.run(
         [sys.executable, "-m", "hpcsgd", "launch", str(job), "--groups", "2", "--resume"],
-        check=True, stdout=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}, timeout=3600,
     )  # fmt: skip
     return settled(event_log.read(folder / "events.jsonl"))
 

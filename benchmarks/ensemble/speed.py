@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from ensemble.coordinators import coordinator
 from ensemble.speed_picture import draw
-from harness import Goal, Spread, mpiexec, print_table, start
+from harness import Goal, Spread, mpiexec, print_table, programs, start
 from harness.hosts import on_hosts, shaped_hosts
 from harness.stores import first_images
 from hpcsgd.data import Store, convert
@@ -143,22 +141,13 @@ def train(
     islands = "ensemble" in METHODS[who]
     launcher = [] if islands else [mpiexec(), "-n", "2"]
     verb = "launch" if islands else "train"
-    _call([*launcher, sys.executable, "-m", "hpcsgd", verb, str(job), *overrides])
+    command = [*launcher, sys.executable, "-m", "hpcsgd", verb, str(job), *overrides]
+    programs.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=3600)
     records = gather(run) if islands else read(run / "metrics.jsonl")
     accuracy = [r["accuracy"] for r in records if r["kind"] == "evaluation"]
     distances = [(r["step"], r["distance"]) for r in records if r["kind"] == "meeting"]
     print(f"{who}, seed {seed}: accuracy {accuracy[-1]:.4f}", flush=True)
     return {"who": who, "seed": seed, "epochs": epochs, "accuracy": accuracy, "distances": distances}
-
-
-def _call(command: Sequence[str]) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=3600,
-        check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
 
 
 def _goals(rows: list[dict[str, Any]], score: dict[str, float], move: float) -> list[Goal]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from goodput.network import CLASSES, INPUTS, PASSES
 from goodput.processes import RANK, at_work, rank_of
 from goodput.settings import Setting
 from goodput.useful import of_islands, of_one_job, of_replicas
-from harness import mpiexec
+from harness import mpiexec, programs
 from harness.launching import python_path
 from hpcsgd.checkpoint.folder import titles
 from hpcsgd.data.convert import convert_npz
@@ -78,7 +77,7 @@ class OneJob:
     def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
         self._folder, self._setting = folder, setting
         write_job(folder, setting, '{ name = "bsp" }', checkpoint_steps)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: programs.Program | None = None
 
     def start(self) -> None:
         words = [mpiexec(), "-n", str(self._setting.ranks), *hpcsgd("train")]
@@ -146,20 +145,19 @@ class FaultTolerant:
 
     def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
         tried = [sys.executable, "-P", "-c", "import torchft"]
-        done = subprocess.run(tried, capture_output=True, text=True, check=False)
+        done = programs.run(tried, timeout=600, check=False)
         if done.returncode != 0:
             raise NotHere(f"{TORCHFT}: this Python cannot import torchft: {done.stderr.splitlines()[-1]}")
         if setting.K > 1:
             raise NotHere(f"{TORCHFT}: replicas of one rank only, groups have {setting.K}")
         self._folder, self._setting = folder, setting
-        self._replicas: dict[int, subprocess.Popen[bytes]] = {}
+        self._replicas: dict[int, programs.Program] = {}
 
     def start(self) -> None:
-        script = str(HERE / "torchft_lighthouse.py")
-        lighthouse = subprocess.Popen(
-            [sys.executable, "-P", script], cwd=self._folder, env=environment(self._folder),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        command = [sys.executable, "-P", HERE / "torchft_lighthouse.py"]
+        lighthouse = programs.start(
+            command, cwd=self._folder, env=environment(self._folder), stdout=programs.PIPE
+        )
         assert lighthouse.stdout is not None
         self._address = lighthouse.stdout.readline().strip()
         for replica in range(self._setting.P):
@@ -220,11 +218,11 @@ def hpcsgd(command: str) -> list[str]:
     return [sys.executable, "-m", "hpcsgd", command, "job.toml"]
 
 
-def start(folder: Path, words: Sequence[str], **more: str) -> subprocess.Popen[bytes]:
-    with (folder / "printed").open("ab") as printed:
-        return subprocess.Popen(
+def start(folder: Path, words: Sequence[str], **more: str) -> programs.Program:
+    with (folder / "printed").open("a") as printed:
+        return programs.start(
             words, cwd=folder, env=environment(folder, **more),
-            stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, start_new_session=True,
+            stdout=printed, stderr=printed, start_new_session=True,
         )  # fmt: skip
 
 

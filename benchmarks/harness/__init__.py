@@ -1,5 +1,5 @@
-"""What all benchmarks share. It alone interleaves and times steps, in timing.py; record.py has what a result
-says of its run, load.py how busy others were."""
+"""What all benchmarks share. It alone interleaves and times steps, in timing.py, and starts programs, in
+programs.py; record.py has what a result says of its run, load.py how busy others were."""
 
 from harness.launching import in_processes, mpiexec, on_ranks, start
 from harness.record import Goal, Run

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness import programs
 from harness.launching import mpiexec, start
 
 SCRIPTS = Path(__file__).parents[2] / "tests" / "system"
+TIMEOUT = 600.0
+"""Seconds for making the hosts, and for taking them away."""
 
 
 @contextmanager
@@ -22,10 +24,10 @@ def shaped_hosts(count: int, rate: str, burst: str = "256kb") -> Iterator[str]:
         raise SystemExit("hosts are made of network namespaces: run this as root")
     name = f"hpcsgd-{os.getpid()}"
     try:
-        subprocess.run([SCRIPTS / "net-up.sh", name, str(count), rate, burst], check=True)
+        programs.run([SCRIPTS / "net-up.sh", name, str(count), rate, burst], timeout=TIMEOUT)
         yield name
     finally:
-        subprocess.run([SCRIPTS / "net-down.sh", name, str(count)], check=True)
+        programs.run([SCRIPTS / "net-down.sh", name, str(count)], timeout=TIMEOUT)
 
 
 def on_hosts(

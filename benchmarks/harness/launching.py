@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+from harness import programs
 
 Result = TypeVar("Result")
 BENCHMARKS = Path(__file__).parents[1]
@@ -37,10 +38,8 @@ def start(
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
         **variables,
     }
-    subprocess.run(
-        [*launcher, sys.executable, "-P", str(script), *arguments],
-        stdin=subprocess.DEVNULL, env=environment, timeout=timeout, check=True,
-    )  # fmt: skip
+    command = [*launcher, sys.executable, "-P", str(script), *arguments]
+    programs.run(command, env=environment, timeout=timeout, capture=False)
 
 
 def python_path() -> str:

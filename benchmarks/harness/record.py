@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from harness import programs
 from harness.launching import BENCHMARKS
 from harness.load import Load
 
@@ -21,6 +21,7 @@ DISTURBING = 1.0
 """The load without us beyond which a result is marked."""
 MEASURED = ("hpcsgd", "csrc", "benchmarks", ":!benchmarks/results")
 """What of the repository a result depends on."""
+GIT_TIMEOUT = 60.0
 Row = Mapping[str, Any]
 
 
@@ -140,12 +141,11 @@ def _write(file: Path, rows: Sequence[Row], goals: Iterable[Goal], told: Row, se
 
 
 def _git(root: Path, *words: str) -> str | None:
-    """What it prints; None without git, or where `root` is no repository."""
+    """What it prints; None without git, where `root` is no repository, or when there is no answer in time."""
     try:
-        done = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True)
-    except (FileNotFoundError, subprocess.CalledProcessError):
+        return programs.run(["git", "-C", root, *words], timeout=GIT_TIMEOUT).stdout.strip()
+    except (FileNotFoundError, programs.Failed):
         return None
-    return done.stdout.strip()
 
 
 def _version(name: str) -> str | None:

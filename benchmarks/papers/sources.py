@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from harness import programs
 from harness.launching import BENCHMARKS
 from papers.artifact import Place, Row
+
+TIMEOUT = 86_400.0
+"""Seconds: what takes longer hangs."""
 
 
 def benchmark(script: str, *words: str, data: bool = True) -> Callable[[Place], list[Row]]:
@@ -20,11 +23,8 @@ def benchmark(script: str, *words: str, data: bool = True) -> Callable[[Place], 
         more = [*(["--data", str(place.data)] if data else []), *(["--quick"] if place.quick else [])]
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "result.json"
-            _call([sys.executable, str(BENCHMARKS / script), *words, *more, "--json", str(out)])
+            command = [sys.executable, BENCHMARKS / script, *words, *more, "--json", out]
+            programs.run(command, timeout=TIMEOUT, capture=False)
             return json.loads(out.read_text())["rows"]
 
     return measure
-
-
-def _call(command: Sequence[str]) -> None:
-    subprocess.run(command, stdin=subprocess.DEVNULL, check=True)

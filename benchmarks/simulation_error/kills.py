@@ -13,7 +13,6 @@ import os
 import random
 import secrets
 import signal
-import subprocess
 import tempfile
 import time
 import traceback
@@ -23,6 +22,7 @@ from pathlib import Path
 import torch
 
 from ensemble.faults import enter
+from harness import programs
 from harness.hosts import shaped_hosts
 from hpcsgd.islands import event_log
 from hpcsgd.islands.coordinator import Coordinator
@@ -127,9 +127,7 @@ class _Islands:
         self._plan.append((time.monotonic() + RESTART, self._up, island))
 
     def _link(self, island: int, state: str) -> None:
-        subprocess.run(
-            ["ip", "-n", f"{self._hosts}-0", "link", "set", f"port{island + 1}", state], check=True
-        )
+        programs.run(["ip", "-n", f"{self._hosts}-0", "link", "set", f"port{island + 1}", state], timeout=60)
 
     def _fork(self, host: int, body: Callable[[], None]) -> int:
         pid = os.fork()

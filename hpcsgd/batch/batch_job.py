@@ -134,7 +134,9 @@ def by_hand(order: BatchJob) -> str:
 
 def _said(*command: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
     except subprocess.TimeoutExpired:
         raise UserError(f"{' '.join(command)}: no answer within {TIMEOUT} s") from None
     said = (done.stdout + done.stderr).strip()

@@ -113,7 +113,9 @@ class Environment:
         if self.base == SYSTEM:
             return []
         users = [self.executable, *(x for folder in self.standard for x in folder.glob("lib-dynload/*.so"))]
-        done = subprocess.run(["ldd", *users], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["ldd", *users], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
         found = {Path(path) for path in re.findall(r"=> (/\S+)", done.stdout)}
         return sorted(path for path in found if path.is_relative_to(self.base))
 
@@ -160,7 +162,9 @@ def ask(folder: Path) -> Environment:
         raise UserError(f"{folder}: an environment of conda, which conda-pack packs")
     if not (folder / "pyvenv.cfg").exists() or not python.exists():
         raise UserError(f"{folder}: not a virtual environment, as python -m venv makes them")
-    done = subprocess.run([python, "-P", QUESTION], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, "-P", QUESTION], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise UserError(f"{python}: does not run: {done.stderr.strip().rpartition(chr(10))[2]}")
     told = json.loads(done.stdout)

@@ -105,7 +105,8 @@ class Srun:
 
 
 def _told(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    done = subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def starter(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Starter:

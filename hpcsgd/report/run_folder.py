@@ -132,8 +132,9 @@ def _git_state() -> dict[str, Any] | None:
 
 def _git(*arguments: str) -> str:
     finished = subprocess.run(
-        ["git", *arguments], check=True, capture_output=True, text=True, timeout=GIT_TIMEOUT
-    )
+        ["git", *arguments], check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=GIT_TIMEOUT,
+    )  # fmt: skip
     return finished.stdout.strip()
 
 

@@ -98,7 +98,10 @@ def _of_flux(_: str, environ: Environ) -> float | None:
 
 
 def _answer(*command: str, environ: Environ | None = None) -> str:
-    done = subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=TIMEOUT)
+    done = subprocess.run(
+        command, env=environ, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=TIMEOUT,
+    )  # fmt: skip
     return done.stdout
 
 

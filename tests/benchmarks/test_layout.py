@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import programs
+from program_starts import program_starts
 from pythons import python
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,38 @@ def test_who_times_beside_it_is_found(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("from time import perf_counter\n")
     assert timing_by_themselves(tmp_path) == ["density.py", "gossip/rank.py"]
+
+
+def starting_by_themselves(benchmarks: Path) -> list[str]:
+    """What starts programs beside the harness's one place."""
+    paths = [path.relative_to(benchmarks) for path in sorted(benchmarks.rglob("*.py"))]
+    others = [path for path in paths if path != Path("harness/programs.py")]
+    return [
+        f"{path}:{line}: {what}" for path in others for line, what, _ in program_starts(benchmarks / path)
+    ]
+
+
+def test_one_place_starts_programs():
+    assert starting_by_themselves(BENCHMARKS) == []
+
+
+def test_who_starts_programs_beside_it_is_found(tmp_path):
+    texts = {
+        "harness/programs.py": "import subprocess\nsubprocess.run(['a'])\n",
+        "harness/hosts.py": "import subprocess\n\ndef up():\n    return subprocess.Popen(['a']).pid\n",
+        "density.py": "import subprocess\ntext = 'subprocess.run()'  # subprocess.run()\nsubprocess.PIPE\n",
+        "gossip.py": "from subprocess import PIPE, check_output\n",
+        "muon.py": "from harness import programs\nprograms.run(['a'], timeout=1)\n",
+        "wire.py": "import os\nos.system('a')\n",
+    }
+    (tmp_path / "harness").mkdir()
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    assert starting_by_themselves(tmp_path) == [
+        "gossip.py:1: subprocess.check_output",
+        "harness/hosts.py:4: subprocess.Popen",
+        "wire.py:2: os.system",
+    ]
 
 
 def test_all_commands_that_are_named_are_there():

@@ -1,0 +1,66 @@
+"""How benchmarks start programs: none of them inherits stdin, and whoever waits for one does so with a limit.
+
+Hydra's mpiexec forwards its stdin to rank 0, even the news that it has ended, and dies of SIGPIPE if that
+rank has left already. With an empty stdin this is rare, but it happens on busy cores. Therefore what is run
+ignores SIGPIPE, as every Python does; that is what `restore_signals` is about.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+Command = Sequence[str | Path]
+Program = subprocess.Popen[str]
+PIPE = subprocess.PIPE
+TAIL = 10_000
+"""Characters that an error quotes of each of stdout and stderr."""
+
+
+class Failed(SystemExit):
+    """A program has ended with an error or not ended in time: its command, the reason and what it printed."""
+
+
+def run(
+    command: Command, *, timeout: float, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+    capture: bool = True, check: bool = True,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    """Run a program until it ends, with nothing on its stdin.
+
+    It is killed, and `Failed` raised, when it outlasts `timeout` seconds. With `check`, `Failed` is raised as
+    well when its code is not 0. With `capture`, what it prints is in the result and in the error; without, it
+    goes where the caller's own goes. A program that is not there is a `FileNotFoundError`, as always."""
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=capture, text=True,
+            timeout=timeout, check=False, restore_signals=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as late:
+        raise Failed(_told(command, f"not over after {timeout:g} s", late.stdout, late.stderr)) from None
+    if check and done.returncode != 0:
+        raise Failed(_told(command, f"code {done.returncode}", done.stdout, done.stderr))
+    return done
+
+
+def start(
+    command: Command, *, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL, stdout: int | IO[str] | None = None, stderr: int | IO[str] | None = None,
+    start_new_session: bool = False,
+) -> Program:  # fmt: skip
+    """Start a program and return while it runs; the caller has to end it.
+
+    Its stdin is empty unless the caller asks for a `PIPE`. What it prints goes where the caller's own goes
+    unless `stdout` and `stderr` say otherwise, and whoever asks for a `PIPE` has to read it."""
+    return subprocess.Popen(
+        command, cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr, text=True,
+        start_new_session=start_new_session,
+    )  # fmt: skip
+
+
+def _told(command: Command, reason: str, *printed: str | bytes | None) -> str:
+    """Return the text of an error. Where a program was killed, Python gives what it printed as bytes."""
+    texts = [text.decode(errors="replace") if isinstance(text, bytes) else text for text in printed if text]
+    return "\n".join([f"{shlex.join(map(str, command))}: {reason}", *(x[-TAIL:].rstrip() for x in texts)])
