@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import pickle
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +69,7 @@ class MpiBackend(Backend):
         self.node = node
         self.name = " ".join(MPI.Get_library_version().splitlines()[0].strip(" \0\t").split())
         self._comm = comm
-        nodes = comm.allgather(node)
+        nodes = _gathered(comm, node)
         # Where ranks share nodes the library's own sends less between these: it adds up in each first.
         self._one_a_node = len(set(nodes)) == self.size > 1
         self._levels = by_node.levels(nodes)
@@ -134,10 +136,10 @@ class MpiBackend(Backend):
         return _complete(request).Get_source()
 
     def gather_objects(self, item: Any) -> list[Any]:
-        _complete(self._comm.Ibarrier())  # the blocking call below spins where others are late
-        return self._comm.allgather(item)
+        return _gathered(self._comm, item)
 
     def split(self, color: int, key: int) -> Backend:
+        _complete(self._comm.Ibarrier())  # the blocking call below spins where others are late
         return MpiBackend(self._comm.Split(color, key), self.node)
 
     def abort(self, code: int) -> None:
@@ -236,6 +238,17 @@ def _complete(request: MPI.Request) -> MPI.Status:
         else:
             time.sleep(min(elapsed / 10, _LONGEST_PAUSE))
     return status
+
+
+def _gathered(comm: MPI.Comm, item: Any) -> list[Any]:
+    """Return the `item` of every rank. mpi4py has this as a blocking call only."""
+    sent = pickle.dumps(item)
+    counts = np.empty(comm.Get_size(), np.int64)
+    _complete(comm.Iallgather(np.array([len(sent)]), counts))
+    received = bytearray(int(counts.sum()))
+    _complete(comm.Iallgatherv(sent, [received, counts.tolist(), MPI.BYTE]))
+    ends = np.cumsum(counts).tolist()
+    return [pickle.loads(received[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _carried(x: Tensor) -> list[Any]:
