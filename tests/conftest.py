@@ -25,6 +25,7 @@ import pytest
 import torch
 
 import far
+from brief import brief, parameters
 from hpcsgd.transport import threads
 from ranks import LAUNCHED, RANK, RANKS, complain, end_late, processes
 
@@ -81,6 +82,11 @@ if LAUNCHED:
         return True if tests and not TAKES_RUN.search(collection_path.read_text()) else None
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "leave out slow tests, and try each value of a parameter once (tests/brief.py)"
+    parser.addoption("--brief", action="store_true", help=told)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what has no place here.
@@ -88,12 +94,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Batch jobs come first: they wait for minutes, while other tests use the cores.
     """
     items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
-    here: list[pytest.Item] = []
-    elsewhere: list[pytest.Item] = []
-    for item in items:
-        (here if belongs_here(item) else elsewhere).append(item)
-    config.hook.pytest_deselected(items=elsewhere)
-    items[:] = here
+    here = {item for item in items if belongs_here(item)}
+    if config.getoption("--brief"):
+        here = brief(item for item in items if item in here)
+    config.hook.pytest_deselected(items=[item for item in items if item not in here])
+    items[:] = [item for item in items if item in here]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -130,10 +135,6 @@ def size(item: pytest.Item) -> int:
         case {"P": one} | {"K": one}:
             return one
     raise pytest.UsageError(f"{item.nodeid}: on how many ranks? Mark it `ranks(n)`")
-
-
-def parameters(item: pytest.Item) -> dict[str, Any]:
-    return item.callspec.params if hasattr(item, "callspec") else {}  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:

@@ -29,6 +29,7 @@ def test_without_a_launcher_it_is_one_rank(
         threads.run(1, lambda world: form_as_launched(world, 4, None))
 
 
+@pytest.mark.slow
 def test_a_method_loads_no_islands() -> None:
     """Nor what only they need: torch itself may have loaded some of that."""
     code = (
@@ -41,6 +42,7 @@ def test_a_method_loads_no_islands() -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.slow
 def test_a_job_on_cpus_loads_nothing_of_process_groups() -> None:
     """But what torch has loaded by itself; and none is made."""
     code = (

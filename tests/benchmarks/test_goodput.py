@@ -96,6 +96,7 @@ def test_one_job_suffers_where_islands_do_not():
     assert curve[ISLANDS] > 0.85
 
 
+@pytest.mark.slow
 def test_a_random_run_is_right():
     """In a process of its own: forks of one that has computed with torch may refuse to."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:

@@ -19,6 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(accelerator() is not None, reason="there is a GPU")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"

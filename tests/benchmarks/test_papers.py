@@ -92,6 +92,7 @@ def test_ours_is_beside_the_papers(
     assert result["machine"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", NUMBERED)
 def test_what_was_measured_is_shown_and_drawn(
     paper: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

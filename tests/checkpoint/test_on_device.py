@@ -83,12 +83,14 @@ def assert_same(ranks: list[dict[str, Tensor]], expected: list[dict[str, Tensor]
             assert torch.equal(value, theirs[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_it_goes_on_with_the_same_bits(setting: str, tmp_path: Path) -> None:
     expected = threads.run(P * K, explicitly(whole), setting, tmp_path)
     assert_same(threads.run(P * K, explicitly(resumed), setting, tmp_path), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [*SOME, *NEVER_TWICE_ALIKE])
 def test_the_host_finds_what_a_device_saved(setting: str, tmp_path: Path) -> None:
     threads.run(P * K, explicitly(whole), setting, tmp_path)
@@ -103,6 +105,7 @@ def test_a_device_finds_what_the_host_saved(setting: str, tmp_path: Path) -> Non
     assert_same(threads.run(P * K, explicitly(held), setting, tmp_path), here)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["default stream slow", "all others slow"])
 def test_nothing_is_written_before_it_is_there(pattern: str, tmp_path: Path) -> None:
     for folder, delays in (("quick", PATTERNS["none"]), ("slow", PATTERNS[pattern])):

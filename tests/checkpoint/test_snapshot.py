@@ -118,6 +118,7 @@ def test_goes_on_with_plain_sgd(run, tmp_path: Path, P: int, K: int, method: str
     check_goes_on(run, tmp_path, P, K, "plain", method)
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"P": 2, "K": 4, "optimizer": "whole tensors"})
 @pytest.mark.parametrize(
     ("P", "K"),

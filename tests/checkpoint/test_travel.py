@@ -171,6 +171,7 @@ def test_local_sgd_does_not_fall_back_to_bsp(run, tmp_path: Path, now: Any) -> N
     assert run(now[0] * now[1], apart) == [now[0] > 1] * (now[0] * now[1])
 
 
+@pytest.mark.slow
 def test_what_is_dropped_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def resumed(world: Transport, P: int, method: str) -> None:
         load(trained(world, P, method), tmp_path / method)

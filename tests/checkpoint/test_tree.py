@@ -103,6 +103,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(value=st.dictionaries(KEYS, TREES, max_size=4))
 def test_any_tree_comes_back(tmp_path_factory: pytest.TempPathFactory, value: tree.Tree) -> None:
     assert_same(there_and_back(value, tmp_path_factory.mktemp("tree") / "f"), value)

@@ -79,6 +79,7 @@ def test_within_a_period_everybody_reaches_everybody(graph: Graph) -> None:
         assert (reach > 0).all(), n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", SYMMETRIC, ids=repr)
 def test_edges_go_both_ways(graph: Graph) -> None:
     for n in SIZES:

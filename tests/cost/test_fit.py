@@ -92,6 +92,7 @@ def test_two_knees() -> None:
     assert link.from_bytes == (0, 2**11, 2**19)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", [one_line, two_lines])
 def test_the_truth_is_within_three_standard_errors(law: Law) -> None:
     """In 18 of 20 trials at least, each with a noise of a tenth."""

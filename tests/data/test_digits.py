@@ -11,6 +11,7 @@ from hpcsgd.data import convert
 from hpcsgd.errors import UserError
 
 
+@pytest.mark.slow
 def test_every_digit_is_in_one_split(tmp_path: Path) -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     summary = convert("digits", None, tmp_path / "digits.h5")

@@ -92,6 +92,7 @@ def test_a_missing_file(tmp_path: Path, idx_folder: Path) -> None:
         convert("mnist", idx_folder, tmp_path / "small.h5")
 
 
+@pytest.mark.slow
 def test_real_mnist(tmp_path: Path, real_data: Callable[[str], Path]) -> None:
     summary = convert("mnist", real_data("mnist"), tmp_path / "mnist.h5")
     assert summary.rows == {"train": 60_000, "test": 10_000}

@@ -197,6 +197,7 @@ convert_images(Path(sys.argv[1]), Path(sys.argv[2]), 14, told)
 """
 
 
+@pytest.mark.slow
 def test_what_was_complete_before_a_kill_stays(tmp_path: Path, folder: Path, path: Path) -> None:
     target = tmp_path / "again.h5"
     done = programs.run([sys.executable, "-c", KILLED, folder, target], check=False)

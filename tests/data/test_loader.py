@@ -82,6 +82,7 @@ def test_it_goes_on_with_another_number(data: Windows, n: int, then: int) -> Non
         assert digests(second) == epochs[1]
 
 
+@pytest.mark.slow
 def test_the_state_is_of_what_was_given_out(path: Path) -> None:
     """Not of what workers have read ahead."""
     data = Windows(path, "train", bptt=10)

@@ -119,6 +119,7 @@ def test_by_label_one_label_for_each_group() -> None:
 OWNED: list[Partition] = [DefDP(), ByLabel(), Dirichlet(1.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", OWNED, ids=str)
 @given(st.integers(0, 2**20))
 @settings(max_examples=15)
@@ -190,6 +191,7 @@ def test_two_groups_with_three_quarters_share_half() -> None:
     assert (len(one), len(other), len(one & other)) == (750, 750, 500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", [*EVEN, ByLabel(), Dirichlet(50.0)], ids=str)
 @given(SHAPES, EPOCHS, st.data())
 def test_positions_hold_the_batches_of_their_group(
@@ -211,6 +213,7 @@ def test_positions_hold_the_batches_of_their_group(
     assert len({len(rows) for rows in whole}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", [*EVEN, ByLabel(), Dirichlet(50.0)], ids=str)
 @given(SHAPES, EPOCHS, st.data())
 def test_resumed_anywhere_with_another_K(

@@ -143,6 +143,7 @@ def check(run: Any, P: int, K: int, method: Callable[[], Method], maker: str, **
         assert_same(state, their_state)
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"P": 2, "K": 2, "maker": "muon"})
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (1, 3), (1, 4), (2, 2), (3, 1)])

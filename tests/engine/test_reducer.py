@@ -179,6 +179,7 @@ def test_a_model_may_be_wrapped_anew(run, n: int) -> None:
         torch.testing.assert_close(ours, vector(net), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2])
 @pytest.mark.parametrize("options", [{}, {"prefetch": True}, {"accumulate": 2}])
 def test_nothing_stays_of_a_model_that_is_dropped(run, n: int, options: dict[str, Any]) -> None:

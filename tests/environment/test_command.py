@@ -19,6 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_what_it_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prefix = environments.make(folder / "made")
     (folder / "far").mkdir()

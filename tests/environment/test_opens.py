@@ -74,6 +74,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_rank_opens_no_more_than_it_did(folder: Path) -> None:
     drawing, other = counted(folder, "train", "job.toml", "--training.epochs", "1")
     loaded = {name.partition(".")[0] for name in other["modules"]}
@@ -91,6 +92,7 @@ def test_commands_that_train_nothing_do_without_torch(folder: Path) -> None:
         assert sorted(loaded & {"torch", "numpy", "h5py", "mpi4py", *UNUSED} - {"rich"}) == []
 
 
+@pytest.mark.slow
 def test_from_a_pack_the_shared_file_system_is_left_alone(tmp_path: Path) -> None:
     """A Python that loads a package of its environment and half of its library."""
     program = "import plain, json, asyncio, sqlite3, email.message, xml.dom.minidom, unittest.mock"

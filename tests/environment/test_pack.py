@@ -62,6 +62,7 @@ def start(packed: Packed, there: Path, *words: str, code: int | None = 0) -> pro
     return done
 
 
+@pytest.mark.slow
 def test_it_is_python_and_nothing_is_read_from_where_it_was(packed: Packed, there: Path) -> None:
     seen = json.loads(start(packed, there, "-c", SEEN).stdout)
     assert seen["words"] == ["plain", "plain", "linked", "in place"]
@@ -164,6 +165,7 @@ def site(environment: Environment) -> Path:
     return environment.sites[0]
 
 
+@pytest.mark.slow
 def test_the_name_is_that_of_the_contents(made: Environment) -> None:
     name = fingerprint(list(made.members()))
     assert fingerprint(list(made.members())) == name

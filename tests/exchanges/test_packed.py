@@ -77,6 +77,7 @@ def test_by_the_same_seed_the_same_bits_on_all_positions(run, wire: Wire, P: int
         assert all(torch.equal(w, v) for w, v in zip(found, first, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("wire", [wires.bf16(), wires.int8(8), wires.int4(8)], ids=["bf16", "int8", "int4"])

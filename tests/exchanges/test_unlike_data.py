@@ -50,6 +50,7 @@ class Training:
         return copy.deepcopy((self.optimizer.state_dict(), self.net.state_dict()))
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"P": 1, "K": 2})
 @EXACT
 @pytest.mark.parametrize(("P", "K"), some([(1, 2), (1, 4), (2, 2)], {(1, 2), (2, 2)}))

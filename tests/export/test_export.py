@@ -85,6 +85,7 @@ def left(run: Path) -> dict[str, Tensor]:
     return torch.load(run / "model.pt", weights_only=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["safetensors", "dcp"])
 def test_what_is_exported_is_the_model_to_the_bit(gpt_run: Path, tmp_path: Path, kind: str) -> None:
     line = export(gpt_run, kind, tmp_path / "out")

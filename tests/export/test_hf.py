@@ -42,6 +42,7 @@ def of_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return run_with(tmp_path, ("--model.build", "export.models_of_tests:of_transformers"), "{types=TYPES}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LIBRARYS)
 @pytest.mark.filterwarnings("default")
 def test_the_librarys_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:

@@ -39,6 +39,7 @@ def test_torch_does_not_see_it_outside_of_its_tests() -> None:
         assert not torch.accelerator.is_available()
 
 
+@pytest.mark.slow
 def test_host_code_that_touches_its_memory_ends() -> None:
     touch = f"""
 import ctypes, sys

@@ -102,6 +102,7 @@ def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
         assert [member.rounds for member in staying.register.members] == [1, 0]
 
 
+@pytest.mark.slow
 def test_who_does_not_arrive_is_left_behind_though_alive(desk: Desk) -> None:
     with desk.coordinator(2, timeout=1) as at:
         staying, slow = desk.client(at.address, 0), desk.client(at.address, 1)
@@ -161,6 +162,7 @@ def test_who_moves_is_waited_for_and_not_lost(desk: Desk, monkeypatch: pytest.Mo
     assert "lost" not in (desk.folder / "events.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_started_again(desk: Desk) -> None:
     with desk.killable(2) as at:
         clients = [desk.client(at, 0), desk.client(at, 1)]
@@ -175,6 +177,7 @@ def test_a_coordinator_that_is_started_again(desk: Desk) -> None:
         assert (after.rounds, after.generation) == (2, 1), "a vote of before is said once more"
 
 
+@pytest.mark.slow
 def test_members_that_a_new_coordinator_never_sees_are_lost(desk: Desk) -> None:
     with desk.killable(2) as at:
         clients = [desk.client(at, 0), desk.client(at, 1)]
@@ -189,6 +192,7 @@ def port_of(address: str) -> int:
     return int(address.rsplit(":", 1)[1])
 
 
+@pytest.mark.slow
 def test_without_a_coordinator_nobody_waits_for_ever(desk: Desk) -> None:
     with desk.killable(1) as at:
         client = desk.client(at, 0)
@@ -252,6 +256,7 @@ def test_who_wakes_after_its_generation_has_ended_does_not_wait_for_it(desk: Des
         assert late.result(10).generation == one.generation
 
 
+@pytest.mark.slow
 def test_who_was_passed_over_asks_again(desk: Desk) -> None:
     with desk.coordinator(2, timeout=1) as at:
         here, slow = desk.client(at.address, 0), desk.client(at.address, 1, 0, 2)

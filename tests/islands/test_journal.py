@@ -139,6 +139,7 @@ def told_in(terms: Path, many: int, draw: Callable[[int], int]) -> list[int]:
     return told
 
 
+@pytest.mark.slow
 def test_in_every_order_of_two_no_round_is_told_twice(tmp_path: Path) -> None:
     """Two that told of the same round would have told of different models."""
     orders = list(product((0, 1), repeat=11))

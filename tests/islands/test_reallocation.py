@@ -162,6 +162,7 @@ def test_who_returns_counts_as_an_average_island() -> None:
     assert policy.propose({}, {0: 12, 1: 0, 2: 0}) == {0: 4, 1: 4, 2: 4}
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.floats(1, 20), min_size=2, max_size=8).map(lambda a: dict(enumerate(a))),
     st.booleans(),

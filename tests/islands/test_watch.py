@@ -88,6 +88,7 @@ def test_a_coordinator_that_was_held_up_loses_nobody(desk: Desk, clock: Clock) -
     assert "nothing was heard" not in str(desk.events())
 
 
+@pytest.mark.slow
 def test_who_gave_up_on_a_coordinator_that_was_held_up_may_come_back(desk: Desk, clock: Clock) -> None:
     with desk.coordinator(2, silence=SILENCE) as at:
         clients = [ScriptedClient(at.address, island) for island in (0, 1)]
@@ -109,6 +110,7 @@ def test_who_gave_up_on_a_coordinator_that_was_held_up_may_come_back(desk: Desk,
     assert lost == [(1, "it did not come back"), (0, "its connection broke")]
 
 
+@pytest.mark.slow
 def test_only_who_is_silent_is_lost(desk: Desk, clock: Clock) -> None:
     with desk.coordinator(1, silence=SILENCE) as at:
         client = ScriptedClient(at.address)
@@ -147,6 +149,7 @@ def mute() -> Iterator[tuple[str, list[socket.socket]]]:
         closing.close()
 
 
+@pytest.mark.slow
 def test_a_seat_that_was_held_up_waits_for_an_answer(
     mute: tuple[str, list[socket.socket]], clock: Clock
 ) -> None:

@@ -154,6 +154,7 @@ def test_the_sample_covers_the_segment(native):
     assert len(np.unique(chosen % 64)) == 64
 
 
+@pytest.mark.slow
 @hypothesis.given(data=st.data(), seed=st.integers(0, 2**32 - 1))
 @hypothesis.settings(max_examples=300, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 def test_any_mixture(everywhere, data, seed):

@@ -175,6 +175,7 @@ def elected(folder: Path, island: int, silence: float = 60.0) -> Elected:
     return Elected(folder, island, silence=silence, host="127.0.0.1", islands=2, timeout=60.0)
 
 
+@pytest.mark.slow
 def test_of_several_launchers_one_has_the_coordinator_until_it_leaves(tmp_path: Path) -> None:
     terms = tmp_path / FOLDER
 
@@ -203,6 +204,7 @@ def test_of_several_launchers_one_has_the_coordinator_until_it_leaves(tmp_path: 
     asyncio.run(asyncio.wait_for(go(), PATIENCE))
 
 
+@pytest.mark.slow
 def test_the_next_one_is_begun_where_one_has_died_and_that_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,6 +289,7 @@ def told_by(islands: Islands, *words: str) -> str:
     return ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -102,6 +102,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_all_come_to_the_end(tmp_path: Path) -> None:
     assert supervise(tmp_path, 2, FINISH) == 0
     assert [lives(tmp_path, island) for island in (0, 1)] == [1, 1]
@@ -189,6 +190,7 @@ while 1 not in meetings.members or lives.name != "lives-1" and len(Path("lives-1
 """
 
 
+@pytest.mark.slow
 def test_one_that_died_is_started_again_and_joins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert supervise(tmp_path, 2, DIES) == 0
     assert [lives(tmp_path, island) for island in (0, 1)] == [1, 2]
@@ -211,6 +213,7 @@ while len(Path("lives-1").read_text()) < 5 or 1 not in meetings.members:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("meets", "pauses"), [(True, [1, 1, 1, 1]), (False, [1, 1, 2, 4])])
 def test_it_is_waited_longer_only_where_lives_are_in_vain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meets: bool, pauses: list[int]
@@ -256,12 +259,14 @@ meetings.finish()
 """
 
 
+@pytest.mark.slow
 def test_one_that_keeps_dying_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert supervise(tmp_path, 2, KEEPS_DYING, restarts=1) == 0
     assert lives(tmp_path, 1) == 2
     assert "island 1 was started 2 times: the others go on without it" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_job_ends_it_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert supervise(tmp_path, 2, "sys.exit('a key is wrong')") == 1
     assert lives(tmp_path, 0) == 1
@@ -270,6 +275,7 @@ def test_a_fault_of_the_job_ends_it_at_once(tmp_path: Path, capfd: pytest.Captur
     assert "a key is wrong" in told.out
 
 
+@pytest.mark.slow
 def test_a_fault_that_only_a_silent_island_meets_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,6 +284,7 @@ def test_a_fault_that_only_a_silent_island_meets_is_told(
     assert "a file is missing" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_all_that_had_to_stop_may_go_on(tmp_path: Path) -> None:
     body = (
         "meetings.report = Report(leaving=invited.island == 1)\n"
@@ -287,6 +294,7 @@ def test_all_that_had_to_stop_may_go_on(tmp_path: Path) -> None:
     assert [lives(tmp_path, island) for island in (0, 1)] == [1, 1]
 
 
+@pytest.mark.slow
 def test_zero_is_not_believed_without_the_register(tmp_path: Path) -> None:
     """`srun` gives 0 where a node was lost."""
     assert supervise(tmp_path, 1, "meetings.mean(w) if life else sys.exit(0)\nmeetings.finish()") == 0
@@ -350,6 +358,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_islands_come_back_with_the_ranks_that_they_are_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

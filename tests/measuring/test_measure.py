@@ -29,6 +29,7 @@ def machine_of(world: Transport) -> tuple[str, list[str]]:
     return dump(machine), [table(machine), *answers(machine, measured)]
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_a_machine_of_two_ranks(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computing, "ELEMENTS", 20_000)
@@ -54,6 +55,7 @@ def test_a_machine_of_two_ranks(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     assert len(told[0].splitlines()) == 1 + len(SHAPES)
 
 
+@pytest.mark.slow
 def test_two_hosts_have_ways_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computing, "ELEMENTS", 20_000)
     extent = Extent(max_bytes=4096, seconds=0.5)

@@ -211,6 +211,7 @@ def on_devices(labels: Iterable[str], shapes: Sequence[tuple[int, int]], quick: 
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"method": {"hierarchical", "sgp"}, "P": 2, "K": 2})
 @pytest.mark.usefixtures("far_device")
 @pytest.mark.parametrize(("method", "P", "K", "placing"), on_devices(REFERENCES, SHAPES, (2, 2)))

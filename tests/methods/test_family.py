@@ -150,6 +150,7 @@ FAMILY: dict[str, Callable[[], Method]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"P": 2, "K": 2, "method": {"diloco streamed", "no_loco", "packed, delayed"}})
 @pytest.mark.parametrize(("P", "K"), some(SHAPES, {(2, 2)}))
 @pytest.mark.parametrize("method", FAMILY)

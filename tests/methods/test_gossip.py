@@ -146,6 +146,7 @@ def slow_start(world: Transport, staleness: int, folder: Path) -> int:
     return others_made(world, folder, partial(one_step, net, optimizer, job), range(1, 5), staleness)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("staleness", [1, 2, 3])
 def test_a_slow_group_holds_up_the_others_only_after_so_many_steps(

@@ -209,6 +209,7 @@ def test_smoothing_follows_the_number_of_groups(run, P: int, K: int) -> None:
     assert K == 1 or all(a != b for a, b in zip(ours, run(P * K, deltas, P * K / 100), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.threads(unless={"P": 2, "K": 1})
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2), (4, 1)])

@@ -122,6 +122,7 @@ def test_meetings_may_be_late(run, wrapped: Any) -> None:
     assert (found[0][1] - found[0][0]).norm() > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_little_is_not_lost_in_16_bits(run, dtype: torch.dtype) -> None:

@@ -114,6 +114,7 @@ def adversary(world: Transport, clocks: Clocks, method: Method, schedules: int) 
     return kept(optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", [0, 1, 2, 4])
 def test_nobody_runs_further_ahead(s: int) -> None:
     """In 250 random schedules each. Between two ticks of the clocks a finished read is not counted yet."""
@@ -123,6 +124,7 @@ def test_nobody_runs_further_ahead(s: int) -> None:
     assert clocks.finished == [1000, 1000, 1000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_pairs_in_random_interleavings(n: int) -> None:
     """250 each; nobody waits for ever."""
@@ -131,6 +133,7 @@ def test_pairs_in_random_interleavings(n: int) -> None:
     torch.testing.assert_close(total, torch.full((n,), 1000.0 * n), rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(("method", "ahead"), [(partial(ssp, 0), 0), (partial(ssp, 2), 2), (async_sgd, 4)])
 def test_a_slow_group_lets_the_others_go_on(

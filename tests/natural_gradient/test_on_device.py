@@ -42,6 +42,7 @@ class Training:
         return [x.detach().cpu() for x in (*self.net.parameters(), *parts)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["none", "default stream slow"])
 def test_the_bits_are_those_of_the_host(slow: str) -> None:
     expected = Training("cpu").steps(15)

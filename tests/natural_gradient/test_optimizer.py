@@ -361,6 +361,7 @@ def test_second_derivatives_pass_untouched() -> None:
     assert ours.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's own
 def test_a_compiled_model() -> None:
     """And one under activation checkpointing."""

@@ -178,6 +178,7 @@ def test_the_legend_names_as_many_islands_as_can_be_read(
     assert len(set(COLOURS)) == len(COLOURS) >= NAMED
 
 
+@pytest.mark.slow
 def test_a_log_is_drawn_as_it_is_read(tmp_path: Path, panels: list[Axes]) -> None:
     with EventLog(tmp_path / "events.jsonl") as events:
         events.generation(generation=1, members=[0, 1], newcomers=[], rounds=0)

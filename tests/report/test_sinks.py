@@ -160,6 +160,7 @@ def test_one_that_fails_is_told_of_once_and_others_go_on(
     assert message.startswith(f"sink {sink}: gets no more of this run: {fault}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", ["Stubborn", "Sleeps"])
 def test_one_that_does_not_end_is_ended(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, sink: str

@@ -140,6 +140,7 @@ def attempt(runs: Runs, path: Path, seed: int, said: Callable[[], str]) -> None:
         assert all(torch.equal(value, other[name]) for name, value in state.items())
 
 
+@pytest.mark.slow
 @cases(some=12, every=200)
 def test_damage_is_passed_over_or_told(
     runs: Runs, seeds: Seeds, cases: int, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -137,6 +137,7 @@ def test_a_server_that_lets_groups_run_too_far_is_found() -> None:
         assert found("ssp", 3, READS)
 
 
+@pytest.mark.slow
 def test_pairs_without_a_lock_are_found() -> None:
     class Open:
         def __enter__(self) -> None: ...

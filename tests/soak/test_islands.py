@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -241,6 +242,7 @@ def play(seed: int, folder: Path) -> World:
     return world
 
 
+@pytest.mark.slow
 @cases(some=20, every=1000)
 def test_islands_in_any_order(seeds: Seeds, cases: int, tmp_path: Path) -> None:
     def case(seed: int) -> None:
@@ -289,6 +291,7 @@ def test_a_coordinator_that_forgets_is_found(tmp_path: Path) -> None:
         assert found(tmp_path)
 
 
+@pytest.mark.slow
 def test_who_counts_though_it_comes_from_further_back_is_found(tmp_path: Path) -> None:
     everybody = property(lambda register: register.islands)
     with mock.patch.object(Register, "counting", everybody):

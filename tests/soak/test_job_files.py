@@ -49,6 +49,7 @@ def desk(made: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     made.swept()
 
 
+@pytest.mark.slow
 @cases(some=100, every=1000)
 def test_a_bad_job_file_is_one_line(desk: Desk, seeds: Seeds, cases: int) -> None:
     def case(seed: int) -> None:

@@ -76,6 +76,7 @@ def test_ten_thousand_steps(label: str, tmp_path: Path) -> None:
         assert growing(samples) == {}, f"{label}, rank {rank}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_some_steps_of_every_method(tmp_path: Path) -> None:
     """On threads of one process, one method after the other."""
@@ -84,6 +85,7 @@ def test_some_steps_of_every_method(tmp_path: Path) -> None:
     assert {label: found for label, samples in by_label.items() if (found := growing(samples))} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_leaks_is_found(tmp_path: Path) -> None:
     (by_label,) = seen(tmp_path, ["bsp"], SOME_STEPS, "--leaks")

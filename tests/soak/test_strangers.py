@@ -121,6 +121,7 @@ def require_unharmed(desk: Desk, rounds: Rounds) -> None:
     assert not [event for event in desk.events() if event["event"] == "lost"]
 
 
+@pytest.mark.slow
 @cases(some=30, every=1000)
 def test_rounds_go_on_whatever_strangers_do(desk: Desk, seeds: Seeds, cases: int) -> None:
     with in_peace(desk) as (host, rounds, recorded), ExitStack() as held:
@@ -143,6 +144,7 @@ def test_rounds_go_on_whatever_strangers_do(desk: Desk, seeds: Seeds, cases: int
         require_unharmed(desk, rounds)
 
 
+@pytest.mark.slow
 def test_nobody_hears_anything_who_does_not_know_the_token(desk: Desk) -> None:
     """But for a challenge."""
     with in_peace(desk) as (host, rounds, recorded):
@@ -161,6 +163,7 @@ def test_nobody_hears_anything_who_does_not_know_the_token(desk: Desk) -> None:
         require_unharmed(desk, rounds)
 
 
+@pytest.mark.slow
 def test_a_flood_leaves_room_for_the_honest(desk: Desk) -> None:
     """Also where a process may open few files: who has said nothing for longest is sent away."""
     with in_peace(desk) as (host, rounds, _):

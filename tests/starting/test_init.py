@@ -60,6 +60,7 @@ def test_every_method_can_be_made(method: str) -> None:
     make_method(load(Path("job.toml")), 10)
 
 
+@pytest.mark.slow
 def test_it_is_trained_on_two_ranks(folder: Path) -> None:
     """With what the store says of itself: images of 6 x 6 pixels."""
     programs.mpiexec()

@@ -234,6 +234,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_mistake_is_one_line(folder: Path, name: str) -> None:
     case = CASES[name]
@@ -250,6 +251,7 @@ def test_a_mistake_is_one_line(folder: Path, name: str) -> None:
     assert files(folder) == before
 
 
+@pytest.mark.slow
 def test_every_rank_ends_with_an_error(folder: Path) -> None:
     """Not only the launcher: each writes down its own exit code."""
     noting = ["sh", "-c", '"$@"; code=$?; echo $code > code-$PMI_RANK; exit $code', "sh"]
@@ -259,6 +261,7 @@ def test_every_rank_ends_with_an_error(folder: Path) -> None:
     assert [(folder / f"code-{rank}").read_text() for rank in range(2)] == ["1\n", "1\n"]
 
 
+@pytest.mark.slow
 def test_of_silent_worlds_the_first_speaks(folder: Path) -> None:
     """Three processes that a foreign launcher started, each taking itself for all there is."""
     ranks = [{"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(3)]
@@ -268,6 +271,7 @@ def test_of_silent_worlds_the_first_speaks(folder: Path) -> None:
     assert [len(world.err.splitlines()) for world in worlds] == [1, 0, 0]
 
 
+@pytest.mark.slow
 def test_fewer_samples_than_ranks(folder: Path) -> None:
     make_store(folder / "three.h5", train=3)
     done = launch(folder, "train", "job.toml", "--data.store", "three.h5", n=4)

@@ -83,6 +83,7 @@ def test_every_rank_tells_the_same(folder: Path, mistake: Callable[[Path], str])
     assert first == line or (line.endswith("...") and first.startswith(line[:-3]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mistake", "at"), [(cut_off, ":2"), (another_tokenizer, ":2"), (too_few_types, "")])
 def test_launched_it_is_one_line_and_nothing_stays(
     folder: Path, mistake: Callable[[Path], str], at: str

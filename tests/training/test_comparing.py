@@ -196,6 +196,7 @@ def test_what_goes_on_has_to_be_the_same(job_file: Path, tmp_path: Path) -> None
     compare(job_file, run.absolute(), "bsp", *STEADY, "--training.time_limit", "9", n=1, resume=True)
 
 
+@pytest.mark.slow
 def test_what_a_variant_chose_is_no_other_beginning(job_file: Path, tmp_path: Path) -> None:
     """Its exchange stands in its job file, and not in that of all."""
     said = ("--training.bucket_mb", "1", "--training.overlap", "true", *STEADY)
@@ -222,6 +223,7 @@ def test_the_variant_that_fails_is_named(job_file: Path, tmp_path: Path) -> None
         compare(job_file, tmp_path / "run", methods, *STEADY, n=1)
 
 
+@pytest.mark.slow
 def test_as_users_start_it(tmp_path: Path) -> None:
     """Stopped by its time limit with the code of a run that can go on, and resumed to the end."""
     make_store(tmp_path / "small.h5")

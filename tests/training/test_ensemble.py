@@ -121,6 +121,7 @@ def test_one_that_dies_leaves_its_samples_to_the_others(job_file: Path, tmp_path
     assert one.steps == other.steps == 8 + 12 + 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "three", "two"), [("linear", 3.0, 2.0), ("root", 3**0.5, 2**0.5)])
 @pytest.mark.parametrize("follows", ["started", "living"])
 def test_the_rate_follows_the_living_from_where_samples_are_dealt(
@@ -277,6 +278,7 @@ def test_islands_meet_by_ensemble_alone() -> None:
         threads.run(1, lambda world: wrap(world, hierarchical(every=2), Absent(count=2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("K", [1, 2])
 def test_the_slow_island_is_given_more(
     job_file: Path, tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch, K: int
@@ -330,6 +332,7 @@ def test_the_slow_island_is_given_more(
         torch.testing.assert_close(value, whole[0].model[name])
 
 
+@pytest.mark.slow
 def test_an_island_that_is_given_other_ranks_comes_back_with_them(
     job_file: Path, tmp_path: Path, desk: Desk
 ) -> None:

@@ -89,6 +89,7 @@ def test_killed_in_an_evaluation(
     assert_same_outcome(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_stopped_after_every_step(job_file: Path, whole: Path, tmp_path: Path) -> None:
     for step in range(1, LAST + 1):
         assert train(job_file, tmp_path, at=step, resume=True) == ["enough"]
@@ -97,6 +98,7 @@ def test_stopped_after_every_step(job_file: Path, whole: Path, tmp_path: Path) -
         assert_same_outcome(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_four_ranks(job_file: Path, tmp_path: Path) -> None:
     runs = {step: tmp_path / f"stopped after {step}" for step in (0, 2, 4, 7)}
     for step, folder in runs.items():
@@ -112,6 +114,7 @@ LATE: dict[str, str] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", LATE)
 def test_stopped_while_a_meeting_is_under_way(job_file: Path, tmp_path: Path, method: str) -> None:
     """Begun after step 3, and of the second fragment after 2, 5 and 8: nothing of it is lost."""
@@ -146,6 +149,7 @@ SCHEDULES: dict[str, str] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "per"), [*((name, "step") for name in SCHEDULES), ("CosineAnnealingLR", "epoch")]
 )

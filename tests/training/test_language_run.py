@@ -115,6 +115,7 @@ def test_the_norm_of_the_gradient(job_file: Path, tmp_path: Path) -> None:
             p.data.sub_(g, alpha=0.1)
 
 
+@pytest.mark.slow
 def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
     words = ("--job.groups", "2", "--training.tokens", "600", "--training.log_every", "1")
     assert_interruptions_change_nothing(job_file, tmp_path, *words, "--training.checkpoint_every", "3")
@@ -153,6 +154,7 @@ def test_an_evaluation_of_a_part(run: Callable[..., list[Any]], job_file: Path, 
     assert run(n, one) == [pytest.approx(expected, rel=1e-5)] * n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", ["bf16", "bf16_master"])
 def test_it_learns_in_16_bits(job_file: Path, tmp_path: Path, bits: str) -> None:
     words = ("--training.tokens", "8000", "--training.precision", bits, "--optimizer.lr", "0.5")
@@ -218,6 +220,7 @@ def test_of_what_is_not_made_of_tokens(tmp_path: Path, key: str) -> None:
         threads.run(1, one)
 
 
+@pytest.mark.slow
 def test_as_it_is_started(job_file: Path) -> None:
     """The lines say tokens and the part of the peak, and where it was."""
     model = "{ types = 256, width = 8, layers = 1, heads = 2 }"

@@ -70,6 +70,7 @@ def test_steps_of_so_many_samples(job_file: Path, samples: int, groups: int, epo
     assert (found.epochs, found.expected) == (epochs, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "number", "step"), [("steps", 4, 4), ("samples", 64, 4), ("samples", 64, PER_EPOCH)]
 )

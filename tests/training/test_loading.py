@@ -181,6 +181,7 @@ def outcome_records(folder: Path) -> list[dict[str, Any]]:
 TRAINED = [words for words in PARTITIONS if words and "share=" not in words and ":mine" not in words]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [*TRAINED, INJECTION, f"--data.partition.name by_label {INJECTION}"])
 def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
     job_file: Path, tmp_path: Path, words: str
@@ -192,6 +193,7 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
     assert_interruptions_change_nothing(job_file, tmp_path, *options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "groups"), [(2, 2), (4, 4), (3, 1)])
 def test_resumed_on_other_numbers_of_ranks(job_file: Path, tmp_path: Path, n: int, groups: int) -> None:
     words = (

@@ -23,6 +23,7 @@ def test_of_a_gpt(T: int, tied: bool) -> None:
     assert found == T * (6 * matrices + 12 * 3 * 12 * T)
 
 
+@pytest.mark.slow
 def test_of_a_library() -> None:
     sizes = {"vocab_size": 14, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
     model = build("transformers:AutoModelForCausalLM", {"model_type": "gpt2", **sizes})

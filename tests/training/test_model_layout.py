@@ -131,6 +131,7 @@ class Halves(nn.Module):
         return self.second(Recorded.apply(self.first(x), lambda: self.order.append("between")))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch looks at it, and means to hide that
 def test_gradients_leave_a_region_before_the_next_begins() -> None:
     """So that there is something left to hide their messages behind. Names stay, and numbers."""

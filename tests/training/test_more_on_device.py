@@ -47,6 +47,7 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
     without_pictures(monkeypatch)
 
 
+@pytest.mark.slow
 def test_methods_are_compared(job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("hpcsgd.training.run"), "Stopping", Never)
     losses: list[list[float]] = []
@@ -80,6 +81,7 @@ def test_steps_for_a_delta(job_file: Path) -> None:
     np.testing.assert_equal(device, host)
 
 
+@pytest.mark.slow
 def test_islands(job_file: Path, tmp_path: Path, desk: Desk) -> None:
     models: list[list[Any]] = []
     for on in WHERE:

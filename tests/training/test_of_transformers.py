@@ -39,12 +39,14 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "job.toml"
 
 
+@pytest.mark.slow
 def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
     own = ("--model.build", "training.test_of_transformers:calm", "--model.arguments", "{}")
     words = ("--job.groups", "2", "--training.checkpoint_every", "3")
     assert_interruptions_change_nothing(job_file, tmp_path, *own, *words)
 
 
+@pytest.mark.slow
 def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
     """On two ranks it learns, and goes on on one; what is left is the library's own model."""
     words = ("--training.epochs", "3", "--run.folder", "run")
@@ -61,6 +63,7 @@ def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
     assert torch.equal(theirs.lm_head.weight, model["transformer.wte.weight"])
 
 
+@pytest.mark.slow
 def test_too_long_windows_are_one_line(job_file: Path, tmp_path: Path) -> None:
     done = launch(tmp_path, "train", job_file.name, "--data.arguments.bptt", "9")
     assert done.code == 1

@@ -100,6 +100,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", RUNS.values(), ids=list(RUNS))
 def test_the_model_is_the_one_of_the_host(words: str, job_file: Path, tmp_path: Path) -> None:
     host, device = tmp_path / "host", tmp_path / "device"
@@ -111,12 +112,14 @@ def test_the_model_is_the_one_of_the_host(words: str, job_file: Path, tmp_path: 
         assert ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["default stream slow", "all others slow"])
 def test_slow_streams_change_nothing(slow: str, job_file: Path, tmp_path: Path) -> None:
     expected = train(job_file, tmp_path / "host", FOUR, on="cpu")
     assert_same(train(job_file, tmp_path / "device", FOUR, slow=slow), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("saved", "resumed"), [("far", "far"), ("cpu", "far"), ("far", "cpu")])
 def test_a_run_that_was_stopped_goes_on(saved: str, resumed: str, job_file: Path, tmp_path: Path) -> None:
     expected = train(job_file, tmp_path / "host", FOUR, on="cpu")

@@ -103,6 +103,7 @@ def test_one_rank_is_the_plain_loop(
     assert [record["loss"] for record in records if record["kind"] == "evaluation"][-1] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BITS)
 def test_interruptions_change_nothing(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -165,6 +166,7 @@ def test_groups_that_may_die_would_skip_other_steps(job_file: Path) -> None:
         threads.run(1, one)
 
 
+@pytest.mark.slow
 def test_a_probe_trains_in_the_same_precision(
     job_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ OPTIONS = (*WORDS.split(), *SMALL, "--training.bucket_mb", "1e-5")
 PLAIN = 'name = "hierarchical"\nevery = 2'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [PLAIN, 'name = "bsp"'], ids=["hierarchical", "bsp"])
 def test_a_run_has_the_bits_of_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

@@ -65,6 +65,7 @@ def test_which_delta(folder: Path) -> None:
     assert (folder / "runs" / "job-delta" / "delta.png").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -22,6 +22,7 @@ if platform.libc_ver()[0] == "glibc":
 """
 
 
+@pytest.mark.slow
 def test_freed_memory_is_not_faulted_in_again():
     done = programs.run([sys.executable, "-c", FAULTS])
     if not done.stdout:

@@ -142,6 +142,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 OWN = ("--model.build", "training.test_recomputing:own", "--model.arguments", "{}", "--job.groups", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -161,10 +162,12 @@ def test_whole_runs_end_the_same(job_file: Path, tmp_path: Path, words: tuple[st
     assert all(torch.equal(value, model_[key]) for key, value in model.items())
 
 
+@pytest.mark.slow
 def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
     assert_interruptions_change_nothing(job_file, tmp_path, *OWN, *ON, "--training.checkpoint_every", "3")
 
 
+@pytest.mark.slow
 def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
     """With dropout, whose chance is each process's own, in bf16; a model of a library, that learns."""
     text = "{ types = 14, width = 8, layers = 2, heads = 2, dropout = 0.2 }"
@@ -177,6 +180,7 @@ def test_as_it_is_started(job_file: Path, tmp_path: Path) -> None:
     assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -71,6 +71,7 @@ def test_one_that_cannot_says_so(caplog: pytest.LogCaptureFixture) -> None:
     assert rates(second, 22) == rates(of(OneCycleLR, **before), 29)[7:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "at", "then", "budget", "whole"),
     [

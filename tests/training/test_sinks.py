@@ -50,6 +50,7 @@ def test_a_run_that_goes_on_is_one_run_of_its_sinks(folder: Path) -> None:
     assert [loss for _, loss in drawn] == pytest.approx([loss for _, loss in losses])
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_takes_its_sinks_along(folder: Path) -> None:
     words = ["--run.sinks", '["user:MySink", "user:Sleeps"]', "--optimizer.lr", "1e30"]
     done = launch(folder, "train", "job.toml", *words, n=2)
@@ -74,6 +75,7 @@ def test_each_island_has_its_own(folder: Path) -> None:
     assert told(runs[0])[0]["began"] != told(runs[1])[0]["began"]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_told_before_islands_are_started(folder: Path) -> None:
     job = (folder / "job.toml").read_text().replace("hierarchical", "ensemble")
     (folder / "job.toml").write_text(job)

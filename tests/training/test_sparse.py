@@ -106,6 +106,7 @@ def test_mistakes_are_one_line(job_file: Path, name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparsifier", [DEFT, '{name="sidco",density=0.05}'])
 def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sparsifier: str
@@ -117,6 +118,7 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
     assert_interruptions_change_nothing(job_file, tmp_path, *options)
 
 
+@pytest.mark.slow
 def test_what_is_recorded(job_file: Path, tmp_path: Path) -> None:
     words = "--job.groups 1 --data.batch_size 8 --training.epochs 1"
     options = [*exchange(sparsifier=DEFT), *words.split()]

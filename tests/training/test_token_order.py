@@ -78,6 +78,7 @@ def test_what_the_ranks_of_a_job_load(
     assert [digest(list(step)) for step in steps] == expected(job_file, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", SHAPES)
 def test_a_run_goes_on_with_another_shape(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, int]

@@ -95,6 +95,7 @@ def test_it_learns(job_file: Path) -> None:
     assert "accuracy" not in summary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 8, 11])
 def test_interrupted_or_not_the_bits_are_the_same(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int

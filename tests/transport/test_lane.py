@@ -149,6 +149,7 @@ def test_closing_waits_for_what_is_queued() -> None:
     assert Lane("never started").close(0.0)
 
 
+@pytest.mark.slow
 def test_a_finished_operation_lets_go_of_its_tensors() -> None:
     lane, x = Lane("test"), torch.ones(3)
     there = weakref.ref(x)

@@ -175,6 +175,7 @@ def test_messages_on_a_device_are_begun_together_and_watched(monkeypatch: pytest
     close_libraries()
 
 
+@pytest.mark.slow
 def test_a_store_nobody_reaches_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "_address_towards", lambda others: "192.0.2.1")
 

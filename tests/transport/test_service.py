@@ -125,6 +125,7 @@ def test_bytes_to_oneself_do_not_count(run, n: int) -> None:
     assert run(n, work) == [2 * 8 * (n - 1) + meetings] * n
 
 
+@pytest.mark.slow
 def test_who_does_not_come_to_the_farewell_is_missed() -> None:
     def work(world: Transport) -> None:
         Service(world, lambda source, question: [(source, question)], 8)

@@ -35,6 +35,7 @@ def test_what_is_not_done_in_time_is_told_once_by_name() -> None:
     assert alarm.lost == ["second"]
 
 
+@pytest.mark.slow
 def test_the_time_of_an_operation_begins_when_those_before_it_are_done() -> None:
     """Each takes less than the limit, all together more."""
     alarm, done, over = Alarm(), [threading.Event() for _ in range(4)], threading.Event()
@@ -61,6 +62,7 @@ def test_a_closed_watch_sees_nothing() -> None:
     assert alarm.lost == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("far_device")
 def test_a_device_that_stands_still_is_noticed() -> None:
     """The host goes on meanwhile: nothing of this waits for the device."""

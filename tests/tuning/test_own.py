@@ -38,6 +38,7 @@ def samples(folder: Path, part: str) -> TensorDataset:
     return TensorDataset(*store.collate(store.__getitems__(list(range(len(store))))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_the_same_distances_as_of_the_job_file(ranks: int, folder: Path) -> None:
     path = folder / "job.toml"

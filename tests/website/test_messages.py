@@ -40,6 +40,7 @@ def part(title: str, *of: str) -> Part:
     return Part(title, "x.md", of, "so")
 
 
+@pytest.mark.slow
 def test_every_message_has_a_place(found: list[Message]) -> None:
     placed = messages.by_part(messages.parts(), found)
     assert sorted(x for _, some in placed for x in some) == sorted(found)

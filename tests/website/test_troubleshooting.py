@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from messages import OPEN, QUOTED, hears, said
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +24,7 @@ def unheard(text: str, sayings: list[str]) -> list[str]:
     return [x for x in quoted if not any(hears(saying, x) for saying in sayings)]
 
 
+@pytest.mark.slow
 def test_messages_are_quoted_as_they_are() -> None:
     text = (ROOT / "docs/troubleshooting.md").read_text()
     assert len(QUOTED.findall(text)) > 40

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import platform
 import re
 import shutil
@@ -18,7 +17,8 @@ from pathlib import Path
 import programs
 
 HERE = Path(__file__).parent
-CSRC = Path(__file__).parents[3] / "csrc" / "cuda"
+ROOT = Path(__file__).parents[3]
+CSRC = ROOT / "csrc" / "cuda"
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 PATIENCE = 600.0  # seconds that g++ may take; the machine may be busy
@@ -59,16 +59,16 @@ def in_plain_words(text: str) -> str:
 
 
 def built(files: Mapping[str, str], *flags: str) -> Path:
-    """The shared object made of `files`; of the same ones only once, for all who ask on this machine."""
+    """The shared object made of `files`; of the same ones only once, for all who ask in this checkout."""
     files = {name: in_plain_words(text) for name, text in files.items()}
     files |= {
         path.name: path.read_text() for path in sorted(HERE.glob("*.*")) if path.suffix in (".h", ".cpp")
     }
     content = repr((_compiler(), FLAGS, flags, sorted(files.items()))).encode()
-    cache = Path(tempfile.gettempdir()) / f"hpcsgd-kernels-on-cpu-{os.getuid()}"
+    cache = ROOT / "build" / "kernels-on-cpu"
     library = cache / f"{hashlib.sha256(content).hexdigest()[:16]}.so"
     if not library.exists():
-        cache.mkdir(mode=0o700, exist_ok=True)
+        cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
             _compile(files, Path(folder), flags).rename(library)
     return library

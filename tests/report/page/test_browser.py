@@ -36,6 +36,7 @@ def assert_sound(tab: Tab, page: Path) -> None:
     assert [url for url in tab.requests if not url.startswith(own)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_plots_of_one_run(tab: Tab, tmp_path: Path, dark: bool) -> None:
     page = write([run(tmp_path / "one")])
@@ -51,6 +52,7 @@ def test_plots_of_one_run(tab: Tab, tmp_path: Path, dark: bool) -> None:
     assert_sound(tab, page)
 
 
+@pytest.mark.slow
 def test_a_choice_of_what_courses_are_drawn_against(tab: Tab, tmp_path: Path) -> None:
     page = write([run(tmp_path / "one")])
     tab.open(page)
@@ -72,6 +74,7 @@ def test_a_choice_of_what_courses_are_drawn_against(tab: Tab, tmp_path: Path) ->
     assert_sound(tab, page)
 
 
+@pytest.mark.slow
 def test_runs_can_be_left_out(tab: Tab, tmp_path: Path) -> None:
     for name in ("a", "b<i>"):
         run(tmp_path / "sweep" / name, records(seed=len(name)))
@@ -87,6 +90,7 @@ def test_runs_can_be_left_out(tab: Tab, tmp_path: Path) -> None:
     assert_sound(tab, page)
 
 
+@pytest.mark.slow
 def test_names_are_no_scripts(tab: Tab, tmp_path: Path) -> None:
     evil = "<img src=x onerror=document.title='gotcha'>"
     found = [*records(), {"kind": "notes", "step": 60, evil: 1.0, f"{evil}_seconds": 1.0, "b_seconds": 2.0}]
@@ -97,6 +101,7 @@ def test_names_are_no_scripts(tab: Tab, tmp_path: Path) -> None:
     assert_sound(tab, page)
 
 
+@pytest.mark.slow
 def test_on_paper_plots_fit_their_frames(tab: Tab, tmp_path: Path) -> None:
     page = write([run(tmp_path / "one")])
     tab.open(page, dark=True)
@@ -115,6 +120,7 @@ def test_on_paper_plots_fit_their_frames(tab: Tab, tmp_path: Path) -> None:
     assert_sound(tab, page)
 
 
+@pytest.mark.slow
 def test_a_live_page_reloads_itself(tab: Tab, tmp_path: Path) -> None:
     from hpcsgd.report.page import runs, writing
 

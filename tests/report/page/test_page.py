@@ -263,6 +263,7 @@ def test_it_loads_nothing(tmp_path: Path) -> None:
     assert "unsafe-inline" not in policy.split("script-src")[1]
 
 
+@pytest.mark.slow
 def test_many_courses_stay_below_the_largest_page(tmp_path: Path) -> None:
     """Of each there is less then; and a note in every line under a new name is no endless page."""
     draw = np.random.default_rng(0)

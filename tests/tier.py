@@ -1,0 +1,150 @@
+"""Runs a tier of the tests, one part after the other, and checks that they leave nothing behind.
+
+    python tests/tier.py TARGET MPIEXEC
+
+TARGET is one of the Makefile's: test, test-all or test-openmpi. The tests get a temporary folder of their
+own, which is deleted when they have passed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import programs
+
+ROOT = Path(__file__).parents[1]
+MARK = "HPCSGD_TESTS"
+"""Environment variable by which every process that the tests have started is known."""
+SHARED_MEMORY = Path("/dev/shm")
+GRACE = 10.0  # seconds in which what has been killed may still be ending
+
+
+@dataclass(frozen=True)
+class Tier:
+    """What a target of the Makefile runs."""
+
+    options: Sequence[str]
+    """Options of pytest."""
+    threads: bool
+    """Whether pytest runs by itself, with ranks that are threads."""
+    ranks: Sequence[int]
+    """Numbers of MPI ranks on which pytest runs."""
+    told: str
+    """What the last lines say when all has passed."""
+
+
+WHOLE = "not long and not soak and not large"
+TIERS: Mapping[str, Tier] = {
+    "test": Tier(
+        options=("-m", WHOLE, "--brief"),
+        threads=True,
+        ranks=(4,),
+        told="""\
+Covered: every method against plain torch on one awkward shape, every part, wire format and transport,
+checkpoints resumed on other shapes, errors, the examples of the documentation, and a job that trains on four
+MPI ranks to its accuracy; methods, transports and checkpoints once more on four MPI ranks.
+The rest: `make test-all` (20 minutes: all combinations, 2 and 8 MPI ranks, killed and resumed jobs, Slurm),
+`make test-long` (an hour), `make soak` (an hour), `make test-openmpi` (the second MPI library).""",
+    ),
+    "test-all": Tier(
+        options=("-m", WHOLE),
+        threads=True,
+        ranks=(2, 4, 8),
+        told="""\
+Covered: all tests on threads, and on 2, 4 and 8 MPI ranks.
+The rest: `make test-long` (an hour), `make soak` (an hour), `make test-openmpi` (the second MPI library).""",
+    ),
+    "test-openmpi": Tier(
+        options=("-m", WHOLE),
+        threads=False,
+        ranks=(2, 4),
+        told="Covered: the tests on 2 and 4 ranks of Open MPI.",
+    ),
+}
+PATIENCE = 1200  # seconds that the tests on MPI ranks may take
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHINDUCTOR_CACHE_DIR": str(ROOT / "build" / "torchinductor"),  # in TMPDIR otherwise
+    # Only Open MPI reads these: root may start jobs, and more ranks than cores are no error.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+def main(name: str, mpiexec: str) -> int:
+    """Run the tier and return its exit code."""
+    tier, began = TIERS[name], time.monotonic()
+    shared = owned(SHARED_MEMORY)
+    folder = Path(tempfile.mkdtemp(prefix="hpcsgd-"))
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, **ENVIRONMENT, MARK: mark, "TMPDIR": str(folder)}
+    for title, command in parts(tier, mpiexec):
+        print(f"== tests on {title}", flush=True)
+        code = programs.start(command, cwd=ROOT, env=environment, stdout=None, stderr=None).wait()
+        if code != 0:
+            print(f"make {name} failed: the tests on {title} ended with {code}. Their files are in {folder}.")
+            return code
+    if left := [*left_running(mark), *left_in(folder), *sorted(map(str, owned(SHARED_MEMORY) - shared))]:
+        print(f"make {name} failed: all tests passed, but they left behind:", *left, sep="\n  ")
+        return 1
+    shutil.rmtree(folder)
+    minutes, seconds = divmod(round(time.monotonic() - began), 60)
+    print(f"make {name} passed in {minutes}:{seconds:02} and left nothing behind.\n{tier.told}")
+    return 0
+
+
+def parts(tier: Tier, mpiexec: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield a title and a command of each part."""
+    pytest = [sys.executable, "-m", "pytest", *tier.options]
+    if tier.threads:
+        yield "threads", [*pytest, "--numprocesses", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
+    for n in tier.ranks:
+        limited = ["timeout", "--kill-after=10", str(PATIENCE), mpiexec, "-n", str(n)]
+        # --capture=sys: what the MPI library writes when it ends a job would not be seen otherwise.
+        options = ["--with-mpi", "-q", "--color=no", "--capture=sys", "-p", "no:cacheprovider"]
+        yield f"{n} MPI ranks", [*limited, *pytest, *options]
+
+
+def left_running(mark: str) -> list[str]:
+    """Return the processes with this mark that still run; those that are ending get some time."""
+    deadline = time.monotonic() + GRACE
+    while (found := [*_running(mark)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+def _running(mark: str) -> Iterator[str]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended, or is somebody else's
+            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                yield f"process {process.name}: {words}"
+
+
+def left_in(folder: Path) -> list[str]:
+    """Return what is in the temporary folder beside pytest's own folder."""
+    return sorted(str(path) for path in folder.iterdir() if not path.name.startswith("pytest-of-"))
+
+
+def owned(folder: Path) -> set[Path]:
+    """Return this user's files in a folder that all programs share."""
+    found: set[Path] = set()
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if path.lstat().st_uid == os.getuid():
+                found.add(path)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
