@@ -1,0 +1,139 @@
+"""Tries mutants: which tests run the changed line, and whether one of them fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import coverage
+
+import programs
+from mutants.sites import Mutant
+from tier import ENVIRONMENT, TIERS, parts
+
+PYTEST = [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
+PATIENCE = 7200.0  # seconds that the tests of a tier may take
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Which tests of a tier run which lines, as test ids."""
+
+    by_line: dict[tuple[str, int], frozenset[str]]
+    by_file: dict[str, frozenset[str]]
+    seconds: dict[str, float]
+
+    def of(self, mutant: Mutant) -> list[list[str]]:
+        """Return the tests to try, nearest first: those of the same package, then the others.
+
+        Lines that run at import, or only in processes of their own, are tried by all tests that run anything
+        of the file, and by those of the same package, which start such processes.
+        """
+        line = self.by_line.get((mutant.file, mutant.line), frozenset())
+        near = f"tests/{Path(mutant.package).name}/"
+        found = line or self.by_file.get(mutant.file, frozenset())
+        own = {test for test in (line or self.seconds) if test.startswith(near)}
+        stages = [sorted(own, key=self._cost), sorted(found - own, key=self._cost)]
+        return [stage for stage in stages if stage]
+
+    def _cost(self, test: str) -> float:
+        return self.seconds.get(test, 0.0)
+
+
+class Copy:
+    """A copy of the checkout in which the product is changed."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.folder = folder
+        listed = programs.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root
+        )
+        built = [path.relative_to(root) for path in (root / "hpcsgd").rglob("*.so")]
+        for name in [*filter(None, listed.stdout.split("\0")), *built]:
+            if not (root / name).exists():
+                continue
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, folder / name, follow_symlinks=False)
+        (folder / "build").symlink_to(root / "build")  # what tests compile, named by what it is made of
+
+    def covered(self, tier: str) -> Covered:
+        """Run the tier once, noting which test runs which line."""
+        found = self.folder / "covered"
+        noting = ["--cov=hpcsgd", "--cov-context=test", "--cov-report=", "-p", "mutants.noting"]
+        parallel = ["--numprocesses=auto", "--dist=loadfile"]
+        command = [*PYTEST, *TIERS[tier].options, *noting, *parallel]
+        if (failed := self._failure(*command, NOTED=str(found))) is not None:
+            raise SystemExit(f"without a mutant, {failed} fails")
+        data = coverage.CoverageData(str(self.folder / ".coverage"))
+        data.read()
+        by_line: dict[tuple[str, int], set[str]] = defaultdict(set)
+        by_file: dict[str, set[str]] = defaultdict(set)
+        for path in data.measured_files():
+            file = Path(path).relative_to(self.folder).as_posix()
+            for line, contexts in data.contexts_by_lineno(path).items():
+                tests = {re.sub(r"\|(setup|run|teardown)$", "", context) for context in contexts if context}
+                by_line[file, line] |= tests
+                by_file[file] |= tests
+        seconds = json.loads(found.read_text())
+        return Covered(
+            {place: frozenset(tests) for place, tests in by_line.items()},
+            {file: frozenset(tests) for file, tests in by_file.items()},
+            seconds,
+        )
+
+    def killer(self, mutant: Mutant, covered: Covered, tier: str) -> str | None:
+        """Return the first test that fails with the mutant, or None where all pass."""
+        path = self.folder / mutant.file
+        text = path.read_text()
+        path.write_text(mutant.applied(text))
+        try:
+            for tests in covered.of(mutant):
+                if (failed := self.failure(tests)) is not None:
+                    return failed
+            if (mutant.file, mutant.line) not in covered.by_line:
+                return self.failure_on_ranks(tier)
+        finally:
+            path.write_text(text)
+        return None
+
+    def failure(self, tests: list[str]) -> str | None:
+        """Return the first of `tests` that fails, or None."""
+        chosen = self.folder / "chosen"
+        chosen.write_text(json.dumps(tests))
+        files = sorted({test.split("::")[0] for test in tests})
+        return self._failure(*PYTEST, "-x", "-p", "mutants.noting", *files, CHOSEN=str(chosen))
+
+    def failure_on_ranks(self, tier: str) -> str | None:
+        """Return the first test that fails on MPI ranks, or None."""
+        for _, command in parts(replace(TIERS[tier], threads=False), programs.mpiexec()):
+            if (failed := self._failure(*command, "-x")) is not None:
+                return failed
+        return None
+
+    def _failure(self, *command: str, **environment: str) -> str | None:
+        """Return the first test that fails in a command, or None."""
+        paths = [self.folder, self.folder / "tests"]
+        done = programs.run(
+            command,
+            cwd=self.folder,
+            env={
+                **os.environ,
+                **ENVIRONMENT,
+                "PYTHONPATH": os.pathsep.join(map(str, paths)),
+                "PYTHONDONTWRITEBYTECODE": "1",  # a line changed within a second would not be seen otherwise
+                **environment,
+            },
+            timeout=PATIENCE,
+            check=False,
+        )
+        if done.returncode == 0:
+            return None
+        printed = (done.stdout + done.stderr).strip()
+        named = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
+        return named[1] if named else printed.splitlines()[-1]
