@@ -1,4 +1,4 @@
-"""Shapes of which `make test` has some, and `make test-long` all."""
+"""Shapes of which `make test-all` has some, and `make test-long` all."""
 
 from __future__ import annotations
 

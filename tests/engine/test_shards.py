@@ -37,7 +37,7 @@ BY_CHUNKS = {"sparse_loco", "sparse_loco over positions"}
 REFUSED = {"bsp in few bits", "hierarchical in few bits", "hierarchical with DEFT", "ensemble"}
 EQUAL = [label for label in REFERENCES if label not in BY_CHUNKS | REFUSED]
 OFTEN = {"bsp", "hierarchical", "selsync", "sgp"}
-"""On all shapes; `make test` has the others as 2 × 2."""
+"""On all shapes; `make test-all` has the others as 2 × 2."""
 SHAPES = [(1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4)]
 
 

@@ -50,7 +50,7 @@ def test_a_method_that_nothing_is_about_is_found() -> None:
 
 
 def with_optimizers(shapes: Sequence[tuple[int, int]], optimizers: Iterable[str] = OPTIMIZERS) -> list[Any]:
-    """Every shape with every optimizer. `make test` has four ranks with all of them and the other shapes with
+    """Every shape with every optimizer. `make test-all` has four ranks with all of them and the other shapes with
     the last one, but for those of eight and more ranks that are not mostly groups."""
     *_, last = optimizers
 
@@ -197,7 +197,7 @@ def test_state_survives_a_round_trip(run, method: str, P: int, K: int, optimizer
 
 
 QUICK = ("hierarchical",)
-"""Whose streams are slowed one by one in `make test`."""
+"""Whose streams are slowed one by one in `make test-all`."""
 
 
 def on_devices(labels: Iterable[str], shapes: Sequence[tuple[int, int]], quick: tuple[int, int]) -> list[Any]:

@@ -56,7 +56,7 @@ DECIDING = {label for label, case in REFERENCES.items() if case.method == "spars
 SENDING = {"bsp", "diloco", "hierarchical", "hierarchical with DEFT", "hierarchical in few bits", "sgp"}
 """By all operations that there are for 16 bits."""
 OFTEN = {torch.bfloat16: [(3, 1), (2, 2)], torch.float16: [(3, 1)]}
-"""The shapes of `make test`."""
+"""The shapes of `make test-all`."""
 FORMS = {label: case.form for label, case in REFERENCES.items()}
 
 

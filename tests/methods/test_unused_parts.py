@@ -19,7 +19,7 @@ from references import BATCH, MakeOptimizer, distributed, same
 BRANCHES = 5
 SHAPES = [(1, 2), (1, 4), (2, 1), (2, 2), (3, 1), (3, 2), (4, 1)]
 OFTEN = {"plain": SHAPES, "momentum": [(2, 2)], "AdamW": [(1, 4), (2, 2), (3, 2), (4, 1)]}
-"""With which optimizer `make test` has which shapes."""
+"""With which optimizer `make test-all` has which shapes."""
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "plain": lambda params: optim.SGD(groups_of(params), lr=0.1),
     "momentum": lambda params: optim.SGD(

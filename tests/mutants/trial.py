@@ -18,6 +18,7 @@ from mutants.sites import Mutant
 from tier import ENVIRONMENT, TIERS, parts
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
+NO_TESTS = 5  # pytest's exit code
 PATIENCE = 7200.0  # seconds that the tests of a tier may take
 
 
@@ -68,8 +69,9 @@ class Copy:
         noting = ["--cov=hpcsgd", "--cov-context=test", "--cov-report=", "-p", "mutants.noting"]
         parallel = ["--numprocesses=auto", "--dist=loadfile"]
         command = [*PYTEST, *TIERS[tier].options, *noting, *parallel]
-        if (failed := self._failure(*command, NOTED=str(found))) is not None:
-            raise SystemExit(f"without a mutant, {failed} fails")
+        done = self._run(*command, NOTED=str(found))
+        if done.returncode != 0:
+            raise SystemExit(f"{done.stdout}{done.stderr}\nTests fail without any mutant.")
         data = coverage.CoverageData(str(self.folder / ".coverage"))
         data.read()
         by_line: dict[tuple[str, int], set[str]] = defaultdict(set)
@@ -118,8 +120,17 @@ class Copy:
 
     def _failure(self, *command: str, **environment: str) -> str | None:
         """Return the first test that fails in a command, or None."""
+        done = self._run(*command, **environment)
+        assert done.returncode != NO_TESTS, f"{command} chooses no test"
+        if done.returncode == 0:
+            return None
+        printed = (done.stdout + done.stderr).strip()
+        named = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
+        return named[1] if named else printed.splitlines()[-1]
+
+    def _run(self, *command: str, **environment: str) -> programs.Done:
         paths = [self.folder, self.folder / "tests"]
-        done = programs.run(
+        return programs.run(
             command,
             cwd=self.folder,
             env={
@@ -132,8 +143,3 @@ class Copy:
             timeout=PATIENCE,
             check=False,
         )
-        if done.returncode == 0:
-            return None
-        printed = (done.stdout + done.stderr).strip()
-        named = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
-        return named[1] if named else printed.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""How many cases: some in `make test`, all in `make soak`."""
+"""How many cases: some in `make test-all`, all in `make soak`."""
 
 from __future__ import annotations
 
