@@ -50,8 +50,8 @@ def test_a_method_that_nothing_is_about_is_found() -> None:
 
 
 def with_optimizers(shapes: Sequence[tuple[int, int]], optimizers: Iterable[str] = OPTIMIZERS) -> list[Any]:
-    """Every shape with every optimizer. `make test-all` has four ranks with all of them and the other shapes with
-    the last one, but for those of eight and more ranks that are not mostly groups."""
+    """Every shape with every optimizer. `make test-all` has four ranks with all of them and the other shapes
+    with the last one, but for those of eight and more ranks that are not mostly groups."""
     *_, last = optimizers
 
     def often(P: int, K: int, name: str) -> bool:

@@ -118,8 +118,7 @@ def _sites(tree: ast.AST) -> Iterator[Site]:
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield `node` and what is below it, without annotations, messages and texts."""
-    yield node
+    """Yield `node` and what is below it, except annotations, messages, texts and checks of our own mistakes."""
     unread: list[ast.AST | None] = []
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -130,14 +129,13 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
             unread = [node.annotation]
         case ast.AnnAssign():
             unread = [node.annotation]
-        case ast.Raise() | ast.JoinedStr():
+        case ast.Raise() | ast.JoinedStr() | ast.Assert():
             return
-        case ast.Assert():
-            unread = [node.msg]
         case ast.If(ast.Name("TYPE_CHECKING")):
             return
         case ast.Subscript(ast.Name(name)) if name[:1].isupper():  # Mapping[str, int]
             return
+    yield node
     for child in ast.iter_child_nodes(node):
         if child not in unread:
             yield from _executed(child)

@@ -1,0 +1,101 @@
+"""What a tier runs, and that what tests leave behind is found."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import programs
+import tier
+from brief import brief
+
+
+@dataclass(eq=False)
+class Item:
+    """As much of a pytest item as `brief` looks at."""
+
+    nodeid: str
+    params: dict[str, Any] = field(default_factory=dict)
+    slow: bool = False
+
+    @property
+    def callspec(self) -> SimpleNamespace:
+        return SimpleNamespace(params=self.params)
+
+    def get_closest_marker(self, name: str) -> object:
+        return True if name == "slow" and self.slow else None
+
+
+def chosen(items: list[Item]) -> list[Item]:
+    of_a_brief_run: Any = brief(items)  # pyright: ignore[reportArgumentType]
+    return [item for item in items if item in of_a_brief_run]
+
+
+def test_a_brief_run_has_every_method_once_on_an_awkward_shape():
+    items = [
+        Item(f"t.py::f[{method}-{P}-{K}]", {"method": method, "P": P, "K": K})
+        for method in ("a", "b")
+        for P, K in ((1, 2), (2, 2), (3, 1), (3, 2), (4, 2))
+    ]
+    assert [item.params for item in chosen(items)] == [
+        {"method": "a", "P": 3, "K": 2},
+        {"method": "b", "P": 3, "K": 2},
+    ]
+
+
+def test_a_brief_run_has_each_value_of_what_is_tested():
+    items = [Item(f"t.py::f[{wire}-{part}]", {"wire": wire, "part": part}) for wire in "xyz" for part in "ab"]
+    assert ["".join(item.params.values()) for item in chosen(items)] == ["xa", "xb", "ya", "za"]
+
+
+def test_a_brief_run_has_no_slow_test_and_one_of_each_other():
+    items = [Item("t.py::f"), Item("t.py::g", slow=True)]
+    items += [Item(f"t.py::h[{n}]", {"n": n}) for n in (1, 2, 3, 4)]
+    assert [item.nodeid for item in chosen(items)] == ["t.py::f", "t.py::h[3]"]
+
+
+def test_a_process_that_is_left_is_found(monkeypatch):
+    monkeypatch.setattr(tier, "GRACE", 0.2)
+    process = programs.start(["sleep", "60"], env={**os.environ, tier.MARK: "here"})
+    try:
+        assert tier.left_running("elsewhere") == []
+        assert tier.left_running("here") == [f"process {process.pid}: sleep 60 "]
+    finally:
+        programs.kill(process)
+        process.communicate()
+    assert tier.left_running("here") == []
+
+
+def test_a_file_that_is_left_is_found(tmp_path):
+    (tmp_path / "pytest-of-somebody").mkdir()
+    assert tier.left_in(tmp_path) == []
+    (tmp_path / "left").touch()
+    assert tier.left_in(tmp_path) == [str(tmp_path / "left")]
+    assert tier.owned(tmp_path) == {tmp_path / "left", tmp_path / "pytest-of-somebody"}
+
+
+PARTS = {
+    "passes": ("true", 0),
+    "fails": ("exit 3", 3),
+    "leaves a file": ("touch $TMPDIR/left", 1),
+    "leaves a process": ("sleep 2 >&- 2>&- &", 1),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_tier_passes_if_its_parts_do_and_leave_nothing(monkeypatch, capsys, tmp_path, part):
+    command, code = PARTS[part]
+    monkeypatch.setattr(tier, "GRACE", 0.2)
+    monkeypatch.setattr(tier.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tier, "parts", lambda *_: [("a shell", ["sh", "-c", command])])
+    assert tier.main("test", "mpiexec") == code
+    said = capsys.readouterr().out
+    assert said.startswith("== tests on a shell\n")
+    assert ("make test passed in 0:00 and left nothing behind." in said) == (code == 0)
+    assert ("Their files are in" in said) == (code == 3)
+    assert ("left behind:\n  " in said) == (code == 1)
+    assert any(tmp_path.iterdir()) == (code != 0)
