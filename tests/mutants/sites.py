@@ -118,7 +118,7 @@ def _sites(tree: ast.AST) -> Iterator[Site]:
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield `node` and what is below it, except annotations, messages, texts and checks of our own mistakes."""
+    """Yield `node` and what is below it, except annotations, messages, texts and assertions."""
     unread: list[ast.AST | None] = []
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
