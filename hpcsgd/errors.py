@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -41,6 +43,21 @@ class JobError(UserError):
         Traceback (most recent call last):
         hpcsgd.errors.JobError: rank 3 of 4, reading the data: no such file
     """
+
+
+_quiet = threading.Lock()
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Suppress the warnings that are issued inside, also where ranks are threads.
+
+    `warnings.catch_warnings` saves and restores a list that all threads share. One thread at a time may do
+    so: otherwise the first one to leave would bring the warnings of the second one back.
+    """
+    with _quiet, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 @contextmanager

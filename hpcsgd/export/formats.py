@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 
 from hpcsgd.data.corpus import tokenizer_of_store
 from hpcsgd.data.tokenizers import Library, Tokenizer
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, without_warnings
 from hpcsgd.export.left import Left
 from hpcsgd.files.atomic import new_folder, replacing
 from hpcsgd.models.pretrained import pretrained
@@ -78,8 +77,7 @@ def write_dcp(left: Left, target: Path) -> None:
 
     try:
         with new_folder(target) as part:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that this is one process
+            with without_warnings():  # that this is one process
                 state_dict_saver.save(dict(left.weights), checkpoint_id=part)
             _write_origin(left, part)
     except CheckpointException as error:

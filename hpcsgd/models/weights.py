@@ -13,7 +13,6 @@ a folder               with `model.safetensors`, whole or in parts, as `save_pre
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcsgd.core.shards import gathered, is_sharded
-from hpcsgd.errors import UserError, near_miss
+from hpcsgd.errors import UserError, near_miss, without_warnings
 from hpcsgd.models.metadata import require_plain
 from hpcsgd.models.pretrained import pretrained
 
@@ -176,8 +175,7 @@ def _read_distributed(path: Path) -> Weights:
         saved = FileSystemReader(path).read_metadata().state_dict_metadata
         tensors = {n: m for n, m in saved.items() if isinstance(m, TensorStorageMetadata)}
         weights = {n: torch.empty(m.size, dtype=m.properties.dtype) for n, m in tensors.items()}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that this is one process
+        with without_warnings():  # that this is one process
             state_dict_loader.load(weights, checkpoint_id=path)
     except (Exception, CheckpointException) as error:
         raise UserError(f"{path}: a damaged checkpoint ({first_line(error)})") from error

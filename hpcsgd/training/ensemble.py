@@ -9,7 +9,6 @@ all there is to coming back. Until samples are dealt again, whoever has none loo
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from hpcsgd.config.schema import Config
 from hpcsgd.core.topology import Job
 from hpcsgd.data import Batches
 from hpcsgd.engine.lr import Living
+from hpcsgd.errors import without_warnings
 from hpcsgd.islands.meetings import Meetings
 from hpcsgd.islands.register import Point
 from hpcsgd.report import run_folder
@@ -260,7 +260,6 @@ def living_of(config: Config, parts: Assembly) -> Living | None:
 
 
 def _fast_forward(scheduler: LRScheduler, times: int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no update came before: it did, elsewhere
+    with without_warnings():  # that no update came before: it did, elsewhere
         for _ in range(times):
             scheduler.step()

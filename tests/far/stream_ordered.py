@@ -59,6 +59,16 @@ _operator("broadcast", "Tensor(a!) x, int root", _broadcast)
 _operator("messages", "Tensor[] send, int[] to, Tensor(a!)[] recv, int[] source", _messages)
 
 
+def end_groups() -> None:
+    """End all groups, also those that nobody has closed, when the devices have done their work.
+
+    What is on a stream may still need its group when nobody else knows it any more.
+    """
+    for device in range(torch.accelerator.device_count()):
+        torch.accelerator.synchronize(device)
+    _groups.clear()
+
+
 class Put:
     """On the stream; nobody need wait."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from far.ranks import PATTERNS, explicitly
-from far.stream_ordered import StreamOrdered
+from far.stream_ordered import StreamOrdered, end_groups
 from hpcsgd.transport import Backend, Transport, process_group, threads
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.ending import close_libraries
@@ -35,6 +35,7 @@ def nccl_is_ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(process_group.LIBRARIES, "far", "nccl")
     yield
     close_libraries()
+    end_groups()
 
 
 def by_nccl(program: Program) -> Program:

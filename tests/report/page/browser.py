@@ -71,8 +71,10 @@ class Tab:
 
     def _heard(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            ready, _, _ = select.select([self._back], [], [], max(deadline - time.monotonic(), 0))
-            assert ready, "the browser does not answer"
+            poll = select.poll()
+            poll.register(self._back, select.POLLIN)
+            left = max(deadline - time.monotonic(), 0)  # seconds
+            assert poll.poll(1000 * left), "the browser does not answer"
             more = os.read(self._back, 1 << 20)
             assert more, "the browser has ended"
             self._rest += more

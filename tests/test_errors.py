@@ -1,0 +1,41 @@
+"""Warnings are suppressed in one thread without being brought back by another."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+
+from hpcsgd.errors import without_warnings
+
+
+def test_two_threads_do_not_bring_back_each_others_warnings():
+    """The second one asks while the first is inside, and stays when the first has left."""
+    inside, warned = threading.Event(), []
+    before = list(warnings.filters)
+
+    def second() -> None:
+        with without_warnings():
+            first.join(10)
+            try:
+                warnings.warn("from the second", stacklevel=1)
+            except UserWarning as shown:
+                warned.append(shown)
+
+    def begin() -> None:
+        with without_warnings():
+            inside.set()
+            other.start()
+            other.join(0.1)  # without the lock it would be inside, too
+
+    other = threading.Thread(target=second)
+    first = threading.Thread(target=begin)
+    first.start()
+    assert inside.wait(10)
+    first.join(10)
+    other.join(10)
+    assert warned == []
+    assert warnings.filters == before
+    with pytest.raises(UserWarning, match="as ever"):
+        warnings.warn("as ever", stacklevel=1)
