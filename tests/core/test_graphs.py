@@ -42,6 +42,14 @@ SYMMETRIC = [graph for graph in GRAPHS if graph.symmetric]
 SIZES = range(2, 65)
 
 
+@pytest.mark.parametrize("graph", GRAPHS, ids=repr)
+def test_a_graph_is_symmetric_if_it_says_so(graph: Graph) -> None:
+    """Nobody looks at its edges: d_psgd believes it."""
+    steps = [(t, n) for n in (3, 7, 201) for t in range(graph.period(n))]
+    there = {(t, n, i, j) for t, n in steps for i in range(n) for j in graph.peers(i, t, n)}
+    assert graph.symmetric == all((t, n, j, i) in there for t, n, i, j in there)
+
+
 def product(matrices: list[Tensor]) -> Tensor:
     """Of the steps in the order in which they happen."""
     result = torch.eye(len(matrices[0]), dtype=torch.float64)
