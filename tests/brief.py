@@ -1,8 +1,8 @@
 """Which tests `make test` runs: every test function that is not slow, with each value of what it tests once.
 
 Many tests are parametrized by several things at a time: every method on every shape with every optimizer.
-`make test-all` tries all combinations. A brief run tries every method on one awkward shape with one
-optimizer; the books call this base choice testing.
+`make test-all` tries all combinations. A brief run tries every method on one awkward shape, and every other
+value that is tested once. This is known as base choice testing.
 """
 
 from __future__ import annotations
@@ -13,23 +13,22 @@ from typing import Any
 
 import pytest
 
-SETTINGS = frozenset({
-    "n", "ranks", "P", "K", "now", "before", "after",
-    "optimizer", "dtype", "seed", "device", "placing", "pattern",
-    "C", "M", "N", "count", "size", "shape", "step", "steps", "width", "length", "block",
-})  # fmt: skip
-"""Parameters that say in which setting something is tested, not what is. One value of each will do."""
+LEFT_OUT = ("slow", "long", "soak", "large")
+SETTINGS = frozenset({"n", "ranks", "P", "K", "now", "seed"})
+"""Parameters that say on which ranks a test runs, if it runs on ranks: one value of each is enough."""
 
 
 def brief(items: Iterable[pytest.Item]) -> set[pytest.Item]:
-    """Return the items of a brief run: of each test function, as many as its parameters have values.
+    """Return the items of a brief run.
+
+    Of each test function, these are so many that each value of each parameter that is not a setting occurs.
 
     Args:
-        items: The items of a session, of which those marked `slow` are left out.
+        items: The items of a session. Those with a mark in `LEFT_OUT` are never chosen.
     """
     functions: dict[object, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if not any(item.get_closest_marker(mark) for mark in LEFT_OUT):
             functions[item.nodeid.split("[")[0]].append(item)
     return {item for own in functions.values() for item in _base_choices(own)}
 
@@ -37,16 +36,17 @@ def brief(items: Iterable[pytest.Item]) -> set[pytest.Item]:
 def _base_choices(items: list[pytest.Item]) -> list[pytest.Item]:
     tried: set[tuple[str, str]] = set()
     chosen: list[pytest.Item] = []
-    for item in sorted(items, key=_ease):
-        values = {(name, repr(value)) for name, value in parameters(item).items() if name not in SETTINGS}
+    for item in sorted(items, key=_order):
+        settings = SETTINGS if "run" in getattr(item, "fixturenames", ()) else ()
+        values = {(name, repr(value)) for name, value in parameters(item).items() if name not in settings}
         if not chosen or not values <= tried:
             chosen.append(item)
             tried |= values
     return chosen
 
 
-def _ease(item: pytest.Item) -> tuple[bool, bool, int]:
-    """Sort key that puts awkward settings first: several groups of several ranks, no power of two, few."""
+def _order(item: pytest.Item) -> tuple[bool, bool, int]:
+    """Sort key: several groups of several ranks come first, then numbers that are no power of two."""
     match parameters(item):
         case {"P": int(P), "K": int(K)} | {"now": (int(P), int(K))}:
             several, n = P > 1 and K > 1, P * K

@@ -19,14 +19,14 @@ from typing import IO, Any, cast
 
 DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
 TIMEOUT = 100.0
-"""A program has so many seconds unless the test says otherwise; the machine may be busy."""
+"""The time limit of a program in seconds, unless the test gives another; the machine may be busy."""
 GRACE = 1.0
-"""A program has so many seconds after it was killed; others that it has started may keep its output open."""
+"""Seconds for which `finish` reads the output of a killed program, whose children may keep it open."""
 
 Running = Popen[str]
 Done = CompletedProcess[str]
 File = int | IO[Any]
-"""Where output goes; None is where that of the tests goes."""
+"""Where output goes: a file or a descriptor; None means where that of the tests goes."""
 BESIDE = str(Path(sys.executable).parent)
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([BESIDE, *os.get_exec_path()]))
 

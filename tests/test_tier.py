@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -20,14 +21,15 @@ class Item:
 
     nodeid: str
     params: dict[str, Any] = field(default_factory=dict)
-    slow: bool = False
+    mark: str = ""
+    fixturenames: tuple[str, ...] = ("run",)
 
     @property
     def callspec(self) -> SimpleNamespace:
         return SimpleNamespace(params=self.params)
 
     def get_closest_marker(self, name: str) -> object:
-        return True if name == "slow" and self.slow else None
+        return True if name == self.mark else None
 
 
 def chosen(items: list[Item]) -> list[Item]:
@@ -52,10 +54,20 @@ def test_a_brief_run_has_each_value_of_what_is_tested():
     assert ["".join(item.params.values()) for item in chosen(items)] == ["xa", "xb", "ya", "za"]
 
 
-def test_a_brief_run_has_no_slow_test_and_one_of_each_other():
-    items = [Item("t.py::f"), Item("t.py::g", slow=True)]
+def test_a_brief_run_has_one_of_each_test_that_is_not_slow():
+    items = [Item("t.py::f"), Item("t.py::g", mark="slow")]
     items += [Item(f"t.py::h[{n}]", {"n": n}) for n in (1, 2, 3, 4)]
     assert [item.nodeid for item in chosen(items)] == ["t.py::f", "t.py::h[3]"]
+
+
+def test_a_brief_run_has_each_number_that_is_not_one_of_ranks():
+    items = [Item(f"t.py::f[{n}]", {"n": n}, fixturenames=()) for n in (1, 2, 3, 4)]
+    assert chosen(items) == items
+
+
+def test_what_is_left_to_longer_runs_is_not_chosen_in_place_of_another():
+    items = [Item("t.py::f[3]", {"n": 3}, mark="long"), Item("t.py::f[4]", {"n": 4})]
+    assert [item.nodeid for item in chosen(items)] == ["t.py::f[4]"]
 
 
 def test_a_process_that_is_left_is_found(monkeypatch):
@@ -90,12 +102,19 @@ PARTS = {
 def test_a_tier_passes_if_its_parts_do_and_leave_nothing(monkeypatch, capsys, tmp_path, part):
     command, code = PARTS[part]
     monkeypatch.setattr(tier, "GRACE", 0.2)
-    monkeypatch.setattr(tier.tempfile, "tempdir", str(tmp_path))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setattr(tier, "SHARED_MEMORY", shared)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tier.tempfile, "tempdir", str(temporary))
     monkeypatch.setattr(tier, "parts", lambda *_: [("a shell", ["sh", "-c", command])])
     assert tier.main("test", "mpiexec") == code
     said = capsys.readouterr().out
     assert said.startswith("== tests on a shell\n")
-    assert ("make test passed in 0:00 and left nothing behind." in said) == (code == 0)
+    assert (re.search(r"make test passed in \d+:\d\d and left nothing behind\.", said) is not None) == (
+        code == 0
+    )
     assert ("Their files are in" in said) == (code == 3)
-    assert ("left behind:\n  " in said) == (code == 1)
-    assert any(tmp_path.iterdir()) == (code != 0)
+    assert ("left something behind:\n  " in said) == (code == 1)
+    assert any(temporary.iterdir()) == (code != 0)

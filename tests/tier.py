@@ -23,9 +23,9 @@ import programs
 
 ROOT = Path(__file__).parents[1]
 MARK = "HPCSGD_TESTS"
-"""Environment variable by which every process that the tests have started is known."""
+"""The environment variable that marks the processes which the tests have started."""
 SHARED_MEMORY = Path("/dev/shm")
-GRACE = 10.0  # seconds in which what has been killed may still be ending
+GRACE = 10.0  # seconds that processes which were killed have to end
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ The rest: `make test-long` (an hour), `make soak` (an hour), `make test-openmpi`
         told="Covered: the tests on 2 and 4 ranks of Open MPI.",
     ),
 }
-PATIENCE = 1200  # seconds that the tests on MPI ranks may take
+PATIENCE = 3600.0  # seconds that a part may take
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_CACHE_DIR": str(ROOT / "build" / "torchinductor"),  # in TMPDIR otherwise
@@ -90,17 +90,32 @@ def main(name: str, mpiexec: str) -> int:
     environment = {**os.environ, **ENVIRONMENT, MARK: mark, "TMPDIR": str(folder)}
     for title, command in parts(tier, mpiexec):
         print(f"== tests on {title}", flush=True)
-        code = programs.start(command, cwd=ROOT, env=environment, stdout=None, stderr=None).wait()
-        if code != 0:
+        if (code := ended(programs.start(command, cwd=ROOT, env=environment, stdout=None, stderr=None))) != 0:
             print(f"make {name} failed: the tests on {title} ended with {code}. Their files are in {folder}.")
             return code
     if left := [*left_running(mark), *left_in(folder), *sorted(map(str, owned(SHARED_MEMORY) - shared))]:
-        print(f"make {name} failed: all tests passed, but they left behind:", *left, sep="\n  ")
+        print(f"make {name} failed: all tests passed, but they left something behind:", *left, sep="\n  ")
+        print("(In /dev/shm, it may belong to another program of yours.)")
         return 1
     shutil.rmtree(folder)
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     print(f"make {name} passed in {minutes}:{seconds:02} and left nothing behind.\n{tier.told}")
     return 0
+
+
+def ended(process: programs.Running) -> int:
+    """Wait for a part and return its exit code; end it on Ctrl-C, or if it takes too long."""
+    try:
+        return process.wait(PATIENCE)
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        return 130
+    except programs.TimeoutExpired:
+        print(f"The tests are not through after {PATIENCE:g} s.")
+        process.terminate()
+        process.wait()
+        return 1
 
 
 def parts(tier: Tier, mpiexec: str) -> Iterator[tuple[str, list[str]]]:
@@ -109,10 +124,9 @@ def parts(tier: Tier, mpiexec: str) -> Iterator[tuple[str, list[str]]]:
     if tier.threads:
         yield "threads", [*pytest, "--numprocesses", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
     for n in tier.ranks:
-        limited = ["timeout", "--kill-after=10", str(PATIENCE), mpiexec, "-n", str(n)]
         # --capture=sys: what the MPI library writes when it ends a job would not be seen otherwise.
         options = ["--with-mpi", "-q", "--color=no", "--capture=sys", "-p", "no:cacheprovider"]
-        yield f"{n} MPI ranks", [*limited, *pytest, *options]
+        yield f"{n} MPI ranks", [mpiexec, "-n", str(n), *pytest, *options]
 
 
 def left_running(mark: str) -> list[str]:
@@ -125,7 +139,7 @@ def left_running(mark: str) -> list[str]:
 
 def _running(mark: str) -> Iterator[str]:
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has just ended, or is somebody else's
+        with suppress(OSError):  # it has just ended, or belongs to another user
             if f"{MARK}={mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
                 words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 yield f"process {process.name}: {words}"

@@ -1,8 +1,7 @@
-"""How benchmarks start programs: none of them inherits stdin, and whoever waits for one does so with a limit.
+"""Start programs of benchmarks, with an empty stdin and a time limit.
 
-Hydra's mpiexec forwards its stdin to rank 0, even the news that it has ended, and dies of SIGPIPE if that
-rank has left already. With an empty stdin this is rare, but it happens on busy cores. Therefore what is run
-ignores SIGPIPE, as every Python does; that is what `restore_signals` is about.
+Hydra's mpiexec forwards its stdin to rank 0, and also the end of it. It dies of SIGPIPE if that rank has left
+already, which happens on busy cores. `restore_signals=False` makes programs ignore SIGPIPE, as Python does.
 """
 
 from __future__ import annotations

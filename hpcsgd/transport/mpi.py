@@ -9,6 +9,7 @@ import pickle
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -244,11 +245,11 @@ def _gathered(comm: MPI.Comm, item: Any) -> list[Any]:
     """Return the `item` of every rank. mpi4py has this as a blocking call only."""
     sent = pickle.dumps(item)
     counts = np.empty(comm.Get_size(), np.int64)
-    _complete(comm.Iallgather(np.array([len(sent)]), counts))
+    _complete(comm.Iallgather(np.array([len(sent)], np.int64), counts))
     received = bytearray(int(counts.sum()))
-    _complete(comm.Iallgatherv(sent, [received, counts.tolist(), MPI.BYTE]))
-    ends = np.cumsum(counts).tolist()
-    return [pickle.loads(received[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    _complete(comm.Iallgatherv([sent, MPI.BYTE], [received, counts.tolist(), MPI.BYTE]))
+    bounds = pairwise([0, *np.cumsum(counts).tolist()])
+    return [pickle.loads(memoryview(received)[start:end]) for start, end in bounds]
 
 
 def _carried(x: Tensor) -> list[Any]:

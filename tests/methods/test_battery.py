@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "momentum": lambda params: optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3, nesterov=True),
     "AdamW": lambda params: optim.AdamW(params, lr=0.01, weight_decay=0.1),
 }
-SHAPES = [(P, K) for P in (1, 2, 4) for K in (1, 2, 4)]
+SHAPES = [(P, K) for P in (1, 2, 4) for K in (1, 2, 4)] + [(3, 2)]
 REMEMBERING = {"delayed", "osgp", "sasgd", "selsync", "sparse_loco"}
 """Each in another way. On disk all of them are restored by processes: tests/checkpoint/test_snapshot.py."""
 ENTRIES: Mapping[str, Case | Exempt] = {**REFERENCES, **EXCEPTIONS}

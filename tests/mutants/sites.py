@@ -15,7 +15,9 @@ OPERATORS: dict[type[ast.AST], str] = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.Pow: "*",
     ast.And: "or", ast.Or: "and",
 }  # fmt: skip
-"""What takes an operator's place."""
+"""The replacement of each operator."""
+COMPOUND = (ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.IfExp, ast.Lambda, ast.NamedExpr)
+"""What needs parentheses as an operand."""
 Site = tuple[ast.expr | ast.stmt, str]
 """A node that stands on one line, and the text that takes its place."""
 
@@ -36,7 +38,7 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What it is known by, wherever its line moves."""
+        """Identify the mutant independently of its line number."""
         return self.file, self.before.strip(), self.after.strip()
 
     def __str__(self) -> str:
@@ -75,7 +77,7 @@ def mutants_of(file: str, text: str) -> list[Mutant]:
 
 
 def draw(found: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Draw `count` mutants: from each package by its share, from the smallest one at least."""
+    """Draw `count` mutants, from each package in proportion to its size, but at least one."""
     by_package: dict[str, list[Mutant]] = defaultdict(list)
     for mutant in found:
         by_package[mutant.package].append(mutant)
@@ -87,8 +89,8 @@ def draw(found: list[Mutant], count: int, seed: int) -> list[Mutant]:
         drawn += own[:share]
         del own[:share]
     left = [mutant for _, own in sorted(by_package.items()) for mutant in own]
-    drawn += dice.sample(left, max(0, count - len(drawn)))
-    return sorted(dice.sample(drawn, count), key=lambda mutant: (mutant.file, mutant.line))
+    drawn += dice.sample(left, min(len(left), max(0, count - len(drawn))))
+    return sorted(dice.sample(drawn, min(count, len(drawn))), key=lambda mutant: (mutant.file, mutant.line))
 
 
 def _sites(tree: ast.AST) -> Iterator[Site]:
@@ -102,7 +104,7 @@ def _sites(tree: ast.AST) -> Iterator[Site]:
             case ast.BoolOp(op, values):
                 yield node, "(" + f" {OPERATORS[type(op)]} ".join(map(_text, values)) + ")"
             case ast.UnaryOp(ast.Not(), operand) | ast.UnaryOp(ast.USub(), operand):
-                yield node, f"({_text(operand)})"
+                yield node, f"({ast.unparse(operand)})"
             case ast.Constant(bool(value)):
                 yield node, str(not value)
             case ast.Constant(int(value) | float(value)):
@@ -114,7 +116,7 @@ def _sites(tree: ast.AST) -> Iterator[Site]:
             case ast.Return(ast.expr() as value) if not isinstance(value, ast.Constant):
                 yield node, "return None"
             case ast.If(test) | ast.While(test) | ast.IfExp(test):
-                yield test, f"(not ({_text(test)}))"
+                yield test, f"(not {_text(test)})"
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
@@ -125,6 +127,8 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
             if node.name in {"__repr__", "__str__"}:
                 return
             unread = [node.returns, *node.decorator_list]
+        case ast.ClassDef():
+            unread = [*node.decorator_list]
         case ast.arg():
             unread = [node.annotation]
         case ast.AnnAssign():
@@ -142,7 +146,7 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _text(node: ast.AST) -> str:
-    return f"({ast.unparse(node)})" if isinstance(node, ast.IfExp | ast.Lambda) else ast.unparse(node)
+    return f"({ast.unparse(node)})" if isinstance(node, COMPOUND) else ast.unparse(node)
 
 
 def _is_text(node: ast.AST) -> bool:

@@ -24,7 +24,7 @@ def test_each_change_is_one_of_one_line():
         (2, "def f(x: int = 4, *, on: bool = True) -> list[int]:"),
         (2, "def f(x: int = 3, *, on: bool = False) -> list[int]:"),
         (4, "if (not (not on and x <= 2)):"),
-        (4, "if (not on or x <= 2):"),
+        (4, "if ((not on) or (x <= 2)):"),
         (4, "if (on) and x <= 2:"),
         (4, "if not on and x < 2:"),
         (4, "if not on and x <= 3:"),

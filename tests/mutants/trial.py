@@ -19,7 +19,7 @@ from tier import ENVIRONMENT, TIERS, parts
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider"]
 NO_TESTS = 5  # pytest's exit code
-PATIENCE = 7200.0  # seconds that the tests of a tier may take
+PATIENCE = 1800.0  # seconds that a run of the tests may take
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,10 @@ class Copy:
 
     def _failure(self, *command: str, **environment: str) -> str | None:
         """Return the first test that fails in a command, or None."""
-        done = self._run(*command, **environment)
+        try:
+            done = self._run(*command, **environment)
+        except programs.TimedOut:
+            return "the time limit"
         assert done.returncode != NO_TESTS, f"{command} chooses no test"
         if done.returncode == 0:
             return None
