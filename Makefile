@@ -32,10 +32,10 @@ demo: $(ENV) ## train on handwritten digits with four ranks; result and picture 
 	rm -rf runs/digits
 	"$(MPIEXEC)" -n 4 "$(BIN)/hpcsgd" train examples/digits.toml
 
-test: $(ENV) ## does it work here, is a change sound? Everything once, in 5 minutes
+test: $(ENV) ## run each test that is not slow, with each value of its parameters once (5 minutes)
 	"$(BIN)/python" tests/tier.py test "$(MPIEXEC)"
 
-test-all: $(ENV) ## all combinations on threads and on 2, 4 and 8 MPI ranks, as CI does (25 minutes)
+test-all: $(ENV) ## run all combinations, on threads and on 2, 4 and 8 MPI ranks, as CI does (20 minutes)
 	"$(BIN)/python" tests/tier.py test-all "$(MPIEXEC)"
 
 # Batch jobs and slow links need root, Slurm's daemons and iproute2.
@@ -74,7 +74,7 @@ bench-quick: $(ENV) ## run each benchmark for less than a minute
 	"$(BIN)/python" benchmarks/token_reading.py --quick
 	"$(BIN)/python" benchmarks/gpu.py --quick
 
-doctor: $(ENV) ## show where ranks run, and what will slow them down
+doctor: $(ENV) ## show where ranks run and what slows them down
 	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor
 
 clean: ## remove environments, builds and caches
