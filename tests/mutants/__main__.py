@@ -33,7 +33,7 @@ def main() -> None:
     given = parser.parse_args()
     drawn = draw(mutants(ROOT, "hpcsgd"), given.count, given.seed)
     if given.list:
-        print(*drawn, sep="\n")
+        print(*sorted(map(str, drawn)), sep="\n")
         return
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         survivors = try_all(drawn, given.tier, [Path(folder) / str(job) for job in range(given.jobs)])

@@ -77,7 +77,7 @@ def mutants_of(file: str, text: str) -> list[Mutant]:
 
 
 def draw(found: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Draw `count` mutants, from each package in proportion to its size, but at least one."""
+    """Draw `count` mutants in a random order, from each package in proportion to its size, but at least one."""
     by_package: dict[str, list[Mutant]] = defaultdict(list)
     for mutant in found:
         by_package[mutant.package].append(mutant)
@@ -90,7 +90,7 @@ def draw(found: list[Mutant], count: int, seed: int) -> list[Mutant]:
         del own[:share]
     left = [mutant for _, own in sorted(by_package.items()) for mutant in own]
     drawn += dice.sample(left, min(len(left), max(0, count - len(drawn))))
-    return sorted(dice.sample(drawn, min(count, len(drawn))), key=lambda mutant: (mutant.file, mutant.line))
+    return dice.sample(drawn, min(count, len(drawn)))
 
 
 def _sites(tree: ast.AST) -> Iterator[Site]:
