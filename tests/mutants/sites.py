@@ -77,7 +77,7 @@ def mutants_of(file: str, text: str) -> list[Mutant]:
 
 
 def draw(found: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """Draw `count` mutants in a random order, from each package in proportion to its size, but at least one."""
+    """Draw `count` mutants in random order: of each package in proportion to its size, at least one."""
     by_package: dict[str, list[Mutant]] = defaultdict(list)
     for mutant in found:
         by_package[mutant.package].append(mutant)
