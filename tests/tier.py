@@ -86,6 +86,7 @@ def main(name: str, mpiexec: str) -> int:
     tier, began = TIERS[name], time.monotonic()
     shared = owned(SHARED_MEMORY)
     folder = Path(tempfile.mkdtemp(prefix="hpcsgd-"))
+    folder.chmod(0o711)  # Slurm's munge, another user, has to get through
     mark = uuid.uuid4().hex
     environment = {**os.environ, **ENVIRONMENT, MARK: mark, "TMPDIR": str(folder)}
     for title, command in parts(tier, mpiexec):
