@@ -96,12 +96,13 @@ class Client:
         """Ask to average, listening at `address` and holding the mean of `rounds`; the register of the
         generation that this rank's island is in, which may have ended meanwhile."""
         island = self._hello["island"]
+        last = self.register.generation
         while True:
-            last = self.register.generation
-            self._say({"do": "come", "address": address, "rounds": rounds})
+            self._say({"do": "come", "address": address, "rounds": rounds, "generation": last})
             now = self._wait(lambda now, last=last: now.phase is Phase.FINISHED or now.generation > last)
             if now.phase is Phase.FINISHED or island in now.islands:
                 return now
+            last = now.generation  # not what is heard by now: a generation with this island may have begun
 
     def arrive(self, generation: int, rounds: int) -> None:
         """This rank is at the meeting; from here on the coordinator counts the seconds for the others."""

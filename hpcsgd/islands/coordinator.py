@@ -162,7 +162,7 @@ class Coordinator:
         match said["do"]:
             case "beat":
                 client.tell({"beat": True})
-            case "come":
+            case "come" if not self.register.grants(island, said["generation"]):
                 membership.come(island, client.rank, client.ranks, said["address"], said["rounds"])
             case "arrive" if self._is_due(said):
                 self._arrive(client)
@@ -182,7 +182,7 @@ class Coordinator:
                 client.tell({"moved": True})  # only now may it close the connection
             case "finish":
                 membership.finish(island, said["generation"])
-            case "arrive" | "vote" | "object":
+            case "come" | "arrive" | "vote" | "object":
                 pass  # of the past
             case unknown:
                 raise ValueError(f"{unknown!r} is nothing that a client says")

@@ -101,6 +101,14 @@ class Register:
         """Whether that island is to end here."""
         return self.leaving or island in self.going
 
+    def grants(self, island: int, last: int) -> bool:
+        """Return whether `island` is a member of a running generation that began after the generation `last`.
+
+        A client asks again when a generation begins without it. If its first request is granted meanwhile,
+        the second one must not end the new generation.
+        """
+        return self.phase is Phase.RUN and island in self.islands and last < self.generation
+
     @property
     def counting(self) -> tuple[int, ...]:
         """The members whose parameters make the mean of the round that is due."""

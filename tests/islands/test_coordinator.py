@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -269,3 +270,30 @@ def test_who_was_passed_over_asks_again(desk: Desk) -> None:
         together = here.come("nowhere:1", 1)
         assert together.islands == (0, 1)
         assert half.result(10) == rest.result(10) == together
+
+
+def test_a_request_that_is_granted_already_does_not_end_the_generation(desk: Desk) -> None:
+    with desk.coordinator(2) as at:
+        clients = [desk.client(at.address, island) for island in (0, 1)]
+        now = come(*clients)
+        clients[1]._say({"do": "come", "address": "nowhere:1", "rounds": 0, "generation": now.generation - 1})
+        after = at_once(*(lambda client=client: vote(client, now) for client in clients))
+        assert {(each.phase, each.generation, each.rounds) for each in after} == {
+            (Phase.RUN, now.generation, 1)
+        }
+        assert [event["event"] for event in desk.events()] == ["generation", "commit"]
+
+
+def test_who_was_passed_over_asks_for_the_generation_after_that(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for the one after what it has heard since: that one may have this island."""
+    with desk.coordinator(2) as at:
+        here, other = desk.client(at.address, 0), desk.client(at.address, 1)
+        now = come(here, other)
+        without = replace(now, members=now.members[1:], generation=now.generation - 2)
+        heard, said = iter([without, now]), []
+        monkeypatch.setattr(here, "_wait", lambda settled: next(heard))
+        monkeypatch.setattr(here, "_say", said.append)
+        assert here.come("nowhere:1", 0) == now
+        assert [message["generation"] for message in said] == [now.generation, without.generation]
