@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 from dataclasses import dataclass, field
@@ -118,3 +119,14 @@ def test_a_tier_passes_if_its_parts_do_and_leave_nothing(monkeypatch, capsys, tm
     assert ("Their files are in" in said) == (code == 3)
     assert ("left something behind:\n  " in said) == (code == 1)
     assert any(temporary.iterdir()) == (code != 0)
+
+
+def test_what_killed_programs_left_is_removed_unless_somebody_has_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(tier, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(tier, "parts", lambda *_: [("a shell", ["sh", "-c", f"echo some > {tmp_path}/left"])])
+    assert tier.main("test-all", "mpiexec") == 0
+    assert "Removed 1 files" in capsys.readouterr().out
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "kept").write_text("some")
+    with (tmp_path / "kept").open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        assert tier.mapped({tmp_path / "kept", tmp_path / "left"}) == {tmp_path / "kept"}

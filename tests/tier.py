@@ -38,6 +38,8 @@ class Tier:
     """Whether pytest runs by itself, with ranks that are threads."""
     ranks: Sequence[int]
     """Numbers of MPI ranks on which pytest runs."""
+    kills: bool
+    """Whether its tests kill programs by SIGKILL, which has no program remove its files."""
     told: str
     """What the last lines say when all has passed."""
 
@@ -48,6 +50,7 @@ TIERS: Mapping[str, Tier] = {
         options=("-m", WHOLE, "--brief"),
         threads=True,
         ranks=(4,),
+        kills=False,
         told="""\
 Covered: every method against plain torch on one awkward shape, every part, wire format and transport,
 checkpoints resumed on other shapes, errors, the examples of the documentation, and a job that trains on four
@@ -59,6 +62,7 @@ The rest: `make test-all` (20 minutes: all combinations, 2 and 8 MPI ranks, kill
         options=("-m", WHOLE),
         threads=True,
         ranks=(2, 4, 8),
+        kills=True,
         told="""\
 Covered: all tests on threads, and on 2, 4 and 8 MPI ranks.
 The rest: `make test-long` (an hour), `make soak` (an hour), `make test-openmpi` (the second MPI library).""",
@@ -67,6 +71,7 @@ The rest: `make test-long` (an hour), `make soak` (an hour), `make test-openmpi`
         options=("-m", WHOLE),
         threads=False,
         ranks=(2, 4),
+        kills=False,
         told="Covered: the tests on 2 and 4 ranks of Open MPI.",
     ),
 }
@@ -94,7 +99,14 @@ def main(name: str, mpiexec: str) -> int:
         if (code := ended(programs.start(command, cwd=ROOT, env=environment, stdout=None, stderr=None))) != 0:
             print(f"make {name} failed: the tests on {title} ended with {code}. Their files are in {folder}.")
             return code
-    if left := [*left_running(mark), *left_in(folder), *sorted(map(str, owned(SHARED_MEMORY) - shared))]:
+    running, new = left_running(mark), owned(SHARED_MEMORY) - shared
+    files = [*left_in(folder), *sorted(map(str, new))]
+    if tier.kills:
+        print(f"Removed {len(files)} files of programs that tests had killed.")
+        for path in new - mapped(new):
+            path.unlink(missing_ok=True)
+        files = []
+    if left := [*running, *files]:
         print(f"make {name} failed: all tests passed, but they left something behind:", *left, sep="\n  ")
         print("(In /dev/shm, it may belong to another program of yours.)")
         return 1
@@ -158,6 +170,16 @@ def owned(folder: Path) -> set[Path]:
         with suppress(FileNotFoundError):
             if path.lstat().st_uid == os.getuid():
                 found.add(path)
+    return found
+
+
+def mapped(files: set[Path]) -> set[Path]:
+    """Return those of the files that a process has in its memory."""
+    found: set[Path] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it has just ended, or belongs to another user
+            text = maps.read_text()
+            found |= {path for path in files if str(path) in text}
     return found
 
 
