@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[1]
 MARK = "HPCSGD_TESTS"
 """The environment variable that marks the processes which the tests have started."""
 SHARED_MEMORY = Path("/dev/shm")
+LEFT_BY_KILLED = ("mpich_shm_", "sem.mp-")
+"""How the names begin of what MPICH and multiprocessing have in shared memory."""
 GRACE = 10.0  # seconds that processes which were killed have to end
 
 
@@ -99,14 +101,12 @@ def main(name: str, mpiexec: str) -> int:
         if (code := ended(programs.start(command, cwd=ROOT, env=environment, stdout=None, stderr=None))) != 0:
             print(f"make {name} failed: the tests on {title} ended with {code}. Their files are in {folder}.")
             return code
-    running, new = left_running(mark), owned(SHARED_MEMORY) - shared
-    files = [*left_in(folder), *sorted(map(str, new))]
+    left = left_running(mark)
     if tier.kills:
-        print(f"Removed {len(files)} files of programs that tests had killed.")
-        for path in new - mapped(new):
-            path.unlink(missing_ok=True)
-        files = []
-    if left := [*running, *files]:
+        remove(owned(SHARED_MEMORY) - shared)
+    else:
+        left += left_in(folder)
+    if left := [*left, *sorted(map(str, owned(SHARED_MEMORY) - shared))]:
         print(f"make {name} failed: all tests passed, but they left something behind:", *left, sep="\n  ")
         print("(In /dev/shm, it may belong to another program of yours.)")
         return 1
@@ -171,6 +171,13 @@ def owned(folder: Path) -> set[Path]:
             if path.lstat().st_uid == os.getuid():
                 found.add(path)
     return found
+
+
+def remove(files: set[Path]) -> None:
+    """Remove what killed programs left in shared memory, and nothing of other programs."""
+    ours = {path for path in files if path.name.startswith(LEFT_BY_KILLED)}
+    for path in ours - mapped(ours):
+        path.unlink(missing_ok=True)
 
 
 def mapped(files: set[Path]) -> set[Path]:
