@@ -18,19 +18,20 @@ SETTINGS = frozenset({"n", "ranks", "P", "K", "now", "seed"})
 """Parameters that say on which ranks a test runs, if it runs on ranks: one value of each is enough."""
 
 
-def brief(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+def brief(items: Iterable[pytest.Item], *, each_value: bool = True) -> set[pytest.Item]:
     """Return the items of a brief run.
 
     Of each test function, these are so many that each value of each parameter that is not a setting occurs.
 
     Args:
         items: The items of a session. Those with a mark in `LEFT_OUT` are never chosen.
+        each_value: False takes one item of each test function: on MPI ranks, of what was tried on threads.
     """
     functions: dict[object, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if not any(item.get_closest_marker(mark) for mark in LEFT_OUT):
             functions[item.nodeid.split("[")[0]].append(item)
-    return {item for own in functions.values() for item in _base_choices(own)}
+    return {item for own in functions.values() for item in _base_choices(own)[: None if each_value else 1]}
 
 
 def _base_choices(items: list[pytest.Item]) -> list[pytest.Item]:

@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.get_closest_marker("slurm") is None)
     here = {item for item in items if belongs_here(item)}
     if config.getoption("--brief"):
-        here = brief(item for item in items if item in here)
+        here = brief((item for item in items if item in here), each_value=not LAUNCHED)
     config.hook.pytest_deselected(items=[item for item in items if item not in here])
     items[:] = [item for item in items if item in here]
 

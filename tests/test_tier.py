@@ -33,8 +33,8 @@ class Item:
         return True if name == self.mark else None
 
 
-def chosen(items: list[Item]) -> list[Item]:
-    of_a_brief_run: Any = brief(items)  # pyright: ignore[reportArgumentType]
+def chosen(items: list[Item], each_value: bool = True) -> list[Item]:
+    of_a_brief_run: Any = brief(items, each_value=each_value)  # pyright: ignore[reportArgumentType]
     return [item for item in items if item in of_a_brief_run]
 
 
@@ -53,6 +53,7 @@ def test_a_brief_run_has_every_method_once_on_an_awkward_shape():
 def test_a_brief_run_has_each_value_of_what_is_tested():
     items = [Item(f"t.py::f[{wire}-{part}]", {"wire": wire, "part": part}) for wire in "xyz" for part in "ab"]
     assert ["".join(item.params.values()) for item in chosen(items)] == ["xa", "xb", "ya", "za"]
+    assert ["".join(item.params.values()) for item in chosen(items, each_value=False)] == ["xa"]
 
 
 def test_a_brief_run_has_one_of_each_test_that_is_not_slow():
