@@ -46,6 +46,8 @@ class Bucket:
         self._K, self._j = K, j
         self.own = self.own_of(self.w)
         self.pieces = list(_pieces(self.slots, j * self.own.numel(), (j + 1) * self.own.numel()))
+        self.gathered = False
+        """Whether gradients that stay where autograd puts them have been brought into `g` in this step."""
         self.received: Tensor | None = None
         """Room for an exchange: the K versions of the own gradient chunk."""
         self._tracked: Tensor | None = None
@@ -94,10 +96,20 @@ class Bucket:
         return [grad for grad in grads if grad is not None]
 
     def gather(self) -> None:
-        """Make every parameter's gradient a view of `g`; a missing one counts as zero."""
+        """Make every parameter's gradient a view of `g`; a missing one counts as zero, and stays None."""
         self.allocate()
         for slot in self.slots:
             slot.attach()
+        self.gathered = True
+
+    def show_found(self) -> None:
+        """After gradients that were `gather`ed have been worked on: a missing one is there if it is not zero
+        any more."""
+        if self.gathered:
+            for slot in self.slots:
+                if slot.gradient is None and slot.any():
+                    slot.show()
+            self.gathered = False
 
     def allocate(self) -> None:
         """Make room for gradients."""

@@ -11,13 +11,14 @@ such tensors grows until its chunks are about as long: as many equal layers as p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from hpcsgd.core.pending_gradient import PendingGradient
 from hpcsgd.errors import UserError
 
 EMPTY = 1 / 16
@@ -37,7 +38,7 @@ class Slot:
         self.stop = start + self.tensor.numel()
         self.number = number
         """Its place among all parameters, in the order of the forward pass."""
-        self._view: Tensor | None = None
+        self._view: Any = None
         """The parameter's place in g, in its shape and strides; None until there is room for gradients."""
         self._home: int | None = None
 
@@ -66,22 +67,55 @@ class Slot:
         """Gradients are to be views of `g`."""
         self._view = shaped(g, self.start, self.tensor)
 
+    def is_attached(self) -> bool:
+        """Whether `param.grad` is the view: nobody has put another tensor, or None, in its place."""
+        return self._is_view(self.gradient)
+
+    def on_use(self, use: Callable[[], Callable[[], None] | None]) -> None:
+        """While the gradient is pending, its first use calls what `use`, a weak reference, refers to."""
+        self._view.use = use
+
+    def pend(self) -> None:
+        """What the view holds is not the averaged gradient, or not all of it."""
+        self._view.__class__ = PendingGradient
+
+    def settle(self) -> None:
+        """The view holds the gradient, and is a plain tensor."""
+        self._view.__class__ = Tensor
+
+    @property
+    def pending(self) -> bool:
+        """Whether it is so that the first use of the gradient has to average it."""
+        return self._view.__class__ is PendingGradient
+
     @torch.no_grad()
     def attach(self) -> None:
-        """Make `param.grad` the view, keeping the gradient that autograd or the user put there."""
-        assert self._view is not None
+        """Make `param.grad` the view, keeping the gradient that autograd or the user put there, if any."""
         grad = self.gradient
         if self._is_view(grad):
             return
+        self.settle()
         if grad is None:
             self._view.zero_()
-        elif grad.layout != torch.strided:
+            return
+        if grad.layout != torch.strided:
             raise UserError(
                 f"gradient of {self.name} is sparse; only dense ones are exchanged (sparse=False)"
             )
-        else:
-            self._view.copy_(grad)
+        self._view.copy_(grad)
+        self.show()
+
+    def any(self) -> bool:
+        """Whether the view holds anything but zeros."""
+        return bool(self._view.any())
+
+    def show(self) -> None:
+        """Make `param.grad` the view, whatever was there."""
         self._become_gradient(self._view)
+
+    def hide(self) -> None:
+        """Make `param.grad` None: nobody has a gradient."""
+        self.param.grad = None
 
     def _become(self, view: Tensor) -> None:
         self.param.data = view

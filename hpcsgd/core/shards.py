@@ -99,6 +99,9 @@ class Shard(Slot):
         super().move_into(w)
         self._kept._sharded_param_data = padded
 
+    def pend(self) -> None:
+        """Nothing: torch averages this gradient within the group by itself, and has it whole nowhere."""
+
     def _become(self, view: Tensor) -> None:
         cast(Any, self.param)._local_tensor = view
 

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, optim
 
+from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import as_vector, squared_norm
 from hpcsgd.core.topology import Job
@@ -100,6 +101,11 @@ class Step:
     def owned(self) -> list[Tensor]:
         """The chunks `own`: this position's part of the model."""
         return [b.own for b in self.buckets]
+
+    def require_in_step(self) -> None:
+        """Raise `UserError` on all ranks unless all groups synchronize after the same number of updates, at the
+        same learning rates. An averager calls it before it sends anything to all groups; collective."""
+        Agreement.of_position(self.job).reach(Call("a synchronization of step()", self.t, self.rates))
 
     def gradients(self) -> list[Tensor]:
         """Of the group, as the update is about to use them: of this position's chunks, or of all of w where

@@ -33,10 +33,12 @@ class Held:
     master: Master | None = None
     """Where the tensor is one, and the model's elements are rounded from it."""
 
-    def take_gradient(self) -> None:
-        """Find the gradient that the exchange left in the bucket."""
+    def take_gradient(self, *, absent: bool = False) -> None:
+        """Find the gradient that the exchange left in the bucket; none where it is `absent` on all ranks."""
         g = self.param.grad
-        if is_sharded(self.param):
+        if absent:
+            g = None
+        elif is_sharded(self.param):
             g = torch.zeros_like(self.tensor) if g is None else local(g).view(-1)
         elif self.bucket is not None:
             g = self.bucket.g_own[self.offset : self.offset + self.tensor.numel()]

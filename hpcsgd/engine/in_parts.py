@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, nn, optim
+from torch import nn, optim
 
 from hpcsgd.engine.joined import parts_of
 
@@ -51,17 +50,3 @@ def hooks_around_step(optimizer: optim.Optimizer) -> list[Callable[..., object]]
     places += [(each, name) for each in {optimizer, *parts_of(optimizer)} for name in HOOKS]
     kept: list[Mapping[int, Callable[..., object]]] = [getattr(where, name, {}) for where, name in places]
     return [hook for hooks in kept for hook in hooks.values()]
-
-
-@contextlib.contextmanager
-def only(optimizer: optim.Optimizer, tensors: Collection[Tensor]) -> Generator[None, None, None]:
-    """It knows no others in the block; its groups and their options are what they were."""
-    wanted = set(tensors)
-    groups = [(group, group["params"]) for group in optimizer.param_groups]
-    for group, params in groups:
-        group["params"] = [x for x in params if x in wanted]
-    try:
-        yield
-    finally:
-        for group, params in groups:
-            group["params"] = params

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
+from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.capabilities import begin, goes_by_time
 from hpcsgd.core.flat import Bucket, require_as_laid_out
+from hpcsgd.core.layout import Slot
 from hpcsgd.core.method import Method, State, fitted
 from hpcsgd.core.norm import clip
 from hpcsgd.core.shards import is_sharded, reshard
@@ -23,6 +25,7 @@ from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, once_in, publishing
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.engine.unmoved import Unmoved
 from hpcsgd.engine.updating import Updating
 from hpcsgd.engine.wrapping import Scaled, require_alike, require_peers, share_start, trained_parameters
 from hpcsgd.errors import UserError
@@ -34,8 +37,13 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     The optimizer object, its `param_groups` and schedulers made from it keep working, before and after. All
     ranks start from rank 0's parameters and buffers, and call `step()`, `clip_grad_norm_()`, `state_dict()`
-    and `averaged()` the same number of times: these are collective. A parameter without a gradient counts as
-    having a zero one: unlike in plain torch, momentum and weight decay act on it where gradients travel.
+    and `averaged()` the same number of times: these are collective, and ranks in different calls end the job
+    with one line. As in plain torch, a parameter is updated only if it has a gradient: on any rank that shares
+    it, where others count as having zero. A frozen parameter (`requires_grad = False`) stays as it is, whatever
+    the groups average.
+
+    Between `backward()` and `step()`, `param.grad` is the gradient averaged over the group: whoever uses it first
+    waits until it is (see `synchronize`).
 
     Not to be confused with torch's DistributedDataParallel, which wraps the model and knows one group.
 
@@ -50,8 +58,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         tensorwise: likewise whether, if not elementwise, it looks at each tensor alone. Default None.
         accumulate: how many backward passes come before each `step()`. Default 1.
         bucket_mb: gradients travel in buckets of so many MB (10⁶ bytes). Default None: M/16, from 1 to 4 MB.
-        overlap: whether they travel while the backward pass goes on. Default True; with False the gradients
-            may be changed by hand between `backward()` and `step()`.
+        overlap: whether they travel while the backward pass goes on. Default True; with False any number of
+            backward passes may come before a step.
         prefetch: whether `step()` returns while parameters travel, and whoever uses them waits. Default
             False; views of them that somebody keeps, as `param.data`, cannot wait.
         master: a dtype, as torch.float32: parameters of fewer bits are updated by way of copies of that type,
@@ -105,9 +113,10 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master)
         self._reducer = None
         if not self._exchange.idle(job):
+            agreement = Agreement(job.world) if self._exchange.across else Agreement.of_group(job)
             self._reducer = GradientReducer(
                 self._exchange, buckets, lambda: Departure(self._step.fixed, self.rates, self._step.notes),
-                passes=accumulate, overlap=overlap,
+                agreement, self._call, passes=accumulate, overlap=overlap, remembers=method.exchange_keeps(),
             )  # fmt: skip
         self.updating = Updating(self.local, self._reducer, self._exchange, method.how)
         self._step = Step(
@@ -116,6 +125,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
                 shards=self._exchange.shards, exchanged=self._reducer is not None,
             )
         )  # fmt: skip
+        self._everyone, self._shared = Agreement(job.world), Agreement.of_group(job)
         self._notes: dict[str, float] = {}
         self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
@@ -170,7 +180,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
                 loss = closure()
         s = self._in_place
         require_as_laid_out(s.buckets, self._frozen)
-        self.updating.ready()
+        unmoved = Unmoved(self._now_frozen())
+        self.updating.ready(self._call("step()"))
         s.t += 1
         s.rates = self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
@@ -191,6 +202,9 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         if (meets or self._exchange.across) and s.job.P > 1 and "distance" not in s.notes:
             s.notes["shared"] = 1.0
         gathering.finish()
+        if unmoved:
+            self._arrivals.finish()
+            unmoved.restore()
         self._take_notes()
         self.updating.start_over()
         return loss
@@ -198,18 +212,23 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     @torch.no_grad()
     def meet(self) -> None:
         """The groups meet now, whatever the schedule says; collective, between two steps."""
-        gathering = Gathering(self._settled, shards=False)  # models are whole
+        gathering = Gathering(self._ready_for("meet()", self._everyone), shards=False)  # models are whole
         meet(self._step, self.method.how, gathering)
         gathering.finish()
         self._take_notes()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of the model's parameters, or zero them where not `set_to_none`."""
+        """Drop the gradients of the model's parameters, or zero them where not `set_to_none`; collective where
+        gradients have been sent since the last step, which does not count then."""
+        self.updating.take_back("zero_grad()")
         for _, param in self.trained:
             if set_to_none:
                 param.grad = None
             elif param.grad is not None:
-                param.grad.zero_()
+                with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+                    param.grad.zero_()
+        if not set_to_none:
+            self.updating.zeroed()
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -218,26 +237,43 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
         `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
         """
-        self.updating.finish_exchange()
+        self.updating.finish(self._call("clip_grad_norm_()"))
         group = self.job.group if self._exchange.shards and self.job.K > 1 else None
         with phase("clipping"):
-            return clip(self._step.parts_of_gradient(), max_norm, norm_type, group)
+            norm = clip(self._step.parts_of_gradient(), max_norm, norm_type, group)
+        self.updating.scaled()
+        return norm
 
-    def finish_exchange(self) -> None:
-        """Leave the exchanged gradients in `grad` of what the optimizer updates; collective."""
-        self.updating.finish_exchange()
-        self.local.take_gradients()
+    def synchronize(self) -> None:
+        """Make `param.grad` the gradient averaged over the group, whole, to be read or changed before `step()`.
+
+        The first use of a `param.grad` between `backward()` and `step()` does the same, so that
+        `torch.nn.utils.clip_grad_norm_` and other code that was written for one process is right. Collective:
+        all ranks of the group have to call it. It sends (K−1)/K·M elements more than a step without it, where
+        this rank updates a part of the model alone.
+        """
+        self.updating.synchronize(self._call("synchronize()"))
+
+    @contextlib.contextmanager
+    def unscaling(self) -> Generator[None, None, None]:
+        """In the block `param_groups` are what this rank updates, with the averaged gradients, for a
+        `GradScaler`; collective."""
+        self.updating.finish(self._call("unscale_()"))
+        with self.local.pieces():
+            self.local.take_gradients()
+            yield
+        self.updating.scaled()
 
     def averaged(self) -> contextlib.AbstractContextManager[float]:
         """The mean model of all groups, or a server's, for the length of a block, for evaluating or saving
         it; collective.
 
         Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are from it."""
-        return averaged(self._settled, self.method.central(), self.model)
+        return averaged(self._ready_for("averaged()", self._everyone), self.method.central(), self.model)
 
     def state_dict(self) -> dict[str, Any]:
         """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
-        job = self._settled.job
+        job = self._ready_for("state_dict()", self._shared).job
         state = self.local.state_dict(job.group)
         ours = {"t": self._step.t, "shape": [job.P, job.K], "method": self.method.state_dict()}
         return {**state, "hpcsgd": ours}
@@ -258,7 +294,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
 
     def gather_parameters(self) -> None:
         """Make every position's model from the chunks that each owns; collective over the group."""
-        gather_chunks(self._settled)
+        gather_chunks(self._ready_for("gather_parameters()", self._shared))
 
     def take_up(
         self, t: int, groups: Sequence[Mapping[str, Any]], method: Mapping[str, State] | None
@@ -278,11 +314,24 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             )
         super().add_param_group(param_group)
 
-    @property
-    def _settled(self) -> Step:
-        """With no gradient under way either, for whatever else travels; collective."""
-        self.updating.settle()
+    def _call(self, name: str) -> Call:
+        return Call(name, self._step.t, self.rates)
+
+    def _ready_for(self, name: str, agreement: Agreement) -> Step:
+        """All of w in place, no gradient under way, and all ranks in the call `name`; collective."""
+        call = self._call(name)
+        self.updating.settle(call)
+        agreement.reach(call)
         return self._in_place
+
+    def _now_frozen(self) -> list[Slot]:
+        """The parameters that do not require a gradient any more, as far as anything but their gradient would
+        move them."""
+        if self._reducer is not None:
+            return self._reducer.frozen
+        if self.job.alone:
+            return []
+        return [slot for b in self.buckets for slot in b.slots if not slot.param.requires_grad]
 
     @property
     def _in_place(self) -> Step:

@@ -1,30 +1,31 @@
-"""Carries gradients to the exchange while the backward pass goes on."""
+"""Averages gradients among ranks while the backward pass goes on."""
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from weakref import WeakMethod
 
+import torch
 from torch import nn
 
+from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Departure, Exchange
+from hpcsgd.engine.presence import Gradients, Presence, found, found_again, joined
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, phase
 from hpcsgd.transport.streams import Confluence, captured
-
-log = logging.getLogger(__name__)
 
 
 class GradientReducer:
     """Hands each bucket to `exchange` once its last gradient is there, always in the order of the buckets.
 
-    Arrival order differs between ranks, so a bucket waits for those before it. What never became ready
-    (parameters without a gradient in this step) leaves at `finish` and counts as zero. `departing` is
-    asked when the first bucket of a step leaves.
+    Gradients become ready in another order on each rank, so a bucket waits for those before it. Buckets that
+    did not become ready are sent by `finish`, with zeros for missing gradients. `departing` is called when
+    the first bucket of a step is sent. Every use of the averaged gradients begins with an `agreement`, in a
+    call of the name that `calling` gets. `remembers`: the exchange keeps what it has seen for later steps.
     """
 
     def __init__(
@@ -32,62 +33,149 @@ class GradientReducer:
         exchange: Exchange,
         buckets: Sequence[Bucket],
         departing: Callable[[], Departure],
+        agreement: Agreement,
+        calling: Callable[[str], Call],
         *,
         passes: int,
         overlap: bool,
+        remembers: bool,
     ) -> None:
         self._exchange = exchange
         self._departing = departing
         self._departure: Departure | None = None
+        self._agreement, self._calling = agreement, calling
+        self._remembers = remembers
         self.passes = passes
         """Backward passes before each `finish`; may change between two steps."""
         self._overlap = overlap
         self._buckets = buckets
+        self._slots = [slot for bucket in buckets for slot in bucket.slots]
+        self._divided = exchange.shards and any(bucket.divided for bucket in buckets)
         self._sent: list[Work] = []
+        self._versions: list[int] = []
         self._arrivals: dict[Slot, int] = {}
         self._missing = [0] * len(self._buckets)
         self._arrived_on = [Confluence(bucket.w.device) for bucket in buckets]
-        self._version = 0
-        self._exchanged = False
-        self._warned = False
+        self._averaged = False
+        """Whether the gradients of this step are averaged, and none has arrived since."""
+        self._whole = True
+        """Whether this rank has all of the gradients that were averaged last, and not its own part alone."""
+        self._gradients = Gradients({})
         self._reset()
+        use = WeakMethod(self._use)
         for index, bucket in enumerate(self._buckets):
             bucket.allocate()
             for place, slot in enumerate(bucket.slots):
+                slot.on_use(use)
                 # torch does not say what a hook is.
                 slot.param.register_post_accumulate_grad_hook(self._hook(index, place))  # pyright: ignore[reportUnknownMemberType]
 
-    def finish(self) -> None:
-        """Return once every bucket has been exchanged, at once if they have been since the last gradient
-        arrived; it or `arriving` is called by every rank in every step."""
-        for _ in self.arriving():
+    @property
+    def absent(self) -> list[Slot]:
+        """The parameters that have no gradient on any rank in this step, and are not to be updated."""
+        return [self._slots[number] for number in self._gradients.missing]
+
+    @property
+    def frozen(self) -> list[Slot]:
+        """The parameters that do not require a gradient now, on this rank."""
+        if len(self._arrivals) == len(self._slots):
+            return []
+        return [slot for slot in self._slots if slot not in self._arrivals and not slot.param.requires_grad]
+
+    def finish(self, call: Call) -> None:
+        """Return once every bucket has been averaged, at once if they have been since the last gradient was
+        computed; all ranks that share gradients are in the same `call`."""
+        for _ in self.arriving(call):
             pass
 
-    def arriving(self) -> Iterator[Sequence[Bucket]]:
-        """All buckets in their order, so many together as have been exchanged by the time that one waits for
+    def arriving(self, call: Call) -> Iterator[Sequence[Bucket]]:
+        """All buckets in their order, so many together as have been averaged by the time that one waits for
         the first of them."""
-        if self._exchanged:
+        if self._averaged or self._are_of_last_step():
+            gradients = found_again(self._buckets, self._gradients)
+            self._conclude(gradients, self._run_agreement(call, gradients))
             yield self._buckets
             return
+        gradients = found(self._buckets, len(self._sent), self._arrivals)
+        self._gradients = Gradients({})
         self._send_rest()
+        agreed: Work | None = self._run_agreement(call, gradients)
         waiting = list(self._sent)
         while waiting:
             arrived = self._arrived(waiting)
-            first = len(self._sent) - len(waiting)
+            first = len(self._buckets) - len(waiting)
             del waiting[:arrived]
-            yield self._buckets[first : first + arrived]
-        self._reset()
-        self._exchanged = True
+            if agreed is not None and (gradients.missing or not waiting):
+                self._conclude(gradients, agreed)
+                agreed = None
+            if not waiting:
+                self._reset()
+                self._averaged, self._whole = True, not self._divided
+            buckets = self._buckets[first : first + arrived]
+            if not self._divided:
+                self._settle(buckets)
+            yield buckets
 
-    def settle(self) -> None:
+    def synchronize(self, call: Call) -> None:
+        """Return once `param.grad` is the averaged gradient, whole, of every parameter that has one on any
+        rank. It may be read and changed then: the update uses what is there. Collective."""
+        self.finish(call)
+        if not self._whole:
+            group = self._departing().job.group
+            with phase("gradients"):
+                works = [group.allgather(b.g, b.g_own) for b in self._buckets if b.divided]
+                for work in works:
+                    work.wait()
+            self._whole = True
+        self._settle(self._buckets)
+
+    def scaled(self) -> None:
+        """What this rank updates by has been scaled, and nothing else of the gradients."""
+        if self._divided:
+            self._whole = False
+            for slot in self._slots:
+                slot.pend()
+
+    def zeroed(self) -> None:
+        """All gradients are zero now, and so whole."""
+        self._whole = True
+        self._settle(self._buckets)
+
+    def take_back(self, name: str) -> None:
+        """Forget the gradients of this step, in the call `name`. Where some have been sent all ranks do."""
+        if self._sent:
+            if self._remembers:
+                raise UserError(
+                    f"{name} after gradients were sent, of which the exchange of this method keeps a part: make "
+                    "DistributedOptimizer with overlap=False, or set requires_grad_(False) for parameters whose "
+                    "gradients are not used"
+                )
+            with phase("gradients"):
+                self._send_until(len(self._buckets))
+            for work in (*self._sent, self._run_agreement(self._calling(name), Gradients({}))):
+                work.wait()
+        self._reset()
+        self._averaged = False
+
+    def settle(self, call: Call) -> None:
         """`finish` if gradients have begun to leave, which may be so on some ranks alone: whatever else is
         sent before the update could overtake them."""
         if self._overlap and self.passes in self._arrivals.values():
-            self.finish()
+            self.finish(call)
 
     def start_over(self) -> None:
-        """The exchanged gradients have been used."""
-        self._exchanged = False
+        """The averaged gradients have been used."""
+        self._averaged = False
+
+    def _use(self) -> None:
+        """Somebody uses a gradient that is not averaged yet, or not whole."""
+        # torch has no public name for it.
+        if torch._C._current_graph_task_id() != -1:  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+            raise UserError(
+                "a gradient was used during backward(), before it was averaged: use it after backward(), or, in "
+                "a hook, register the hook before DistributedOptimizer is made"
+            )
+        self.synchronize(self._calling("a use of param.grad"))
 
     def _hook(self, index: int, place: int) -> Callable[[nn.Parameter], None]:
         # Python's garbage collector does not see what torch's hooks hold: all of it would stay for ever.
@@ -109,21 +197,34 @@ class GradientReducer:
                 "a backward pass is being captured as a CUDA graph, but messages between ranks cannot be "
                 "replayed: train without CUDA graphs"
             )
-        if index < len(self._sent):
-            raise UserError(
-                f"gradient of {slot.name} changed after it was sent: for several backward passes before "
-                f"step() give DistributedOptimizer(accumulate=<passes>), now {self.passes}, "
-                "or overlap=False"
-            )
-        self._exchanged = False
+        self._require_fresh(slot, was_sent=index < len(self._sent))
+        self._averaged = False
         slot.attach()
         self._arrived_on[index].join()
-        self._arrivals[slot] = self._arrivals.get(slot, 0) + 1
-        if self._arrivals[slot] == self.passes:
+        count = self._arrivals[slot] = self._arrivals.get(slot, 0) + 1
+        if count == self.passes:
+            slot.pend()
             self._missing[index] -= 1
-        self._version = self._versions()
-        if self._overlap and self._missing[index] == 0:
-            self._send_ready()
+            if self._overlap and self._missing[index] == 0:
+                self._send_ready()
+
+    def _require_fresh(self, slot: Slot, *, was_sent: bool) -> None:
+        """What has just been added to the gradient of `slot` was added to nothing, or to what is of this step."""
+        again = slot in self._arrivals
+        if slot.is_attached():
+            if was_sent:
+                raise UserError(
+                    f"gradient of {slot.name} changed after it was sent: call optimizer.zero_grad() before "
+                    "backward(); for several backward passes before step() give "
+                    f"DistributedOptimizer(accumulate=<passes>), now {self.passes}, or overlap=False"
+                )
+            if slot.pending and not again:
+                raise UserError(
+                    f"gradient of {slot.name} was added to that of an earlier step, of which this rank does not "
+                    "keep all: call optimizer.zero_grad() between step() and the next backward()"
+                )
+        elif again and not (slot.gradient is not None and slot.gradient.requires_grad):
+            self.take_back("zero_grad()")  # of the model, since the last backward pass
 
     def _send_ready(self) -> None:
         ready = len(self._sent)
@@ -133,8 +234,16 @@ class GradientReducer:
             self._send_until(ready)
 
     def _send_rest(self) -> None:
-        self._check_untouched()
-        self._settle_missing()
+        if self._versions != [bucket.version() for bucket in self._buckets[: len(self._sent)]]:
+            raise UserError(
+                "gradients were changed between backward() and step(), after they had been sent, by way of a tensor "
+                "that is older: use param.grad itself, after backward()"
+            )
+        for bucket in self._buckets[len(self._sent) :]:
+            for slot in bucket.slots:
+                if slot.pending and slot not in self._arrivals:
+                    self._require_fresh(slot, was_sent=False)
+                slot.attach()
         with phase("gradients"):
             self._send_until(len(self._buckets))
 
@@ -158,39 +267,50 @@ class GradientReducer:
             call = functools.partial(self._exchange, self._departure, bucket)
             work = self._departure.job.world.run(call, "exchange of gradients", bucket.gradients)
             self._sent.append(work)
+            self._versions.append(bucket.version())
 
-    def _settle_missing(self) -> None:
-        """Zero what got no gradient, take over what the user put in place of one."""
-        unused: list[str] = []
-        for bucket in self._buckets[len(self._sent) :]:
+    def _run_agreement(self, call: Call, gradients: Gradients) -> Work:
+        """Agree on the `call` and on who has which gradients, after everything that has been sent."""
+
+        def agree() -> Gradients:
+            if self._agreement.reach(call, gradients.digest):
+                return gradients
+            rows = self._agreement.presence(gradients.packed(len(self._slots)))
+            return joined(rows, [slot.name for slot in self._slots], self._agreement.world_rank)
+
+        return self._departing().job.world.run(agree, "agreement of ranks")
+
+    def _conclude(self, mine: Gradients, agreed: Work) -> None:
+        """Take over what the ranks have together: `param.grad` is None where no rank has a gradient."""
+        self._gradients = agreed.wait()
+        for number in mine.missing:
+            slot = self._slots[number]
+            kept = self._gradients.missing.get(number) is Presence.MISSING and slot.any()
+            if kept:  # by the exchange, of earlier gradients
+                self._gradients = self._gradients.without(number)
+            if number in self._gradients.missing:
+                slot.hide()
+                continue
+            slot.show()
+            if self._divided:
+                slot.pend()
+
+    def _are_of_last_step(self) -> bool:
+        """Whether a step is made by the gradients of the one before it, of which each rank has its own part."""
+        if self._arrivals or not self._divided:
+            return False
+        there = [slot for slot in self._slots if slot.gradient is not None]
+        return bool(there) and all(slot.pending and slot.is_attached() for slot in there)
+
+    def _settle(self, buckets: Sequence[Bucket]) -> None:
+        """Gradients of these are averaged, and whole."""
+        for bucket in buckets:
             for slot in bucket.slots:
-                if slot not in self._arrivals and slot.gradient is None:
-                    unused.append(slot.name)
-                slot.attach()
-        if unused and not self._warned:
-            self._warned = True
-            log.warning(
-                "no gradient for %s: counted as zero, so that momentum and weight decay still act",
-                _few(unused),
-            )
-
-    def _check_untouched(self) -> None:
-        if self._sent and self._versions() != self._version:
-            raise UserError(
-                "gradients were changed between backward() and step(), after they had been sent: clip with "
-                "optimizer.clip_grad_norm_(), or change them with DistributedOptimizer(overlap=False)"
-            )
-
-    def _versions(self) -> int:
-        return sum(bucket.version() for bucket in self._buckets)
+                slot.settle()
 
     def _reset(self) -> None:
         self._departure = None
         self._sent = []
+        self._versions = []
         self._arrivals.clear()
         self._missing = [len(bucket.slots) for bucket in self._buckets]
-
-
-def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

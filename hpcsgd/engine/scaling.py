@@ -77,8 +77,8 @@ class GradScaler(torch.amp.GradScaler):
         if distributed is None:
             return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         require_scalable(distributed)
-        distributed.finish_exchange()
-        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+        with distributed.unscaling():
+            found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
         found = found or {found_inf.device: found_inf}  # a position may own nothing of a small model
         worst = torch.stack([flag.to(found_inf.device) for flag in found.values()]).amax()
         with phase("overflow"):

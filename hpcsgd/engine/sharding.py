@@ -1,13 +1,15 @@
 """The user's optimizer on what this position owns.
 
-Its object, its `param_groups` dicts and whatever points at them (learning-rate schedulers) stay; only the
-tensors in `["params"]` are replaced by this position's pieces. Optimizer state then exists only for the own
-chunk: M/K elements for each state tensor.
+Its object, its `param_groups` dicts and whatever points at them (learning-rate schedulers) stay, and
+`["params"]` are the model's parameters, as the user gave them. While the optimizer itself runs, this
+position's pieces are there in their place. Optimizer state exists only for these: M/K elements for each state
+tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,6 @@ from hpcsgd.core.flat import Bucket, Piece
 from hpcsgd.core.layout import shaped
 from hpcsgd.core.shards import is_sharded, local
 from hpcsgd.engine.held import Held
-from hpcsgd.engine.in_parts import only
 from hpcsgd.engine.initial_state import complete, like_new
 from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
@@ -59,27 +60,40 @@ class ShardedOptimizer:
         self._masters = [held.master for held in self.held if held.master is not None]
         self._in_bucket = self._by_bucket()
         state = {param: optimizer.state[param] for param in self._params if param in optimizer.state}
-        self._replace_params()
         optimizer.state.clear()
         self._distribute({i: state[p] for i, p in enumerate(self._params) if p in state})
 
-    def step(self) -> None:
-        """One update from the gradients that the exchange left."""
-        self._update(self.held)
+    def step(self, absent: Collection[nn.Parameter] = ()) -> None:
+        """One update from the gradients that the exchange left; parameters that are `absent` have none."""
+        self._update(self.held, absent)
 
-    def step_of(self, buckets: Sequence[Bucket]) -> None:
+    def step_of(self, buckets: Sequence[Bucket], absent: Collection[nn.Parameter] = ()) -> None:
         """Of these buckets alone."""
-        part = [held for b in buckets for held in self._in_bucket[b]]
-        with only(self.optimizer, [held.tensor for held in part]):
-            self._update(part)
+        self._update([held for b in buckets for held in self._in_bucket[b]], absent)
 
-    def _update(self, held: Sequence[Held]) -> None:
+    @contextlib.contextmanager
+    def pieces(self, held: Iterable[Held] | None = None) -> Generator[None, None, None]:
+        """In the block the optimizer has what this position holds, or some of it, for its parameters."""
+        by_group: list[list[Tensor]] = [[] for _ in self._sizes]
+        for each in self.held if held is None else held:
+            by_group[self._groups[each.param]].append(each.tensor)
+        groups = [(group, group["params"]) for group in self.optimizer.param_groups]
+        for (group, _), pieces in zip(groups, by_group, strict=True):
+            group["params"] = pieces
+        try:
+            yield
+        finally:
+            for group, params in groups:
+                group["params"] = params
+
+    def _update(self, held: Sequence[Held], absent: Collection[nn.Parameter]) -> None:
         masters = [each.master for each in held if each.master is not None]
         for master in masters:
             master.follow()
         for each in held:
-            each.take_gradient()
-        self.optimizer.step()
+            each.take_gradient(absent=each.param in absent)
+        with self.pieces(held):
+            self.optimizer.step()
         for master in masters:
             master.give()
         for each in held:
@@ -96,7 +110,8 @@ class ShardedOptimizer:
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Every state tensor by name, in the order of `held`, whether or not there was a gradient for it."""
-        complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
+        with self.pieces():
+            complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
         named: dict[str, list[Tensor]] = {}
         for held in self.held:
             for name, value in self.optimizer.state.get(held.tensor, {}).items():
@@ -106,10 +121,11 @@ class ShardedOptimizer:
 
     def reset(self) -> None:
         """As if the optimizer had just been made."""
-        params = [group["params"] for group in self.optimizer.param_groups]
         self.optimizer.state.clear()
-        if any(params):
-            self.optimizer.state.update(like_new(self.optimizer, params).state)
+        with self.pieces():
+            params = [group["params"] for group in self.optimizer.param_groups]
+            if any(params):
+                self.optimizer.state.update(like_new(self.optimizer, params).state)
 
     def state_dict(self, group: Transport) -> dict[str, Any]:
         """What a plain optimizer over the whole parameters would return; collective over the group."""
@@ -217,14 +233,6 @@ class ShardedOptimizer:
             if held.param in bucket_of:
                 found[bucket_of[held.param]].append(held)
         return found
-
-    def _replace_params(self) -> None:
-        by_param: dict[int, list[Tensor]] = {}
-        for held in self.held:
-            by_param.setdefault(held.index, []).append(held.tensor)
-        numbers = iter(range(len(self._params)))
-        for group, size in zip(self.optimizer.param_groups, self._sizes, strict=True):
-            group["params"] = [x for _ in range(size) for x in by_param.get(next(numbers), [])]
 
     def _distribute(self, state: dict[int, dict[str, Any]]) -> None:
         """Give every held tensor its part of the whole-parameter `state`."""

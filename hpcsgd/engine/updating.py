@@ -6,6 +6,9 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch import nn
+
+from hpcsgd.core.agreement import Call
 from hpcsgd.core.capabilities import is_piecemeal, is_regardless_of_gradients
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Averager, Exchange
@@ -28,23 +31,40 @@ class Updating:
         by_itself = is_elementwise(local.optimizer) or is_tensorwise(local.optimizer)
         self._allowed = is_piecemeal(exchange) and is_regardless_of_gradients(how) and by_itself
         self._running = False
+        self._call = Call("step()", 0)
         self.norm = GradientNorm(exchanged=reducer is not None)
         local.optimizer.register_step_pre_hook(self._only_from_here)
 
-    def ready(self) -> None:
+    def ready(self, call: Call) -> None:
         """Return once the step may begin: all gradients are there, or may come later; collective."""
+        self._call = call
         if self._reducer is not None and not self._in_parts():
-            self._reducer.finish()
+            self._reducer.finish(call)
 
-    def finish_exchange(self) -> None:
-        """Return once all gradients have been exchanged; collective."""
+    def finish(self, call: Call) -> None:
+        """Return once all gradients have been averaged; collective."""
         if self._reducer is not None:
-            self._reducer.finish()
+            self._reducer.finish(call)
 
-    def settle(self) -> None:
+    def synchronize(self, call: Call) -> None:
+        """Return once `param.grad` is the averaged gradient of all parameters, whole; collective."""
+        if self._reducer is not None:
+            self._reducer.synchronize(call)
+
+    def scaled(self) -> None:
+        """What is to be updated by has been scaled, and nothing else of the gradients."""
+        if self._reducer is not None:
+            self._reducer.scaled()
+
+    def take_back(self, name: str) -> None:
+        """Forget the gradients of this step, in the call `name`; collective where some have been sent."""
+        if self._reducer is not None:
+            self._reducer.take_back(name)
+
+    def settle(self, call: Call) -> None:
         """Return once those have been that are to leave before the update; collective."""
         if self._reducer is not None:
-            self._reducer.settle()
+            self._reducer.settle(call)
 
     def start_over(self) -> None:
         """The exchanged gradients have been used, or are not to be."""
@@ -54,14 +74,24 @@ class Updating:
     def __call__(self, buckets: Sequence[Bucket]) -> Iterator[Sequence[Bucket]]:
         """Updates all of them; gives, in their order, those that are through. Collective."""
         if self._reducer is None or not self._in_parts():
+            for bucket in buckets:
+                bucket.show_found()
             self.norm.see(buckets)
-            self._update(self._local.step)
+            self._update(functools.partial(self._local.step, self._absent()))
             yield buckets
             return
-        for arrived in self._reducer.arriving():
+        for arrived in self._reducer.arriving(self._call):
             self.norm.see(arrived)
-            self._update(functools.partial(self._local.step_of, arrived))
+            self._update(functools.partial(self._local.step_of, arrived, self._absent()))
             yield arrived
+
+    def _absent(self) -> set[nn.Parameter]:
+        return set() if self._reducer is None else {slot.param for slot in self._reducer.absent}
+
+    def zeroed(self) -> None:
+        """All gradients are zero now."""
+        if self._reducer is not None:
+            self._reducer.zeroed()
 
     def _in_parts(self) -> bool:
         hooks = hooks_around_step(self._local.optimizer)

@@ -43,6 +43,7 @@ class Transport:
         self.ledger = ledger or Ledger()
         self.way = "mpi"
         """By which library tensors on devices travel; by this one they are staged in host memory."""
+        self._control: Transport | None = None
         self.lanes_apart: list[Lane] = []
         """Of everything that was made apart from this communicator or from its parts."""
 
@@ -129,6 +130,15 @@ class Transport:
         """The same ranks on a communicator and a lane of their own."""
         backend = self._start("split", 0, lambda: self.backend.split(0, self.rank)).wait()
         return self._relative(backend, self.lane).on_its_own_lane()
+
+    @property
+    def control(self) -> Transport:
+        """A communicator of the same ranks on the same lane, for what must not pair with anything that is sent
+        here; collective when it is asked for the first time."""
+        if self._control is None:  # no cached_property: Python 3.11 lets one thread at a time make any of them
+            backend = self._start("split", 0, lambda: self.backend.split(0, self.rank)).wait()
+            self._control = self._relative(backend, self.lane)
+        return self._control
 
     def on_its_own_lane(self) -> Transport:
         """The same communicator by way of a lane that nothing else uses: it is to be used by that alone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,25 +110,6 @@ def test_ranks_may_use_their_layers_in_other_orders(run, n: int, orders: tuple[l
     for buckets, w in run(n, train):
         assert buckets == list(range(12))
         torch.testing.assert_close(w, vector(nets[0]) - 0.1 * mean, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("n", [2, 4])
-def test_missing_gradients_are_told_once(run, n: int, caplog: pytest.LogCaptureFixture) -> None:
-    def train(world: Transport) -> None:
-        net = Switching()
-        net.order = [1]
-        optimizer, _ = watched(net, form(world))
-        for t in range(3):
-            one_step(net, optimizer, optimizer.job, t)
-
-    with caplog.at_level(logging.WARNING):
-        run(n, train)
-    told = [record.getMessage() for record in caplog.records if "no gradient" in record.getMessage()]
-    assert len(told) in (n, 1)  # threads share a log, processes do not
-    assert told[0].endswith(
-        "0.3.bias, layers.0.3.weight, layers.0.2.bias, layers.0.2.weight, layers.0.0.bias and 1 more: "
-        "counted as zero, so that momentum and weight decay still act"
-    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])

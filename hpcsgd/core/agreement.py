@@ -1,0 +1,120 @@
+"""Ranks agree on what they are doing before they act on what they sent each other.
+
+Collective operations pair by their order: a rank that alone clips, saves or leaves a batch out takes part in
+whatever its neighbours do next, and MPI says nothing. So every call of an optimizer that sends anything is
+compared among the ranks that take part in it, by one allgather of `SIZE` bytes a rank on a communicator of its
+own: which call it is, after how many updates, at which learning rates, and which gradients are missing.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcsgd.core.topology import Job
+from hpcsgd.errors import UserError
+from hpcsgd.transport import Transport, phase
+
+_FORM = struct.Struct("<28sIqdII")
+SIZE = _FORM.size
+"""Bytes of a rank's part."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an optimizer that sends something."""
+
+    name: str
+    """At most 28 bytes, as `step()`."""
+    t: int
+    """Updates made before it."""
+    rates: tuple[float, ...] = ()
+    """The learning rate of each parameter group, warm-up included."""
+    optimizer: int = 0
+    """The number of the optimizer among those of the job."""
+
+    def packed(self, digest: int) -> bytes:
+        """Return the call, and the `digest` of anything else that is compared, as `SIZE` bytes."""
+        rates = struct.pack(f"<{len(self.rates)}d", *self.rates)
+        rate = self.rates[0] if self.rates else 0.0
+        return _FORM.pack(self.name.encode(), self.optimizer, self.t, rate, zlib.crc32(rates), digest)
+
+
+class Agreement:
+    """Compares calls among the ranks that share gradients: those of the group, or all `across` groups."""
+
+    def __init__(self, ranks: Transport, number: Callable[[int], int] = lambda rank: rank) -> None:
+        self._ranks = ranks.control
+        self._number = number
+
+    @classmethod
+    def of_group(cls, job: Job) -> Agreement:
+        """Among the ranks of a group."""
+        return cls(job.group, lambda j: job.g * job.K + j)
+
+    @classmethod
+    def of_position(cls, job: Job) -> Agreement:
+        """Among the ranks of all groups that own the same part of the model."""
+        return cls(job.cross, lambda g: g * job.K + job.j)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other rank to agree with."""
+        return self._ranks.size == 1
+
+    def reach(self, call: Call, digest: int = 0) -> bool:
+        """Return whether all ranks have the same `digest`; collective, blocking.
+
+        Raises:
+            UserError: If ranks are in different calls, have made different numbers of updates, or have
+                different learning rates: on all ranks that take part.
+        """
+        if self.alone:
+            return True
+        mine = torch.frombuffer(bytearray(call.packed(digest)), dtype=torch.uint8)
+        everyones = torch.empty(self._ranks.size * SIZE, dtype=torch.uint8, device="cpu")
+        with phase("agreement"):
+            self._ranks.allgather(everyones, mine).wait()
+        parts = bytes(everyones.numpy())
+        if parts == parts[:SIZE] * self._ranks.size:
+            return True
+        told = [_FORM.unpack_from(parts, SIZE * rank) for rank in range(self._ranks.size)]
+        self._require_same(told)
+        return False
+
+    def presence(self, mine: Tensor) -> Tensor:
+        """Return everyone's `mine`, a vector of bytes, as rows; collective, blocking."""
+        everyones = torch.empty(self._ranks.size * mine.numel(), dtype=torch.uint8, device="cpu")
+        with phase("agreement"):
+            self._ranks.allgather(everyones, mine).wait()
+        return everyones.view(self._ranks.size, -1)
+
+    def world_rank(self, rank: int) -> int:
+        """Return the rank in the job of a rank that takes part."""
+        return self._number(rank)
+
+    def _require_same(self, told: Sequence[tuple[bytes, int, int, float, int, int]]) -> None:
+        first = told[0]
+        for rank, other in enumerate(told):
+            if other[:3] != first[:3]:
+                raise UserError(
+                    f"{_where(self._number(0), first)}, but {_where(self._number(rank), other)}: all ranks have "
+                    "to make the same calls in the same order, for the same number of batches"
+                )
+            if other[3:5] != first[3:5]:
+                raise UserError(
+                    f"the learning rate is {first[3]:g} on rank {self._number(0)} and {other[3]:g} on rank "
+                    f"{self._number(rank)} in step {first[2] + 1}, or that of a later parameter group differs: "
+                    "all ranks have to train at the same rates"
+                )
+
+
+def _where(rank: int, told: tuple[bytes, int, int, float, int, int]) -> str:
+    name, optimizer, t = told[:3]
+    which = f" of optimizer {optimizer}" if optimizer else ""
+    return f"rank {rank} is in {name.rstrip(bytes(1)).decode()}{which} after {t} updates"

@@ -1,0 +1,62 @@
+"""Gradients that are not averaged yet: the first use of one averages all of them.
+
+Between `backward()` and `step()` a training loop may read, clip or replace gradients. In plain PyTorch these
+are the gradients of the whole batch. With several ranks they are being averaged meanwhile, and each rank keeps
+no more of the result than the update needs. So until somebody uses a gradient, `param.grad` is of a class whose
+operations torch hands over here. The first operation averages all gradients, whole, and goes on with the result.
+Asking for a shape, a type or a device is not a use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+Operand = TypeVar("Operand", bound=Tensor)
+_ATTRIBUTES = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "is_sparse")
+_METHODS = (
+    "size", "stride", "dim", "numel", "element_size", "is_contiguous", "is_floating_point", "is_complex", "__hash__",
+)  # fmt: skip
+_ABOUT: frozenset[Any] = frozenset(
+    [getattr(Tensor, name).__get__ for name in _ATTRIBUTES] + [getattr(Tensor, name) for name in _METHODS]
+)
+"""What may be asked of a gradient without its values."""
+
+
+class PendingGradient(Tensor):
+    """A gradient that is not averaged yet. Tensors get this class, and lose it, in place."""
+
+    use: Callable[[], Callable[[], None] | None]
+    """A weak reference to what averages this gradient: called by its first use."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Average the gradients among the operands, and carry `func` out."""
+        kwargs = kwargs or {}
+        if func not in _ABOUT:
+            for gradient in operands(PendingGradient, [*args, kwargs]):
+                if (average := gradient.use()) is not None:
+                    average()
+        # torch has no types for it.
+        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+            return func(*args, **kwargs)
+
+
+def operands(kind: type[Operand], given: Iterable[Any]) -> Iterator[Operand]:
+    """Find the tensors of one class in what a function was given, in lists and tables, too."""
+    for each in given:
+        if isinstance(each, kind):
+            yield each
+        elif isinstance(each, list | tuple):
+            yield from operands(kind, cast("list[Any]", each))
+        elif isinstance(each, dict):
+            yield from operands(kind, cast("dict[Any, Any]", each).values())

@@ -1,0 +1,137 @@
+"""Which gradients are there on this rank, and what follows where ranks differ.
+
+As in plain PyTorch and in DistributedDataParallel, a parameter is updated only if it has a gradient. Ranks that
+share a parameter may differ in that: one that has none counts as having zero, and the parameter is skipped if
+no rank has one. Where all have all there is nothing to compare.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.layout import Slot
+from hpcsgd.errors import UserError
+
+
+class Presence(IntEnum):
+    """Of a gradient on one rank."""
+
+    THERE = 0
+    MISSING = 1
+    """No backward pass of this step has brought one."""
+    DROPPED = 2
+    """It has been sent, and the training loop has set it to None since."""
+    FROZEN = 3
+    """The parameter does not require one."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What one rank has, or what all ranks have together: every parameter without a gradient, with the reason.
+
+    The parameters are numbered as they lie in the buckets.
+    """
+
+    missing: Mapping[int, Presence]
+
+    @property
+    def digest(self) -> int:
+        """Return a number that differs where ranks have different gradients; 0 where none is missing."""
+        text = repr(sorted((number, int(kind)) for number, kind in self.missing.items()))
+        return zlib.crc32(text.encode()) if self.missing else 0
+
+    def without(self, number: int) -> Gradients:
+        """Return the others: this one is there after all."""
+        return Gradients({other: kind for other, kind in self.missing.items() if other != number})
+
+    def packed(self, count: int) -> Tensor:
+        """Return a byte for each of `count` parameters."""
+        bytes_of_all = torch.zeros(count, dtype=torch.uint8, device="cpu")
+        for number, kind in self.missing.items():
+            bytes_of_all[number] = int(kind)
+        return bytes_of_all
+
+
+def found(buckets: Sequence[Bucket], sent: int, arrived: Mapping[Slot, int]) -> Gradients:
+    """Look for the gradients of this step; the first `sent` buckets have been sent.
+
+    Raises:
+        UserError: If a gradient has been replaced after it was sent.
+    """
+    missing: dict[int, Presence] = {}
+    number = 0
+    for index, bucket in enumerate(buckets):
+        for slot in bucket.slots:
+            if slot not in arrived or not slot.is_attached():
+                kind = _kind(slot, was_sent=index < sent and slot in arrived)
+                if kind is not Presence.THERE:
+                    missing[number] = kind
+            number += 1
+    return Gradients(missing)
+
+
+def found_again(buckets: Sequence[Bucket], before: Gradients) -> Gradients:
+    """Look for gradients that have been averaged already, `before` saying which were missing then. What the
+    training loop has put in the place of one counts from now on."""
+    missing: dict[int, Presence] = {}
+    slots = (slot for bucket in buckets for slot in bucket.slots)
+    for number, slot in enumerate(slots):
+        if not slot.param.requires_grad:
+            missing[number] = Presence.FROZEN
+        elif slot.gradient is None:
+            missing[number] = before.missing.get(number, Presence.DROPPED)
+        elif not slot.is_attached():
+            slot.attach()
+    return Gradients(missing)
+
+
+def joined(rows: Tensor, names: Sequence[str], world_rank: Callable[[int], int]) -> Gradients:
+    """Return what the ranks have together, of one row of `Presence` for each of them.
+
+    Raises:
+        UserError: If a parameter is frozen, or its gradient dropped after it was sent, on some ranks alone.
+    """
+    missing: dict[int, Presence] = {}
+    for number in rows.amax(0).nonzero().flatten().tolist():
+        kinds = [Presence(kind) for kind in rows[:, number].tolist()]
+        _require_possible(kinds, names[number], world_rank)
+        if Presence.THERE not in kinds:
+            missing[number] = max(kinds)
+    return Gradients(missing)
+
+
+def _kind(slot: Slot, *, was_sent: bool) -> Presence:
+    if not slot.param.requires_grad:
+        return Presence.FROZEN
+    if slot.gradient is None:
+        return Presence.DROPPED if was_sent else Presence.MISSING
+    if was_sent:
+        raise UserError(
+            f"the gradient of {slot.name} was replaced between backward() and step(), while it was being averaged: "
+            "call optimizer.synchronize() before you replace gradients"
+        )
+    return Presence.THERE
+
+
+def _require_possible(kinds: Sequence[Presence], name: str, world_rank: Callable[[int], int]) -> None:
+    """A frozen parameter is frozen everywhere, and what has been sent is sent by all or dropped by all."""
+    there = [rank for rank, kind in enumerate(kinds) if kind is Presence.THERE]
+    for rank, kind in enumerate(kinds):
+        if kind is Presence.FROZEN and set(kinds) != {kind}:
+            other = next(i for i, k in enumerate(kinds) if k is not kind)
+            raise UserError(
+                f"parameter {name} is frozen (requires_grad = False) on rank {world_rank(rank)} and not on rank "
+                f"{world_rank(other)}: freeze it on all ranks"
+            )
+        if kind is Presence.DROPPED and there:
+            raise UserError(
+                f"the gradient of {name} was set to None after backward() on rank {world_rank(rank)}, and not on "
+                f"rank {world_rank(there[0])}: it has been sent already"
+            )

@@ -1,0 +1,278 @@
+"""What other people's training loops do with gradients: the numbers of one process on the batch of all ranks.
+
+Each loop is written once and runs in plain torch, and on ranks by methods that average gradients: of the group,
+of all groups, by every kind of result that an exchange leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from hpcsgd import DistributedOptimizer, GradScaler, UserError, bsp, hierarchical
+from hpcsgd.core.topology import form
+from hpcsgd.exchanges import AllReduce
+from hpcsgd.transport import Transport
+from references import batch, loss, vector
+from references import model as make_model
+
+STEPS = 4
+Backward = Callable[[nn.Module, int], None]
+"""The backward pass of a step: of one rank's batch, or of the mean of all."""
+Loop = Callable[[nn.Module, optim.Optimizer, Backward], object]
+
+
+def ordinary(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    between(lambda net: None)(net, optimizer, backward)
+
+
+def between(change: Callable[[nn.Module], object]) -> Loop:
+    """Return the loop that changes gradients between `backward()` and `step()`; it returns what `change` does."""
+
+    def loop(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> list[object]:
+        seen = []
+        for t in range(STEPS):
+            optimizer.zero_grad()
+            backward(net, t)
+            seen.append(change(net))
+            optimizer.step()
+        return seen
+
+    return loop
+
+
+def each(change: Callable[[nn.Parameter], object]) -> Callable[[nn.Module], None]:
+    def of_all(net: nn.Module) -> None:
+        for param in net.parameters():
+            change(param)
+
+    return of_all
+
+
+def replace(param: nn.Parameter) -> None:
+    assert param.grad is not None
+    param.grad = param.grad.clamp(-0.05, 0.05)
+
+
+def keep(param: nn.Parameter) -> None:
+    assert param.grad is not None
+    param.grad = param.grad * 1.0
+
+
+def cancel(net: Any) -> None:
+    net[3].weight.grad = None
+
+
+def swap(net: Any) -> None:
+    net[0].bias.grad, net[2].bias.grad = net[2].bias.grad.clone(), net[0].bias.grad.clone()
+
+
+def joined(net: nn.Module) -> None:
+    """As PCGrad and other gradient surgery."""
+    params = list(net.parameters())
+    flat = torch.cat([param.grad.flatten() for param in params if param.grad is not None])
+    for param, part in zip(params, (flat - flat.mean()).split([param.numel() for param in params]), strict=True):
+        param.grad = part.view_as(param)
+
+
+def noise(net: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for param in net.parameters():
+        assert param.grad is not None
+        param.grad += torch.randn(param.shape, generator=generator, dtype=param.dtype, device="cpu")
+
+
+def norms(net: nn.Module) -> list[float]:
+    return [param.grad.norm().item() for param in net.parameters() if param.grad is not None]
+
+
+def in_numpy(param: nn.Parameter) -> None:
+    assert param.grad is not None
+    param.grad.numpy()[...] *= 0.5
+
+
+def through_data(param: nn.Parameter) -> None:
+    assert param.grad is not None
+    param.grad.data.clamp_(-0.05, 0.05)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "none": lambda net: None,
+    "clip by norm": lambda net: nn.utils.clip_grad_norm_(net.parameters(), 0.1).item(),
+    "clip by value": lambda net: nn.utils.clip_grad_value_(net.parameters(), 0.05),
+    "replaced": each(replace),
+    "replaced by the same": each(keep),
+    "cancelled": cancel,
+    "swapped": swap,
+    "noise": noise,
+    "read": norms,
+    "numpy": each(in_numpy),
+    "data": each(through_data),
+    "in place": each(lambda param: param.grad.mul_(0.5)),  # type: ignore[union-attr]
+    "foreach": lambda net: torch._foreach_mul_([param.grad for param in net.parameters()], 0.5),
+    "detached": each(lambda param: param.grad.detach().mul_(0.5)),  # type: ignore[union-attr]
+    "flattened": joined,
+}
+
+
+def read_afterwards(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> list[object]:
+    seen = []
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        backward(net, t)
+        optimizer.step()
+        seen.append(norms(net))
+    return seen
+
+
+def zeroed_by_the_model(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    for t in range(STEPS):
+        net.zero_grad()
+        backward(net, t)
+        optimizer.step()
+
+
+def filled_with_zeros(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    for t in range(STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        backward(net, t)
+        optimizer.step()
+
+
+def filled_with_zeros_by_the_model(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    for t in range(STEPS):
+        net.zero_grad(set_to_none=False)
+        backward(net, t)
+        optimizer.step()
+
+
+def thrown_away(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    """As the discriminator's gradients of the generator's turn, and as a step that all agree to leave out."""
+    for t in range(STEPS):
+        backward(net, t + 100)
+        optimizer.zero_grad()
+        backward(net, t)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def thrown_away_by_the_model(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    for t in range(STEPS):
+        backward(net, t + 100)
+        net.zero_grad()
+        backward(net, t)
+        optimizer.step()
+        net.zero_grad()
+
+
+def read_and_thrown_away(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    for t in range(STEPS):
+        backward(net, t + 100)
+        norms(net)
+        net.zero_grad()
+        backward(net, t)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def by_hand(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    """Gradients that no backward pass brings to the parameters."""
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        backward(net, t)
+        gradients = [param.grad.clone() for param in net.parameters() if param.grad is not None]
+        optimizer.zero_grad()
+        for param, gradient in zip(net.parameters(), gradients, strict=True):
+            param.grad = gradient
+        optimizer.step()
+
+
+def twice(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        backward(net, t)
+        optimizer.step()
+        optimizer.step()
+
+
+def without_gradients(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        backward(net, t)
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.step()
+
+
+def read_and_added_to(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        backward(net, t)
+        norms(net)
+        backward(net, t + 100)
+        optimizer.step()
+
+
+LOOPS: dict[str, Loop] = {
+    loop.__name__: loop
+    for loop in (
+        read_afterwards, zeroed_by_the_model, filled_with_zeros, filled_with_zeros_by_the_model, thrown_away,
+        thrown_away_by_the_model, read_and_thrown_away, by_hand, twice, without_gradients, read_and_added_to,
+    )
+} | {name: between(change) for name, change in CHANGES.items()}  # fmt: skip
+
+MAKE: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "momentum": lambda params: optim.SGD(params, lr=0.1, momentum=0.9),
+    "adamw": lambda params: optim.AdamW(params, lr=0.01, weight_decay=0.1),
+    "muon": lambda params: Unknown(params, lr=0.1, momentum=0.9, weight_decay=0.1),
+}
+
+
+class Unknown(optim.SGD):
+    """An optimizer that might look at whole tensors."""
+
+
+def plain(N: int, loop: Loop, make: Callable[[Any], optim.Optimizer]) -> tuple[Tensor, object]:
+    def backward(net: nn.Module, t: int) -> None:
+        torch.stack([loss(net, *batch(t, rank)) for rank in range(N)]).mean().backward()
+
+    net = make_model()
+    seen = loop(net, make(net.parameters()), backward)
+    return vector(net), seen
+
+
+def trained(
+    world: Transport, P: int, loop: Loop, make: Callable[[Any], optim.Optimizer], **options: Any
+) -> tuple[Tensor, object]:
+    def backward(net: nn.Module, t: int) -> None:
+        loss(net, *batch(t, world.rank)).backward()
+
+    net = make_model()
+    optimizer = DistributedOptimizer(make(net.parameters()), net, form(world, P), **options)
+    seen = loop(net, optimizer, backward)
+    return vector(net), seen
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("method", [bsp, lambda: bsp(AllReduce())], ids=["shards", "whole"])
+@pytest.mark.parametrize(("P", "K"), [(2, 3), (1, 1), (1, 2), (2, 1), (1, 4), (2, 2)])
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_numbers_are_those_of_one_process(
+    run, P: int, K: int, name: str, method: Callable, overlap: bool, kind: str
+) -> None:
+    """Small buckets: some have been sent, and some have not."""
+    expected, seen = plain(P * K, LOOPS[name], MAKE[kind])
+    options = {"method": method(), "overlap": overlap, "bucket_mb": 1e-4}
+
+    def train(world: Transport) -> tuple[Tensor, object]:
+        return trained(world, P, LOOPS[name], MAKE[kind], **options | {"method": method()})
+
+    for w, theirs in run(P * K, train):
+        torch.testing.assert_close(w, expected, rtol=0, atol=1e-11)
+        if name in ("read", "read_afterwards", "clip by norm"):
+            torch.testing.assert_close(torch.tensor(theirs), torch.tensor(seen), rtol=1e-5, atol=0)
