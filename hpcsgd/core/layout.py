@@ -107,7 +107,8 @@ class Slot:
 
     def any(self) -> bool:
         """Whether the view holds anything but zeros."""
-        return bool(self._view.any())
+        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+            return bool(self._view.any())
 
     def show(self) -> None:
         """Make `param.grad` the view, whatever was there."""

@@ -203,6 +203,7 @@ def test_the_state_dict_is_that_of_torch(run) -> None:
         for t in range(2):
             loss_of(net, t, 0).backward()
             optimizer.step()
+            optimizer.zero_grad()
         plain.load_state_dict(optimizer.state_dict())
         assert_same(state_of(plain), state_of(optimizer))
         again = DistributedOptimizer(muon(other, 0.02), other, job, bsp())
@@ -263,10 +264,11 @@ def test_what_is_not_finite_stays_out_of_the_padding(run) -> None:
 
 @pytest.mark.parametrize("K", [2, 3])
 def test_state_is_there_once_in_a_group(run, K: int) -> None:
-    """One momentum for each hidden element, two moments for the others; a K-th of it, and what is uneven."""
+    """One momentum for each hidden element, two moments for the others; a K-th of it, and what is uneven.
+    What nobody uses has none."""
     net = Language()
-    hidden = sum(p.numel() for p in hidden_matrices(net))
-    rest = sum(p.numel() for p in net.parameters() if p.requires_grad) - hidden
+    hidden = sum(p.numel() for p in hidden_matrices(net)) - net.unused.weight.numel()
+    rest = sum(p.numel() for n, p in net.named_parameters() if p.requires_grad and "unused" not in n) - hidden
     kept = [k for _, _, k in run(K, lambda world: trained(world, 1, bsp(), MAKERS["muon"]))]
     assert sum(kept) == hidden + 2 * rest
     named = [(n, p) for n, p in net.named_parameters() if p.requires_grad]

@@ -145,6 +145,7 @@ def test_one_that_is_switched_off_is_nothing(run) -> None:
             scaler.scale(loss(net, *batch(0, world.rank, torch.float32))).backward()
             scaler.step(optimizer)
             scaler.update()
+            optimizer.zero_grad()
         return optimizer.t
 
     assert run(2, trained) == [2, 2]
