@@ -22,7 +22,8 @@ def as_bfloat16(x: float) -> np.float32:
 
 
 def two_sizes(x: np.ndarray, block: int = 64) -> np.ndarray:
-    """Two bits a value: its sign, and whether it is above the mean magnitude of its block."""
+    """Two bits a value: its sign, and whether it is above the mean magnitude of its block. Beside a zero the
+    smaller ones are 0."""
     arrived = np.zeros(len(x), np.float32)
     for low in range(0, len(x), block):
         part = x[low : low + block].astype(np.float32)
@@ -30,6 +31,7 @@ def two_sizes(x: np.ndarray, block: int = 64) -> np.ndarray:
         large = sizes > sizes.mean()
         for which in (large, ~large):
             size = as_bfloat16(sizes[which].mean()) if which.any() else np.float32(0)
+            size = np.float32(0) if which is not large and (sizes == 0).any() else size
             arrived[low : low + block][which] = np.where(part[which] < 0, -size, size)
     return arrived
 
@@ -47,13 +49,17 @@ def top(e: np.ndarray, k: int) -> np.ndarray:
     return np.sort(np.argsort(-np.abs(e), kind="stable")[:k])
 
 
+M = sum(p.numel() for p in model().parameters())
+"""Elements; behind them is padding, which nobody sends."""
+
+
 def per_run(size: int, density: float, K: int) -> Select:
     def select(errors: Sequence[np.ndarray]) -> list[np.ndarray]:
         found: list[list[np.ndarray]] = [[] for _ in errors]
         n = len(errors[0]) // K
         for chunk in range(0, n * K, n):
-            for low in range(chunk, chunk + n, size):
-                high = min(low + size, chunk + n)
+            for low in range(chunk, min(chunk + n, M), size):
+                high = min(low + size, chunk + n, M)
                 k = max(1, round(density * (high - low)))
                 for mine, e in zip(found, errors, strict=True):
                     mine.append(low + top(e[low:high], k))
@@ -68,12 +74,12 @@ def over_positions(run: int, density: float, K: int) -> Select:
     def select(errors: Sequence[np.ndarray]) -> list[np.ndarray]:
         n = len(errors[0]) // K
         runs = [
-            (low, min(low + run, chunk + n))
+            (low, min(low + run, chunk + n, M))
             for chunk in range(0, n * K, n)
-            for low in range(chunk, chunk + n, run)
+            for low in range(chunk, min(chunk + n, M), run)
         ]
         norms = [float(np.sqrt(sum((e[low:high] ** 2).sum() for e in errors))) for low, high in runs]
-        left, k = max(1, round(density * n * K)), [0] * len(runs)
+        left, k = max(1, round(density * M)), [0] * len(runs)
         order = sorted(range(len(runs)), key=lambda i: -norms[i])
         for place, i in enumerate(order):
             rest = order[place:]

@@ -69,9 +69,11 @@ class Keeper:
 class Server:
     """Every step pushes 1/P of the own update and reads what the keepers have.
 
-    With 1/P a learning rate means what it means where gradients are averaged. Noted in every step:
-    `staleness`, the updates by others since the read that the gradient was computed at, and `ahead`, the
-    steps between this group and the slowest; both as its own rank's keeper sees them.
+    The update is all that has changed since the last read: what somebody has written into the parameters
+    between two steps is part of it. With 1/P a learning rate means what it means where gradients are
+    averaged. Noted in every step: `staleness`, the updates by others since the read that the gradient was
+    computed at, and `ahead`, the steps between this group and the slowest; both as its own rank's keeper sees
+    them.
     """
 
     shards = True
@@ -85,14 +87,17 @@ class Server:
         self._service: Service | None = None
         self._saved: list[Tensor] | None = None
         """The model's own chunks that the keepers are to begin with."""
+        self._anew = True
+        """Whether parameters are as the training begins or goes on with them, and were not read."""
 
     def before_update(self, s: Step) -> None:
         """The first time, while all groups have the same parameters, the keepers take their parts."""
-        if s.job.P > 1:
+        if s.job.P > 1 and self._anew:
             if self._service is None:
                 self._start(s)
             for part, read in zip(self._parts(s), self._read, strict=True):
                 read.pack(part)
+            self._anew = False
 
     def __call__(self, s: Step) -> None:
         assert self._service is not None
@@ -134,7 +139,8 @@ class Server:
         return {"chunks": {} if model is None else {"model": model}}
 
     def load_state_dict(self, state: State) -> None:
-        """Before the first step, or on all ranks."""
+        """Before the first step, or on all ranks. The parameters of the next step go with it."""
+        self._anew = True
         self._saved = state.get("chunks", {}).get("model")
         if self._service is not None and self.keeper is not None:
             with self._service.at_rest():

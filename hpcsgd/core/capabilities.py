@@ -185,6 +185,24 @@ def begin(how: Averager, s: Step) -> None:
 
 
 @runtime_checkable
+class Late(Protocol):
+    """An averager whose meetings may be under way when groups stop to meet by it."""
+
+    def finish(self, s: Step, due: bool) -> None:
+        """Wait for these meetings and take their results into the model; begin none. `due`: whether the
+        schedule says that groups meet after this update. Collective."""
+        ...
+
+
+def finish(how: Averager, s: Step, due: bool) -> None:
+    """Meet by `how` for the last time: if that is `due`, or has been under way."""
+    if isinstance(how, Late):
+        how.finish(s, due)
+    elif due:
+        how(s)
+
+
+@runtime_checkable
 class Measuring(Protocol):
     """An averager that notes D."""
 

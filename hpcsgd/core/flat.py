@@ -86,6 +86,17 @@ class Bucket:
         last = self.pieces[-1] if self.pieces else None
         return self.g_own[: last.offset + last.stop - last.start if last else 0]
 
+    @property
+    def filled(self) -> list[slice]:
+        """Where in `own` there are parameters; the rest is padding."""
+        found: list[slice] = []
+        for piece in self.pieces:
+            start, stop = piece.offset, piece.offset + piece.stop - piece.start
+            if found and found[-1].stop == start:
+                start = found.pop().start
+            found.append(slice(start, stop))
+        return found
+
     def own_of(self, vector: Tensor) -> Tensor:
         """What `own` is of w, of a vector like w."""
         return vector.view(self._K, -1)[self._j]

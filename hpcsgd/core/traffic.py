@@ -175,6 +175,14 @@ class Sizes:
         """Elements of a position's part of a bucket."""
         return b.padded // self.K
 
+    def filled(self, b: Vector) -> list[int]:
+        """Elements of each position's part of a bucket, without padding; about so many where tensors or rows
+        are not cut."""
+        K, n = self.K, self.chunk(b)
+        if b.whole or self.sharded:
+            return [b.used * (j + 1) // K - b.used * j // K for j in range(K)]
+        return [min(max(b.used - j * n, 0), n) for j in range(K)]
+
     def here(self, b: Vector) -> int:
         """Bytes of a bucket on a rank: of all of it, but for a model that torch shards."""
         return self.chunk(b) * b.width if self.sharded else b.nbytes

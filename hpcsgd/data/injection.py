@@ -77,11 +77,13 @@ class Injection:
                 raise UserError(f"{name} = {value}: must be more than 0 and at most 1")
 
     def portions(self, b: int, P: int) -> Portions:
-        """S = ⌈αP⌉, s = β·b/(1 + αβP) rounded, but at least 1 and no more than leaves 1 as b' = b − S·s.
+        """Return S = ⌈αP⌉, s = β·b/(1 + αβP) rounded, and b' = b − S·s, of batches of `b` samples of a rank.
 
-        Of batches of `b` samples of a rank, among `P` groups. So b' is what is left, which may differ from
-        b/(1 + αβP) by more than its rounding: 12 of 32 at (½, ½) with 8 groups. Raises `UserError` where a
-        sample of each is too many. One group keeps all.
+        s is at least 1, and no more than leaves b' ≥ 1. Samples are whole and all ranks train on b of them,
+        so that b' goes in steps of S: it is the one nearest to b/(1 + αβP) of eq. 3 where αP is whole. Of
+        b = 32 eq. 3 has 10.67 at (½, ½) for `P` = 8 groups, 9.14 for 10, and 5.82 at (¾, ¾) for 8. There b'
+        is 12, 7 and 8; one sample more of each sharer would make it 8, 2 and 2. One group keeps all. Raises
+        `UserError` where a sample of each sharer is too many.
         """
         if P == 1:
             return Portions(b, 0, 0)

@@ -24,13 +24,14 @@ def float_buffers(model: nn.Module) -> list[Tensor]:
 @contextlib.contextmanager
 def averaged(s: Step, central: Central | None, model: nn.Module) -> Generator[float, None, None]:
     """Inside the block the parameters of `model` are the mean over the groups, or what `central` keeps, and
-    its float buffers the mean over all ranks; afterwards everything is as before, bit for bit. Collective;
-    takes room for another w, of what this rank has of it.
+    its float buffers the mean over all ranks. Afterwards these are as before, bit for bit, whatever the block
+    has written into them, also where there is one group. Collective; a copy of w is kept for that, of what
+    this rank has of it.
 
     Gives D, how far the groups are from that model (see `averagers.distance`).
     """
-    brought = [b.w.clone() for b in s.buckets] if s.job.P > 1 else []
-    parameters = [(b.w, w) for b, w in zip(s.buckets, brought, strict=False)]
+    brought = [b.w.clone() for b in s.buckets]
+    parameters = [(b.w, w) for b, w in zip(s.buckets, brought, strict=True)]
     buffers = [(buffer, buffer.clone()) for buffer in s.buffers]
     with torch.no_grad(), phase("evaluation"):
         D = _agree(s, central, brought) if s.job.P > 1 else 0.0

@@ -57,15 +57,19 @@ class GradScaler(torch.amp.GradScaler):
         P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.2.
     """
 
-    def step(self, optimizer: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """One step of `optimizer`, with `args` and `kwargs` of its `step`, unless any rank's gradients
+    def step(
+        self, optimizer: optim.Optimizer, *args: Any, loss: float | Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """Make one step of `optimizer`, with `args` and `kwargs` of its `step`, unless any rank's gradients
         overflowed.
+
+        `loss`: of this rank's batch as it was before `scale`, for a method that goes by it.
         """
         distributed = _distributed(optimizer)
         if distributed is None:
             return super().step(optimizer, *args, **kwargs)
         distributed.scaled = True
-        result = super().step(optimizer, *args, **kwargs)
+        result = super().step(optimizer, *args, loss=loss, **kwargs)
         distributed.updating.start_over()
         return result
 

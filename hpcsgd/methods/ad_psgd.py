@@ -35,7 +35,9 @@ class Pairwise:
 
     `x` is the chunk that others average with, in host memory, where a thread answers them, and in float32 at
     least, or halves of 16-bit numbers would be lost again and again; the model has what it was at the end of
-    the last step. Noted: `staleness`, how often x was averaged while the gradient was computed.
+    the last step. The update is all that has changed since then: what somebody has written into parameters
+    between two steps is part of it. Noted: `staleness`, how often x was averaged while the gradient was
+    computed.
     """
 
     shards = True
@@ -48,13 +50,15 @@ class Pairwise:
         self._averaged = 0
         self._asked: Asked | None = None
         self._service: Service | None = None
+        self._anew = True
+        """Whether the model is as training begins or goes on with it, and no copy of what x was."""
 
     def before_update(self, s: Step) -> None:
-        """The model is a copy of what x was."""
-        if s.job.P > 1:
+        if s.job.P > 1 and self._anew:
             if self._service is None:
                 self._start(s)
             self._model.pack(s.owned)
+            self._anew = False
 
     def __call__(self, s: Step) -> None:
         assert self.x is not None
@@ -67,6 +71,7 @@ class Pairwise:
             settle_all(s.owned)  # x may change as soon as the lock is free
             s.notes["staleness"] = self._averaged
             self._averaged = 0
+        self._model.pack(s.owned)
         if s.job.g % 2 == 0:
             self._ask(s)
 
@@ -104,7 +109,8 @@ class Pairwise:
             return {"chunks": {} if self.x is None else {"x": [x.clone() for x in self.x]}}
 
     def load_state_dict(self, state: State) -> None:
-        """Before the first step, or on all ranks."""
+        """Before the first step, or on all ranks. The parameters of the next step go with it."""
+        self._anew = True
         with self._at_rest():
             x = state.get("chunks", {}).get("x")
             if x is None and self._service is not None:
@@ -161,6 +167,8 @@ def ad_psgd(seed: int = 0, exchange: Exchange = Dense()) -> Method:  # noqa: B00
     Active (even) groups ask passive (odd) ones: M/K elements a rank and step from every active group, and
     back, while the next gradient is computed. What arrives first counts first, so that two runs have other
     bits. Noted in every step: `staleness`, how often the model was averaged while its gradient was computed.
+    What is written into parameters between two steps, as by a clamp, is part of the next update. Load weights
+    before the first step: after it groups would load them at moments of their own.
 
     Not to be confused with `d_psgd`, where all groups average in every step and wait for their neighbours.
 

@@ -26,7 +26,7 @@ from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Dense
-from hpcsgd.transport import phase
+from hpcsgd.transport import Transport, phase
 from hpcsgd.wires.base import Wire
 
 GAMMA = 1 / 2
@@ -58,6 +58,8 @@ class Adaptive:
         self.I_0 = interval
         self.block = block
         self.block_state = BlockState(interval)
+        self._world: Transport | None = None
+        """All ranks, once a step has been made."""
 
     @property
     def share(self) -> float:
@@ -81,9 +83,15 @@ class Adaptive:
         return [allreduce("world", 2 * FLOAT64).within("loss", once)]
 
     def state_dict(self) -> State:
+        """With the means of the losses over all ranks, which is all that equations ask for: the state of any
+        rank will do for all. Collective."""
         same = asdict(self.block_state)
-        mean = {name: same.pop(name) for name in ("losses", "first_loss")}
-        return {"same": same, "mean": {name: value for name, value in mean.items() if value is not None}}
+        losses, first = (same.pop(name) for name in ("losses", "first_loss"))
+        if first is None:
+            return {"same": same, "mean": {"losses": losses}}
+        if self._world is not None:
+            losses, first = _means(self._world, losses, first)
+        return {"same": same, "mean": {"losses": losses, "first_loss": first}}
 
     def load_state_dict(self, state: State) -> None:
         self.block_state = BlockState(**state["same"], **state.get("mean", {}))
@@ -94,7 +102,7 @@ class Adaptive:
                 "adacomm goes by the training loss: give it as optimizer.step(loss=loss), or give step() a "
                 "closure that returns it"
             )
-        now, loss = self.block_state, float(s.loss)
+        now, loss, self._world = self.block_state, float(s.loss), s.job.world
         if now.first_loss is None:
             now.first_loss, now.eta_before = loss, s.lr
         now.losses += loss
@@ -117,12 +125,16 @@ class Adaptive:
     def _over_all_ranks(self, s: Step) -> list[float]:
         """F(w) and F(w_0)."""
         now = self.block_state
-        means = torch.tensor(
-            [now.losses / now.since_change, now.first_loss], dtype=torch.float64, device="cpu"
-        )
-        with phase("loss"):
-            s.job.world.allreduce(means, "mean").wait()
-        return [mean.item() for mean in means]
+        assert now.first_loss is not None
+        return _means(s.job.world, now.losses / now.since_change, now.first_loss)
+
+
+def _means(ranks: Transport, *numbers: float) -> list[float]:
+    """Return the mean of each number over all ranks. Collective."""
+    means = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    with phase("loss"):
+        ranks.allreduce(means, "mean").wait()
+    return means.tolist()
 
 
 def adacomm(

@@ -80,11 +80,22 @@ class Delayed:
 
     def __call__(self, s: Step) -> None:
         at_once = self._meeting is None or self._meeting.due > s.t
-        self._take_in(s)
+        self.finish(s)
         if at_once:
             self.inner(s)
         else:
             self.begin(s)
+
+    def finish(self, s: Step, due: bool = False) -> None:
+        """w ← w̄_t + (w − w_t), if a meeting is under way, for which it waits."""
+        if self._meeting is None:
+            return
+        self._meeting.wait()
+        mine = s.owned if self._brought else []  # where there was one group the vectors were dropped
+        for own, then, mean in zip(mine, self._brought, self._meeting.chunks, strict=True):
+            own.copy_(torch.sub(own.to(wide(own.dtype)), then).add_(mean))
+        s.notes.update(self._meeting.notes)
+        self._meeting, self._brought = None, []
 
     def holds(self, m: Sizes) -> float:
         return 2 * m.owned()
@@ -110,16 +121,6 @@ class Delayed:
         some = same["due"] is not None
         self._meeting = Meeting(same["due"], left, dict(same["notes"])) if some else None
         self._brought = brought
-
-    def _take_in(self, s: Step) -> None:
-        if self._meeting is None:
-            return
-        self._meeting.wait()
-        mine = s.owned if self._brought else []  # where there was one group the vectors were dropped
-        for own, then, mean in zip(mine, self._brought, self._meeting.chunks, strict=True):
-            own.copy_(torch.sub(own.to(wide(own.dtype)), then).add_(mean))
-        s.notes.update(self._meeting.notes)
-        self._meeting, self._brought = None, []
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ Differences from the paper: its worker is a group here, and each position keeps 
 the chunk it owns, M/K for every state tensor, and θ(t−1) besides. The inner optimizer is any. OuterOpt goes
 around any averager: Δ is θ(t−1) − θ', θ' being what the averager makes of the groups' models; where it leaves
 them apart, as gossip does, every group has a θ of its own. It sees one vector for every bucket and no
-parameters, so that it has to be element-wise; of 16-bit parameters θ and its state are float32. The inner
+parameters, so that it has to be element-wise; of 16-bit parameters θ and its state are float32, and Δ counts
+from θ as it was rounded to them, since rounding is no movement. The inner
 moments stay the groups' own, as in the paper. With `average` they send how they moved, Δ, in as few bits as
 one likes: the outer gradients of 4 bits of Streaming DiLoCo (arXiv:2501.18512), whose floats are whole
 numbers with a scale here, and which has no error feedback.
@@ -83,7 +84,7 @@ class Outer:
         assert self._optimizer is not None
         self.inner(s)
         for theta, w in zip(self._theta, self._mine(s), strict=True):
-            theta.grad = theta - w
+            theta.grad = theta.to(w.dtype).to(theta.dtype) - w
         self._optimizer.step()
         for theta, w in zip(self._theta, self._mine(s), strict=True):
             w.copy_(theta)

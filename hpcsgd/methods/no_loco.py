@@ -81,7 +81,10 @@ class InPairs:
             self._saved = {}
 
     def __call__(self, s: Step) -> None:
-        moved = [own.to(phi.dtype) - phi for own, phi in zip(s.owned, self._phi, strict=True)]
+        moved = [
+            own.to(phi.dtype) - phi.to(own.dtype).to(phi.dtype)
+            for own, phi in zip(s.owned, self._phi, strict=True)
+        ]
         for delta, by in zip(self._delta, moved, strict=True):
             delta.mul_(self.alpha).add_(by, alpha=self.beta)
         partner = pairs(self.seed, s.t, s.t // self.every % s.job.P, s.job.P).get(s.job.g)

@@ -14,7 +14,9 @@ workers gather all Δ̂_r. The feedback e_r, with its decay β, has the place of
 
 Differences from the paper: its worker is a group here, and each position does this for the chunks it owns,
 with M/K elements of θ and of e. Δ_r counts from θ as parameters have it, of 16 bits perhaps; θ and e are
-float32. Q has a sign and one of two sizes, bfloat16, for every 64 values in their order (`wires.levels`);
+float32. The elements that runs and their k count are parameters: padding between and behind them is never
+sent. Q has a sign and one of two sizes, bfloat16, for every 64 values in their order (`wires.levels`). Where
+any of the 64 is 0 the smaller size is 0, too, so that a weight with nothing to send does not move;
 with 4, 8 or 16 bits it is that of `wires.int4`, `int8` or `bf16`, with 32 there is none. Indices travel by
 `kernels.chosen`, 8 bits each at the density of 1/64. How many are taken from where is a part of its own:
 `PerRun` is the paper's, `OverPositions` is not.
@@ -99,19 +101,22 @@ class SparseDelta:
         self.density, self.values, self.beta, self.lr, self.select = density, values, beta, lr, select
         self._theta: list[Tensor] = []
         self._error: list[Tensor] = []
+        self._filled: list[list[slice]] = []
+        """Of each chunk what is not padding."""
         self._saved: State = {}
 
     def before_update(self, s: Step) -> None:
         if s.job.P > 1 and not self._theta:
-            self._start(s.owned)
+            self._start(s)
 
     def __call__(self, s: Step) -> None:
         assert self._theta
-        for own, theta, e in zip(s.owned, self._theta, self._error, strict=True):
+        owned, thetas, errors = (self._without_padding(x) for x in (s.owned, self._theta, self._error))
+        for own, theta, e in zip(owned, thetas, errors, strict=True):
             e.mul_(self.beta).add_(theta.to(own.dtype).to(theta.dtype) - own)
-        codes = [Code(share, self.values) for share in self.select.shares(self._error, self.density, s.job)]
-        said = self._gathered(s, codes)
-        for i, (own, theta, e) in enumerate(zip(s.owned, self._theta, self._error, strict=True)):
+        codes = [Code(share, self.values) for share in self.select.shares(errors, self.density, s.job)]
+        said = self._gathered(s, codes, errors)
+        for i, (own, theta, e) in enumerate(zip(owned, thetas, errors, strict=True)):
             theta.add_(self._mean(codes[i], said[i], e, s.job.cross.rank), alpha=-self.lr)
             own.copy_(theta)
 
@@ -120,10 +125,11 @@ class SparseDelta:
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         yield from self.select.sends(m)
-        shares = (self.select.expected(m.chunk(b), self.density) for b in m.buckets)
+        counts = (n for b in m.buckets for n in m.filled(b) if n)
+        shares = (self.select.expected(n, self.density) for n in counts)
         nbytes = sum(Code(share, self.values).nbytes for share in shares)
         if nbytes:
-            yield Message("allgather", "cross", m.P * nbytes)
+            yield Message("allgather", "cross", m.P * nbytes / m.K)
 
     def state_dict(self) -> State:
         if not self._theta:
@@ -136,8 +142,9 @@ class SparseDelta:
         self._saved = copy.deepcopy(state)
         self._theta, self._error = [], []
 
-    def _start(self, owned: Sequence[Tensor]) -> None:
+    def _start(self, s: Step) -> None:
         """From what all groups have, or as it was saved."""
+        owned, self._filled = s.owned, [b.filled for b in s.buckets]
         chunks = self._saved.get("chunks", {})
         theta = chunks.get("theta", owned)
         self._theta = [x.to(wide(own.dtype), copy=True) for x, own in zip(theta, owned, strict=True)]
@@ -146,11 +153,16 @@ class SparseDelta:
             e.copy_(saved)
         self._saved = {}
 
-    def _gathered(self, s: Step, codes: Sequence[Code]) -> list[list[Tensor]]:
+    def _without_padding(self, chunks: Sequence[Tensor]) -> list[Tensor]:
+        """Views, one for each run of parameters; at least one, since a position may own nothing."""
+        pairs = zip(chunks, self._filled, strict=True)
+        return [chunk[run] for chunk, runs in pairs for run in runs] or [chunks[0][:0]]
+
+    def _gathered(self, s: Step, codes: Sequence[Code], errors: Sequence[Tensor]) -> list[list[Tensor]]:
         """Of every vector, what each group says of it. Collective."""
         sizes = [code.nbytes for code in codes]
-        mine = torch.zeros(sum(sizes), dtype=torch.uint8, device=self._error[0].device)
-        for code, e, part in zip(codes, self._error, torch.split(mine, sizes), strict=True):
+        mine = torch.zeros(sum(sizes), dtype=torch.uint8, device=errors[0].device)
+        for code, e, part in zip(codes, errors, torch.split(mine, sizes), strict=True):
             if code.count:  # of a fragment a position may own nothing
                 code.write(e, part)
         rows = mine.new_empty((s.job.P, mine.numel()))

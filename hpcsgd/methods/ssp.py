@@ -25,7 +25,9 @@ def ssp(staleness: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 -
     A rank sends and receives (P−1)/P·M/K elements a step for its own group, and as much for what it keeps of
     the server. Noted in every step: `staleness`, updates by others since the read that the gradient was
     computed at, and `ahead`, steps before the slowest group. The model is the server's: evaluate inside
-    `optimizer.averaged()`.
+    `optimizer.averaged()`. What is written into parameters between two steps, as by a clamp, is part of the
+    next update, times 1/P of each group. Load weights before the first step: after it groups that are not in
+    step would load them at moments of their own.
 
     Not to be confused with `osgp`'s staleness, which is how late messages are, nor with `async_sgd`, which
     bounds nothing.

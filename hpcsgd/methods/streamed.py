@@ -81,12 +81,18 @@ class Streamed:
 
     def __call__(self, s: Step) -> None:
         arriving = list(self._arriving(s.t)) if self._asked == s.t else []
-        for stream in arriving or self._streams:
+        for stream in arriving:
             self._take_in(stream, s)
         if not arriving:
+            self.finish(s)
             self._meet(s)
         elif self.delay:
             self.begin(s)
+
+    def finish(self, s: Step, due: bool = False) -> None:
+        """Blend in all fragments that are under way, for which it waits."""
+        for stream in self._streams:
+            self._take_in(stream, s)
 
     def holds(self, m: Sizes) -> float:
         """With averagers of all fragments, which together have what one of the model has."""

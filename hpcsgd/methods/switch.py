@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
-from hpcsgd.averagers import MeanOfAll, agree
-from hpcsgd.core.capabilities import Foreseen, begin
+from hpcsgd.averagers import Mean, MeanOfAll, Measured, agree
+from hpcsgd.core.capabilities import Foreseen, begin, finish
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method, State
 from hpcsgd.core.step import Averager, Departure, Exchange, Publishing, Step, publications, publisher
@@ -24,7 +24,7 @@ FIRST_LR_DECAY = "first lr decay"
 
 
 class Turn:
-    """Whose turn it is. The last step of `first` ends with the exact mean, or what its server has: `then`
+    """Whose turn it is. The last step of `first` ends with the plain mean, or what its server has: `then`
     starts from one model."""
 
     def __init__(self, first: Method, then: Method, at: int | str) -> None:
@@ -32,6 +32,8 @@ class Turn:
         self.over = at == 0
         self.last = False
         """Whether this is the last step of `first`."""
+        self.due = False
+        """Whether its schedule says that groups meet after it."""
         self.lr = 0.0
 
     @property
@@ -106,7 +108,9 @@ class TheirSchedule:
         self._turn = turn
 
     def __call__(self, s: Step) -> bool:
-        return self._turn.last or self._turn.method.when(s)
+        turn = self._turn
+        turn.due = turn.method.when(s)
+        return turn.due or turn.last
 
     def sends(self, m: Sizes) -> list[Message]:
         return sends(self._turn.method.when, m)
@@ -118,7 +122,8 @@ class TheirSchedule:
 
 
 class TheirAverager:
-    """Meets as the one whose turn it is; hands over in the last step of `first`."""
+    """Meets as the one whose turn it is, and hands over in the last step of `first`. The averager of `first`
+    acts there only if its schedule says so."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -133,13 +138,13 @@ class TheirAverager:
 
     def __call__(self, s: Step) -> None:
         turn = self._turn
-        turn.method.how(s)
-        if turn.last:
-            if self.shards:
-                agree(s, turn.first.central())
-            else:
-                MeanOfAll()(s)
-            turn.over = True
+        handing_over = turn.last and not turn.over
+        if not handing_over:
+            turn.method.how(s)
+            return
+        finish(turn.first.how, s, turn.due)
+        self._to_one_model(s)
+        turn.over = True
 
     def begin(self, s: Step) -> None:
         begin(self._turn.method.how, s)
@@ -147,6 +152,21 @@ class TheirAverager:
     def sends(self, m: Sizes) -> list[Message]:
         """Of whoever's turn it is; the mean between the two is left out."""
         return [replace(x, bucket=None) for x in sends(self._turn.method.how, m)]
+
+    def finish(self, s: Step, due: bool) -> None:
+        if self._turn.last and not self._turn.over:
+            self(s)
+        else:
+            finish(self._turn.method.how, s, due)
+
+    def _to_one_model(self, s: Step) -> None:
+        """Note the distance, unless `first` has noted that of its own meeting, or groups are never apart."""
+        first = self._turn.first
+        if first.central() is not None:
+            agree(s, first.central())
+            return
+        mean = Mean() if self.shards else MeanOfAll()
+        (mean if self._turn.due or first.exchange.across else Measured(mean))(s)
 
     @property
     def inner(self) -> Averager:
@@ -166,8 +186,10 @@ class TheirAverager:
 def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> Method:
     """One method first, and then another one.
 
-    The last step of the first one ends with the exact mean of the groups' models, or what its server has: the
-    second starts from one model.
+    The last step of the first one ends with the plain mean of the groups' models, or with the model that its
+    server has: the second starts from one model. The groups meet in the first one's own way before that only
+    if they are due to. A meeting of `delayed` or `streamed` that is under way is taken in before the mean; a
+    late message of `osgp` is dropped.
 
     Not to be confused with `post_local`, which is `bsp` and then `hierarchical`, by the learning rate.
 

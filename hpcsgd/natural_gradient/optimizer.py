@@ -98,8 +98,14 @@ class NaturalGradient(Outermost):
         # Before the update, so that gradients may still be on their way meanwhile.
         self._removal = optimizer.register_step_pre_hook(self._fold)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """That of the wrapped optimizer, with its `closure`; collective where that is."""
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: float | Tensor | None = None) -> Any:
+        """Make one step of the wrapped optimizer, with its `closure`; collective where that is.
+
+        `loss`: of this rank's batch, for a method that goes by it, where no `closure` returns it. A plain
+        optimizer has no use for it.
+        """
+        if isinstance(self.optimizer, DistributedOptimizer):
+            return self.optimizer.step(closure, loss=loss)
         return self.optimizer.step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

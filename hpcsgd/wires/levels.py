@@ -14,8 +14,9 @@ _FOUR = (0, 2, 4, 6)
 @dataclass(frozen=True)
 class Levels:
     """The sizes of a block are the mean magnitude of its elements up to the mean of all, and that of the
-    others: bfloat16, both NaN where there is a NaN or an infinity. Made for elements that were selected, of
-    which none is nearly zero.
+    others: bfloat16, both NaN where there is a NaN or an infinity. In a block that has a zero the smaller
+    size is 0: zeros arrive as such, and so do small elements, which error feedback keeps. Made for elements
+    that were selected, of which few are nearly zero.
     """
 
     block: int = 64
@@ -32,7 +33,8 @@ class Levels:
         there = (torch.arange(rows.numel(), device=x.device) < n).view_as(rows)
         sizes = rows.abs().double()
         large = sizes > _mean(sizes, there)[:, None]
-        levels = torch.stack([_mean(sizes, there & ~large), _mean(sizes, large)], 1)
+        small = _mean(sizes, there & ~large).masked_fill_(((sizes == 0) & there).any(1), 0)
+        levels = torch.stack([small, _mean(sizes, large)], 1)
         levels.masked_fill_(~levels.isfinite().all(1, keepdim=True), torch.nan)
         code[: 4 * blocks].view(torch.bfloat16).copy_(levels.view(-1))
         numbers = code.new_zeros(4 * (code.numel() - 4 * blocks))

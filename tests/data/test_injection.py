@@ -95,7 +95,17 @@ def test_the_numbers_of_the_paper() -> None:
     assert Injection(0.75, 0.75).portions(32, 8) == (8, 4, 6)
     assert Injection(0.75, 0.75).portions(32, 10) == (8, 3, 8), "4 of each would be all"
     assert Injection(0.07, 0.1).portions(100, 100).sharers == 7
+    assert Injection(0.5, 0.5).portions(32, 10) == (7, 5, 5)
     assert Injection(0.5, 0.5).portions(32, 1) == (32, 0, 0)
+
+
+@pytest.mark.parametrize(("alpha", "beta", "P"), [(0.5, 0.5, 8), (0.5, 0.5, 10), (0.75, 0.75, 8), (1, 1, 5)])
+def test_no_whole_number_of_samples_is_nearer_to_equation_3(alpha: float, beta: float, P: int) -> None:
+    for b in range(P + 1, 80):
+        own, _, S = Injection(alpha, beta).portions(b, P)
+        wanted = b / (1 + alpha * beta * P)
+        others = [b - S * s for s in range(1, b) if b - S * s >= 1]
+        assert abs(own - wanted) == min(abs(other - wanted) for other in others)
 
 
 @given(PARTS, st.integers(2, 12), st.integers(0, 2**40))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcsgd.data import AsRank, Batches, ByLabel, DefDP, Dirichlet, Overlapping, Partition, Sampler, SelDP
+from hpcsgd.data.partition import Samples
 from hpcsgd.errors import UserError
 
 
@@ -273,3 +274,14 @@ def test_what_cannot_be() -> None:
     for share in (0.4, 1.1):
         with pytest.raises(UserError, match="each of 2 groups needs 1/P to 1"):
             Sampler(20, AsRank(0, 4, K=2), partition=Overlapping(share))
+
+
+def test_cards_of_others_come_after_the_own_ones() -> None:
+    """From the next group on, around, until the share is full."""
+    samples = Samples(n=11, P=3, seed=0, shuffle=False)
+    partition = Overlapping(0.8)
+    assert [partition.hand(samples, g, epoch=0).tolist() for g in range(3)] == [
+        [0, 3, 6, 9, 1, 4, 7, 10],
+        [1, 4, 7, 10, 2, 5, 8, 0],
+        [2, 5, 8, 0, 3, 6, 9, 1],
+    ]

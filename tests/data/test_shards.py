@@ -104,6 +104,21 @@ def test_a_damaged_block_is_named_when_it_is_read(path: Path) -> None:
         shards.windows(np.array([SHARD - 5]), SHARD + 5 + BLOCK + 1)
 
 
+def test_a_damaged_block_in_the_middle_of_a_window_is_found(path: Path) -> None:
+    """Of which neither end is in it."""
+    write(path, 300)
+    with h5py.File(path, locking=False) as file:
+        shard = file["train/2/x"]
+        assert isinstance(shard, h5py.Dataset)
+        place = shard.id.get_offset()
+    content = bytearray(path.read_bytes())
+    content[place + 2 * (BLOCK + 3)] ^= 1
+    path.write_bytes(content)
+    for before, length in ((1, BLOCK + 2), (BLOCK, 3 * BLOCK)):
+        with pytest.raises(UserError, match="block 1 of shard 2"):
+            Shards(path, "train", COUNT, 300).windows(np.array([2 * SHARD + BLOCK - before]), length)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_truncated_file_is_refused_before_anything_is_read(path: Path, data: st.DataObject) -> None:

@@ -48,6 +48,25 @@ def test_inside_the_mean_outside_as_before(run, P: int, K: int) -> None:
         torch.testing.assert_close(statistics, mean_statistics, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1)])
+def test_what_the_block_writes_is_undone(run, P: int, K: int) -> None:
+    """Also where there is one group, which has no mean to make."""
+
+    def written(world: Transport) -> tuple[Tensor, Tensor]:
+        job, net = form(world, groups=P), with_statistics()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, net, job, hierarchical(100))
+        one_step(net, optimizer, job, 0)
+        before = torch.cat([vector(net), net[2].running_mean])
+        with optimizer.averaged(), torch.no_grad():
+            for x in [*net.parameters(), net[2].running_mean]:
+                x.clamp_(-0.01, 0.01)
+        return before, torch.cat([vector(net), net[2].running_mean])
+
+    for before, after in run(P * K, written):
+        assert torch.equal(before, after)
+
+
 class Halves(nn.Module):
     """Models of which a rank trains one: their gradients leave at other times than those of other groups."""
 

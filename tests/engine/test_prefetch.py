@@ -177,6 +177,21 @@ def test_whoever_reads_waits(reader: str, waits: list[Bucket]) -> None:
     assert all(threads.run(2, read, timeout=PATIENCE))
 
 
+def test_weights_given_by_name_arrive(waits: list[Bucket]) -> None:
+    """In lists, too; what is given by position is asked elsewhere."""
+
+    def read(world: Transport) -> bool:
+        net = make_model()
+        made = wrapped(world, net)
+        x = torch.ones(2, 5, dtype=torch.float64)
+        a_step(net, made)
+        first = functional.linear(x, weight=net[0].weight)
+        second = torch.cat(tensors=[net[0].bias, net[3].bias])
+        return bool(first.isfinite().all() and second.isfinite().all())
+
+    assert all(threads.run(2, read, timeout=PATIENCE))
+
+
 def test_the_next_step_begins_when_all_is_there(waits: list[Bucket]) -> None:
     """Also for weights that the forward pass has not used."""
 

@@ -13,7 +13,7 @@ import hpcsgd
 from hpcsgd.core.topology import Absent, form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Sparse
-from hpcsgd.methods import Method, bsp, ensemble, hierarchical, selsync, sgp
+from hpcsgd.methods import Method, adacomm, bsp, ensemble, hierarchical, selsync, sgp
 from hpcsgd.sparsifiers import TopK
 from hpcsgd.transport import Transport, threads
 from references import average, batch, gathered_gradient, loss, model, vector
@@ -238,3 +238,33 @@ def test_who_has_no_batch_after_a_skipped_step(run) -> None:
         return optimizer.t, scaler.get_scale()
 
     assert run(2, trained) == [(2, 2.0)] * 2
+
+
+def heard(world: Transport, natural: bool, scaled: bool) -> list[bool]:
+    """Whether the method had the loss of the step, as it was before it was `scaled`, step by step."""
+    net, job = model(dtype=torch.float32), form(world, groups=2)
+    wrapped = hpcsgd.DistributedOptimizer(sgd(net), net, job, adacomm(2, block=2))
+    optimizer: Any = hpcsgd.NaturalGradient(wrapped, net, rank=2) if natural else wrapped
+    scaler = hpcsgd.GradScaler("cpu", init_scale=2.0**4, enabled=scaled)
+    seen = []
+    try:
+        for t in range(3):
+            optimizer.zero_grad()
+            value = loss(net, *batch(t, world.rank, torch.float32))
+            scaler.scale(value).backward()
+            if scaled:
+                scaler.step(optimizer, loss=value)
+                scaler.update()
+            else:
+                optimizer.step(loss=value)
+            seen.append(value.item() == wrapped._step.loss)
+    finally:
+        if natural:
+            optimizer.remove()
+    return seen
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("natural", "scaled"), [(True, False), (False, True), (True, True)])
+def test_methods_that_go_by_the_loss_are_given_it(run, natural: bool, scaled: bool) -> None:
+    assert run(2, heard, natural, scaled) == [[True] * 3] * 2

@@ -138,6 +138,36 @@ def test_no_rank_goes_by_its_own_loss(run, P: int, K: int) -> None:
     assert run(P * K, noted) == [expected] * (P * K)
 
 
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("P", [2, 4])
+def test_the_state_of_any_rank_has_the_losses_of_all(run, P: int) -> None:
+    """On another P × K, and where one rank has saved for all."""
+
+    def means(world: Transport) -> tuple[list[float], list[float]]:
+        job, net = form(world, groups=2), model()
+        optimizer = hpcsgd.DistributedOptimizer(SGD(list(net.parameters())), net, job, adacomm(4, block=4))
+        found = [one_loss(net, optimizer, t) for t in range(6)]
+        (first,) = world.gather_objects(optimizer.state_dict())[:1]
+        resumed = adacomm(4, block=4)
+        again = model()
+        inner = SGD(list(again.parameters()))
+        hpcsgd.DistributedOptimizer(inner, again, form(world, groups=P), resumed).load_state_dict(first)
+        state = resumed.when.block_state  # type: ignore[attr-defined]
+        return [found[0], sum(found[4:])], [state.first_loss, state.losses]
+
+    def one_loss(net: Any, optimizer: hpcsgd.DistributedOptimizer, t: int) -> float:
+        optimizer.zero_grad()
+        value = loss(net, *batch(t, optimizer.job.rank))
+        value.backward()
+        optimizer.step(loss=value)
+        return value.item()
+
+    ranks = run(4, means)
+    expected = [sum(numbers) / 4 for numbers in zip(*(own for own, _ in ranks), strict=True)]
+    for _, found in ranks:
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.ranks(2)
 def test_a_closure_gives_the_loss_too(run) -> None:
     def trained(world: Transport, closing: bool, giving: bool) -> Tensor:

@@ -108,6 +108,14 @@ def test_where_moments_meet_alone_no_parameter_goes_across_groups(run, P: int, K
         assert steps[11]["moments"] == pytest.approx(both)
 
 
+@pytest.mark.ranks(2)
+def test_counts_come_along_with_moments_alone(run) -> None:
+    """RMSprop has no first moment: when one would be due, counts of steps are not."""
+    make: MakeOptimizer = lambda params: optim.RMSprop(params, lr=0.01)  # noqa: E731
+    for steps in run(2, lambda world: counted(world, 2, des_loco(4, first=2, second=3), make, model())):
+        assert [t for t, step in enumerate(steps, 1) if step.get("moments", 0.0)] == [3, 6, 9, 12]
+
+
 @pytest.mark.ranks(4)
 def test_an_optimizer_of_whole_tensors(run) -> None:
     """Its moments are whole on every position: where they meet alone nothing has to be gathered."""

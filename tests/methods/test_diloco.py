@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, optim
 
+import hpcsgd
 from hpcsgd.averagers import Averaged, Mean, MeanOfAll, Reset
 from hpcsgd.core.graphs import Exponential
+from hpcsgd.core.topology import form
 from hpcsgd.exchanges import AllReduce, AllToAll
 from hpcsgd.methods import (
     Method,
     diloco,
     hierarchical,
+    no_loco,
+    sparse_loco,
 )
 from hpcsgd.methods.diloco import NESTEROV, Outer
 from hpcsgd.methods.fedavg import MeanOfSome
@@ -130,3 +135,40 @@ def test_moments_go_around_the_outer_step(run, moments: Any) -> None:
     ranks = run(2, lambda w: distributed(w, 2, diloco(EVERY, outer, moments=moments), make, STEPS))
     plain = run(2, lambda w: distributed(w, 2, hierarchical(EVERY, moments=moments), make, STEPS))
     same(ranks, list(zip(*plain, strict=True)), 1)
+
+
+STILL: dict[str, Callable[[], Method]] = {
+    "diloco": lambda: diloco(1, outer=lambda ws: optim.SGD(ws, lr=0.1)),
+    "no_loco": lambda: no_loco(1, alpha=0.0, beta=0.1, gamma=0.5),
+    "sparse_loco": lambda: sparse_loco(1, density=1.0, bits=32, lr=0.1, beta=0.0),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("method", STILL)
+def test_rounding_to_16_bits_is_no_movement(run, method: str, dtype: torch.dtype) -> None:
+    """Groups that move by an ulp of bfloat16 in each of 9 rounds, and not after that: θ comes as far as in
+    float32, and stays."""
+    ulp = 2.0**-7
+
+    def ends(world: Transport) -> tuple[float, float]:
+        net = torch.nn.Linear(4, 2, bias=False).to(dtype)
+        made = STILL[method]()
+        with torch.no_grad():
+            net.weight.fill_(1.0)
+        inner = optim.SGD(net.parameters(), lr=1.0)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, 2), made)
+
+        def moved(steps: int, by: float) -> float:
+            for _ in range(steps):
+                net.weight.grad = torch.full_like(net.weight, -by)
+                optimizer.step()
+            (state,) = (s["chunks"] for s in made.state_dict().values() if "chunks" in s)
+            return (state["phi" if "phi" in state else "theta"][0][0].item() - 1) / ulp
+
+        return moved(9, ulp), moved(5, 0.0)
+
+    for after, later in run(2, ends):
+        assert after == pytest.approx(0.9, abs=1e-3)
+        assert later == after

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
+from hpcsgd.core.capabilities import Beginning, finish
+from hpcsgd.core.step import publisher
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Sparse
@@ -23,9 +25,9 @@ from hpcsgd.methods import (
 )
 from hpcsgd.sparsifiers import Deft
 from hpcsgd.transport import Transport
-from methods.table import REFERENCES
-from methods.test_battery import OPTIMIZERS
-from references import distributed, model, one_step
+from methods.table import RATES, REFERENCES, Case
+from methods.test_battery import ENTRIES, OPTIMIZERS
+from references import MakeOptimizer, distributed, follow, model, one_step, vector
 from shapes import some
 
 STEPS = 6
@@ -66,6 +68,40 @@ def test_groups_start_the_second_method_from_their_mean(run, P: int, K: int) -> 
     for history in ranks:
         for t in (3, 4, 5):
             torch.testing.assert_close(history[t], ranks[0][t], rtol=0, atol=1e-13)
+
+
+def at_the_end(world: Transport, method: Method, make: MakeOptimizer, steps: int, *, mean: bool) -> Tensor:
+    """The model after so many steps: the groups' mean model, or this group's."""
+    job, net = form(world, 2), model()
+    optimizer = hpcsgd.DistributedOptimizer(make(list(net.parameters())), net, job, method)
+    set_rate = follow(optimizer, RATES)
+    for t in range(steps):
+        set_rate(t)
+        if mean and t == steps - 1 and isinstance(method.how, Beginning):
+            method.how.begin = lambda _: None  # type: ignore[method-assign]
+        one_step(net, optimizer, job, t)
+    if not mean:
+        return vector(net)
+    with torch.no_grad():
+        finish(method.how, optimizer._step, due=False)
+    with optimizer.averaged():
+        return vector(net)
+
+
+@pytest.mark.threads(unless={"method": {"diloco", "sparse_loco", "streamed", "sgp"}, "at": 4})
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("at", [3, 4, 5])
+@pytest.mark.parametrize("method", [label for label, entry in ENTRIES.items() if entry.form is form])
+def test_the_first_hands_over_the_mean_that_it_has(run, method: str, at: int) -> None:
+    """Whether its groups are due to meet then or not; its own averager acts only if they are."""
+    entry = ENTRIES[method]
+    make = OPTIMIZERS["SGD" if isinstance(entry, Case) and entry.plain_sgd else "momentum"]
+    both = lambda: switch(entry.new(), entry.new(), at)  # noqa: E731
+    found = run(4, lambda world: at_the_end(world, both(), make, at, mean=False))
+    assert all(torch.equal(w, found[0]) for w in found)
+    if isinstance(entry, Case) and publisher(entry.new().exchange) is None:  # or an owner knows more
+        (expected, *_) = run(4, lambda world: at_the_end(world, entry.new(), make, at, mean=True))
+        torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-13)
 
 
 def trained(world: Transport, method: Method, rates: list[float], again: Method | None) -> list[bool]:

@@ -522,3 +522,12 @@ def test_removed_hooks_are_gone() -> None:
     backward(net, 3)
     assert all(torch.equal(p.grad, plain[name]) for name, p in net.named_parameters())
     wrapped(net)
+
+
+def test_a_plain_optimizer_has_no_use_for_the_loss() -> None:
+    with_loss, without = mlp(), mlp()
+    for net, options in ((with_loss, {"loss": 1.0}), (without, {})):
+        optimizer = wrapped(net)
+        backward(net, 0)
+        assert optimizer.step(**options) is None
+    assert torch.equal(vector(with_loss), vector(without))

@@ -17,18 +17,24 @@ PATIENCE = 60.0  # seconds; the machine may be busy
 
 
 class Post:
-    """Messages of threads. What is received has room of its own until it is there."""
+    """Messages of threads. What is received has room of its own until it is there, and nothing is being sent
+    from there."""
 
     def __init__(self, rank: int, size: int, boxes: dict[tuple[int, int], queue.Queue[Tensor]]) -> None:
         self.rank, self.size, self._boxes = rank, size, boxes
         self._rooms: set[int] = set()
+        self.sending: list[tuple[int, int]] = []
+        """Addresses from which the library may still read."""
 
     def post_send(self, x: Tensor, to: int) -> Callable[[], object]:
         self._boxes[self.rank, to].put(x.clone())
-        return lambda: None
+        self.sending.append(addresses(x))
+        return lambda: self.sending.remove(addresses(x))
 
     def post_recv(self, out: Tensor, source: int) -> Callable[[], object]:
         assert not out.numel() or out.data_ptr() not in self._rooms
+        low, high = addresses(out)
+        assert not any(start < high and low < stop for start, stop in self.sending)
         self._rooms.add(out.data_ptr())
         out.fill_(torch.nan)  # it may be written at any time from now on
 
@@ -40,6 +46,10 @@ class Post:
 
     def complete(self, request: Callable[[], object]) -> None:
         request()
+
+
+def addresses(x: Tensor) -> tuple[int, int]:
+    return x.data_ptr(), x.data_ptr() + x.nbytes
 
 
 def around(xs: list[Tensor], mean: bool) -> None:

@@ -28,6 +28,8 @@ def test_values_are_those_of_numpy(n: int, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal(n).astype(np.float32)
     assert there_and_back(torch.from_numpy(x), Levels()).tolist() == two_sizes(x).tolist()
     assert Levels().nbytes(n) == 4 * -(-n // 64) + 4 * -(-n // 16)
+    whole = np.random.default_rng(seed).integers(-3, 4, n).astype(np.float32)  # with zeros, and mean sizes
+    assert there_and_back(torch.from_numpy(whole), Levels()).tolist() == two_sizes(whole).tolist()
 
 
 def test_what_is_not_a_number_is_not_hidden() -> None:
@@ -48,6 +50,16 @@ def test_of_one_size_nothing_is_lost(values: list[float]) -> None:
 def test_large_and_small() -> None:
     arrived = there_and_back(torch.tensor([1.0, -10.0, 3.0, 12.0, -2.0]), Levels())
     assert arrived.tolist() == [2.0, -11.0, 2.0, 11.0, -2.0]
+
+
+def test_of_the_mean_size_is_small() -> None:
+    assert there_and_back(torch.tensor([1.0, -2.0, 3.0]), Levels()).tolist() == [1.5, -1.5, 3.0]
+
+
+def test_zeros_arrive_as_zeros() -> None:
+    """Of a weight that has nothing to send, beside others that have; not where a block has none."""
+    arrived = there_and_back(torch.tensor([0.0] * 20 + [8.0] * 2 + [0.25] * 42 + [1.0, 3.0]), Levels())
+    assert arrived.tolist() == [0.0] * 20 + [8.0] * 2 + [0.0] * 42 + [1.0, 3.0]
 
 
 def test_whole_numbers_arrive_whole() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 
 from hpcsgd import wires
+from hpcsgd.exchanges import Packed
+from hpcsgd.methods import Method, bsp, hierarchical
+from hpcsgd.schedules import never
 from hpcsgd.transport import Transport
 from hpcsgd.wires.base import Wire, throw
 from hpcsgd.wires.mean import mean_of_own, mean_on_all
+from references import distributed
 
 WIRES: dict[str, Wire] = {
     "bf16": wires.bf16(),
@@ -21,6 +27,7 @@ WIRES: dict[str, Wire] = {
     "dice": wires.int4(block=8, rounding=wires.Stochastic()),
 }
 PIECE = 13
+BY_CHANCE = wires.int4(block=8, rounding=wires.Stochastic())
 
 
 def vector(rank: int, n: int, dtype: torch.dtype) -> Tensor:
@@ -62,3 +69,43 @@ def test_the_mean_of_the_own_piece(run, name: str, n: int) -> None:
         versions = [vector(i, n, torch.float32)[piece] - found[i][1][piece] for i in range(n)]
         torch.testing.assert_close(mean, torch.stack(versions).mean(0), rtol=0, atol=1e-6)
         assert lost[piece].abs().max() == 0
+
+
+@dataclass
+class Noting:
+    """Keeps the dice that vectors were rounded by."""
+
+    keeps = False
+    dice: list[int] = field(default_factory=list[int])
+
+    def nbytes(self, n: int) -> int:
+        return BY_CHANCE.nbytes(n)
+
+    def encode(self, x: Tensor, code: Tensor, dice: int) -> None:
+        self.dice.append(dice)
+        BY_CHANCE.encode(x, code, dice)
+
+    def decode(self, code: Tensor, out: Tensor) -> None:
+        BY_CHANCE.decode(code, out)
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 3), (2, 2), (3, 1)])
+@pytest.mark.parametrize(
+    "new",
+    [lambda wire: bsp(Packed(gradients=wire)), lambda wire: hierarchical(1, average=wire)],
+    ids=["gradients", "models"],
+)
+def test_no_two_vectors_are_rounded_by_the_same_dice(
+    run, new: Callable[[Wire], Method], P: int, K: int
+) -> None:
+    """Of no two pieces, ranks, buckets or steps, in a group or across: noise that is alike stays."""
+
+    def thrown(world: Transport) -> list[int]:
+        wire = Noting()
+        make = lambda params: optim.SGD(params, lr=0.1)  # noqa: E731
+        distributed(world, P, new(wire), make, steps=3, bucket_mb=1e-4)
+        return wire.dice
+
+    found = [dice for each in run(P * K, thrown) for dice in each]
+    assert len(set(found)) == len(found)
+    assert found or (P == 1 and new(Noting()).when is not never)

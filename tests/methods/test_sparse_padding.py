@@ -1,0 +1,126 @@
+"""SparseLoCo where chunks have padding, and weights that have nothing to send: neither moves."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd.averagers import OverPositions, PerRun
+from hpcsgd.core.flat import flatten
+from hpcsgd.core.topology import Job, form
+from hpcsgd.methods import Method, sparse_loco, streamed
+from hpcsgd.transport import Transport
+
+EVERY, STEPS = 2, 12
+WAYS: dict[str, Any] = {
+    "all in 2 bits": lambda: sparse_loco(EVERY, density=1.0),
+    "a part in 2 bits": lambda: sparse_loco(EVERY, density=0.3, select=PerRun(11)),
+    "over positions": lambda: sparse_loco(EVERY, density=0.3, select=OverPositions(11)),
+    "in 4 bits": lambda: sparse_loco(EVERY, density=1.0, bits=4),
+}
+
+
+class Weights(nn.Module):
+    """So many numbers that each go to where this rank and step say, of the first `used`."""
+
+    def __init__(self, n: int, used: int | None = None) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+        self._used = n if used is None else used
+
+    def forward(self, t: int, rank: int) -> Tensor:
+        chance = torch.Generator().manual_seed(100 * t + rank)
+        goal = torch.randn(self.w.shape, generator=chance, dtype=torch.float64)
+        return ((self.w - goal)[: self._used] ** 2).sum() / 2
+
+
+def wrapped(net: nn.Module, job: Job, method: Method) -> hpcsgd.DistributedOptimizer:
+    return hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, method)
+
+
+def train(net: Weights, optimizer: hpcsgd.DistributedOptimizer, steps: range) -> None:
+    for t in steps:
+        optimizer.zero_grad()
+        net(t, optimizer.job.rank).backward()
+        optimizer.step()
+
+
+@pytest.mark.threads(unless={"way": "a part in 2 bits"})
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("way", WAYS)
+def test_padding_is_never_sent(run, way: str) -> None:
+    """67 weights for two positions: the last one has one of padding, which stays 0 wherever it is. So a
+    resumed run, whose padding is new, is the same."""
+
+    def one(world: Transport) -> tuple[Tensor, Tensor]:
+        job, net, method = form(world, 2), Weights(67), WAYS[way]()
+        optimizer = wrapped(net, job, method)
+        train(net, optimizer, range(STEPS // 2))
+        saved, w = copy.deepcopy(optimizer.state_dict()), net.w.detach().clone()
+        train(net, optimizer, range(STEPS // 2, STEPS))
+        (bucket,) = optimizer.buckets
+        behind = [bucket.w[67:]]
+        if job.j == 1:
+            chunks = method.state_dict()["how.inner"]["chunks"]
+            behind += [x[33:] for vectors in chunks.values() for x in vectors]
+        assert all(x.numel() == 1 and not x.any() for x in behind)
+        again = Weights(67)
+        resumed = wrapped(again, job, WAYS[way]())
+        with torch.no_grad():
+            again.w.copy_(w)
+        resumed.load_state_dict(saved)
+        train(again, resumed, range(STEPS // 2, STEPS))
+        return net.w.detach().clone(), again.w.detach().clone()
+
+    for whole, resumed in run(4, one):
+        assert torch.equal(whole, resumed)
+
+
+@pytest.mark.ranks(4)
+def test_padding_costs_no_bytes_and_no_choice(run) -> None:
+    """Of 5 weights the first position of a group has three, the second one two."""
+
+    def one(world: Transport) -> float:
+        net = Weights(5)
+        optimizer = wrapped(net, form(world, 2), sparse_loco(1, density=1.0, bits=32))
+        before = world.ledger.totals()
+        train(net, optimizer, range(1))
+        return world.ledger.since(before)["average"].bytes
+
+    first, second, *others = run(4, one)
+    assert others == [first, second]
+    assert first - second == 4
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("bits", [2, 4, 32])
+@pytest.mark.parametrize("wrap", [lambda method: method, lambda method: streamed(method, 1, 1, blend=0.0)])
+def test_a_weight_with_nothing_to_send_stays(run, bits: int, wrap: Any) -> None:
+    """More are chosen than have moved: three of a run of 10 have a gradient, and none of the next ones."""
+
+    def one(world: Transport) -> Tensor:
+        net = Weights(40, used=13)
+        method = wrap(sparse_loco(EVERY, density=0.5, bits=bits, select=PerRun(10)))
+        optimizer = wrapped(net, form(world, 2), method)
+        start = net.w.detach().clone()
+        train(net, optimizer, range(9))
+        return net.w.detach() - start
+
+    for moved in run(2, one):
+        assert moved[:13].all()
+        assert not moved[13:].any()
+
+
+def test_where_there_is_no_padding() -> None:
+    """Tensors that are not to be cut leave a chunk unfilled at its end."""
+    named = [(f"p{i}", nn.Parameter(torch.ones(n))) for i, n in enumerate((5, 3, 3))]
+    whole = {param for _, param in named}
+    for j, expected in enumerate(([slice(0, 5)], [slice(0, 6)])):
+        (bucket,) = flatten(named, 2, j, 1e9, whole)
+        assert bucket.filled == expected
+        assert sum(part.stop - part.start for part in bucket.filled) == int(bucket.own.sum())

@@ -1,0 +1,110 @@
+"""What somebody writes into parameters between two steps, clamped or loaded weights, is part of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd.core.topology import form
+from hpcsgd.methods import (
+    Method,
+    ad_psgd,
+    async_sgd,
+    bsp,
+    d_psgd,
+    delayed,
+    hierarchical,
+    sgp,
+    ssp,
+)
+from hpcsgd.transport import Transport
+from references import batch, loss, model, vector
+
+NEW: dict[str, Callable[[], Method]] = {
+    "ad_psgd": ad_psgd,
+    "async_sgd": async_sgd,
+    "bsp": bsp,
+    "d_psgd": d_psgd,
+    "delayed": lambda: delayed(hierarchical(2), 1),
+    "hierarchical": lambda: hierarchical(2),
+    "sgp": sgp,
+    "ssp": lambda: ssp(0),
+    "ssp, not in step": lambda: ssp(2),
+}
+
+
+IN_STEP = [label for label in NEW if label not in {"ad_psgd", "async_sgd", "ssp, not in step"}]
+"""Whose groups have made as many steps when they load weights."""
+
+
+def idle(world: Transport, P: int, method: str, write: Callable[[nn.Module], None]) -> tuple[Tensor, Tensor]:
+    """The model of all before and after steps of no gradient, of which one follows a `write`."""
+    net = model()
+    inner = optim.SGD(net.parameters(), lr=0.1)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, P), NEW[method]())
+    start = vector(net)
+    for t in range(6):
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+        if t == 2:
+            write(net)
+    with optimizer.averaged():
+        return start, vector(net)
+
+
+@pytest.mark.threads(unless={"K": 2, "method": {"ad_psgd", "async_sgd", "ssp"}})
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("method", NEW)
+def test_what_is_added_counts(run, method: str, P: int, K: int) -> None:
+    """Once, whoever is fast."""
+
+    @torch.no_grad()
+    def write(net: nn.Module) -> None:
+        for p in net.parameters():
+            p.add_(1.0)
+
+    for start, end in run(P * K, idle, P, method, write):
+        torch.testing.assert_close(end, start + 1, rtol=0, atol=1e-13)
+
+
+@pytest.mark.threads(unless={"K": 2, "method": "ssp"})
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("method", IN_STEP)
+def test_loaded_weights_are_trained_on(run, method: str, P: int, K: int) -> None:
+    loaded = model(seed=5)
+
+    def write(net: nn.Module) -> None:
+        net.load_state_dict(loaded.state_dict())
+
+    for _, end in run(P * K, idle, P, method, write):
+        torch.testing.assert_close(end, vector(loaded), rtol=0, atol=1e-13)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("method", NEW)
+def test_clamped_weights_stay_clamped(run, method: str) -> None:
+    """As in a Wasserstein GAN: what a step leaves is beyond the bound by that step and no more."""
+    most, lr = 0.05, 0.01
+
+    def one(world: Transport) -> float:
+        net = model()
+        inner = optim.SGD(net.parameters(), lr=lr)
+        optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, 2), NEW[method]())
+        for t in range(8):
+            optimizer.zero_grad()
+            loss(net, *batch(t, world.rank)).backward()
+            optimizer.clip_grad_norm_(1.0)
+            optimizer.step()
+            if t == 7:
+                return vector(net).abs().max().item()
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.clamp_(-most, most)
+        raise AssertionError
+
+    assert all(found <= most + 4 * lr for found in run(2, one))
