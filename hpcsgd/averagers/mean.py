@@ -35,11 +35,14 @@ class Mean:
 
     def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
         under_way: deque[tuple[Bucket, Work]] = deque()
+        agreed = s.agreement()
         for b in s.buckets:
             if len(under_way) == AT_ONCE:
+                agreed.wait()
                 yield _arrived(under_way)
             before(b)
             under_way.append((b, s.job.cross.allreduce(b.own, "mean")))
+        agreed.wait()
         while under_way:
             yield _arrived(under_way)
 
@@ -61,6 +64,7 @@ class MeanOfAll:
         pass
 
     def __call__(self, s: Step) -> None:
+        s.agreement().wait()
         for work in [s.job.cross.allreduce(b.w, "mean") for b in s.buckets]:
             work.wait()
 

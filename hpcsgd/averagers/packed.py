@@ -55,6 +55,7 @@ class PackedMean:
             Mean()(s)
             self._begin(s.owned)
         else:
+            s.agreement().wait()
             for i, own in enumerate(s.owned):
                 if own.numel():  # of a fragment a position may own nothing
                     own.copy_(self._mean(s, i, own))

@@ -60,7 +60,7 @@ def apart(job: Job) -> Job:
 def step_of(s: Step, job: Job, chunks: Sequence[Tensor]) -> Step:
     """`s` as it is seen by an averager of these `chunks` alone."""
     buckets = cast("Sequence[Bucket]", [Chunk(x) for x in chunks])
-    return Step(Fixed(job, buckets, moments=s.moments), t=s.t)
+    return Step(Fixed(job, buckets, moments=s.moments), t=s.t, rates=s.rates)
 
 
 def under_way(how: Callable[[Step], None], s: Step, job: Job, chunks: list[Tensor], due: int) -> Meeting:

@@ -102,10 +102,15 @@ class Step:
         """The chunks `own`: this position's part of the model."""
         return [b.own for b in self.buckets]
 
-    def require_in_step(self) -> None:
-        """Raise `UserError` on all ranks unless all groups synchronize after the same number of updates, at the
-        same learning rates. An averager calls it before it sends anything to all groups; collective."""
-        Agreement.of_position(self.job).reach(Call("a synchronization of step()", self.t, self.rates))
+    def agreement(self) -> Work:
+        """Begin to compare this step with that of the other groups: `wait()` raises `UserError` unless all
+        synchronize after the same number of updates, at the same learning rates.
+
+        An averager that needs all groups calls it before it sends anything, and waits before it changes
+        anything; collective over the groups.
+        """
+        agreement, call = Agreement.of_position(self.job), Call("a synchronization", self.t - 1, self.rates)
+        return self.job.cross.run(lambda: agreement.reach(call), "agreement of groups")
 
     def gradients(self) -> list[Tensor]:
         """Of the group, as the update is about to use them: of this position's chunks, or of all of w where

@@ -27,7 +27,7 @@ from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.unmoved import Unmoved
 from hpcsgd.engine.updating import Updating
-from hpcsgd.engine.wrapping import Scaled, require_alike, require_peers, share_start, trained_parameters
+from hpcsgd.engine.wrapping import Scaled, communicators, require_alike, require_peers, share_start, trained_parameters
 from hpcsgd.errors import UserError
 from hpcsgd.transport import phase
 
@@ -93,6 +93,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         prefetch: bool = False,
         master: torch.dtype | None = None,
     ) -> None:
+        job, self._number = communicators(job)
         with job.together("wrapping the optimizer"):
             require_peers(job, method)
             self._arrivals = Arrivals(model, prefetch)
@@ -126,6 +127,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             )
         )  # fmt: skip
         self._everyone, self._shared = Agreement(job.world), Agreement.of_group(job)
+        Agreement.of_position(job)  # makes its communicator while all ranks are here
         self._notes: dict[str, float] = {}
         self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
@@ -315,7 +317,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         super().add_param_group(param_group)
 
     def _call(self, name: str) -> Call:
-        return Call(name, self._step.t, self.rates)
+        return Call(name, self._step.t, self.rates, self._number)
 
     def _ready_for(self, name: str, agreement: Agreement) -> Step:
         """All of w in place, no gradient under way, and all ranks in the call `name`; collective."""

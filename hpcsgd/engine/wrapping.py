@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn, optim
@@ -14,7 +16,7 @@ from hpcsgd.core.shards import is_sharded, local, require_sharded_alike, reshard
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.joined import kind_of
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.transport import phase
+from hpcsgd.transport import Transport, phase
 
 
 class Scaled:
@@ -35,6 +37,26 @@ class Scaled:
 
 class Outermost(optim.Optimizer):
     """An optimizer that goes around a `DistributedOptimizer`, and never inside one."""
+
+
+_optimizers: WeakKeyDictionary[Transport, int] = WeakKeyDictionary()
+"""How many optimizers have been made for a job, by the communicator of its groups."""
+
+
+def communicators(job: Job) -> tuple[Job, int]:
+    """Return `job` for the next optimizer, and how many it has had; collective.
+
+    Each optimizer has communicators and threads of its own. Ranks may need them in another order: where two
+    models are trained, which one gets its gradients first depends on the rank.
+    """
+    before = _optimizers.get(job.group, 0)
+    _optimizers[job.group] = before + 1
+    if before == 0 or job.size == 1:
+        return job, before
+    world = job.world.apart()
+    group = job.group.split(0, job.group.rank).on(world.lane)
+    cross = job.cross.split(0, job.cross.rank).on_its_own_lane()
+    return replace(job, world=world, group=group, cross=cross), before
 
 
 def require_peers(job: Job, method: Method) -> None:

@@ -79,6 +79,7 @@ class MeanOfSome:
 
     def __call__(self, s: Step) -> None:
         drawn = self.drawn(s.t, s.job.P)
+        s.agreement().wait()
         for b in s.buckets:
             x = b.own.to(wide(b.own.dtype))
             if s.job.g not in drawn:

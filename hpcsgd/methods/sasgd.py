@@ -62,6 +62,7 @@ class Accumulated:
 
     def __call__(self, s: Step) -> None:
         rate = _rate(s)
+        s.agreement().wait()
         for b, w, total in zip(s.buckets, self.agreed, self.sums, strict=True):
             s.job.cross.allreduce(total, "mean").wait()
             w.sub_(total, alpha=rate)

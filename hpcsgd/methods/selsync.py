@@ -175,6 +175,7 @@ class MeanGradient:
         self.significance.begin(s)
         if s.job.P > 1 and self.significance(s):
             with phase("average"):
+                s.agreement().wait()
                 for g in s.gradients():
                     s.job.cross.allreduce(g, "mean").wait()
 

@@ -115,6 +115,7 @@ class SparseDelta:
         for own, theta, e in zip(owned, thetas, errors, strict=True):
             e.mul_(self.beta).add_(theta.to(own.dtype).to(theta.dtype) - own)
         codes = [Code(share, self.values) for share in self.select.shares(errors, self.density, s.job)]
+        s.agreement().wait()
         said = self._gathered(s, codes, errors)
         for i, (own, theta, e) in enumerate(zip(owned, thetas, errors, strict=True)):
             theta.add_(self._mean(codes[i], said[i], e, s.job.cross.rank), alpha=-self.lr)

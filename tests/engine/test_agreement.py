@@ -1,0 +1,172 @@
+"""Ranks that do not do the same: one line that says which rank is in what, before anything wrong is learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd import DistributedOptimizer, UserError
+from hpcsgd.core.topology import form
+from hpcsgd.transport import Transport, threads
+from references import batch, loss, vector
+from references import model as make_model
+
+PATIENCE = 20.0
+
+
+def made(world: Transport, P: int, method: Callable[[], Any], lr: float = 0.1) -> tuple[nn.Module, Any]:
+    net = make_model()
+    inner = optim.SGD(net.parameters(), lr=lr)
+    return net, DistributedOptimizer(inner, net, form(world, P), method())
+
+
+def train(world: Transport, net: nn.Module, optimizer: Any, first: int, last: int) -> None:
+    for t in range(first, last):
+        optimizer.zero_grad()
+        loss(net, *batch(t, world.rank)).backward()
+        optimizer.step()
+
+
+def norms(net: nn.Module, optimizer: Any) -> None:
+    for param in net.parameters():
+        assert param.grad is None or param.grad.norm() >= 0
+
+
+ALONE: dict[str, Callable[[nn.Module, Any], object]] = {
+    "clip_grad_norm_()": lambda net, optimizer: optimizer.clip_grad_norm_(1.0),
+    "synchronize()": lambda net, optimizer: optimizer.synchronize(),
+    "a use of param.grad": norms,
+    "state_dict()": lambda net, optimizer: optimizer.state_dict(),
+    "gather_parameters()": lambda net, optimizer: optimizer.gather_parameters(),
+    "zero_grad()": lambda net, optimizer: optimizer.zero_grad(),
+}
+
+
+@pytest.mark.parametrize("call", ALONE)
+@pytest.mark.parametrize("K", [3, 2])
+def test_a_call_on_one_rank_alone_between_backward_and_step(K: int, call: str) -> None:
+    """The others are in `step()`: it is the first call of both after the gradients were sent."""
+
+    def body(world: Transport) -> None:
+        net, optimizer = made(world, 1, lambda: hpcsgd.hierarchical(2))
+        train(world, net, optimizer, 0, 2)
+        optimizer.zero_grad()
+        loss(net, *batch(2, world.rank)).backward()
+        if world.rank == K - 1:
+            ALONE[call](net, optimizer)
+        optimizer.step()
+
+    line = rf"rank 0 is in step\(\) after 2 updates, but rank {K - 1} is in {call.replace('()', r'..')} after 2 updates"
+    with pytest.raises(UserError, match=line):
+        threads.run(K, body, timeout=PATIENCE)
+
+
+METHODS = {
+    "hierarchical": lambda: hpcsgd.hierarchical(2),
+    "allreduce": lambda: hpcsgd.allreduce_local_sgd(2),
+    "diloco": lambda: hpcsgd.diloco(2),
+    "int8": lambda: hpcsgd.hierarchical(2, average=hpcsgd.wires.int8()),
+    "sasgd": lambda: hpcsgd.sasgd(2),
+    "sparse_loco": lambda: hpcsgd.sparse_loco(2, density=0.5),
+    "des_loco": lambda: hpcsgd.des_loco(2),
+    "delayed": lambda: hpcsgd.delayed(hpcsgd.hierarchical(2), steps=1),
+    "streamed": lambda: hpcsgd.streamed(hpcsgd.diloco(2), fragments=2, delay=1),
+    "post_local": lambda: hpcsgd.post_local(2),
+    "bsp": hpcsgd.bsp,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_groups_that_are_unlike_steps_ahead_do_not_average(method: str) -> None:
+    """Group 1 has made a step that no other has, so that it synchronizes after another number of updates."""
+
+    def body(world: Transport) -> None:
+        net, optimizer = made(world, 3, METHODS[method])
+        optimizer.take_up(world.rank * 2, [{} for _ in optimizer.param_groups], None)
+        train(world, net, optimizer, 0, 6)
+
+    with pytest.raises(UserError, match=r"rank 0 is in .* after \d+ updates, but rank 1 is in .* after \d+ updates"):
+        threads.run(3, body, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("P", "K"), [(3, 1), (1, 2)])
+def test_learning_rates_that_come_to_differ(method: str, P: int, K: int) -> None:
+    if P == 1 and method == "sasgd":
+        pytest.skip("there is no group to synchronize with")
+
+    def body(world: Transport) -> None:
+        net, optimizer = made(world, P, METHODS[method])
+        train(world, net, optimizer, 0, 2)
+        optimizer.param_groups[0]["lr"] = 0.1 if world.rank == 0 else 0.2
+        train(world, net, optimizer, 2, 6)
+
+    with pytest.raises(UserError, match=r"the learning rate is 0.1 on rank 0 and 0.2 on rank 1 in step \d"):
+        threads.run(P * K, body, timeout=PATIENCE)
+
+
+def test_a_rank_that_leaves_a_step_out_on_its_own() -> None:
+    """It forgets gradients that the other one uses."""
+
+    def body(world: Transport) -> None:
+        net, optimizer = made(world, 1, hpcsgd.bsp)
+        for t in range(3):
+            loss(net, *batch(t, world.rank)).backward()
+            if t == 1 and world.rank == 1:
+                optimizer.zero_grad()
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.raises(UserError, match=r"rank 0 is in step\(\) after 1 updates, but rank 1 is in zero_grad\(\)"):
+        threads.run(2, body, timeout=PATIENCE)
+
+
+class Pair(nn.Module):
+    def __init__(self, seed: int, hidden: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, hidden), nn.Tanh(), nn.Linear(hidden, 3)).double()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype, device="cpu"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("hidden", [4, 40], ids=["same sizes", "other sizes"])
+@pytest.mark.parametrize("P", [1, 2])
+@pytest.mark.ranks(2)
+def test_two_optimizers_whose_gradients_come_in_another_order_on_another_rank(run, P: int, hidden: int) -> None:
+    def losses(nets: list[Pair], t: int, rank: int) -> Tensor:
+        x, y = batch(t, rank)
+        order = reversed(nets) if rank % 2 else nets
+        return torch.stack([loss(net, x, y) for net in order]).sum()
+
+    def body(world: Transport) -> Tensor:
+        job, nets = form(world, P), [Pair(1, 4), Pair(2, hidden)]
+        optimizers = [
+            DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, hpcsgd.bsp()) for net in nets
+        ]
+        for t in range(3):
+            losses(nets, t, world.rank).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        return torch.cat([vector(net) for net in nets])
+
+    nets = [Pair(1, 4), Pair(2, hidden)]
+    plain = optim.SGD([p for net in nets for p in net.parameters()], lr=0.1)
+    for t in range(3):
+        plain.zero_grad()
+        (losses(nets, t, 0) + losses(nets, t, 1)).div(2).backward()
+        plain.step()
+    expected = torch.cat([vector(net) for net in nets])
+    for w in run(2, body):
+        torch.testing.assert_close(w, expected, rtol=0, atol=1e-12)
