@@ -60,7 +60,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             of the own chunk, and so is the optimizer's state. Default None: as they are.
 
     Raises:
-        UserError: where ranks disagree about the model or the optimizer cannot be distributed.
+        UserError: where ranks were given unlike ones of these, or the optimizer cannot be distributed.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
