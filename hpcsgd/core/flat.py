@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from hpcsgd.core.layout import Layout, Slot, cut
-from hpcsgd.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +129,6 @@ class Bucket:
             for slot in self.slots:
                 slot.make_room(self._tracked)
 
-    def require_views(self) -> None:
-        """Raise `UserError` for a parameter that somebody moved out of `w`."""
-        for slot in self.slots:
-            if not slot.at_home():
-                raise UserError(
-                    f"parameter {slot.name} was moved after DistributedOptimizer was made: convert the model "
-                    "or change its device or memory format before"
-                )
-
     def version(self) -> int:
         """Grows when anybody outside writes into a gathered gradient in place."""
         return 0 if self._tracked is None else self._tracked._version
@@ -157,17 +147,6 @@ def flatten(
     Raises `UserError` for a parameter without a dense layout.
     """
     return [Bucket(layout, K, j) for layout in cut(named, K, bucket_bytes, whole)]
-
-
-def require_as_laid_out(buckets: Iterable[Bucket], frozen: Iterable[nn.Parameter]) -> None:
-    """Parameters that left the flat vectors, or never were in them, would be trained by nobody."""
-    for bucket in buckets:
-        bucket.require_views()
-    if any(param.requires_grad for param in frozen):
-        raise UserError(
-            "a parameter that was frozen when DistributedOptimizer was made requires a gradient now: "
-            "unfreeze it before"
-        )
 
 
 def _pieces(slots: Sequence[Slot], low: int, high: int) -> Iterator[Piece]:

@@ -40,6 +40,7 @@ class Slot:
         """Its place among all parameters, in the order of the forward pass."""
         self._view: Any = None
         """The parameter's place in g, in its shape and strides; None until there is room for gradients."""
+        self._w: Tensor | None = None
         self._home: int | None = None
 
     @property
@@ -57,11 +58,13 @@ class Slot:
         view = shaped(w, self.start, self.tensor)
         view.copy_(self.tensor.detach())
         self._become(view)
-        self._home = self.tensor.data_ptr()
+        self._w = w
+        self._home = self._behind_start(self.tensor)
 
     def at_home(self) -> bool:
-        """Whether nobody has moved the parameter elsewhere since."""
-        return self.tensor.data_ptr() == self._home
+        """Whether nobody has moved the parameter elsewhere since. All of `w` may move, as `share_memory()`
+        moves it."""
+        return self._behind_start(self.tensor) == self._home
 
     def make_room(self, g: Tensor) -> None:
         """Gradients are to be views of `g`."""
@@ -117,6 +120,11 @@ class Slot:
     def hide(self) -> None:
         """Make `param.grad` None: nobody has a gradient."""
         self.param.grad = None
+
+    def _behind_start(self, x: Tensor) -> int:
+        """How many bytes behind the beginning of `w` it lies in memory."""
+        assert self._w is not None
+        return x.data_ptr() - self._w.data_ptr()
 
     def _become(self, view: Tensor) -> None:
         self.param.data = view

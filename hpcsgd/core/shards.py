@@ -86,7 +86,7 @@ class Shard(Slot):
 
     def at_home(self) -> bool:
         """Whether torch gathers from here, too."""
-        return super().at_home() and self._kept._sharded_param_data.data_ptr() == self._padded_home
+        return super().at_home() and self._behind_start(self._kept._sharded_param_data) == self._padded_home
 
     def make_room(self, g: Tensor) -> None:
         super().make_room(g)
@@ -95,8 +95,8 @@ class Shard(Slot):
 
     def move_into(self, w: Tensor) -> None:
         padded = w[self.start : self.start + self.padded]
-        self._padded_home = padded.data_ptr()
         super().move_into(w)
+        self._padded_home = self._behind_start(padded)
         self._kept._sharded_param_data = padded
 
     def pend(self) -> None:

@@ -29,7 +29,7 @@ class Fixed:
     """The model as vectors `w` and `g`, with this position's chunks `own` and `g_own`, in backward order."""
     moments: Moments
     buffers: Sequence[Tensor] = ()
-    """The model's float buffers, such as batch-norm statistics."""
+    """The model's float buffers, such as batch-norm statistics: those that it has when they are read."""
     shards: bool = True
     """Whether each position updates its own chunks alone, and not all of w."""
     exchanged: bool = True
@@ -84,8 +84,8 @@ class Step:
         return self.fixed.moments
 
     @property
-    def buffers(self) -> Sequence[Tensor]:
-        return self.fixed.buffers
+    def buffers(self) -> list[Tensor]:
+        return list(self.fixed.buffers)
 
     @property
     def sharded(self) -> bool:

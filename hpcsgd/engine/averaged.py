@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,35 @@ from hpcsgd.averagers.distance import distance
 from hpcsgd.core.method import Central
 from hpcsgd.core.shards import reshard
 from hpcsgd.core.step import Step
+from hpcsgd.engine.alike import buffer_facts, require_alike
 from hpcsgd.engine.meeting import gather_chunks
 from hpcsgd.transport import phase
 
 
 def float_buffers(model: nn.Module) -> list[Tensor]:
     return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+class Buffers(Sequence[Tensor]):
+    """The float buffers that `model` has at any time: a forward pass may assign others in their place."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    @overload
+    def __getitem__(self, i: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
+
+    def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
+        return float_buffers(self._model)[i]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(float_buffers(self._model))
+
+    def __len__(self) -> int:
+        return len(float_buffers(self._model))
 
 
 @contextlib.contextmanager
@@ -32,15 +56,21 @@ def averaged(s: Step, central: Central | None, model: nn.Module) -> Generator[fl
     """
     brought = [b.w.clone() for b in s.buckets]
     parameters = [(b.w, w) for b, w in zip(s.buckets, brought, strict=True)]
-    buffers = [(buffer, buffer.clone()) for buffer in s.buffers]
+    mine = s.buffers
+    buffers = [(buffer, buffer.clone()) for buffer in mine]
+    modules: list[Any] = list(model.modules())
+    places = [(m._buffers, name, x) for m in modules for name, x in m._buffers.items()]
     with torch.no_grad(), phase("evaluation"):
+        require_alike(s.job.world, list(buffer_facts(model)))
         D = _agree(s, central, brought) if s.job.P > 1 else 0.0
         if s.job.size > 1:
-            average_joined(s.buffers, s.job.world)
+            average_joined(mine, s.job.world)
     try:
         yield D
     finally:
         reshard(model)
+        for table, name, buffer in places:
+            table[name] = buffer
         with torch.no_grad():
             for tensor, before in parameters + buffers:
                 tensor.copy_(before)

@@ -11,15 +11,17 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.capabilities import begin, goes_by_time
-from hpcsgd.core.flat import Bucket, require_as_laid_out
+from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
 from hpcsgd.core.method import Method, State, fitted
 from hpcsgd.core.norm import clip
 from hpcsgd.core.shards import is_sharded, reshard
 from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
+from hpcsgd.engine.alike import facts, require_alike
 from hpcsgd.engine.arriving import Arrivals
-from hpcsgd.engine.averaged import averaged, float_buffers
+from hpcsgd.engine.as_wrapped import AsWrapped
+from hpcsgd.engine.averaged import Buffers, averaged
 from hpcsgd.engine.dividing import laid_out
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, once_in, publishing
@@ -27,7 +29,7 @@ from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.unmoved import Unmoved
 from hpcsgd.engine.updating import Updating
-from hpcsgd.engine.wrapping import Scaled, communicators, require_alike, require_peers, share_start, trained_parameters
+from hpcsgd.engine.wrapping import Scaled, communicators, require_free, share_start, take, trained_parameters
 from hpcsgd.errors import UserError
 from hpcsgd.transport import phase
 
@@ -66,7 +68,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             of the own chunk, and so is the optimizer's state. Default None: as they are.
 
     Raises:
-        UserError: where ranks disagree about the model or the optimizer cannot be distributed.
+        UserError: where ranks were given unlike ones of these, or the optimizer cannot be distributed.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
@@ -95,12 +97,14 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     ) -> None:
         job, self._number = communicators(job)
         with job.together("wrapping the optimizer"):
-            require_peers(job, method)
+            require_free(job, method, optimizer)
             self._arrivals = Arrivals(model, prefetch)
-            if isinstance(getattr(optimizer.zero_grad, "__self__", None), DistributedOptimizer):
-                raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
             self.trained = trained_parameters(optimizer, model, job)
-        require_alike(job, optimizer, self.trained, model)
+            mine = facts(
+                optimizer, model, self.trained, method, elementwise=elementwise, tensorwise=tensorwise,
+                accumulate=accumulate, bucket_mb=bucket_mb, overlap=overlap, prefetch=prefetch, master=master,
+            )  # fmt: skip
+        require_alike(job.world, mine)
         self.model = model
         self.method = method
         self._exchange, buckets = laid_out(
@@ -108,7 +112,6 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             elementwise=elementwise, tensorwise=tensorwise, bucket_mb=bucket_mb,
         )  # fmt: skip
         self._publishing = publishing(job, method, self._exchange)
-        self._frozen = [p for group in optimizer.param_groups for p in group["params"] if not p.requires_grad]
         share_start(job, buckets, model, self.trained)
         cut = self._exchange.shards and (job.K > 1 or is_sharded(self.trained[0][1]))
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master)
@@ -120,12 +123,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
                 agreement, self._call, passes=accumulate, overlap=overlap, remembers=method.exchange_keeps(),
             )  # fmt: skip
         self.updating = Updating(self.local, self._reducer, self._exchange, method.how)
-        self._step = Step(
-            Fixed(
-                job, buckets, moments=self.local, buffers=float_buffers(model),
-                shards=self._exchange.shards, exchanged=self._reducer is not None,
-            )
-        )  # fmt: skip
+        shards, exchanged = self._exchange.shards, self._reducer is not None
+        self._step = Step(Fixed(job, buckets, self.local, Buffers(model), shards, exchanged))
         self._everyone, self._shared = Agreement(job.world), Agreement.of_group(job)
         Agreement.of_position(job)  # makes its communicator while all ranks are here
         self._notes: dict[str, float] = {}
@@ -135,6 +134,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self.state = optimizer.state
         # Whoever still holds the inner optimizer means the model.
         optimizer.zero_grad, optimizer.add_param_group = self.zero_grad, self.add_param_group
+        self._as_wrapped = AsWrapped(self, self.local, model, buckets)
+        take(method, self)
 
     @property
     def t(self) -> int:
@@ -181,7 +182,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         s = self._in_place
-        require_as_laid_out(s.buckets, self._frozen)
+        self._as_wrapped.require()
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(self._call("step()"))
         s.t += 1
@@ -214,6 +215,7 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
     @torch.no_grad()
     def meet(self) -> None:
         """The groups meet now, whatever the schedule says; collective, between two steps."""
+        self._as_wrapped.require()
         gathering = Gathering(self._ready_for("meet()", self._everyone), shards=False)  # models are whole
         meet(self._step, self.method.how, gathering)
         gathering.finish()
@@ -267,10 +269,10 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         self.updating.scaled()
 
     def averaged(self) -> contextlib.AbstractContextManager[float]:
-        """The mean model of all groups, or a server's, for the length of a block, for evaluating or saving
-        it; collective.
+        """The mean model of all groups, or a server's, for the length of a block; collective.
 
         Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are from it."""
+        self._as_wrapped.require()
         return averaged(self._ready_for("averaged()", self._everyone), self.method.central(), self.model)
 
     def state_dict(self) -> dict[str, Any]:
@@ -289,10 +291,8 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             if "shape" not in ours:
                 raise UserError("this state_dict is of an older version of hpcsgd")
             self._step.t, same_ranks = ours["t"], ours["shape"] == [job.P, job.K]
-            aloud = job.rank == 0
-            self.method.load_state_dict(
-                fitted(ours["method"], self.buckets, same_ranks=same_ranks, aloud=aloud)
-            )
+            states = fitted(ours["method"], self.buckets, same_ranks=same_ranks, aloud=job.rank == 0)
+            self.method.load_state_dict(states)
 
     def gather_parameters(self) -> None:
         """Make every position's model from the chunks that each owns; collective over the group."""

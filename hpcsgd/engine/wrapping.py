@@ -1,10 +1,14 @@
-"""Before an optimizer is wrapped: does the method fit, what is trained, do all ranks have the same?"""
+"""Before an optimizer is wrapped: does the method fit, is it free, and what is trained?"""
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from weakref import WeakKeyDictionary
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn, optim
@@ -14,8 +18,8 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.shards import is_sharded, local, require_sharded_alike, reshard
 from hpcsgd.core.topology import Job
-from hpcsgd.engine.joined import kind_of
-from hpcsgd.errors import JobError, UserError
+from hpcsgd.engine.alike import is_ours, settings
+from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport, phase
 
 
@@ -138,22 +142,44 @@ def share_start(
             here.copy_(shared)
 
 
-def require_alike(
-    job: Job, optimizer: optim.Optimizer, trained: Iterable[tuple[str, nn.Parameter]], model: nn.Module
-) -> None:
-    """All ranks are to have the same model and optimizer; collective. Raises `JobError`."""
-    rest = [("parameter", *named) for named in model.named_parameters() if not named[1].requires_grad]
-    rest += [("buffer", *named) for named in model.named_buffers()]
-    mine = [f"optimizer {kind_of(optimizer)}"]
-    for kind, name, x in [*(("parameter", *named) for named in trained), *rest]:
-        strides = "" if x.is_contiguous() else f" and strides {x.stride()}"
-        mine.append(f"{kind} {name} of shape {tuple(x.shape)} and {x.dtype}{strides}")
-    for rank, theirs in enumerate(job.world.gather_objects(mine)):
-        for ours, other in _zip_longest(mine, theirs):
-            if ours != other:
-                raise JobError(f"ranks {job.rank} and {rank} differ: {ours} here, {other} there")
+_users: WeakValueDictionary[int, optim.Optimizer] = WeakValueDictionary()
+"""By the id of what remembers something in a method: the optimizer that is trained by it."""
+
+_collecting = threading.Lock()
+"""A collection that begins while another one is running, on another thread, does nothing."""
 
 
-def _zip_longest(a: list[str], b: list[str]) -> Iterator[tuple[str, str]]:
-    width = max(len(a), len(b))
-    return zip(*(x + ["nothing"] * (width - len(x)) for x in (a, b)), strict=True)
+def take(method: Method, optimizer: optim.Optimizer) -> None:
+    """`method` is this one's, for as long as that lives: so do ids."""
+    _users.update(dict.fromkeys(map(id, _remembering(method)), optimizer))
+
+
+def require_free(job: Job, method: Method, optimizer: optim.Optimizer) -> None:
+    """Raise `UserError` where `method` is not for this job, the `optimizer` is wrapped already, or another
+    one is trained by `method` or by a part of it that remembers something."""
+    require_peers(job, method)
+    if isinstance(getattr(optimizer.zero_grad, "__self__", None), Scaled):
+        raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
+    parts = list(_remembering(method))
+    if any(id(part) in _users for part in parts):
+        with _collecting:
+            gc.collect()  # an optimizer is in circles with hooks of its own
+    for part in parts:
+        if id(part) in _users:
+            raise UserError(
+                f"the method, or its {type(part).__name__}, is that of another DistributedOptimizer: "
+                "make one for each"
+            )
+
+
+def _remembering(method: Method) -> Iterator[object]:
+    """All parts, and what is inside them, but for what nothing changes: that many may have in common."""
+    parts: list[Any] = [part for _, part in method.by_role()]
+    while parts:
+        part = parts.pop()
+        if is_ours(part):
+            parts += [inner for inner in settings(part).values() if is_ours(inner)]
+        of_class = getattr(part, "__dataclass_params__", None)
+        frozen = isinstance(part, type | FunctionType) or (of_class is not None and of_class.frozen)
+        if not frozen and getattr(part, "__dict__", None):
+            yield part

@@ -51,13 +51,13 @@ class BlockState:
 class Adaptive:
     """Meetings after every I steps; at the first one after `block` steps I changes."""
 
-    def __init__(self, interval: int, block: int) -> None:
-        for name, value in (("interval", interval), ("block", block)):
+    def __init__(self, I_0: int, block: int) -> None:
+        for name, value in (("interval", I_0), ("block", block)):
             if type(value) is not int or value < 1:
                 raise UserError(f"{name} = {value!r}: expected a number of steps ≥ 1")
-        self.I_0 = interval
+        self.I_0 = I_0
         self.block = block
-        self.block_state = BlockState(interval)
+        self.block_state = BlockState(I_0)
         self._world: Transport | None = None
         """All ranks, once a step has been made."""
 

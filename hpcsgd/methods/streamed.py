@@ -54,6 +54,7 @@ class Streamed:
 
     def __init__(self, how: Averager, every: int, fragments: int, delay: int, blend: float) -> None:
         self.how, self.every, self.delay, self.blend = how, every, delay, blend
+        self.fragments = fragments
         self.offsets = [p * every // fragments for p in range(fragments)]
         self._streams: list[Stream] = []
         self._owned: list[Tensor] = []

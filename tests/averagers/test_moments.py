@@ -150,12 +150,13 @@ def test_groups_that_used_other_parts_average_alike(run, name: str, P: int) -> N
 
 @pytest.mark.ranks(2)
 def test_unlike_states_are_refused_on_all_ranks(run) -> None:
-    """As where a group has another optimizer of the same name, or a state that was loaded into it alone."""
+    """As where an option is set, or a state loaded, after the wrapping and in one group alone."""
 
     def train(world: Transport) -> str:
         net, job = Two(), form(world, groups=2)
-        inner = optim.Adam(net.parameters(), lr=0.1, amsgrad=job.g == 1)
+        inner = optim.Adam(net.parameters(), lr=0.1)
         optimizer = hpcsgd.DistributedOptimizer(inner, net, job, hierarchical(1, moments=Averaged))
+        optimizer.param_groups[0]["amsgrad"] = job.g == 1
         net(0, 1).backward()
         with pytest.raises(UserError) as caught:
             optimizer.step()

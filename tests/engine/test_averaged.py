@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd import DistributedOptimizer, Method, bsp, hierarchical
+from hpcsgd import DistributedOptimizer, JobError, Method, bsp, hierarchical
 from hpcsgd.core.topology import Job, form
 from hpcsgd.transport import Transport
 from references import batch, loss, one_step, vector
@@ -65,6 +65,55 @@ def test_what_the_block_writes_is_undone(run, P: int, K: int) -> None:
 
     for before, after in run(P * K, written):
         assert torch.equal(before, after)
+class Assigning(nn.Module):
+    """Its forward pass gives it another buffer instead of writing into the one that it had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = make_model()
+        self.register_buffer("running", torch.zeros(5).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.running = 0.9 * self.running + 0.1 * x.mean(0).detach()
+        return self.net(x - self.running)
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 1), (1, 2), (2, 1)])
+def test_buffers_that_are_assigned_anew(run, P: int, K: int) -> None:
+    def looked_at(world: Transport) -> tuple[Tensor, Tensor]:
+        job, net = form(world, groups=P), Assigning()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, hierarchical(100))
+        for t in range(3):
+            one_step(net, optimizer, job, t)
+        own, before = net.running, net.running.clone()
+        with optimizer.averaged():
+            inside = net.running.clone()
+            net(batch(9, job.rank)[0])
+        assert net.running is own
+        assert torch.equal(net.running, before)
+        return before, inside
+
+    ranks = run(P * K, looked_at)
+    mean = torch.stack([before for before, _ in ranks]).mean(0)
+    assert mean.abs().max() > 0
+    for _, inside in ranks:
+        torch.testing.assert_close(inside, mean, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("n", [2])
+def test_a_buffer_that_one_rank_alone_has(run, n: int) -> None:
+    def looked_at(world: Transport) -> str:
+        job, net = form(world, groups=n), make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, hierarchical(100))
+        if world.rank == 1:
+            net.register_buffer("seen", torch.zeros(2))
+        with pytest.raises(JobError) as error, optimizer.averaged():
+            pass
+        return str(error.value)
+
+    told = "buffer seen is missing on rank 0 and of shape (2,) and torch.float32 on rank 1"
+    assert run(n, looked_at) == [f"ranks 0 and 1 differ: {told}: give all ranks the same"] * n
 
 
 class Halves(nn.Module):

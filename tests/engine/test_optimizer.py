@@ -310,7 +310,7 @@ def test_models_that_differ_between_ranks_end_all(run, n: int) -> None:
         return str(error.value)
 
     messages = run(n, differing)
-    assert messages[0].startswith("ranks 0 and 1 differ: parameter weight of shape (2, 3)")
+    assert messages[0].startswith("ranks 0 and 1 differ: parameter weight is of shape (2, 3)")
     assert len(messages) == n
 
 

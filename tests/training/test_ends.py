@@ -236,8 +236,11 @@ def test_a_broken_model_on_some_ranks(folder: Path) -> None:
 def test_models_that_differ(folder: Path) -> None:
     done = train(folder, "net_of_another_shape")
     assert_ended(folder, done)
-    of = "parameter inner.1.weight of shape ({}, 36) and torch.float32 {}"
-    assert done.err == f"hpcsgd: ranks 0 and 1 differ: {of.format(10, 'here')}, {of.format(11, 'there')}\n"
+    of = "of shape ({}, 36) and torch.float32 on rank {}"
+    assert done.err == (
+        "hpcsgd: ranks 0 and 1 differ: parameter inner.1.weight is "
+        f"{of.format(10, 0)} and {of.format(11, 1)}: give all ranks the same\n"
+    )
 
 
 def test_a_store_that_one_rank_does_not_find(folder: Path) -> None:

@@ -1,0 +1,152 @@
+"""Whether what an optimizer was wrapped around is still what trains.
+
+The flat vectors hold the parameters that the model had at the wrapping. One that has since been replaced, or
+moved to other memory, would be trained on no rank, or on one alone, and a mean would be of stale values. So
+each step compares identities: of all that the modules of the model hold, of memory, and of param groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from operator import is_
+from typing import Any
+
+from torch import Tensor, nn, optim
+
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.layout import Slot
+from hpcsgd.core.shards import is_sharded
+from hpcsgd.engine.joined import parts_of
+from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.errors import UserError
+
+END = (object(),)
+"""Behind all that is compared: one list is not the beginning of the other."""
+SINCE = "after DistributedOptimizer was made"
+
+
+class AsWrapped:
+    """The `model`, the user's optimizer, which is `local`, and the `outer` one around it."""
+
+    def __init__(
+        self, outer: optim.Optimizer, local: ShardedOptimizer, model: nn.Module, buckets: Sequence[Bucket]
+    ) -> None:
+        self._parameters = Registered(model, buckets)
+        self._memory = InPlace(buckets, [param for param in local.groups() if not param.requires_grad])
+        self._groups = Grouped(outer, local.optimizer)
+
+    def require(self) -> None:
+        """Raise `UserError` for what would be trained by nobody, or by one rank alone."""
+        self._parameters.require()
+        self._memory.require()
+        self._groups.require()
+
+
+class Registered:
+    """The parameters that the modules of a model hold."""
+
+    def __init__(self, model: nn.Module, buckets: Sequence[Bucket]) -> None:
+        self._model = model
+        self._first = dict.fromkeys(model.parameters())
+        trained = {slot.param: slot.name for b in buckets for slot in b.slots}
+        self._trained = {name: param for param, name in trained.items() if param in self._first}
+        self._look()
+
+    def require(self) -> None:
+        """What changed and left every trained parameter where the model uses it is remembered instead."""
+        now = chain.from_iterable(self._views)
+        if not any(self._empty) and all(map(is_, chain(now, END), self._found)):
+            return
+        self._require_trained()
+        self._require_nothing_new()
+        self._look()
+
+    def _look(self) -> None:
+        modules: list[Any] = list(self._model.modules())
+        tables = [m._parameters for m in modules] + [m._modules for m in modules]
+        self._empty = [table for table in tables if not table]
+        # Views show what tables hold at any time, and take no call for each.
+        self._views = [table.values() for table in tables if table]
+        self._found: list[Any] = [*chain.from_iterable(self._views), *END]
+
+    def _require_trained(self) -> None:
+        here, named = set(self._model.parameters()), dict(self._model.named_parameters())
+        for name, param in self._trained.items():
+            if param not in here:
+                how = "replaced in" if name in named else "taken out of"
+                raise UserError(
+                    f"parameter {name} was {how} the model {SINCE}, and nobody would train it: change the "
+                    "model before, load_state_dict without assign=True, or wrap a new optimizer"
+                )
+
+    def _require_nothing_new(self) -> None:
+        for name, param in self._model.named_parameters():
+            if param.requires_grad and param not in self._first:
+                raise UserError(
+                    f"parameter {name} was added to the model {SINCE}, and no rank would train it: change "
+                    "the model before, or wrap a new optimizer"
+                )
+
+
+class InPlace:
+    """The memory of what is trained, which is that of the flat vectors; what is frozen has no place there."""
+
+    def __init__(self, buckets: Sequence[Bucket], frozen: Sequence[nn.Parameter]) -> None:
+        self._slots = [slot for b in buckets for slot in b.slots]
+        self._sharded = [slot for slot in self._slots if is_sharded(slot.param)]
+        self._whole = [slot.param for slot in self._slots if not is_sharded(slot.param)]
+        self._frozen = frozen
+        self._look()
+
+    def require(self) -> None:
+        self._require_home(self._sharded)
+        if [*map(Tensor.data_ptr, self._whole)] != self._homes:
+            self._require_home(self._slots)
+            self._look()
+        if any(param.requires_grad for param in self._frozen):
+            raise UserError(
+                "a parameter that was frozen when DistributedOptimizer was made requires a gradient now: "
+                "unfreeze it before"
+            )
+
+    def _look(self) -> None:
+        self._homes = [*map(Tensor.data_ptr, self._whole)]
+
+    def _require_home(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            if not slot.at_home():
+                raise UserError(
+                    f"parameter {slot.name} was moved {SINCE}: convert the model or change its device or "
+                    "memory format before"
+                )
+
+
+class Grouped:
+    """The param groups that both optimizers have in common, and their state."""
+
+    def __init__(self, outer: optim.Optimizer, optimizer: optim.Optimizer) -> None:
+        self._outer, self._optimizer = outer, optimizer
+        self._groups = list(optimizer.param_groups)
+        self._held = [*chain.from_iterable(group["params"] for group in self._groups)]
+
+    def require(self) -> None:
+        within = [group for part in parts_of(self._optimizer) for group in part.param_groups]
+        for groups in (self._outer.param_groups, self._optimizer.param_groups, within):
+            if not _same(groups, self._groups):
+                raise UserError(
+                    f"param groups were added, removed or replaced {SINCE}: do that before; load a state by "
+                    "load_state_dict of the DistributedOptimizer"
+                )
+        if not _same([*chain.from_iterable(group["params"] for group in self._groups)], self._held):
+            raise UserError(
+                f'"params" of a param group were changed {SINCE}: change the groups of the optimizer before'
+            )
+        if self._outer.state is not self._optimizer.state:
+            raise UserError(
+                f"the optimizer's state was replaced {SINCE}: empty it in place, by optimizer.state.clear()"
+            )
+
+
+def _same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+    return len(found) == len(expected) and all(map(is_, found, expected))

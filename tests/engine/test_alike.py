@@ -1,0 +1,297 @@
+"""Ranks that were given unlike models, optimizers, methods or options are told so when they wrap."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import hpcsgd
+from hpcsgd import DistributedOptimizer, JobError, Method, bsp, hierarchical
+from hpcsgd.core.topology import form
+from hpcsgd.engine.alike import Fact, difference, in_words, method_facts, settings
+from hpcsgd.transport import Transport
+from references import model as make_model
+from references import one_step
+
+Params = list[nn.Parameter]
+
+
+def of(make: Callable[..., optim.Optimizer], **options: Any) -> Callable[[Params], optim.Optimizer]:
+    return partial(make, **options)
+
+
+def in_groups(at: int) -> Callable[[Params], optim.Optimizer]:
+    return lambda ps: optim.SGD([{"params": ps[:at], "lr": 0.5}, {"params": ps[at:]}], lr=0.1)
+
+
+SGD = of(optim.SGD, lr=0.1, momentum=0.5)
+
+OPTIMIZERS: dict[str, tuple[Callable[[Params], optim.Optimizer], str]] = {
+    "lr": (of(optim.SGD, lr=0.2, momentum=0.5), "lr of param group 0 is 0.1 on rank 0 and 0.2 on rank 1"),
+    "a tensor": (
+        of(optim.SGD, lr=torch.tensor(0.25), momentum=0.5),
+        "lr of param group 0 is 0.1 on rank 0 and 0.25 on rank 1",
+    ),
+    "momentum": (of(optim.SGD, lr=0.1, momentum=0.6), "momentum of param group 0 is 0.5 on rank 0 and 0.6"),
+    "weight decay": (
+        of(optim.SGD, lr=0.1, momentum=0.5, weight_decay=0.1),
+        "weight_decay of param group 0 is 0 on rank 0 and 0.1 on rank 1",
+    ),
+    "class": (
+        of(optim.Adam, lr=0.1),
+        "the optimizer is torch.optim.sgd.SGD on rank 0 and torch.optim.adam.Adam on rank 1",
+    ),
+    "order": (
+        lambda ps: SGD(ps[::-1]),
+        "parameter 0 of param group 0 is 0.weight on rank 0 and 3.bias on rank 1",
+    ),
+    "groups": (in_groups(3), "the number of param groups is 1 on rank 0 and 2 on rank 1"),
+}
+
+
+def wrapped(
+    world: Transport,
+    make: Callable[[Params], optim.Optimizer] = SGD,
+    method: Method | None = None,
+    **options: Any,
+) -> str:
+    net = make_model()
+    inner = make(list(net.parameters()))
+    with pytest.raises(JobError) as error:
+        DistributedOptimizer(inner, net, form(world), method or hierarchical(2), **options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("unlike", OPTIMIZERS)
+@pytest.mark.parametrize("n", [2])
+def test_unlike_optimizers(run, n: int, unlike: str) -> None:
+    make, told = OPTIMIZERS[unlike]
+    messages = run(n, lambda world: wrapped(world, make if world.rank == 1 else SGD))
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(f"ranks 0 and 1 differ: {told}")
+    assert messages[0].endswith(": give all ranks the same")
+
+
+@pytest.mark.parametrize("n", [2])
+def test_param_groups_that_are_cut_elsewhere(run, n: int) -> None:
+    told = run(n, lambda world: wrapped(world, in_groups(2 + world.rank)))[0]
+    assert "the number of parameters of param group 0 is 2 on rank 0 and 3 on rank 1" in told
+
+
+@pytest.mark.parametrize("n", [2])
+def test_betas(run, n: int) -> None:
+    told = run(n, lambda world: wrapped(world, of(optim.Adam, betas=(0.9, 0.99 + world.rank / 1000))))[0]
+    assert "betas of param group 0 is (0.9, 0.99) on rank 0 and (0.9, 0.991) on rank 1" in told
+
+
+METHODS: dict[str, tuple[Callable[[], Method], str]] = {
+    "every": (lambda: hierarchical(3), "the method's when.I is 2 on rank 0 and 3 on rank 1"),
+    "method": (bsp, "the method's exchange is Dense on rank 0 and AcrossGroups on rank 1"),
+    "exchange": (
+        lambda: hierarchical(2, exchange=hpcsgd.ReduceScatter()),
+        "the method's exchange is Dense on rank 0 and ReduceScatter on rank 1",
+    ),
+    "wire": (
+        lambda: hierarchical(2, average=hpcsgd.wires.int8()),
+        "the method's how.inner is Mean on rank 0 and PackedMean on rank 1",
+    ),
+    "wrapper": (
+        lambda: hpcsgd.delayed(hierarchical(2), steps=1),
+        "the method's when is Every on rank 0 and Arrivals on rank 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("unlike", METHODS)
+@pytest.mark.parametrize("n", [2])
+def test_unlike_methods(run, n: int, unlike: str) -> None:
+    make, told = METHODS[unlike]
+    messages = run(n, lambda world: wrapped(world, method=make() if world.rank == 1 else hierarchical(2)))
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(f"ranks 0 and 1 differ: {told}")
+
+
+OPTIONS: dict[str, Sequence[Any]] = {
+    "accumulate": (1, 2),
+    "bucket_mb": (0.5, 1.0),
+    "overlap": (True, False),
+    "prefetch": (False, True),
+    "elementwise": (None, False),
+    "tensorwise": (True, None),
+    "master": (None, torch.float32),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("n", [2])
+def test_unlike_options(run, n: int, option: str) -> None:
+    a, b = OPTIONS[option]
+    told = run(n, lambda world: wrapped(world, **{option: OPTIONS[option][world.rank]}))
+    assert (
+        told
+        == [
+            f"ranks 0 and 1 differ: option {option} is {a} on rank 0 and {b} on rank 1: "
+            "give all ranks the same"
+        ]
+        * n
+    )
+
+
+@pytest.mark.parametrize("n", [4])
+def test_who_has_what(run, n: int) -> None:
+    told = run(n, lambda world: wrapped(world, of(optim.SGD, lr=0.1 * (1 + world.rank % 2))))[3]
+    assert "lr of param group 0 is 0.1 on ranks 0, 2 and 0.2 on ranks 1, 3" in told
+
+
+def test_the_same_things_in_another_order() -> None:
+    facts: list[Fact] = [("buffer a", "float"), ("buffer b", "float")]
+    told = "ranks 0 and 2 differ: what comes before buffer a is nothing on ranks 0, 1 and buffer b on rank 2"
+    assert difference([facts, facts, facts[::-1]]).startswith(told)
+
+
+class Unlike:
+    """Of large objects the type counts, and no address."""
+
+
+def mine(s: object) -> bool:
+    return True
+
+
+def test_values_in_words() -> None:
+    assert in_words([0.9, 0.99]) == in_words((0.9, 0.99)) == "(0.9, 0.99)"
+    assert in_words(Unlike()) == in_words(Unlike()) == f"{__name__}.Unlike"
+    assert in_words(mine) == f"{__name__}.mine"
+    assert in_words(partial(mine, 3)) == f"{__name__}.mine with (3) and {{}}"
+    assert in_words(torch.zeros(3, 2)) == "a tensor of (3, 2), torch.float32"
+    assert "0x" not in in_words(torch.Generator())
+    assert in_words({"a": {2, 1}}) == "{'a': (1, 2)}"
+    assert in_words(list) == "builtins.list"
+
+
+def every_method() -> dict[str, Method]:
+    """One of each, with parts as they can be chosen."""
+    sparse = hpcsgd.Sparse(hpcsgd.SIDCo(0.1))
+    packed = hpcsgd.Packed(hpcsgd.wires.int8(), hpcsgd.wires.bf16())
+    return {
+        "bsp": bsp(sparse),
+        "packed": hierarchical(2, exchange=packed, average=hpcsgd.wires.int4()),
+        "moments": hierarchical(2, moments=hpcsgd.Averaged),
+        "sgp": hpcsgd.sgp(),
+        "osgp": hpcsgd.osgp(staleness=1),
+        "d_psgd": hpcsgd.d_psgd(),
+        "ad_psgd": hpcsgd.ad_psgd(),
+        "ssp": hpcsgd.ssp(staleness=2),
+        "async_sgd": hpcsgd.async_sgd(),
+        "selsync": hpcsgd.selsync(delta=0.1),
+        "adacomm": hpcsgd.adacomm(4, 8),
+        "fedavg": hpcsgd.fedavg(per_epoch=1, steps_per_epoch=4, fraction=0.5),
+        "sasgd": hpcsgd.sasgd(2),
+        "diloco": hpcsgd.diloco(2),
+        "no_loco": hpcsgd.no_loco(2),
+        "sparse_loco": hpcsgd.sparse_loco(2),
+        "des_loco": hpcsgd.des_loco(2),
+        "streamed": hpcsgd.streamed(hierarchical(4), fragments=2, delay=1),
+        "switch": hpcsgd.switch(bsp(), hierarchical(2), at=3),
+        "ensemble": hpcsgd.ensemble(2),
+    }
+
+
+@pytest.mark.parametrize("name", every_method())
+def test_parts_keep_what_they_are_made_with_by_name(name: str) -> None:
+    """Or else two ranks that chose otherwise would not be found out."""
+    for role, part in every_method()[name].by_role():
+        if not dataclasses.is_dataclass(part) and type(part).__init__ is not object.__init__:
+            assert list(settings(part)) == list(inspect.signature(type(part)).parameters), role
+
+
+@pytest.mark.parametrize("name", every_method())
+def test_methods_made_alike_are_alike(name: str) -> None:
+    a, b = (list(method_facts(every_method()[name])) for _ in range(2))
+    assert a == b
+    assert "0x" not in repr(a)
+
+
+@pytest.mark.parametrize("n", [2])
+def test_what_a_method_remembers_may_differ(run, n: int) -> None:
+    """A method goes on with another optimizer once its own is gone; what it knows is of this rank alone."""
+
+    def twice(world: Transport) -> float:
+        job, method = form(world, groups=n), hpcsgd.adacomm(2, 2)
+        for _ in range(2):
+            net = make_model()
+            optimizer = DistributedOptimizer(SGD(list(net.parameters())), net, job, method)
+            optimizer.step(loss=1.0 + world.rank)
+            method.when.block_state.losses += world.rank  # type: ignore[attr-defined]
+            del optimizer, net
+        return 1.0
+
+    assert run(n, twice) == [1.0] * n
+
+
+@pytest.mark.parametrize("n", [2])
+def test_alike_ranks_train(run, n: int) -> None:
+    def train(world: Transport) -> torch.Tensor:
+        job, net = form(world), make_model()
+        inner = optim.Adam(net.parameters(), lr=0.01, betas=(0.9, 0.99))
+        optimizer = DistributedOptimizer(inner, net, job, hpcsgd.diloco(2), bucket_mb=1)
+        return one_step(net, optimizer, job, 0)
+
+    a, b = run(n, train)
+    assert torch.equal(a, b)
+
+
+def frozen(rank: int) -> nn.Module:
+    net = make_model()
+    net.append(nn.Linear(3, 3 + rank % 2).requires_grad_(False))
+    return net
+
+
+def buffered(rank: int) -> nn.Module:
+    net = make_model()
+    net.register_buffer("seen", torch.zeros(1 + rank % 2))
+    return net
+
+
+def transposed(rank: int) -> nn.Module:
+    net = make_model()
+    if rank % 2:
+        net[0].weight.data = net[0].weight.data.t().contiguous().t()
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            frozen,
+            "parameter 4.weight is of shape (3, 3) and torch.float32 on rank 0 and of shape (4, 3) and "
+            "torch.float32 on rank 1: give all ranks the same",
+        ),
+        (buffered, "buffer seen is of shape (1,) and torch.float32 on rank 0 and of shape (2,)"),
+        (transposed, "torch.float64 on rank 0 and of shape (7, 5) and torch.float64 and strides (1, 7) on"),
+    ],
+)
+@pytest.mark.parametrize("n", [2, 4])
+def test_ranks_whose_models_differ_elsewhere_than_in_what_is_trained(
+    run, n: int, make: Callable[[int], nn.Module], told: str
+) -> None:
+    def wrap(world: Transport) -> str:
+        net = make(world.rank)
+        trained = [p for p in net.parameters() if p.requires_grad]
+        with pytest.raises(JobError) as error:
+            DistributedOptimizer(optim.SGD(trained, 0.1), net, form(world), bsp())
+        return str(error.value)
+
+    messages = run(n, wrap)
+    assert messages[0].startswith("ranks 0 and 1 differ: ")
+    if n == 4:
+        told = told.replace("on rank 0", "on ranks 0, 2").replace("on rank 1", "on ranks 1, 3")
+    assert told in messages[0]
+    assert set(messages) == {messages[0]}

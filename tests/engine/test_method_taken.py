@@ -1,0 +1,43 @@
+"""A method that remembers something is of one optimizer at a time."""
+
+from __future__ import annotations
+
+import pytest
+from torch import optim
+
+from hpcsgd import DistributedOptimizer, JobError, Method, Sparse, TopK, bsp, diloco, hierarchical
+from hpcsgd.core.topology import form
+from hpcsgd.transport import Transport
+from references import model as make_model
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_method_is_of_one_optimizer_at_a_time(run, n: int) -> None:
+    def reused(world: Transport) -> list[str]:
+        job, method, plain, kept, found = form(world), diloco(2), bsp(), [], []
+        sparse = Sparse(TopK(0.5))
+
+        def wrap(method: Method) -> DistributedOptimizer:
+            net = make_model()
+            return DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, method)
+
+        def refused(method: Method) -> None:
+            with pytest.raises(JobError) as error:
+                wrap(method)
+            found.append(str(error.value))
+
+        kept += [wrap(plain), wrap(plain), wrap(method), wrap(hierarchical(2, exchange=sparse))]
+        refused(method)
+        refused(hierarchical(3, exchange=sparse))
+        kept.clear()
+        for _ in range(2):
+            wrap(method)
+            wrap(hierarchical(2, exchange=sparse))
+        return found
+
+    for of_method, of_part in run(n, reused):
+        assert (
+            of_method
+            == "the method, or its Measured, is that of another DistributedOptimizer: make one for each"
+        )
+        assert "its Sparse" in of_part
