@@ -1,0 +1,221 @@
+"""Parameters without a gradient: as in plain torch and in DistributedDataParallel, for every P × K.
+
+A frozen parameter stays bit for bit as it is. One that no rank has a gradient for is skipped, and a rank without
+a gradient counts as having zero where another rank has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+import hpcsgd
+from hpcsgd import DistributedOptimizer, UserError, bsp, hierarchical
+from hpcsgd.core.topology import form
+from hpcsgd.exchanges import AllReduce
+from hpcsgd.transport import Transport, threads
+from methods.table import METHODS
+from references import batch, loss, vector
+from references import model as make_model
+
+STEPS = 8
+MAKE: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "adamw": lambda params: optim.AdamW(params, lr=0.01, weight_decay=0.1),
+    "momentum": lambda params: optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "unknown": lambda params: type("Own", (optim.SGD,), {})(params, lr=0.1, momentum=0.9, weight_decay=0.1),
+}
+SHAPES = [(2, 3), (1, 1), (1, 2), (2, 1), (3, 1), (2, 2)]
+EXCHANGES = {"shards": bsp, "whole": lambda: bsp(AllReduce())}
+
+
+class Experts(nn.Module):
+    """Which of two layers is used depends on the step and on the rank; a third is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head = make_model(seed=0), nn.Linear(3, 3).double()
+        self.experts = nn.ModuleList([nn.Linear(3, 3).double() for _ in range(3)])
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for p in [*self.head.parameters(), *self.experts.parameters()]:
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=p.dtype, device="cpu"))
+
+    def forward(self, x: Tensor, used: list[int]) -> Tensor:
+        x = self.trunk(x)
+        for number in used:
+            x = x + self.experts[number](x)
+        return self.head(x)
+
+
+def used(t: int, rank: int) -> list[int]:
+    """Both ranks use one, one rank uses one, nobody uses any."""
+    return [[0, 1], [0] if rank else [], [1], []][t % 4]
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_experts_that_some_ranks_or_no_rank_uses(
+    run, P: int, K: int, exchange: str, overlap: bool, kind: str
+) -> None:
+    def value(net: Experts, t: int, rank: int) -> Tensor:
+        x, y = batch(t, rank)
+        return nn.functional.cross_entropy(net(x, used(t, rank)), y)
+
+    net = Experts()
+    plain = MAKE[kind](net.parameters())
+    for t in range(STEPS):
+        plain.zero_grad()
+        torch.stack([value(net, t, rank) for rank in range(P * K)]).mean().backward()
+        plain.step()
+    expected = vector(net)
+
+    def train(world: Transport) -> tuple[Tensor, list[bool]]:
+        net = Experts()
+        inner = MAKE[kind](net.parameters())
+        optimizer = DistributedOptimizer(
+            inner, net, form(world, P), EXCHANGES[exchange](), overlap=overlap, bucket_mb=1e-4
+        )
+        for t in range(STEPS):
+            optimizer.zero_grad()
+            value(net, t, world.rank).backward()
+            optimizer.step()
+        return vector(net), [p.grad is None for p in net.experts.parameters()]
+
+    for w, without in run(P * K, train):
+        torch.testing.assert_close(w, expected, rtol=0, atol=1e-11)
+        assert without == [p.grad is None for p in net.experts.parameters()]
+
+
+@pytest.mark.parametrize("label", METHODS)
+@pytest.mark.ranks(6)
+def test_a_frozen_layer_stays_and_thaws(run, label: str) -> None:
+    """By every method of the table: groups have trained apart when the layer is frozen."""
+    make, method = METHODS[label].optimizer, METHODS[label].method
+
+    def train(world: Transport) -> tuple[bool, bool, Tensor]:
+        net: Any = make_model(dtype=torch.float64)
+        optimizer = DistributedOptimizer(make(list(net.parameters())), net, form(world, 2), method())
+
+        def steps(first: int, last: int) -> None:
+            for t in range(first, last):
+                optimizer.zero_grad()
+                value = loss(net, *batch(t, world.rank))
+                value.backward()
+                optimizer.step(loss=value)
+
+        steps(0, 3)
+        net[0].requires_grad_(False)
+        before = vector(net[0])
+        steps(3, 9)
+        stayed = torch.equal(before, vector(net[0]))
+        net[0].requires_grad_(True)
+        steps(9, 12)
+        optimizer.state_dict()
+        return stayed, torch.equal(before, vector(net[0])), vector(net)
+
+    for stayed, still, w in run(6, train):
+        assert stayed
+        assert not still
+        assert w.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_a_layer_frozen_for_a_while_is_as_in_one_process(run, P: int, K: int, kind: str) -> None:
+    def steps(net: Any, optimizer: optim.Optimizer, backward: Callable[[int], None]) -> None:
+        for t in range(STEPS):
+            net[0].requires_grad_(not 2 <= t < 5)
+            optimizer.zero_grad()
+            backward(t)
+            optimizer.step()
+
+    net = make_model()
+    steps(
+        net,
+        MAKE[kind](net.parameters()),
+        lambda t: torch.stack([loss(net, *batch(t, r)) for r in range(P * K)]).mean().backward(),
+    )
+
+    def train(world: Transport) -> Tensor:
+        own = make_model()
+        optimizer = DistributedOptimizer(MAKE[kind](own.parameters()), own, form(world, P), bsp())
+        steps(own, optimizer, lambda t: loss(own, *batch(t, world.rank)).backward())
+        return vector(own)
+
+    for w in run(P * K, train):
+        torch.testing.assert_close(w, vector(net), rtol=0, atol=1e-11)
+
+
+def frozen(net: Any) -> None:
+    net[0].requires_grad_(False)
+
+
+def dropped(net: Any) -> None:
+    net[0].weight.grad = None
+
+
+@pytest.mark.parametrize(
+    ("change", "early", "line"),
+    [
+        (frozen, True, r"parameter 0.\w+ is frozen \(requires_grad = False\) on rank 1 and not on rank 0"),
+        (dropped, False, r"the gradient of 0.weight was set to None after backward\(\) on rank 1, and not on rank 0"),
+    ],
+    ids=["frozen", "dropped"],
+)
+@pytest.mark.parametrize("clipped", [False, True])
+def test_on_one_rank_alone_it_is_refused(change: Callable[[Any], None], early: bool, line: str, clipped: bool) -> None:
+    def body(world: Transport) -> None:
+        net = make_model()
+        optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
+        if early and world.rank:
+            change(net)
+        loss(net, *batch(0, world.rank)).backward()
+        if clipped:
+            optimizer.clip_grad_norm_(1.0)
+        if not early and world.rank:
+            change(net)
+        optimizer.step()
+
+    with pytest.raises(UserError, match=line):
+        threads.run(2, body, timeout=20)
+
+
+def test_a_gradient_that_is_replaced_unseen_is_refused() -> None:
+    def body(world: Transport) -> None:
+        net: Any = make_model()
+        optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        net[0].weight.grad = torch.zeros_like(net[0].weight)
+        optimizer.step()
+
+    with pytest.raises(UserError, match=r"the gradient of 0.weight was replaced .* call optimizer.synchronize\(\)"):
+        threads.run(2, body, timeout=20)
+
+
+def test_what_an_exchange_has_kept_is_not_lost_with_the_gradient(run) -> None:
+    """Error feedback sends elements of a layer that is not used any more, until nothing is left."""
+
+    def train(world: Transport) -> list[float]:
+        net: Any = make_model()
+        exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
+        method = hierarchical(100, exchange=exchange)
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), method)
+        moved = []
+        for t in range(60):
+            optimizer.zero_grad()
+            x, y = batch(t, world.rank)
+            hidden = net[0](x)
+            nn.functional.cross_entropy(net[1:](hidden.detach() if t else hidden), y).backward()
+            before = vector(net[0])
+            optimizer.step()
+            moved.append((vector(net[0]) - before).abs().sum().item())
+        return moved
+
+    for moved in run(2, train):
+        assert any(moved[1:])
