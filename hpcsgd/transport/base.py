@@ -228,8 +228,12 @@ class Transport:
             to, received = messages
             operation = member.messages(told, to, {i: x.numel() > 0 for i, x in received.items()})
         else:
-            empty = bool(tensors) and not any(x.numel() for x in tensors)
-            operation = member.collective(told, tuple if empty else needed)
+
+            def awaited() -> Iterable[int] | None:
+                empty = bool(tensors) and not any(x.numel() for x in tensors)  # then nothing is sent
+                return [] if empty else needed and needed()
+
+            operation = member.collective(told, awaited)
         if self.backend.returns_early and device_of(tensors) is not None:
             operation.needs = None
         return operation

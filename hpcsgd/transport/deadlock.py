@@ -58,8 +58,8 @@ class Reports(Protocol):
 
     def add(self, rank: int, report: Report) -> None: ...
 
-    def check(self, rank: int) -> None:
-        """Raise `Deadlock` if `rank` is known to be in one and has to end itself."""
+    def check(self) -> None:
+        """Raise `Deadlock` if there is one, and the ranks have to end themselves."""
         ...
 
     def missing(self, needs: Sequence[Need]) -> list[int]:
@@ -84,9 +84,9 @@ class Table:
             if report.blocked and self.deadlock is None:
                 self.deadlock = self._found()
 
-    def check(self, rank: int) -> None:
-        """Raise the deadlock that was found, if `rank` is in it."""
-        if self.deadlock is not None and rank in self.deadlock.ranks:
+    def check(self) -> None:
+        """Raise the deadlock that was found."""
+        if self.deadlock is not None:
             raise Deadlock(str(self.deadlock), self.deadlock.ranks)
 
     def missing(self, needs: Sequence[Need]) -> list[int]:

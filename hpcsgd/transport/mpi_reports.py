@@ -43,7 +43,7 @@ class MpiReports:
         self._told.update(changed)
         self._send(0, _REPORT, encoded(report._replace(counts=changed)))
 
-    def check(self, rank: int) -> None:
+    def check(self) -> None:
         """Do nothing: rank 0 ends all processes."""
 
     def missing(self, needs: Sequence[Need]) -> list[int]:

@@ -126,7 +126,7 @@ class RankWatch:
                 raise
         try:
             self._look_until(future, deadline)
-            self._reports.check(self.rank)
+            self._reports.check()
         finally:
             if self._told:
                 self._told = False
@@ -145,7 +145,7 @@ class RankWatch:
                 self._told = True
                 self._reports.add(self.rank, self._blocked(state))
             before = state
-            self._reports.check(self.rank)
+            self._reports.check()
             wait_for_futures([future], min(LOOK, rest))
 
     def _blocked(self, state: _State) -> Report:
@@ -188,13 +188,14 @@ class Member:
         self._channel = channel
         self._ranks = _compact(ranks)
 
-    def collective(self, what: str, needed: Callable[[], Iterable[int]] | None = None) -> Operation:
-        """Begin a collective operation, which waits for all members, or for those of `needed`, by their
-        numbers here."""
+    def collective(self, what: str, needed: Callable[[], Iterable[int] | None] = lambda: None) -> Operation:
+        """Begin a collective operation, which waits for the members that `needed` names by their numbers here,
+        or for all where it names none."""
         count = self._begin(self._channel)
 
         def needs() -> tuple[Need, ...]:
-            ranks = self._ranks if needed is None else _compact([self._ranks[i] for i in needed()])
+            some = needed()
+            ranks = self._ranks if some is None else _compact([self._ranks[i] for i in some])
             return (Need(self._channel, count, ranks),)
 
         return self._noted(Operation(what, needs))
