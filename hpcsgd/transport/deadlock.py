@@ -139,7 +139,7 @@ def _line(awaited: Mapping[int, Sequence[int]], reports: Mapping[int, Report]) -
     for rank in cycle:
         texts.setdefault(reports[rank].waits[0].text, []).append(rank)
     first, *others = [
-        (names(ranks), "is" if len(ranks) == 1 else "are", text) for text, ranks in texts.items()
+        (names(sorted(ranks)), "is" if len(ranks) == 1 else "are", text) for text, ranks in texts.items()
     ]
     told = [" ".join((first[0], first[1], "in", first[2])), *(f"{who} in {text}" for who, _, text in others)]
     return (

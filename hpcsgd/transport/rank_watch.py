@@ -189,8 +189,8 @@ class Member:
         self._ranks = _compact(ranks)
 
     def collective(self, what: str, needed: Callable[[], Iterable[int] | None] = lambda: None) -> Operation:
-        """Begin a collective operation, which waits for the members that `needed` names by their numbers here,
-        or for all where it names none."""
+        """Begin a collective operation, which waits for the members that `needed` gives by their numbers here,
+        or for all if it gives None."""
         count = self._begin(self._channel)
 
         def needs() -> tuple[Need, ...]:

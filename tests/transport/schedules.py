@@ -1,7 +1,7 @@
 """Random programs of ranks, executed one action after another: what a deadlock is, without threads.
 
-The state of each rank is in a real `RankWatch`, with lanes that no thread executes. How far the ranks get does
-not depend on the order of actions: no rank chooses between two that others send it.
+The state of each rank is in a real `RankWatch`, with lanes that no thread executes. How far the ranks
+get does not depend on the order of actions: no rank chooses between two that others send it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Rank:
         if lane.executing is not None:
             return (lambda: self.end(lane, call)) if lane.met() else None
         if call.at == len(call.ops):
-            return lambda: (call.future.set_result(None), lane.entries.popleft()) and None
+            return lambda: self.end_call(lane, call)
         if call.inner is not None:
             return (lambda: self.end_inner(lane, call)) if call.inner.future.done() else None
         other = self.lane_of[call.ops[call.at].comm]
@@ -156,6 +156,10 @@ class Rank:
         lane.executing = None
         call.at += 1
 
+    def end_call(self, lane: FakeLane, call: Call) -> None:
+        call.future.set_result(None)
+        lane.entries.popleft()
+
     def begin_inner(self, lane: FakeLane, other: FakeLane, call: Call) -> None:
         call.inner = Call([call.ops[call.at]])
         other.entries.append(call.inner)
@@ -174,19 +178,24 @@ class Rank:
 
 
 def written(dice: random.Random) -> tuple[list[Program], list[list[int]], list[int]]:
-    """Return a program of each rank, the members of all communicators, and the lane of each. Every rank makes
-    its part of the same calls, until somebody swaps two or leaves some out. Lanes wait for later ones alone."""
+    """Return a program of each rank, the members of all communicators, and the lane of each.
+
+    All ranks make their parts of the same calls, except those that swap two or leave some out. A lane waits
+    only for later ones.
+    """
     n = dice.randint(2, 4)
     comms = [sorted(dice.sample(range(n), dice.randint(2, n))) for _ in range(dice.randint(2, 5))]
     lane_of = [dice.randrange(dice.randint(2, 4)) for _ in comms]
     programs: list[Program] = [[] for _ in range(n)]
     for _ in range(dice.randint(1, 10)):
-        ops = [Op(dice.randrange(len(comms)), dice.random() < 0.7) for _ in range(dice.choice((1, 1, 1, 2, 3)))]
+        ops = [
+            Op(dice.randrange(len(comms)), dice.random() < 0.7) for _ in range(dice.choice((1, 1, 1, 2, 3)))
+        ]
         ops.sort(key=lambda op: lane_of[op.comm])
         for rank, program in enumerate(programs):
             if mine := [op for op in ops if rank in comms[op.comm]]:
                 program.append(mine[0] if len(mine) == 1 else mine)
-                program += [WAIT] * (dice.random() < 0.4)
+                program.extend([WAIT] * (dice.random() < 0.4))
     for program in programs:
         if len(program) > 1 and dice.random() < 0.25:
             i, j = dice.randrange(len(program)), dice.randrange(len(program))
@@ -209,8 +218,11 @@ def _complete_waits(program: Program) -> None:
 
 
 def executed(dice: random.Random) -> tuple[set[int], Table]:
-    """Execute random programs in a random order, with one rank that is slow, and with reports that arrive late.
-    Return the ranks which never come to their end, and what was found."""
+    """Execute random programs in a random order, with one slow rank and with reports that arrive late.
+
+    Returns:
+        The ranks which never come to their end, and what was found.
+    """
     programs, comms, lane_of = written(dice)
     begun: Counter[Any] = Counter()
     ranks = [Rank(rank, program, comms, lane_of, begun) for rank, program in enumerate(programs)]
