@@ -23,10 +23,10 @@ SHOWN = 8
 
 
 class Need(NamedTuple):
-    """Each of the world ranks `ranks` has to begin its operation number `count` on `channel`."""
+    """Each of the world ranks `ranks` has to begin its operation of this `number` on `channel`."""
 
     channel: str
-    count: int
+    number: int
     ranks: Sequence[int]
 
 
@@ -100,7 +100,7 @@ class Table:
             return sum(report.blocked and not report.waits for report in self._reports.values())
 
     def _misses(self, need: Need, rank: int) -> bool:
-        return self._counts.get(rank, {}).get(need.channel, 0) < need.count
+        return self._counts.get(rank, {}).get(need.channel, 0) < need.number
 
     def _found(self) -> Deadlock | None:
         held = {rank for rank, report in self._reports.items() if report.blocked}

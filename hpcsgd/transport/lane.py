@@ -108,7 +108,7 @@ class Work:
 
     def _given_up(self) -> PeerLost:
         lane = self._lane
-        missing = [] if lane is None or lane.watch is None else lane.watch.missing(lane)
+        missing = [] if lane is None or lane.watch is None else lane.watch.missing(lane, self._timeout)
         where = f"; not reported to be in it: {names(missing)}" if missing else ""
         return PeerLost(f"{self._what}: no answer within {self._timeout:g} s{where}", missing)
 

@@ -118,8 +118,8 @@ def decoded(told: bytes) -> Report:
 def _of_need(need: Need) -> tuple[str, int, bool, list[int]]:
     """A range goes as its three numbers: it may stand for thousands of ranks."""
     if isinstance(need.ranks, range):
-        return need.channel, need.count, True, [need.ranks.start, need.ranks.stop, need.ranks.step]
-    return need.channel, need.count, False, list(need.ranks)
+        return need.channel, need.number, True, [need.ranks.start, need.ranks.stop, need.ranks.step]
+    return need.channel, need.number, False, list(need.ranks)
 
 
 def _need(channel: str, count: int, is_range: bool, numbers: Sequence[int]) -> Need:

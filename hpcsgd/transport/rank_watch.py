@@ -106,10 +106,11 @@ class RankWatch:
         finally:
             del self._waiting[thread]
 
-    def missing(self, lane: Lane) -> list[int]:
-        """Return the ranks that are not known to be where `lane` waits for them."""
+    def missing(self, lane: Lane, timeout: float) -> list[int]:
+        """Return the ranks that have not reported to be where `lane` has waited for them for so many seconds;
+        none if that was too short for a report."""
         operation = lane.executing
-        if operation is None or operation.needs is None:
+        if operation is None or operation.needs is None or timeout < 2 * (PATIENCE + LOOK):
             return []
         return [rank for rank in self._reports.missing(operation.needs()) if rank != self.rank]
 
@@ -189,8 +190,8 @@ class Member:
         self._ranks = _compact(ranks)
 
     def collective(self, what: str, needed: Callable[[], Iterable[int] | None] = lambda: None) -> Operation:
-        """Begin a collective operation, which waits for the members that `needed` gives by their numbers here,
-        or for all if it gives None."""
+        """Begin a collective operation, which waits for the members whose numbers here `needed` gives, or for
+        all if it gives None."""
         count = self._begin(self._channel)
 
         def needs() -> tuple[Need, ...]:

@@ -12,7 +12,7 @@ import torch
 
 from hpcsgd.transport import Deadlock, PeerLost, Service, Transport, doing, phase, rank_watch, threads
 from hpcsgd.transport.backend import ANY
-from hpcsgd.transport.deadlock import Report, Table
+from hpcsgd.transport.deadlock import Need, Report, Table
 from hpcsgd.transport.rank_watch import Member, RankWatch
 from transport.jobs import KILLED, launch
 
@@ -251,7 +251,7 @@ class Stub:
     def __init__(self) -> None:
         self.member = Member(RankWatch(11, Table()), "c", (10, 11, 12, 13))
         self.transport = Transport(self, timeout=LIMIT, member=self.member)  # pyright: ignore[reportArgumentType]
-        self.noted: list[tuple[str, int, Sequence[int]]] | None = None
+        self.noted: Sequence[Need] | None = None
 
     def accepts(self, device: torch.device) -> bool:
         return True
@@ -261,7 +261,7 @@ class Stub:
             executing = self.transport.lane.executing
             assert executing is not None
             needs = None if executing.needs is None else executing.needs()
-            self.noted = None if needs is None else [tuple(need) for need in needs]
+            self.noted = needs
 
         return operation
 
@@ -313,6 +313,8 @@ def test_who_does_not_come_in_time_is_told() -> None:
         if world.rank == 0:
             work = both.allreduce(one())
             work._timeout = 0.3
+            assert world.member is not None
+            assert world.member.watch.missing(world.lane, 0.1) == []
             with pytest.raises(PeerLost, match=r"within 0.3 s; not reported to be in it: rank 1$") as raised:
                 work.wait()
             assert raised.value.ranks == (1,)
