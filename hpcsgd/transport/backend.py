@@ -47,6 +47,9 @@ class Backend(ABC):
     """Ranks with equal `node` share memory: the lowest world rank among them."""
     name: str
     """The library and its version, for logs and run folders."""
+    returns_early: bool = False
+    """Whether operations on tensors on devices may return before other ranks have begun them, or stand still
+    for other reasons."""
 
     @abstractmethod
     def accepts(self, device: torch.device) -> bool: ...

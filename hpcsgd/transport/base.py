@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,11 @@ from torch import Tensor
 from hpcsgd.transport.backend import ANY, Backend, Reduction
 from hpcsgd.transport.events import MESSAGE
 from hpcsgd.transport.lane import Lane, Work, close_lanes, finished
+from hpcsgd.transport.rank_watch import Member, Operation
 from hpcsgd.transport.recording import Ledger
 
+Messages = tuple[Sequence[int], Mapping[int, Tensor]]
+"""The ranks that messages go to, and room for those that come, by their senders."""
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 _SUMMED = _FLOATS | {torch.int32, torch.int64}
 _REDUCED = {"sum": _SUMMED, "mean": _FLOATS, "max": _SUMMED | {torch.uint8}}
@@ -33,7 +36,13 @@ class Transport:
     """
 
     def __init__(
-        self, backend: Backend, *, timeout: float, lane: Lane | None = None, ledger: Ledger | None = None
+        self,
+        backend: Backend,
+        *,
+        timeout: float,
+        lane: Lane | None = None,
+        ledger: Ledger | None = None,
+        member: Member | None = None,
     ) -> None:
         self.backend = backend
         self.rank = backend.rank
@@ -41,6 +50,10 @@ class Transport:
         self.timeout = timeout
         self.lane = lane or Lane(f"lane of rank {backend.rank}")
         self.ledger = ledger or Ledger()
+        self.member = member
+        """What is reported of this rank here; None if nobody watches."""
+        if member is not None:
+            member.watch.adopt(self.lane)
         self.way = "mpi"
         """By which library tensors on devices travel; by this one they are staged in host memory."""
         self._control: Transport | None = None
@@ -78,7 +91,9 @@ class Transport:
             f"allgatherv of {x.numel()} into {out.numel()} with counts {list(counts)}",
         )
         sent = (self.size - 1) * _nbytes(x)
-        return self._start("allgatherv", sent, lambda: self.backend.allgatherv(out, x, counts), out, x)
+        operation = lambda: self.backend.allgatherv(out, x, counts)  # noqa: E731
+        needed = lambda: [i for i, n in enumerate(counts) if n]  # noqa: E731
+        return self._start("allgatherv", sent, operation, out, x, needed=needed)
 
     def allreduce(self, x: Tensor, reduction: Reduction = "sum") -> Work:
         """Σ, mean or max over the ranks, in place, the same bits on every rank."""
@@ -89,24 +104,29 @@ class Transport:
     def bcast(self, x: Tensor, root: int = 0) -> Work:
         """`x` of rank `root`, in place."""
         self._check(x)
-        return self._start("bcast", self._share(x), lambda: self.backend.bcast(x, root), x)
+        needed = lambda: [root] if self.rank != root else []  # noqa: E731
+        operation = lambda: self.backend.bcast(x, root)  # noqa: E731
+        return self._start("bcast", self._share(x), operation, x, needed=needed)
 
     def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> Work:
         """Messages to and from the ranks that are the keys, all at once."""
         self._check(*send.values(), *recv.values(), alike=False)
         sent = self._posted(send)
         operation = lambda: self.backend.exchange(send, recv)  # noqa: E731
-        return self._start("exchange", sent, operation, *send.values(), *recv.values())
+        tensors = (*send.values(), *recv.values())
+        return self._start("exchange", sent, operation, *tensors, messages=(tuple(send), recv))
 
     def send(self, x: Tensor, to: int) -> Work:
         """One message to rank `to`."""
         self._check(x)
-        return self._start("send", self._posted({to: x}), lambda: self.backend.send(x, to), x)
+        operation = lambda: self.backend.send(x, to)  # noqa: E731
+        return self._start("send", self._posted({to: x}), operation, x, messages=((to,), {}))
 
     def recv(self, out: Tensor, source: int = ANY) -> Work:
         """One message from `source`, or from whoever sends first; `wait()` returns the sender."""
         self._check(out)
-        return self._start("recv", 0, lambda: self.backend.recv(out, source), out)
+        messages: Messages = ((), {} if source == ANY else {source: out})
+        return self._start("recv", 0, lambda: self.backend.recv(out, source), out, messages=messages)
 
     def gather_objects(self, item: Any) -> list[Any]:
         """The picklable `item` of every rank, in rank order, on every rank. Blocks; for set-up and metadata.
@@ -123,13 +143,11 @@ class Transport:
 
     def split(self, color: int, key: int) -> Transport:
         """Ranks of one `color`, ordered by (`key`, rank), on this communicator's lane."""
-        backend = self._start("split", 0, lambda: self.backend.split(color, key)).wait()
-        return self._relative(backend, self.lane)
+        return self._relative(*self._part(color, key), self.lane)
 
     def apart(self) -> Transport:
         """The same ranks on a communicator and a lane of their own."""
-        backend = self._start("split", 0, lambda: self.backend.split(0, self.rank)).wait()
-        return self._relative(backend, self.lane).on_its_own_lane()
+        return self._relative(*self._part(0, self.rank), self.lane).on_its_own_lane()
 
     @property
     def control(self) -> Transport:
@@ -148,11 +166,11 @@ class Transport:
 
     def on(self, lane: Lane) -> Transport:
         """The same communicator by way of another lane: one sends there while the other one receives."""
-        return self._relative(self.backend, lane)
+        return self._relative(self.backend, self.member, lane)
 
     def by(self, backend: Backend, way: str) -> Transport:
         """The same communicator with another backend of the same ranks, whose parts are staged again."""
-        made = self._relative(backend, self.lane)
+        made = self._relative(backend, self.member, self.lane)
         made.way = way
         return made
 
@@ -166,26 +184,72 @@ class Transport:
         `tensors` on a device, on the lane's stream."""
         return self.lane.submit(call, what, self.timeout, self.ledger, device_of(tensors), tensors)
 
-    def _start(self, what: str, sent: float, operation: Callable[[], Any], *tensors: Tensor) -> Work:
+    def _part(self, color: int, key: int) -> tuple[Backend, Member | None]:
+        def split() -> tuple[Backend, Member | None]:
+            backend = self.backend.split(color, key)
+            if self.member is None:
+                return backend, None
+            return backend, self.member.split(color, backend.gather_objects(self.member.watch.rank))
+
+        return self._start("split", 0, split).wait()
+
+    def _start(
+        self,
+        what: str,
+        sent: float,
+        operation: Callable[[], Any],
+        *tensors: Tensor,
+        needed: Callable[[], Iterable[int]] | None = None,
+        messages: Messages | None = None,
+    ) -> Work:
+        """Have the lane execute `operation`, which waits for all ranks or for those of `needed`; where it
+        sends and receives `messages`, for their senders."""
+        told, member = f"{what} over {self.size} ranks", self.member
         self.ledger.add(calls=1, sent=sent)  # in the step that asks, whenever the lane comes to it
 
         def timed() -> Any:
             start = time.perf_counter()
+            if member is not None and self.size > 1:
+                self.lane.executing = self._begun(told, member, tensors, needed, messages)
             try:
                 return operation()
             finally:
+                if member is not None and self.size > 1:
+                    self.lane.executing = None
                 end = time.perf_counter()
                 self.ledger.add(seconds=end - start)
                 if self.size > 1:
                     self.ledger.note(MESSAGE, what, start, end, sent, self.size)
 
-        told = f"{what} over {self.size} ranks"
         if self.size == 1:  # nobody to wait for
             return finished(timed, told, self.ledger)
-        return self.lane.submit(timed, told, self.timeout, self.ledger, device_of(tensors), tensors)
+        device = device_of(tensors)
+        return self.lane.submit(timed, told, self.timeout, self.ledger, device, tensors, single=True)
 
-    def _relative(self, backend: Backend, lane: Lane) -> Transport:
-        made = Transport(backend, timeout=self.timeout, lane=lane, ledger=self.ledger)
+    def _begun(
+        self,
+        told: str,
+        member: Member,
+        tensors: Sequence[Tensor],
+        needed: Callable[[], Iterable[int]] | None,
+        messages: Messages | None,
+    ) -> Operation:
+        if messages is not None:
+            to, received = messages
+            operation = member.messages(told, to, {i: x.numel() > 0 for i, x in received.items()})
+        else:
+
+            def awaited() -> Iterable[int] | None:
+                empty = bool(tensors) and not any(x.numel() for x in tensors)  # then nothing is sent
+                return [] if empty else needed and needed()
+
+            operation = member.collective(told, awaited)
+        if self.backend.returns_early and device_of(tensors) is not None:
+            operation.needs = None
+        return operation
+
+    def _relative(self, backend: Backend, member: Member | None, lane: Lane) -> Transport:
+        made = Transport(backend, timeout=self.timeout, lane=lane, ledger=self.ledger, member=member)
         made.lanes_apart = self.lanes_apart
         return made
 

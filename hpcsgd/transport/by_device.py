@@ -24,6 +24,7 @@ class ByDevice(Backend):
         self.rank, self.size, self.node, self.name = host.rank, host.size, host.node, host.name
         self.host = host
         self.devices = beside(host)
+        self.returns_early = self.devices.returns_early
 
     def accepts(self, device: torch.device) -> bool:
         return self.host.accepts(device) or self.devices.accepts(device)

@@ -25,7 +25,9 @@ import torch
 from hpcsgd.errors import PEER_LOST, JobError, UserError, in_one_line
 from hpcsgd.transport.backend import Backend, PeerLost, first_line
 from hpcsgd.transport.base import Transport
+from hpcsgd.transport.deadlock import Reports
 from hpcsgd.transport.lane import close_lanes
+from hpcsgd.transport.rank_watch import RankWatch
 
 GRACE = 5.0
 """Seconds that ranks leaving together wait for each other before the job is aborted."""
@@ -45,6 +47,19 @@ class Ending:
         self._telling = threading.Lock()  # two threads may miss the same rank: one says so
         self._raise_exit = sys.exit
         self._exit_code: object = None
+        self._watch: RankWatch | None = None
+        self._reports: ClosableReports | None = None
+
+    def watched(self, reports: ClosableReports) -> RankWatch:
+        """Return a watch which reports what this rank waits for, until it leaves."""
+        self._reports, self._watch = reports, RankWatch(self._world.rank, reports)
+        return self._watch
+
+    def fail(self, message: str) -> None:
+        """End every rank of the job with this line, which is about all of them."""
+        with self._telling:
+            _tell(f"hpcsgd: {message}")
+            self._abort(1)
 
     def install(self) -> None:
         sys.excepthook = self._uncaught
@@ -99,6 +114,8 @@ class Ending:
         """A rank that exits alone with an error takes the others along; calls in flight are waited for."""
         if self._exit_code not in (None, 0):
             self._abort(self._exit_code if isinstance(self._exit_code, int) else 1)
+        if self._watch is not None:
+            self._watch.leaving = True
         try:
             closed = close_lanes(GRACE)
         except PeerLost as error:  # somebody might still have asked this rank
@@ -107,9 +124,13 @@ class Ending:
         if not closed:
             _print(f"hpcsgd: rank {self._world.rank} leaves with communication in flight")
             self._abort(1)
+        if self._watch is not None:
+            self._watch.left()
         close_libraries()
         if self._parted is not None and not self._parted.complete():
             self._abort(self._parted.code)
+        if self._reports is not None:
+            self._reports.close(self._world.timeout)
 
     def _abort(self, code: int) -> None:
         if self._world.size > 1:
@@ -117,6 +138,12 @@ class Ending:
             wait_for_readers(1, 2)
             self._world.backend.abort(code)
             os._exit(code)
+
+
+class ClosableReports(Reports, Protocol):
+    """Reports that travel by a library, which has to be told that there are no more."""
+
+    def close(self, timeout: float) -> None: ...
 
 
 class _Parting:
@@ -160,11 +187,17 @@ def close_libraries() -> None:
 _guarded: list[Ending] = []
 
 
-def guard(world: Transport) -> None:
-    """From now on an uncaught exception or a non-zero `sys.exit` on this rank ends every rank of `world`."""
-    if not _guarded:
-        _guarded.append(Ending(world))
-        _guarded[0].install()
+def guard(world: Transport) -> Ending | None:
+    """From now on an uncaught exception or a non-zero `sys.exit` on this rank ends every rank of `world`.
+
+    Returns:
+        How it does; None if this process has been guarded before.
+    """
+    if _guarded:
+        return None
+    _guarded.append(Ending(world))
+    _guarded[0].install()
+    return _guarded[0]
 
 
 def leave_together(code: int) -> NoReturn:

@@ -15,17 +15,22 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hpcsgd.transport.backend import PeerLost
+from hpcsgd.transport.deadlock import names
 from hpcsgd.transport.events import WAIT
 from hpcsgd.transport.recording import Ledger
 from hpcsgd.transport.streams import Moment, Streams, take_over
+
+if TYPE_CHECKING:
+    from hpcsgd.transport.rank_watch import Operation, RankWatch
 
 _lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
 _here = threading.local()  # .on_a_lane: the thread is a lane's
@@ -47,13 +52,20 @@ class Work:
     """
 
     def __init__(
-        self, future: Future[Any], what: str, timeout: float, ledger: Ledger, keep: object = None
+        self,
+        future: Future[Any],
+        what: str,
+        timeout: float,
+        ledger: Ledger,
+        keep: object = None,
+        lane: Lane | None = None,
     ) -> None:
         self._future = future
         self._what = what
         self._timeout = timeout
         self._ledger = ledger
         self._keep = keep
+        self._lane = lane
 
     def done(self) -> bool:
         """Whether `wait()` would return at once."""
@@ -71,11 +83,11 @@ class Work:
         """
         start, standing = time.perf_counter(), not self._future.done()
         try:
-            result, done = self._future.result(self._timeout)
+            result, done = self._outcome() if standing else self._future.result()
         except FutureTimeout:
             if self._future.done():  # the operation's own TimeoutError, not ours
                 raise
-            raise PeerLost(f"{self._what}: no answer within {self._timeout:g} s") from None
+            raise self._given_up() from None
         finally:
             if not getattr(_here, "on_a_lane", False):
                 end = time.perf_counter()
@@ -87,6 +99,18 @@ class Work:
             take_over(result)
         self._keep = None
         return result.wait() if isinstance(result, Work) else result
+
+    def _outcome(self) -> Any:
+        lane = self._lane
+        if lane is None or lane.watch is None:
+            return self._future.result(self._timeout)
+        return lane.watch.wait(lane, self._future, self._timeout)
+
+    def _given_up(self) -> PeerLost:
+        lane = self._lane
+        missing = [] if lane is None or lane.watch is None else lane.watch.missing(lane, self._timeout)
+        where = f"; not reported to be in it: {names(missing)}" if missing else ""
+        return PeerLost(f"{self._what}: no answer within {self._timeout:g} s{where}", missing)
 
 
 def finished(call: Callable[[], Any], what: str, ledger: Ledger) -> Work:
@@ -105,7 +129,19 @@ class Lane:
         self.farewell: Callable[[], None] | None = None
         """Called before lanes are closed, with all of them still at work, in the order in which they were
         made; collective. Raises `PeerLost` where others do not come."""
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self.watch: RankWatch | None = None
+        """Of the rank whose lane it is."""
+        self.entries: deque[object] = deque()
+        """One for each call that has not ended."""
+        self.executing: Operation | None = None
+        """The operation under way."""
+        self.single = False
+        """Whether the call under way is nothing but that operation."""
+        self.serves = False
+        """Whether it answers others, and begins no collective."""
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any], bool] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread: threading.Thread | None = None
         self._streams = Streams()
         _lanes.add(self)
@@ -113,6 +149,11 @@ class Lane:
     def here(self) -> bool:
         """Whether the caller is the lane's own thread."""
         return threading.current_thread() is self._thread
+
+    @property
+    def ident(self) -> int | None:
+        """The identity of its thread, if it has one."""
+        return None if self._thread is None else self._thread.ident
 
     def submit(
         self,
@@ -122,21 +163,26 @@ class Lane:
         ledger: Ledger,
         device: torch.device | None = None,
         keep: object = None,
+        single: bool = False,
     ) -> Work:
         """Queue `call`, which keeps the submitter's phase; from the lane's own thread it runs at once.
 
-        With a `device` it runs on the lane's stream there. `keep`: see `Work`.
+        With a `device` it runs on the lane's stream there. `keep`: see `Work`. A `single` call is one
+        operation, after which it begins no other.
         """
         if self.here():
             return finished(call, what, ledger)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
+        if self.watch is not None:
+            self.watch.submits()
         future: Future[Any] = Future()
         context = contextvars.copy_context()
         asked = None if device is None else Moment(device)
-        self._calls.put((future, lambda: self._carried_out(lambda: context.run(call), asked)))
-        return Work(future, what, timeout, ledger, keep)
+        self.entries.append(None)
+        self._calls.put((future, lambda: self._carried_out(lambda: context.run(call), asked), single))
+        return Work(future, what, timeout, ledger, keep, self)
 
     def close(self, timeout: float) -> bool:
         """End the thread after what is queued; False if that took longer than `timeout` seconds. What is
@@ -161,8 +207,10 @@ class Lane:
     def _run(self) -> None:
         _here.on_a_lane = True
         while (entry := self._calls.get()) is not None:
-            _carry_out(*entry)
-            del entry  # or the last operation's tensors live on until the next
+            future, call, self.single = entry
+            _carry_out(future, call)
+            self.entries.popleft()
+            del entry, future, call  # or the last operation's tensors live on until the next
 
 
 def close_lanes(timeout: float, lanes: Iterable[Lane] = _lanes) -> bool:

@@ -24,6 +24,8 @@ from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.by_node import ByNode
 from hpcsgd.transport.ending import guard
 from hpcsgd.transport.launcher import check_world, launched
+from hpcsgd.transport.mpi_reports import MpiReports
+from hpcsgd.transport.rank_watch import WORLD, Member
 
 with warnings.catch_warnings():  # `world` tells the same, once, and what to do
     warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
@@ -204,9 +206,13 @@ def world(timeout: float = 600.0) -> Transport:
     node = shared.bcast(comm.Get_rank())
     shared.Free()
     transport = Transport(ByDevice(MpiBackend(comm.Dup(), node)), timeout=timeout)
-    guard(transport)
+    ending = guard(transport)
     _check_launch(transport)
-    return transport
+    if ending is None or transport.size == 1:
+        return transport
+    watch = ending.watched(MpiReports(comm.Dup(), ending.fail))
+    member = Member(watch, WORLD, range(transport.size))
+    return Transport(transport.backend, timeout=timeout, lane=transport.lane, member=member)
 
 
 def thread_level() -> str:

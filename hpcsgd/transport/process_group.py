@@ -50,6 +50,7 @@ class GroupBackend(Backend):
     def __init__(self, host: Backend, library: str, timeout: float) -> None:
         self.rank, self.size, self.node = host.rank, host.size, host.node
         self.name = _named(library)
+        self.returns_early = library != "gloo"
         self._host, self._library, self._timeout = host, library, timeout
         self._store = meeting_point(host, timeout)
         self._group: Any = _made(library, self._store, host, timeout)

@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 
 from hpcsgd.transport.events import Event, Events
 
-_phase: ContextVar[str] = ContextVar("phase", default="other")
+NO_PHASE = "other"
+_phase: ContextVar[str] = ContextVar("phase", default=NO_PHASE)
+_doing: ContextVar[str] = ContextVar("doing", default="")
 
 
 @contextlib.contextmanager
@@ -28,6 +30,25 @@ def phase(name: str) -> Generator[None, None, None]:
         yield
     finally:
         _phase.reset(token)
+
+
+@contextlib.contextmanager
+def doing(activity: str) -> Generator[None, None, None]:
+    """Say what the operations inside belong to, such as "step 4": the message about ranks that wait for each
+    other names it.
+
+    A communication thread that carries them out later keeps it, as it keeps the phase.
+    """
+    token = _doing.set(activity)
+    try:
+        yield
+    finally:
+        _doing.reset(token)
+
+
+def activity() -> tuple[str, str]:
+    """Return what `doing` and `phase` say here; the first is empty outside of any."""
+    return _doing.get(), _phase.get()
 
 
 @dataclass(slots=True)

@@ -43,11 +43,14 @@ class Service:
 
     def __init__(self, world: Transport, answer: Answer, question_bytes: int) -> None:
         self._questions, self._answers = world.apart(), world.apart()
+        for ranks in (self._questions, self._answers):
+            if ranks.member is not None:
+                ranks.member.answers = True
         self._answer = answer
         self._question = torch.zeros(question_bytes, dtype=torch.uint8)
         self._over = False
         lane = Lane(f"server of rank {world.rank}")
-        lane.farewell = self._farewell
+        lane.farewell, lane.serves = self._farewell, True
         world.lanes_apart.append(lane)
         self._replies = self._answers.on(lane)
         self._serving = self._replies.run(self._serve_or_end, "answering others")

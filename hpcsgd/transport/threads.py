@@ -13,6 +13,8 @@ from torch import Tensor
 from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction, wide
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
+from hpcsgd.transport.deadlock import Table
+from hpcsgd.transport.rank_watch import WORLD, Member, RankWatch
 
 Result = TypeVar("Result")
 
@@ -169,21 +171,28 @@ def run(
     `nodes[r]` says on which node rank r pretends to be, `wrap` decorates each rank's backend. Where ranks
     raise, the first exception that is not just the loss of a peer is raised here.
     """
+    reports = Table()
     meeting = Meeting(n, 0.8 * timeout, [])  # it can name who is missing, so it has to give up first
     results: list[Any] = [None] * n
     errors: list[BaseException] = []
 
     def rank_main(rank: int) -> None:
         backend = wrap(ByDevice(ThreadBackend(rank, meeting, nodes[rank] if nodes else 0)))
-        world = Transport(backend, timeout=timeout)
+        watch = RankWatch(rank, reports) if n > 1 else None
+        member = watch and Member(watch, WORLD, range(n))
+        world = Transport(backend, timeout=timeout, member=member)
+        ended = False
         try:
             results[rank] = function(world, *args)
-            world.end_apart(timeout)
+            if watch is not None:
+                watch.leaving = True
+            ended = world.end_apart(timeout)
         except BaseException as error:  # noqa: BLE001 - raised again below
             errors.append(error)
             backend.abort(1)
         finally:
-            world.lane.close(timeout)
+            if world.lane.close(timeout) and ended and watch is not None:
+                watch.left()
 
     ranks = [
         threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True)
