@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hpcsgd.transport import ending
+from hpcsgd.errors import JobError
+from hpcsgd.transport import Transport, ending, threads
 from transport.jobs import KILLED, LIMIT, launch
 
 SERVICE = "service = Service(world, lambda source, question: [(source, question)], 8)\n"
@@ -244,6 +245,22 @@ def test_nobody_leaves_while_others_may_ask(tmp_path: Path) -> None:
     )
     assert (job.code, job.stderr) == (0, "")
     assert "answered" in job.stdout
+
+
+def test_rank_0_alone_tells_what_all_raise(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    left: list[tuple[int, int]] = []
+
+    def raised(world: Transport) -> None:
+        here = ending.Ending(world)
+        monkeypatch.setattr(here, "part", lambda code: left.append((world.rank, code)))
+        error = JobError(f"seen by rank {world.rank}")
+        here._uncaught(JobError, error, None)
+
+    threads.run(2, raised)
+    assert capfd.readouterr().err == "hpcsgd: seen by rank 0\n"
+    assert sorted(left) == [(0, 1), (1, 1)]
 
 
 def test_the_first_failure_is_the_one_that_a_batch_script_reads(
