@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
             for number in steps:
                 step(metrics, number, 10 * (island + 1), 40.0)
             metrics.evaluation(
-                step=tested, epoch=1, loss=0.5, accuracy=0.1 * tested, distance=None, seconds=1.0
+                step=tested, epoch=1, loss=0.5, accuracy=0.1 * tested, distance=0.0, seconds=1.0
             )
     with EventLog(tmp_path / NAME) as events:
         events.generation(generation=1, members=[0, 1], newcomers=[], rounds=0)
