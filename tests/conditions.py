@@ -2,120 +2,125 @@
 
     python tests/conditions.py [--target test] [--user NAME] [--log FOLDER] [CONDITION ...]
 
-Without names, all conditions are tried one after the other. Those in NEED_ROOT are passed over without root.
+Without names, all conditions are tried one after the other. Those in OF_ROOT are passed over without root.
 For another user, what is committed is cloned, and the environment is made again.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 
 import programs
 
 ROOT = Path(__file__).parents[1]
-SPIN = "while True: pass"
+TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
 SILENT_SERVER = "127.0.0.77"
+PATIENCE = 7200.0  # seconds that a target may take
 
 
-@contextlib.contextmanager
-def busy(count: int) -> Iterator[None]:
-    """Keep `count` cores busy."""
-    spinning = [programs.start([sys.executable, "-S", "-c", SPIN]) for _ in range(count)]
-    try:
+@dataclass
+class Start:
+    """How make is started; a condition changes some of it."""
+
+    user: str
+    folder: Path
+    before: Sequence[str | Path] = ()  # words before those of make
+    root: Path = ROOT
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+
+
+Condition = Callable[[Start], Iterator[None]]  # as `contextmanager` takes it
+
+
+def shell(text: str) -> Condition:
+    """Return the condition that a shell starts the command, where `text` has `$@`."""
+
+    def condition(start: Start) -> Iterator[None]:
+        start.before = ["bash", "-c", text, "bash"]
         yield
-    finally:
-        for process in spinning:
-            programs.kill(process)
-            process.communicate()
+
+    return condition
 
 
-@contextlib.contextmanager
-def silent_name_server() -> Iterator[None]:
+def open_pipe(start: Start) -> Iterator[None]:
+    """Hold the writing end of a pipe and write nothing."""
+    os.mkfifo(pipe := start.folder / "pipe")
+    start.before = ["bash", "-c", 'exec "$@" <"$0"', pipe]
+    with pipe.open("rb+", buffering=0):  # for writing alone it would wait for the reader
+        yield
+
+
+def busy(start: Start) -> Iterator[None]:
+    """Keep four cores busy."""
+    with ExitStack() as ending:
+        for _ in range(4):
+            process = ending.enter_context(programs.start([sys.executable, "-S", "-c", "while True: pass"]))
+            ending.callback(process.kill)
+        yield
+
+
+def blanks(start: Start) -> Iterator[None]:
+    for name in ("HOME", "TMPDIR"):
+        start.environment[name] = mkdtemp(prefix="a place ", dir=start.folder)
+    yield
+
+
+def silent_name_server(start: Start) -> Iterator[None]:
     """Bind the port of a name server and never answer."""
+    (file := start.folder / "resolv.conf").write_text(f"nameserver {SILENT_SERVER}\n")
+    text = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
+    start.before = ["unshare", "--mount", "bash", "-c", text, file]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((SILENT_SERVER, 53))
         yield
 
 
-def shell(text: str) -> Callable[[list[str]], list[str]]:
-    """Return a function that puts a command where `text` has `$@`."""
-    return lambda command: ["bash", "-c", text, "bash", *command]
+def another_user(start: Start) -> Iterator[None]:
+    start.root = start.folder / "clone"
+    programs.run(["git", "clone", "-q", ROOT, start.root])
+    programs.run(["chown", "-R", start.user, start.root])
+    start.before = ["runuser", "-u", start.user, "--", "env", "--unset=TMPDIR", f"HOME={start.root}"]
+    yield
 
 
-def as_it_is(command: list[str]) -> list[str]:
-    return command
-
-
-def on_a_terminal(command: list[str]) -> list[str]:
-    code = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
-    return [sys.executable, "-c", code, *command]
-
-
-Wrapper = Callable[[list[str]], list[str]]
-WRAPPERS: Mapping[str, Wrapper] = {
-    "quiet": as_it_is,
-    "four busy loops": as_it_is,
-    "stdin a terminal": on_a_terminal,
+OF_ROOT: Mapping[str, Condition] = {"silent name server": silent_name_server, "another user": another_user}
+CONDITIONS: Mapping[str, Condition] = {
+    "quiet": shell('exec "$@"'),
+    "four busy loops": busy,
+    "stdin a terminal": shell(f'exec "{sys.executable}" -c "{TERMINAL}" "$@"'),
     "stdin closed": shell('exec "$@" <&-'),
     "stdin /dev/null": shell('exec "$@" </dev/null'),
     "stdin a pipe that ends": shell('true | "$@"'),
-    "stdin a pipe that stays open": as_it_is,
+    "stdin a pipe that stays open": open_pipe,
     "no terminal": shell('exec setsid "$@" </dev/null'),
-    "HOME and TMPDIR with a blank": as_it_is,
-    "silent name server": shell(
-        """exec unshare --mount bash -c 'mount --bind "$RESOLV" /etc/resolv.conf && exec "$@"' bash "$@" """
-    ),
+    "HOME and TMPDIR with a blank": blanks,
     "256 open files": shell('ulimit -n 256; exec "$@"'),
-    "another user": as_it_is,
+    **OF_ROOT,
 }
-
-
-NEED_ROOT = {"silent name server", "another user"}
-PATIENCE = 7200.0  # seconds that a target may take
 
 
 def tried(name: str, target: str, user: str, log: Path) -> tuple[int, float]:
     """Run the target in a condition; return its exit code and the seconds that it took."""
-    command = ["make", "-C", str(ROOT), target]
-    environment = dict(os.environ)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="conditions-")))
-        folder.chmod(0o711)  # other users have to get through
-        if name == "four busy loops":
-            stack.enter_context(busy(4))
-        if name == "silent name server":
-            stack.enter_context(silent_name_server())
-            environment["RESOLV"] = f"{folder}/resolv.conf"
-            Path(environment["RESOLV"]).write_text(f"nameserver {SILENT_SERVER}\n")
-        if name == "HOME and TMPDIR with a blank":
-            environment |= {"HOME": f"{folder}/a home", "TMPDIR": f"{folder}/a place"}
-            for each in ("HOME", "TMPDIR"):
-                Path(environment[each]).mkdir()
-        if name == "another user":
-            clone = folder / "clone"
-            programs.run(["git", "clone", "-q", ROOT, clone])
-            programs.run(["chown", "-R", user, clone])
-            as_user = ["runuser", "-u", user, "--", "env", "--unset=TMPDIR", f"HOME={clone}"]
-            command = [*as_user, "make", "-C", str(clone), target]
-        began = time.monotonic()
-        with log.open("w") as file:
-            stdin = programs.PIPE if name == "stdin a pipe that stays open" else sys.stdin
-            words = WRAPPERS[name](command)
-            process = programs.start(words, env=environment, stdin=stdin, stdout=file, stderr=programs.STDOUT)
-            try:
-                code = process.wait(PATIENCE)
-            except programs.TimeoutExpired:
-                programs.kill(process)
-                code = process.wait()
-        return code, time.monotonic() - began
+    with TemporaryDirectory(prefix="conditions-") as folder, log.open("w") as file:
+        Path(folder).chmod(0o711)  # other users have to get through
+        start = Start(user, Path(folder))
+        with contextmanager(CONDITIONS[name])(start):
+            words, began = [*start.before, "make", "-C", start.root, target], time.monotonic()
+            outside = {"env": start.environment, "stdin": sys.stdin, "stdout": file}
+            process = programs.start(words, **outside, stderr=programs.STDOUT)
+            with suppress(programs.TimeoutExpired):
+                process.wait(PATIENCE)
+            programs.kill(process)
+            return process.wait(), time.monotonic() - began
 
 
 def main() -> int:
@@ -125,12 +130,12 @@ def main() -> int:
     parser.add_argument("--user", default="nobody")
     parser.add_argument("--log", type=Path, default=ROOT / "runs" / "conditions")
     given = parser.parse_args()
-    if unknown := set(given.conditions) - WRAPPERS.keys():
-        parser.error(f"{', '.join(sorted(unknown))}: no such condition. Allowed: {', '.join(WRAPPERS)}")
+    if unknown := set(given.conditions) - CONDITIONS.keys():
+        parser.error(f"{', '.join(sorted(unknown))}: no such condition. Allowed: {', '.join(CONDITIONS)}")
     given.log.mkdir(parents=True, exist_ok=True)
     failed = 0
-    for name in given.conditions or WRAPPERS:
-        if name in NEED_ROOT and os.getuid() != 0:
+    for name in given.conditions or CONDITIONS:
+        if name in OF_ROOT and os.getuid() != 0:
             print(f"{given.target:10} {name:32} not tried: it needs root")
             continue
         log = given.log / f"{given.target}-{name.replace(' ', '-').replace('/', '')}.log"

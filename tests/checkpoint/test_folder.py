@@ -159,6 +159,12 @@ def test_a_full_disk_leaves_what_was_there(two: Path, broken_disk: str) -> None:
     assert names(two) == ["step-00000010", "step-00000020"]
 
 
+def test_a_rank_alone_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_on(monkeypatch, folder, "_fingerprint", is_of_rank(0))
+    threads.run(1, error_of_every_rank, write, tmp_path, 30)
+    assert names(tmp_path) == []
+
+
 def test_a_disk_that_fills_up_while_hdf5_writes(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(disk: hdf5.Disk, _: memoryview) -> None:
         disk._failure = DiskFull()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.checkpoint import Checkpoints, Saved, capture, restore, restore_newest
+from hpcsgd.checkpoint.snapshot import _layout
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
 from hpcsgd.exchanges import Packed, ReduceScatter
@@ -584,3 +585,13 @@ def test_a_file_that_one_rank_cannot_read_ends_all(run, tmp_path: Path) -> None:
 
     for message in run(2, unreadable):
         assert message.startswith("rank 1 of 2, reading a checkpoint: OSError: stale file handle")
+
+
+def test_only_strides_that_mean_something_are_compared() -> None:
+    """That of a dimension with one element depends on how a tensor came about."""
+    one, other, third = (
+        torch.empty_strided((3, 1, 2), strides) for strides in ((1, 7, 3), (1, 9, 3), (4, 1, 1))
+    )
+    assert _layout(one) == _layout(other) == "torch.float32 of [3, 1, 2] with strides [1, 0, 3]"
+    assert _layout(third) == "torch.float32 of [3, 1, 2] with strides [4, 0, 1]"
+    assert _layout(third.contiguous()) == "torch.float32 of [3, 1, 2]"

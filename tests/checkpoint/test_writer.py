@@ -13,7 +13,7 @@ import torch
 from hpcsgd.checkpoint import Checkpoints, Writer, tree
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
-from hpcsgd.transport import Transport, threads
+from hpcsgd.transport import PeerLost, Transport, threads
 
 PATIENCE = 60.0  # seconds; the machine may be busy
 
@@ -82,3 +82,29 @@ def test_a_failure_is_told_on_all_ranks_when_the_next_begins(tmp_path: Path) -> 
 
     message = "rank 1 of 2, writing a checkpoint: x: a set cannot be saved in a checkpoint"
     assert threads.run(2, train) == [(message, (1, 1.0))] * 2
+
+
+class Late:
+    """In place of a `Work`: it is not done in time, once for each of these, and then it is."""
+
+    def __init__(self, checkpoints: Checkpoints, *writing: bool) -> None:
+        self._checkpoints, self.writing = checkpoints, list(writing)
+
+    def wait(self) -> None:
+        if self.writing:
+            self._checkpoints.writing = self.writing.pop(0)
+            raise PeerLost("no answer")
+
+
+def test_its_own_file_may_take_longer_than_others_are_waited_for(tmp_path: Path) -> None:
+    def finish(world: Transport) -> None:
+        writer: Any = Writer(tmp_path, form(world))
+        writer._under_way = late = Late(writer._checkpoints, True, True)
+        writer.finish()
+        assert late.writing == []
+        writer._under_way = Late(writer._checkpoints, True, False, True)
+        with pytest.raises(PeerLost):
+            writer.finish()
+        writer.finish()  # that one is given up
+
+    threads.run(1, finish)

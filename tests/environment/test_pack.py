@@ -212,6 +212,13 @@ def test_mistakes(made: Environment, tmp_path: Path) -> None:
     (tmp_path / "conda" / "conda-meta").mkdir(parents=True)
     with pytest.raises(UserError, match=r"an environment of conda, which conda-pack packs"):
         ask(tmp_path / "conda")
+    (tmp_path / "broken" / "bin").mkdir(parents=True)
+    (tmp_path / "broken" / "pyvenv.cfg").touch()
+    python = tmp_path / "broken" / "bin" / "python"
+    python.write_text("#!/bin/sh\necho a library >&2\necho is missing >&2\nexit 127\n")
+    python.chmod(0o755)
+    with pytest.raises(UserError, match=f"{python}: does not run: is missing"):
+        ask(tmp_path / "broken")
     with pytest.raises(UserError, match='local = "a`b`": expected a folder'):
         pack(made, tmp_path / "env.pack", "a`b`")
     environments.in_place(site(made), "secretive", tmp_path / "src", top_level="")

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcsgd.config.schema import ReallocationSection
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.register import Member, Phase, Point, Register
+from hpcsgd.launch.run import allotment_of
 
 
 def register(*ranks: int, units: tuple[tuple[int, int], ...] = (), epoch: int = 1) -> Register:
@@ -40,3 +47,18 @@ def test_a_move_of_ranks_has_to_pay() -> None:
     now = register(4, 4)  # 10 epochs ahead, each of them faster by 1 s
     assert allotment("ranks", cost=9).units(now, {0: 1.0, 1: 3.0}) == {0: 2, 1: 6}
     assert allotment("ranks", cost=11).units(now, {0: 1.0, 1: 3.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("section", "total", "cost"),
+    [
+        (ReallocationSection(unit="ranks"), 1, 20.0),
+        (ReallocationSection(unit="ranks", cost=3.0), 1, 3.0),
+        (ReallocationSection(unit="samples", total=64), 64, 0.0),
+    ],
+)
+def test_what_a_move_costs(section: ReallocationSection, total: int, cost: float) -> None:
+    config: Any = SimpleNamespace(reallocation=section, training=SimpleNamespace(epochs=3))
+    assert allotment_of(config) == Allotment(section.unit, total, 0.1, cost, 3)
+    config.reallocation = ReallocationSection()
+    assert allotment_of(config) is None

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -65,6 +66,21 @@ def test_rounds_go_by(desk: Desk) -> None:
             assert (now.generation, now.rounds, now.phase) == (1, rounds, Phase.RUN)
         clients[0].finish(now.generation)
         wait_for(lambda: clients[2].register.phase is Phase.FINISHED)
+
+
+def test_a_commit_tells_how_far_those_are_that_count(desk: Desk) -> None:
+    """The first one of them, in each round anew."""
+    with desk.coordinator(2) as at:
+        clients = [desk.client(at.address, island) for island in (0, 1)]
+        now = come(*clients)
+        for progress in ((2.25, 1.75), (0.0, 0.5)):
+            votes = [
+                partial(client.vote, now.generation, now.rounds, NOTHING, epochs)
+                for client, epochs in zip(clients, progress, strict=True)
+            ]
+            (now,) = set(at_once(*votes))
+    commits = [event for event in desk.events() if event["event"] == "commit"]
+    assert [(event["epoch"], event["fraction"]) for event in commits] == [(2, 0.25), (0, 0.5)]
 
 
 def test_a_broken_connection_is_noticed_at_once(desk: Desk) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.islands import whereabouts
+from hpcsgd.islands import addresses, whereabouts
 from hpcsgd.islands.journal import claim
 from hpcsgd.islands.whereabouts import Whereabouts, of_term, token_for
 from hpcsgd.transport import PeerLost
@@ -63,6 +63,19 @@ def test_the_token_is_that_of_the_run(tmp_path: Path) -> None:
     Whereabouts("10.0.0.1:5000", first).publish(tmp_path, 1)
     claim(tmp_path, 2)  # says nothing
     assert token_for(tmp_path, 3) == first
+
+
+def test_a_node_has_the_address_on_the_network_of_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert addresses.own_towards("127.0.0.1:9") == "127.0.0.1"
+    known = {"node1": "10.0.0.1", socket.gethostname(): "10.0.0.2"}
+
+    def by_name(name: str) -> str:
+        if name not in known:
+            raise OSError(name)
+        return known[name]
+
+    monkeypatch.setattr(socket, "gethostbyname", by_name)
+    assert [addresses.of_node(name) for name in ("node1", "node9")] == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_only_a_coordinator_of_this_run_answers(desk: Desk) -> None:

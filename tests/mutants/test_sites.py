@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from mutants.equivalent import EQUIVALENT
 from mutants.sites import Mutant, draw, mutants_of
 
 TEXT = '''\
@@ -60,3 +63,9 @@ def test_every_package_has_its_share():
     assert (len(set(drawn)), packages.count("h/small")) == (31, 1)
     assert all(packages.count(f"h/{package}") == 10 for package in "abc")
     assert drawn == draw(list(found), 31, seed=1) != draw(list(found), 31, seed=2)
+
+
+@pytest.mark.parametrize("key", EQUIVALENT)
+def test_what_is_said_to_change_nothing_is_there(key: tuple[str, str, str]):
+    text = (Path(__file__).parents[2] / key[0]).read_text()
+    assert key in {mutant.key for mutant in mutants_of(key[0], text)}

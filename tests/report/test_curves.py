@@ -52,6 +52,14 @@ def titles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Those that would be saved."""
+    found: list[Figure] = []
+    monkeypatch.setattr("hpcsgd.report.curves.save", lambda figure, target: found.append(figure))
+    return found
+
+
 LOSS, PHASES, ACCURACY = (
     "training loss: 0.01695",
     "where time and bytes went",
@@ -121,6 +129,33 @@ def test_each_panel_with_data_is_drawn_and_no_other(
     assert width >= 1000
     assert height >= 480
     assert [path.name for path in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_the_bars_of_phases(figures: list[Figure]) -> None:
+    """Seconds above bytes, from 0 to 100 %, with the amounts below."""
+    plot_curves(STEPS, Path("curves.png"))
+    bars = figures[0].axes[-1]
+    assert bars.yaxis_inverted()
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["seconds", "bytes"]
+    assert bars.get_xlim() == (0, 1)
+    legend = bars.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["compute: 59 s", "allgather: 29.5 s, 5.9 kB"]
+    places = [each.get_path().get_extents(each.get_patch_transform()) for each in bars.patches]
+    assert [place.width for place in places] == pytest.approx([2 / 3, 0, 1 / 3, 1]), "seconds, bytes, twice"
+    assert [place.x0 for place in places] == pytest.approx([0, 0, 2 / 3, 0])
+
+
+@pytest.mark.parametrize(("densities", "top"), [((0.01, 0.03), 0.033), ((0.0, 0.0), 1.0)])
+def test_the_axes_of_densities(figures: list[Figure], densities: tuple[float, ...], top: float) -> None:
+    """They begin at 0, also where nothing was sent; the errors have an axis, but no grid, of their own."""
+    records = [{"kind": "notes", "step": n, "density": d, "error": 1.5} for n, d in enumerate(densities)]
+    plot_curves(records, Path("curves.png"))
+    left, right = figures[0].axes
+    assert left.get_ylim() == pytest.approx((0, top))
+    assert right.get_ylim()[0] == 0
+    assert right.spines["right"].get_visible()
+    assert not any(line.get_visible() for line in right.get_ygridlines())
 
 
 def test_nothing_recorded_nothing_drawn(tmp_path: Path) -> None:

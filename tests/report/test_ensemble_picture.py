@@ -165,6 +165,13 @@ def test_every_moment_of_a_move_is_marked_in_all_panels(tmp_path: Path, panels: 
         assert dashed == [8, 10]
 
 
+def test_losses_are_filled_marks_and_returns_hollow_ones(tmp_path: Path, panels: list[Axes]) -> None:
+    plot_events(STORY, tmp_path / "islands.png")
+    marks = [line for line in panels[0].lines if line.get_linestyle() == "None"]
+    assert [(line.get_marker(), *line.get_xydata()[0]) for line in marks] == [("X", 7, 0.5), ("o", 10, 1)]  # type: ignore[index]
+    assert [line.get_markerfacecolor() for line in marks] == [COLOURS[0], "white"]
+
+
 @pytest.mark.parametrize("islands", [1, 16, 40])
 def test_the_legend_names_as_many_islands_as_can_be_read(
     tmp_path: Path, panels: list[Axes], islands: int

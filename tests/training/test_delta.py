@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hpcsgd.core.topology import form
 from hpcsgd.training import delta
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.transport import Transport, threads
+from hpcsgd.tuning.changes import changes_of
 from training.launches import JOB, make_store
 
 STEPS, AN_EPOCH = 14, 6
@@ -53,6 +55,15 @@ def test_beyond_an_epoch(job_file: Path, monkeypatch: pytest.MonkeyPatch, words:
     assert ranks[0].deltas.shape == (STEPS - 1, 2)
     assert (ranks[0].deltas == ranks[1].deltas).all()
     assert seen == {8}
+
+
+def test_what_is_written(job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = load(job_file, ["--run.folder", str(tmp_path / "run")])
+    delta._write(changes_of([[0.0, 0.0], [1.0, 2.0]]), config)
+    folder = tmp_path / "run-delta"
+    assert json.loads((folder / "delta.json").read_text())["deltas"] == [[1.0, 2.0]]
+    assert sorted(path.name for path in folder.iterdir()) == ["delta.json", "delta.png"]
+    assert capsys.readouterr().out.startswith(f"written {folder}/delta.json and delta.png;")
 
 
 def test_the_rate_falls_after_an_epoch(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,9 @@ def test_the_meter(run: Callable[..., list[Any]], n: int) -> None:
 
     def measured(world: Transport) -> None:
         job = form(world, groups=max(n // 2, 1))
-        meter = Meter(job, world.apart(), sample=Sample(tokens=5, flops=1e6, peak=0.5))
+        sample = Sample(tokens=5, flops=1e6, peak=0.5)
+        meter = Meter(job, world.apart(), sample=sample, by_torch=7.0)
+        meter.passes(3)
         meter.step(torch.tensor(1.0), 3, 0.0, {})
         meter.gradient(torch.tensor(1.0 + world.rank))
         found, nothing = meter.read().wait(), meter.read().wait()
@@ -180,6 +182,7 @@ def test_the_meter(run: Callable[..., list[Any]], n: int) -> None:
         assert found.tokens_per_s == pytest.approx(5 * found.samples_per_s)
         assert found.utilization == pytest.approx(found.samples_per_s * 1e6 / (n * 0.5e12))
         assert nothing.gradient_norm is None
+        assert (found.bytes_by_torch, nothing.bytes_by_torch) == (21.0, 0.0)
 
     run(n, measured)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch.distributed as dist
 
-from hpcsgd.transport import ending
+from hpcsgd.errors import PEER_LOST, JobError
+from hpcsgd.transport import PeerLost, Transport, ending, threads
 from transport.jobs import KILLED, LIMIT, launch
 
 SERVICE = "service = Service(world, lambda source, question: [(source, question)], 8)\n"
@@ -244,6 +247,47 @@ def test_nobody_leaves_while_others_may_ask(tmp_path: Path) -> None:
     )
     assert (job.code, job.stderr) == (0, "")
     assert "answered" in job.stdout
+
+
+def test_rank_0_alone_tells_what_all_raise(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    left: list[tuple[int, int]] = []
+
+    def raised(world: Transport) -> None:
+        here = ending.Ending(world)
+        monkeypatch.setattr(here, "part", lambda code: left.append((world.rank, code)))
+        error = JobError(f"seen by rank {world.rank}")
+        here._uncaught(JobError, error, None)
+
+    threads.run(2, raised)
+    assert capfd.readouterr().err == "hpcsgd: seen by rank 0\n"
+    assert sorted(left) == [(0, 1), (1, 1)]
+
+
+LOST: list[BaseException] = [
+    PeerLost("gone"),
+    dist.DistNetworkError("the client socket has failed"),
+    dist.DistStoreError("wait timeout"),
+    dist.DistBackendError("NCCL error: ncclRemoteError"),
+    RuntimeError("[/torch/gloo/transport/tcp/pair.cc:534] Connection closed by peer"),
+]
+OWN: list[BaseException] = [
+    KeyError("x"),
+    RuntimeError("Connection closed by peer"),
+    RuntimeError("[/torch/gloo/transport/tcp/pair.cc:534] op.preamble.length <= op.nbytes"),
+    dist.DistBackendError("NCCL error: invalid usage"),
+]
+
+
+def test_whether_another_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [ending._exit_code(error) for error in LOST] == [PEER_LOST] * len(LOST)
+    assert [ending._exit_code(error) for error in OWN] == [1] * len(OWN)
+    assert ending._exit_code(KeyboardInterrupt()) == 130
+    monkeypatch.delitem(sys.modules, "torch.distributed")
+    assert [ending._is_loss(error) for error in LOST] == [True, False, False, False, False], (
+        "torch has no say"
+    )
 
 
 def test_the_first_failure_is_the_one_that_a_batch_script_reads(

@@ -90,15 +90,18 @@ def test_without_faults_everything_passes_through() -> None:
         world.reduce_scatter(out[:1], x).wait()
         world.allgather(out, x[:1]).wait()
         results.append(out.tolist())
-        world.allgatherv(out, x[:1], [1, 1]).wait()
+        world.allgatherv(out, x[1:], [1, 1]).wait()
+        results.append(out.tolist())
         world.bcast(x, 1).wait()
         results.append(x.tolist())
         other = 1 - world.rank
-        world.exchange({other: x}, {other: out}).wait()
+        world.exchange({other: x + world.rank}, {other: out}).wait()
+        results.append(out.tolist())
         if world.rank == 0:
             world.send(torch.tensor([5.0]), 1).wait()
         else:
             assert world.recv(out[:1]).wait() == 0
+        results.append(out.tolist())
         results.append(world.gather_objects(size))
         return results
 
