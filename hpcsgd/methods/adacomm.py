@@ -134,7 +134,7 @@ def _means(ranks: Transport, *numbers: float) -> list[float]:
     means = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     with phase("loss"):
         ranks.allreduce(means, "mean").wait()
-    return means.tolist()
+    return [mean.item() for mean in means]
 
 
 def adacomm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +115,26 @@ def test_a_weight_with_nothing_to_send_stays(run, bits: int, wrap: Any) -> None:
     for moved in run(2, one):
         assert moved[:13].all()
         assert not moved[13:].any()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("select", [PerRun(2), OverPositions(2)], ids=repr)
+def test_padding_between_parameters(run, select: Any) -> None:
+    """As where torch shards the model: what stands there is neither sent nor written to."""
+
+    def one(world: Transport) -> list[float]:
+        own = torch.zeros(9)
+        own[3:5] = 7
+        bucket = SimpleNamespace(own=own, filled=[slice(0, 3), slice(5, 9)])
+        s: Any = SimpleNamespace(job=form(world, 2), buckets=[bucket], owned=[own], notes={})
+        how = sparse_loco(1, density=1.0, bits=32, select=select).how.inner  # type: ignore[attr-defined]
+        how.before_update(s)
+        own += torch.arange(9) * (1 + world.rank)
+        how(s)
+        return own.tolist()
+
+    expected = [0.0, 1.5, 3.0, 10.0, 11.0, 7.5, 9.0, 10.5, 12.0]
+    assert run(2, one) == [expected, [*expected[:3], 13.0, 15.0, *expected[5:]]]
 
 
 def test_where_there_is_no_padding() -> None:

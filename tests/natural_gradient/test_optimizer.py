@@ -526,8 +526,8 @@ def test_removed_hooks_are_gone() -> None:
 
 def test_a_plain_optimizer_has_no_use_for_the_loss() -> None:
     with_loss, without = mlp(), mlp()
-    for net, options in ((with_loss, {"loss": 1.0}), (without, {})):
+    for net, loss in ((with_loss, 1.0), (without, None)):
         optimizer = wrapped(net)
         backward(net, 0)
-        assert optimizer.step(**options) is None
+        assert optimizer.step(loss=loss) is None
     assert torch.equal(vector(with_loss), vector(without))
