@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hpcsgd.averagers.joined import average_joined
+from hpcsgd.averagers.joined import average_joined, require_same_layout
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce
@@ -30,8 +30,10 @@ class Ensemble:
     def __call__(self, s: Step) -> None:
         model = [b.parameters for b in s.buckets]
         brought = [w.clone() for w in model]
+        buffers = s.buffers
+        require_same_layout({"float buffers": buffers}, s.job.group, "models", "rank")
         average_joined(
-            s.buffers,
+            buffers,
             s.job.group,
             lambda joined: s.job.peers.mean([*model, *joined], s.t, alike=not s.sharded),
         )
@@ -43,6 +45,7 @@ class Ensemble:
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """Each of the K ranks has a ring of its own for a K-th of the model."""
+        yield allreduce("group", 16)
         yield from (allreduce("group", nbytes) for nbytes in m.buffers)
         model = sum(b.used * b.width for b in m.buckets) + sum(m.buffers)
         yield allreduce("peers", model / m.K)

@@ -33,7 +33,9 @@ def average_joined(
             x.copy_(mean.view_as(x))
 
 
-def require_same_layout(named: Mapping[str, Sequence[Tensor]], ranks: Transport, what: str) -> None:
+def require_same_layout(
+    named: Mapping[str, Sequence[Tensor]], ranks: Transport, what: str, who: str = "group"
+) -> None:
     """Whether all `ranks` are about to join the same: 16 bytes, since MPI would mix up vectors of unlike
     length in silence. Collective; raises `UserError` on all of them."""
     layout = {name: [f"{x.numel()} of {x.dtype}" for x in tensors] for name, tensors in named.items()}
@@ -45,4 +47,4 @@ def require_same_layout(named: Mapping[str, Sequence[Tensor]], ranks: Transport,
     counts = {name: sum(x.numel() for x in tensors) for name, tensors in named.items()}
     everyone = ranks.gather_objects(", ".join(f"{n} elements of {name}" for name, n in counts.items()))
     other = next((i for i, theirs in enumerate(everyone) if theirs != everyone[0]), 0)
-    raise UserError(f"{what} differ between groups: {everyone[0]} in group 0, {everyone[other]} in {other}")
+    raise UserError(f"{what} differ between {who}s: {everyone[0]} in {who} 0, {everyone[other]} in {other}")

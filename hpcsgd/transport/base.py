@@ -154,8 +154,7 @@ class Transport:
         """A communicator of the same ranks on the same lane, for what must not pair with anything that is sent
         here; collective when it is asked for the first time."""
         if self._control is None:  # no cached_property: Python 3.11 lets one thread at a time make any of them
-            backend = self._start("split", 0, lambda: self.backend.split(0, self.rank)).wait()
-            self._control = self._relative(backend, self.lane)
+            self._control = self.split(0, self.rank)
         return self._control
 
     def on_its_own_lane(self) -> Transport:

@@ -22,7 +22,9 @@ def pruned(net: nn.Module) -> None:
 
 def copied(net: nn.Module) -> None:
     vector = nn.utils.parameters_to_vector(net.parameters()).detach()
-    for param, part in zip(net.parameters(), vector.split([p.numel() for p in net.parameters()]), strict=True):
+    for param, part in zip(
+        net.parameters(), vector.split([p.numel() for p in net.parameters()]), strict=True
+    ):
         param.data.copy_(part.view_as(param))
 
 
