@@ -217,7 +217,7 @@ class Member:
 
     def split(self, color: int, ranks: Sequence[int]) -> Member:
         """Return this rank as a member of what the operation under way splits off for `color`."""
-        return Member(self.watch, f"{self._channel}/{self.watch.counts[self._channel]}.{color}", ranks)
+        return Member(self.watch, f"{self._channel}/{self.watch.counts.get(self._channel, 0)}.{color}", ranks)
 
     def _begin(self, channel: str) -> int:
         counts = self.watch.counts
