@@ -16,7 +16,17 @@ import torch
 from torch import Tensor
 
 Operand = TypeVar("Operand", bound=Tensor)
-_ATTRIBUTES = ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad_fn", "is_sparse")
+_ATTRIBUTES = (
+    "shape",
+    "dtype",
+    "device",
+    "layout",
+    "ndim",
+    "requires_grad",
+    "is_leaf",
+    "grad_fn",
+    "is_sparse",
+)
 _METHODS = (
     "size", "stride", "dim", "numel", "element_size", "is_contiguous", "is_floating_point", "is_complex", "__hash__",
 )  # fmt: skip

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd.core.agreement import Agreement, Call
+from hpcsgd.core.agreement import Agreement
 from hpcsgd.core.capabilities import begin, goes_by_time
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.layout import Slot
 from hpcsgd.core.method import Method, State, fitted
-from hpcsgd.core.norm import clip
 from hpcsgd.core.shards import is_sharded, reshard
 from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
@@ -29,12 +27,12 @@ from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.unmoved import Unmoved
 from hpcsgd.engine.updating import Updating
+from hpcsgd.engine.with_gradients import WithGradients
 from hpcsgd.engine.wrapping import Scaled, communicators, require_free, share_start, take, trained_parameters
 from hpcsgd.errors import UserError
-from hpcsgd.transport import phase
 
 
-class DistributedOptimizer(Scaled, optim.Optimizer):
+class DistributedOptimizer(WithGradients, Scaled, optim.Optimizer):
     """Trains `model` by `method` over the ranks of `job`; the training loop stays as it is.
 
     The optimizer object, its `param_groups` and schedulers made from it keep working, before and after. All
@@ -147,11 +145,6 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         """The method's of the last step: `distance` of a meeting, `shared` where groups exchanged, …"""
         return self._notes
 
-    def accumulate(self, passes: int) -> None:
-        """From the next step on so many `passes` backwards come before each `step()`; between two steps."""
-        if self._reducer is not None:
-            self._reducer.passes = passes
-
     @property
     def rates(self) -> tuple[float, ...]:
         """The learning rate of each param group in the update that is due or running, warm-up included."""
@@ -221,53 +214,6 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
         gathering.finish()
         self._take_notes()
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of the model's parameters, or zero them where not `set_to_none`; collective where
-        gradients have been sent since the last step, which does not count then."""
-        self.updating.take_back("zero_grad()")
-        for _, param in self.trained:
-            if set_to_none:
-                param.grad = None
-            elif param.grad is not None:
-                with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
-                    param.grad.zero_()
-        if not set_to_none:
-            self.updating.zeroed()
-
-    @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scale the group's averaged gradient to a `norm_type` of at most `max_norm`; return the norm before.
-
-        Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
-        `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
-        """
-        self.updating.finish(self._call("clip_grad_norm_()"))
-        group = self.job.group if self._exchange.shards and self.job.K > 1 else None
-        with phase("clipping"):
-            norm = clip(self._step.parts_of_gradient(), max_norm, norm_type, group)
-        self.updating.scaled()
-        return norm
-
-    def synchronize(self) -> None:
-        """Make `param.grad` the gradient averaged over the group, whole, to be read or changed before `step()`.
-
-        The first use of a `param.grad` between `backward()` and `step()` does the same, so that
-        `torch.nn.utils.clip_grad_norm_` and other code that was written for one process is right. Collective:
-        all ranks of the group have to call it. It sends (K−1)/K·M elements more than a step without it, where
-        this rank updates a part of the model alone.
-        """
-        self.updating.synchronize(self._call("synchronize()"))
-
-    @contextlib.contextmanager
-    def unscaling(self) -> Generator[None, None, None]:
-        """In the block `param_groups` are what this rank updates, with the averaged gradients, for a
-        `GradScaler`; collective."""
-        self.updating.finish(self._call("unscale_()"))
-        with self.local.pieces():
-            self.local.take_gradients()
-            yield
-        self.updating.scaled()
-
     def averaged(self) -> contextlib.AbstractContextManager[float]:
         """The mean model of all groups, or a server's, for the length of a block; collective.
 
@@ -316,24 +262,12 @@ class DistributedOptimizer(Scaled, optim.Optimizer):
             )
         super().add_param_group(param_group)
 
-    def _call(self, name: str) -> Call:
-        return Call(name, self._step.t, self.rates, self._number)
-
     def _ready_for(self, name: str, agreement: Agreement) -> Step:
         """All of w in place, no gradient under way, and all ranks in the call `name`; collective."""
         call = self._call(name)
         self.updating.settle(call)
         agreement.reach(call)
         return self._in_place
-
-    def _now_frozen(self) -> list[Slot]:
-        """The parameters that do not require a gradient any more, as far as anything but their gradient would
-        move them."""
-        if self._reducer is not None:
-            return self._reducer.frozen
-        if self.job.alone:
-            return []
-        return [slot for b in self.buckets for slot in b.slots if not slot.param.requires_grad]
 
     @property
     def _in_place(self) -> Step:

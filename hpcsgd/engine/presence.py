@@ -15,6 +15,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
 from hpcsgd.errors import UserError
@@ -90,6 +91,19 @@ def found_again(buckets: Sequence[Bucket], before: Gradients) -> Gradients:
         elif not slot.is_attached():
             slot.attach()
     return Gradients(missing)
+
+
+def agreed(agreement: Agreement, call: Call, mine: Gradients, slots: Sequence[Slot]) -> Gradients:
+    """Agree on the `call`, and return what the ranks have together, of which this one has `mine`; collective,
+    blocking.
+
+    Raises:
+        UserError: As `Agreement.reach`, and as `joined`.
+    """
+    if agreement.reach(call, mine.digest):
+        return mine
+    rows = agreement.presence(mine.packed(len(slots)))
+    return joined(rows, [slot.name for slot in slots], agreement.world_rank)
 
 
 def joined(rows: Tensor, names: Sequence[str], world_rank: Callable[[int], int]) -> Gradients:

@@ -13,7 +13,7 @@ from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Departure, Exchange
-from hpcsgd.engine.presence import Gradients, Presence, found, found_again, joined
+from hpcsgd.engine.presence import Gradients, Presence, agreed, found, found_again
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, phase
 from hpcsgd.transport.streams import Confluence, captured
@@ -99,15 +99,15 @@ class GradientReducer:
         gradients = found(self._buckets, len(self._sent), self._arrivals)
         self._gradients = Gradients({})
         self._send_rest()
-        agreed: Work | None = self._run_agreement(call, gradients)
+        concluding: Work | None = self._run_agreement(call, gradients)
         waiting = list(self._sent)
         while waiting:
             arrived = self._arrived(waiting)
             first = len(self._buckets) - len(waiting)
             del waiting[:arrived]
-            if agreed is not None and (gradients.missing or not waiting):
-                self._conclude(gradients, agreed)
-                agreed = None
+            if concluding is not None and (gradients.missing or not waiting):
+                self._conclude(gradients, concluding)
+                concluding = None
             if not waiting:
                 self._reset()
                 self._averaged, self._whole = True, not self._divided
@@ -271,18 +271,12 @@ class GradientReducer:
 
     def _run_agreement(self, call: Call, gradients: Gradients) -> Work:
         """Agree on the `call` and on who has which gradients, after everything that has been sent."""
-
-        def agree() -> Gradients:
-            if self._agreement.reach(call, gradients.digest):
-                return gradients
-            rows = self._agreement.presence(gradients.packed(len(self._slots)))
-            return joined(rows, [slot.name for slot in self._slots], self._agreement.world_rank)
-
+        agree = functools.partial(agreed, self._agreement, call, gradients, self._slots)
         return self._departing().job.world.run(agree, "agreement of ranks")
 
-    def _conclude(self, mine: Gradients, agreed: Work) -> None:
+    def _conclude(self, mine: Gradients, agreement: Work) -> None:
         """Take over what the ranks have together: `param.grad` is None where no rank has a gradient."""
-        self._gradients = agreed.wait()
+        self._gradients = agreement.wait()
         for number in mine.missing:
             slot = self._slots[number]
             kept = self._gradients.missing.get(number) is Presence.MISSING and slot.any()

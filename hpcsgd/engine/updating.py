@@ -11,6 +11,7 @@ from torch import nn
 from hpcsgd.core.agreement import Call
 from hpcsgd.core.capabilities import is_piecemeal, is_regardless_of_gradients
 from hpcsgd.core.flat import Bucket
+from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Averager, Exchange
 from hpcsgd.engine.gradient_norm import GradientNorm
 from hpcsgd.engine.in_parts import hooks_around_step, is_elementwise, is_tensorwise
@@ -87,6 +88,16 @@ class Updating:
 
     def _absent(self) -> set[nn.Parameter]:
         return set() if self._reducer is None else {slot.param for slot in self._reducer.absent}
+
+    def accumulate(self, passes: int) -> None:
+        """From the next step on so many backward passes come before each step."""
+        if self._reducer is not None:
+            self._reducer.passes = passes
+
+    def frozen(self) -> list[Slot] | None:
+        """The parameters that do not require a gradient now; None where this rank's gradients stay its own, and
+        nobody looks at each."""
+        return None if self._reducer is None else self._reducer.frozen
 
     def zeroed(self) -> None:
         """All gradients are zero now."""

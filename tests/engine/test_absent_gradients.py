@@ -168,12 +168,18 @@ def dropped(net: Any) -> None:
     ("change", "early", "line"),
     [
         (frozen, True, r"parameter 0.\w+ is frozen \(requires_grad = False\) on rank 1 and not on rank 0"),
-        (dropped, False, r"the gradient of 0.weight was set to None after backward\(\) on rank 1, and not on rank 0"),
+        (
+            dropped,
+            False,
+            r"the gradient of 0.weight was set to None after backward\(\) on rank 1, and not on rank 0",
+        ),
     ],
     ids=["frozen", "dropped"],
 )
 @pytest.mark.parametrize("clipped", [False, True])
-def test_on_one_rank_alone_it_is_refused(change: Callable[[Any], None], early: bool, line: str, clipped: bool) -> None:
+def test_on_one_rank_alone_it_is_refused(
+    change: Callable[[Any], None], early: bool, line: str, clipped: bool
+) -> None:
     def body(world: Transport) -> None:
         net = make_model()
         optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
@@ -198,7 +204,9 @@ def test_a_gradient_that_is_replaced_unseen_is_refused() -> None:
         net[0].weight.grad = torch.zeros_like(net[0].weight)
         optimizer.step()
 
-    with pytest.raises(UserError, match=r"the gradient of 0.weight was replaced .* call optimizer.synchronize\(\)"):
+    with pytest.raises(
+        UserError, match=r"the gradient of 0.weight was replaced .* call optimizer.synchronize\(\)"
+    ):
         threads.run(2, body, timeout=20)
 
 

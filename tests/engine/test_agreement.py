@@ -90,7 +90,9 @@ def test_groups_that_are_unlike_steps_ahead_do_not_average(method: str) -> None:
         optimizer.take_up(world.rank * 2, [{} for _ in optimizer.param_groups], None)
         train(world, net, optimizer, 0, 6)
 
-    with pytest.raises(UserError, match=r"rank 0 is in .* after \d+ updates, but rank 1 is in .* after \d+ updates"):
+    with pytest.raises(
+        UserError, match=r"rank 0 is in .* after \d+ updates, but rank 1 is in .* after \d+ updates"
+    ):
         threads.run(3, body, timeout=PATIENCE)
 
 
@@ -123,7 +125,9 @@ def test_a_rank_that_leaves_a_step_out_on_its_own() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    with pytest.raises(UserError, match=r"rank 0 is in step\(\) after 1 updates, but rank 1 is in zero_grad\(\)"):
+    with pytest.raises(
+        UserError, match=r"rank 0 is in step\(\) after 1 updates, but rank 1 is in zero_grad\(\)"
+    ):
         threads.run(2, body, timeout=PATIENCE)
 
 
@@ -143,7 +147,9 @@ class Pair(nn.Module):
 @pytest.mark.parametrize("hidden", [4, 40], ids=["same sizes", "other sizes"])
 @pytest.mark.parametrize("P", [1, 2])
 @pytest.mark.ranks(2)
-def test_two_optimizers_whose_gradients_come_in_another_order_on_another_rank(run, P: int, hidden: int) -> None:
+def test_two_optimizers_whose_gradients_come_in_another_order_on_another_rank(
+    run, P: int, hidden: int
+) -> None:
     def losses(nets: list[Pair], t: int, rank: int) -> Tensor:
         x, y = batch(t, rank)
         order = reversed(nets) if rank % 2 else nets

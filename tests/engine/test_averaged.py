@@ -65,6 +65,8 @@ def test_what_the_block_writes_is_undone(run, P: int, K: int) -> None:
 
     for before, after in run(P * K, written):
         assert torch.equal(before, after)
+
+
 class Assigning(nn.Module):
     """Its forward pass gives it another buffer instead of writing into the one that it had."""
 

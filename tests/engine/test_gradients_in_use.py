@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd import DistributedOptimizer, GradScaler, UserError, bsp, hierarchical
+from hpcsgd import DistributedOptimizer, bsp
 from hpcsgd.core.topology import form
 from hpcsgd.exchanges import AllReduce
 from hpcsgd.transport import Transport
@@ -75,7 +75,9 @@ def joined(net: nn.Module) -> None:
     """As PCGrad and other gradient surgery."""
     params = list(net.parameters())
     flat = torch.cat([param.grad.flatten() for param in params if param.grad is not None])
-    for param, part in zip(params, (flat - flat.mean()).split([param.numel() for param in params]), strict=True):
+    for param, part in zip(
+        params, (flat - flat.mean()).split([param.numel() for param in params]), strict=True
+    ):
         param.grad = part.view_as(param)
 
 

@@ -1,0 +1,93 @@
+"""What a training loop may do with gradients before `step()`, as a part of `DistributedOptimizer`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.core.agreement import Call
+from hpcsgd.core.layout import Slot
+from hpcsgd.core.norm import clip
+from hpcsgd.core.step import Step
+from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.engine.updating import Updating
+from hpcsgd.transport import phase
+
+
+class WithGradients:
+    """The calls that come between two steps of an optimizer of many ranks."""
+
+    trained: Sequence[tuple[str, nn.Parameter]]
+    """The trained parameters by name."""
+    local: ShardedOptimizer
+    updating: Updating
+    rates: tuple[float, ...]
+    _step: Step
+    _number: int
+
+    def accumulate(self, passes: int) -> None:
+        """From the next step on so many `passes` backwards come before each `step()`; between two steps."""
+        self.updating.accumulate(passes)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradients of the model's parameters, or zero them where not `set_to_none`; collective where
+        gradients have been sent since the last step, which does not count then."""
+        self.updating.take_back("zero_grad()")
+        for _, param in self.trained:
+            if set_to_none:
+                param.grad = None
+            elif param.grad is not None:
+                with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+                    param.grad.zero_()
+        if not set_to_none:
+            self.updating.zeroed()
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the group's averaged gradient to a `norm_type` of at most `max_norm`; return the norm before.
+
+        Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
+        `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
+        """
+        self.updating.finish(self._call("clip_grad_norm_()"))
+        job = self._step.job
+        group = job.group if self._step.fixed.shards and job.K > 1 else None
+        with phase("clipping"):
+            norm = clip(self._step.parts_of_gradient(), max_norm, norm_type, group)
+        self.updating.scaled()
+        return norm
+
+    def synchronize(self) -> None:
+        """Make `param.grad` the gradient averaged over the group, whole, to be read or changed before `step()`.
+
+        The first use of a `param.grad` between `backward()` and `step()` does the same, so that
+        `torch.nn.utils.clip_grad_norm_` and other code that was written for one process is right. Collective:
+        all ranks of the group have to call it. It sends (K−1)/K·M elements more than a step without it, where
+        this rank updates a part of the model alone.
+        """
+        self.updating.synchronize(self._call("synchronize()"))
+
+    @contextlib.contextmanager
+    def unscaling(self) -> Generator[None, None, None]:
+        """In the block `param_groups` are what this rank updates, with the averaged gradients, for a
+        `GradScaler`; collective."""
+        self.updating.finish(self._call("unscale_()"))
+        with self.local.pieces():
+            self.local.take_gradients()
+            yield
+        self.updating.scaled()
+
+    def _call(self, name: str) -> Call:
+        return Call(name, self._step.t, self.rates, self._number)
+
+    def _now_frozen(self) -> list[Slot]:
+        """The parameters that do not require a gradient any more, as far as anything but their gradient would
+        move them."""
+        s = self._step
+        found = self.updating.frozen()
+        if found is not None or s.job.alone:
+            return found or []
+        return [slot for b in s.buckets for slot in b.slots if not slot.param.requires_grad]
