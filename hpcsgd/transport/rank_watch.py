@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -69,7 +70,7 @@ class RankWatch:
         self.leaving = False
         self._reports = reports
         self._owner = threading.get_ident()
-        self._others: set[threading.Thread] = set()
+        self._others: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._lanes: list[Lane] = []
         self._waiting: dict[int, tuple[Lane, Future[Any]]] = {}
         self._told = False
