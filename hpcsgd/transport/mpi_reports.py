@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
-from hpcsgd.transport.deadlock import Need, Report, Table, Wait
+from hpcsgd.transport.deadlock import Call, Need, Report, Table, Wait
 from hpcsgd.transport.rank_watch import LOOK
 
 ANSWERED = 1.0
@@ -43,7 +43,8 @@ class MpiReports:
             return
         changed = {channel: n for channel, n in report.counts.items() if self._told.get(channel) != n}
         self._told.update(changed)
-        self._send(0, _REPORT, encoded(report._replace(counts=changed)))
+        calls = {channel: calls for channel, calls in report.calls.items() if channel in changed}
+        self._send(0, _REPORT, encoded(report._replace(counts=changed, calls=calls)))
 
     def check(self) -> None:
         """Do nothing: rank 0 ends all processes."""
@@ -113,14 +114,15 @@ class MpiReports:
 def encoded(report: Report) -> bytes:
     """Return `report` as JSON."""
     waits = [(wait.text, [_of_need(need) for need in wait.needs]) for wait in report.waits]
-    return json.dumps((report.blocked, waits, report.counts, report.last)).encode()
+    return json.dumps((report.blocked, waits, report.counts, report.calls, report.last)).encode()
 
 
 def decoded(told: bytes) -> Report:
     """Return the report that `encoded` made `told` of."""
-    blocked, waits, counts, last = json.loads(told)
+    blocked, waits, counts, calls, last = json.loads(told)
     made = tuple(Wait(text, tuple(_need(*given) for given in needs)) for text, needs in waits)
-    return Report(blocked, made, counts, last)
+    made_calls = {channel: [Call(*given) for given in some] for channel, some in calls.items()}
+    return Report(blocked, made, counts, made_calls, last)
 
 
 def _of_need(need: Need) -> tuple[str, int, bool, list[int]]:
