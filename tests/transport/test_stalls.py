@@ -348,6 +348,15 @@ JOBS: dict[str, tuple[int, str, str]] = {
         "groups[(rank + 2) % 3].allreduce(torch.ones(1)).wait()\n",
         f"hpcsgd: ranks wait for each other: ranks 0, 1 and 2 are in allreduce over 2 ranks: {SAME}",
     ),
+    "another call on one communicator": (
+        2,
+        "from hpcsgd.transport import doing\nfault()\nlong = torch.ones(200000)\n"
+        "with doing('clip_grad_norm_() of step 4' if rank == 0 else 'step 4'):\n"
+        "    if rank == 0:\n        world.allreduce(long).wait()\n"
+        "    else:\n        world.alltoall(torch.ones(200000), long).wait()\n"
+        "world.barrier()\n",
+        "hpcsgd: ranks make different calls: rank ",
+    ),
     "a rank that leaves early": (
         2,
         "from hpcsgd.transport import doing\nfault()\n"
