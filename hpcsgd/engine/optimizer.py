@@ -174,44 +174,18 @@ class DistributedOptimizer(WithGradients, Scaled, optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        s = self._in_place
-        self._as_wrapped.require()
-        unmoved = Unmoved(self._now_frozen())
-        self.updating.ready(self._call("step()"))
-        s.t += 1
-        s.rates = self.rates
-        s.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        gathering = Gathering(s, self._exchange.shards, self._publishing, self._arrivals)
-        self.method.how.before_update(s)
-        updates = self.updating(s.buckets)
-        meets = self._meets() if goes_by_time(self.method.when) else None
-        if meets and not self._exchange.across:  # or gradients and models would cross groups in any order
-            meet(s, self.method.how, gathering, once_in(updates))
-        for updated in updates:
-            if meets is False:
-                gathering.chunks_are_final(updated)
-        if (meets and self._exchange.across) or (meets is None and self._meets()):
-            meets = True
-            meet(s, self.method.how, gathering)
-        elif not meets and not s.job.alone:
-            begin(self.method.how, s)
-        if (meets or self._exchange.across) and s.job.P > 1 and "distance" not in s.notes:
-            s.notes["shared"] = 1.0
-        gathering.finish()
-        if unmoved:
-            self._arrivals.finish()
-            unmoved.restore()
-        self._take_notes()
-        self.updating.start_over()
+        with self._during("step()") as call:
+            self._update(call, loss)
         return loss
 
     @torch.no_grad()
     def meet(self) -> None:
         """The groups meet now, whatever the schedule says; collective, between two steps."""
         self._as_wrapped.require()
-        gathering = Gathering(self._ready_for("meet()", self._everyone), shards=False)  # models are whole
-        meet(self._step, self.method.how, gathering)
-        gathering.finish()
+        with self._during("meet()"):
+            gathering = Gathering(self._ready_for("meet()", self._everyone), shards=False)  # models are whole
+            meet(self._step, self.method.how, gathering)
+            gathering.finish()
         self._take_notes()
 
     def averaged(self) -> contextlib.AbstractContextManager[float]:
@@ -262,11 +236,42 @@ class DistributedOptimizer(WithGradients, Scaled, optim.Optimizer):
             )
         super().add_param_group(param_group)
 
+    def _update(self, call: Call, loss: float | Tensor | None) -> None:
+        s = self._in_place
+        self._as_wrapped.require()
+        unmoved = Unmoved(self._now_frozen())
+        self.updating.ready(call)
+        s.t += 1
+        s.rates = self.rates
+        s.loss = loss.detach() if isinstance(loss, Tensor) else loss
+        gathering = Gathering(s, self._exchange.shards, self._publishing, self._arrivals)
+        self.method.how.before_update(s)
+        updates = self.updating(s.buckets)
+        meets = self._meets() if goes_by_time(self.method.when) else None
+        if meets and not self._exchange.across:  # or gradients and models would cross groups in any order
+            meet(s, self.method.how, gathering, once_in(updates))
+        for updated in updates:
+            if meets is False:
+                gathering.chunks_are_final(updated)
+        if (meets and self._exchange.across) or (meets is None and self._meets()):
+            meets = True
+            meet(s, self.method.how, gathering)
+        elif not meets and not s.job.alone:
+            begin(self.method.how, s)
+        if (meets or self._exchange.across) and s.job.P > 1 and "distance" not in s.notes:
+            s.notes["shared"] = 1.0
+        gathering.finish()
+        if unmoved:
+            self._arrivals.finish()
+            unmoved.restore()
+        self._take_notes()
+        self.updating.start_over()
+
     def _ready_for(self, name: str, agreement: Agreement) -> Step:
         """All of w in place, no gradient under way, and all ranks in the call `name`; collective."""
-        call = self._call(name)
-        self.updating.settle(call)
-        agreement.reach(call)
+        with self._during(name) as call:
+            self.updating.settle(call)
+            agreement.reach(call)
         return self._in_place
 
     @property

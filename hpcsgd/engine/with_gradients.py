@@ -14,7 +14,7 @@ from hpcsgd.core.norm import clip
 from hpcsgd.core.step import Step
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.updating import Updating
-from hpcsgd.transport import phase
+from hpcsgd.transport import doing, phase
 
 
 class WithGradients:
@@ -52,10 +52,10 @@ class WithGradients:
         Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
         `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
         """
-        self.updating.finish(self._call("clip_grad_norm_()"))
         job = self._step.job
         group = job.group if self._step.fixed.shards and job.K > 1 else None
-        with phase("clipping"):
+        with self._during("clip_grad_norm_()") as call, phase("clipping"):
+            self.updating.finish(call)
             norm = clip(self._step.parts_of_gradient(), max_norm, norm_type, group)
         self.updating.scaled()
         return norm
@@ -68,13 +68,15 @@ class WithGradients:
         all ranks of the group have to call it. It sends (K−1)/K·M elements more than a step without it, where
         this rank updates a part of the model alone.
         """
-        self.updating.synchronize(self._call("synchronize()"))
+        with self._during("synchronize()") as call:
+            self.updating.synchronize(call)
 
     @contextlib.contextmanager
     def unscaling(self) -> Generator[None, None, None]:
         """In the block `param_groups` are what this rank updates, with the averaged gradients, for a
         `GradScaler`; collective."""
-        self.updating.finish(self._call("unscale_()"))
+        with self._during("unscale_()") as call:
+            self.updating.finish(call)
         with self.local.pieces():
             self.local.take_gradients()
             yield
@@ -82,6 +84,12 @@ class WithGradients:
 
     def _call(self, name: str) -> Call:
         return Call(name, self._step.t, self.rates, self._number)
+
+    @contextlib.contextmanager
+    def _during(self, name: str) -> Generator[Call, None, None]:
+        """What is sent in the block belongs to the call `name`."""
+        with doing(f"{name} of step {self._step.t + 1}"):
+            yield self._call(name)
 
     def _now_frozen(self) -> list[Slot]:
         """The parameters that do not require a gradient any more, as far as anything but their gradient would
