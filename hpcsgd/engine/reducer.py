@@ -15,7 +15,7 @@ from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.engine.presence import Gradients, Presence, agreed, found, found_again
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Work, phase
+from hpcsgd.transport import Work, doing, phase
 from hpcsgd.transport.streams import Confluence, captured
 
 
@@ -43,6 +43,7 @@ class GradientReducer:
         self._exchange = exchange
         self._departing = departing
         self._departure: Departure | None = None
+        self._activity = ""
         self._agreement, self._calling = agreement, calling
         self._remembers = remembers
         self.passes = passes
@@ -261,11 +262,13 @@ class GradientReducer:
     def _send_until(self, stop: int) -> None:
         if self._departure is None:
             self._departure = self._departing()
+            self._activity = f"backward() of step {self._calling('backward()').t + 1}"
         for index in range(len(self._sent), stop):
             bucket = self._buckets[index]
             self._arrived_on[index].precede()  # autograd has a stream for whatever was computed on one
             call = functools.partial(self._exchange, self._departure, bucket)
-            work = self._departure.job.world.run(call, "exchange of gradients", bucket.gradients)
+            with doing(self._activity):
+                work = self._departure.job.world.run(call, "exchange of gradients", bucket.gradients)
             self._sent.append(work)
             self._versions.append(bucket.version())
 
