@@ -187,7 +187,7 @@ def _left(
     have, them = ("has", "it") if len(gone) == 1 else ("have", "them")
     return (
         f"{names(gone)} {have} left{after}, and {names(waiting)} wait{'s' * (len(waiting) == 1)} for {them} "
-        f"in {text}: all ranks need the same number of batches"
+        f"in {text}: all ranks need the same number of batches, and the same calls"
     )
 
 

@@ -64,7 +64,7 @@ def test_a_rank_that_has_left() -> None:
     blocked_in_step_8 = blocked("w", 8, range(4), "step 8 (x)")
     assert str(found(left, left, blocked_in_step_8)) == (
         "ranks 0 and 1 have left after step 7, and rank 2 waits for them in step 8 (x): "
-        "all ranks need the same number of batches"
+        "all ranks need the same number of batches, and the same calls"
     )
     assert (
         found(blocked("w", 7, range(2)), Report(True, (), {"w": 7}, last="")) is None
@@ -82,7 +82,7 @@ def test_ranks_that_leave_and_miss_each_other() -> None:
     waits = blocked("s", 1, (0, 1), "allreduce over 2 ranks")._replace(last="step 7")
     assert str(found(waits, Report(True, last=""))) == (
         "rank 1 has left, and rank 0 waits for it in allreduce over 2 ranks: "
-        "all ranks need the same number of batches"
+        "all ranks need the same number of batches, and the same calls"
     )
 
 

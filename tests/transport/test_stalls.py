@@ -106,7 +106,10 @@ def test_a_rank_that_leaves_early() -> None:
     assert isinstance(errors[0], Deadlock)
     assert str(errors[2]) == str(errors[0])
     assert " left after step 6, and rank" in str(errors[0])
-    assert "in step 7 (allreduce over 4 ranks): all ranks need the same number of batches" in str(errors[0])
+    assert (
+        "in step 7 (allreduce over 4 ranks): all ranks need the same number of batches, and the same calls"
+        in str(errors[0])
+    )
 
 
 def test_messages_in_a_cycle_of_three() -> None:
@@ -364,7 +367,7 @@ JOBS: dict[str, tuple[int, str, str]] = {
         "    with doing(f'step {step}'):\n"
         "        world.allreduce(torch.ones(1)).wait()\n",
         "hpcsgd: rank 1 has left after step 6, and rank 0 waits for it in step 7 (allreduce over 2 ranks): "
-        "all ranks need the same number of batches",
+        "all ranks need the same number of batches, and the same calls",
     ),
     "rank 0 leaves early, with a service": (
         3,
