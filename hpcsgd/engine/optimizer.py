@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd.core.agreement import Agreement
+from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.capabilities import begin, goes_by_time
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method, State, fitted
@@ -38,12 +38,12 @@ class DistributedOptimizer(WithGradients, Scaled, optim.Optimizer):
     The optimizer object, its `param_groups` and schedulers made from it keep working, before and after. All
     ranks start from rank 0's parameters and buffers, and call `step()`, `clip_grad_norm_()`, `state_dict()`
     and `averaged()` the same number of times: these are collective, and ranks in different calls end the job
-    with one line. As in plain torch, a parameter is updated only if it has a gradient: on any rank that shares
-    it, where others count as having zero. A frozen parameter (`requires_grad = False`) stays as it is, whatever
-    the groups average.
+    with one line. As in plain torch, a parameter is updated only if it has a gradient: on any rank that
+    shares it, where others count as having zero. A frozen parameter (`requires_grad = False`) stays as it is,
+    whatever the groups average.
 
-    Between `backward()` and `step()`, `param.grad` is the gradient averaged over the group: whoever uses it first
-    waits until it is (see `synchronize`).
+    Between `backward()` and `step()`, `param.grad` is the gradient averaged over the group: whoever uses it
+    first waits until it is (see `synchronize`).
 
     Not to be confused with torch's DistributedDataParallel, which wraps the model and knows one group.
 

@@ -95,8 +95,8 @@ class Updating:
             self._reducer.passes = passes
 
     def frozen(self) -> list[Slot] | None:
-        """The parameters that do not require a gradient now; None where this rank's gradients stay its own, and
-        nobody looks at each."""
+        """The parameters that do not require a gradient now; None where this rank's gradients stay its own,
+        and nobody looks at each."""
         return None if self._reducer is None else self._reducer.frozen
 
     def zeroed(self) -> None:

@@ -33,8 +33,8 @@ class WithGradients:
         self.updating.accumulate(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of the model's parameters, or zero them where not `set_to_none`; collective where
-        gradients have been sent since the last step, which does not count then."""
+        """Drop the gradients of the model's parameters, or zero them where not `set_to_none`; collective
+        where gradients have been sent since the last step, which does not count then."""
         self.updating.take_back("zero_grad()")
         for _, param in self.trained:
             if set_to_none:
@@ -61,7 +61,8 @@ class WithGradients:
         return norm
 
     def synchronize(self) -> None:
-        """Make `param.grad` the gradient averaged over the group, whole, to be read or changed before `step()`.
+        """Make `param.grad` the gradient averaged over the group, whole, to be read or changed before
+        `step()`.
 
         The first use of a `param.grad` between `backward()` and `step()` does the same, so that
         `torch.nn.utils.clip_grad_norm_` and other code that was written for one process is right. Collective:
