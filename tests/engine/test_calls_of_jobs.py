@@ -31,7 +31,9 @@ train(3)
 CASES = {
     "clips alone": (
         1,
-        "model(torch.ones(4, 3)).sum().backward()\nif job.rank == 0: optimizer.clip_grad_norm_(1.0)\noptimizer.step()",
+        "model(torch.ones(4, 3)).sum().backward()\n"
+        "if job.rank == 0: optimizer.clip_grad_norm_(1.0)\n"
+        "optimizer.step()",
         "rank 0 is in clip_grad_norm_() after 3 updates, but rank 1 is in step() after 3 updates",
     ),
     "evaluates alone": (
