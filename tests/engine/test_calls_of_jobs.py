@@ -17,7 +17,7 @@ import hpcsgd
 job = hpcsgd.init(groups={groups}, timeout=300)
 model = torch.nn.Linear(3, 2)
 inner = torch.optim.SGD(model.parameters(), lr=0.1)
-optimizer = hpcsgd.DistributedOptimizer(inner, model, job, hpcsgd.hierarchical(every=2))
+optimizer = hpcsgd.DistributedOptimizer(inner, model, job, hpcsgd.{method})
 
 def train(steps):
     for _ in range(steps):
@@ -28,7 +28,7 @@ def train(steps):
 train(3)
 {body}
 """
-CASES = {
+CASES = {  # groups, what follows three steps, and what is said
     "clips alone": (
         1,
         "model(torch.ones(4, 3)).sum().backward()\n"
@@ -51,6 +51,11 @@ CASES = {
         "train(5 if job.rank == 0 else 3)",
         "rank 1 has left after step() of step 6, and rank 0 waits for it in backward() of step 7",
     ),
+    "half of four evaluates": (
+        2,
+        "train(0 if job.j else 3)\nwith optimizer.averaged(): pass",
+        "rank 0 is in backward() of step 4 (alltoall over 2 ranks, gradients), rank 1 in averaged() of step 4",
+    ),
     "group has fewer batches": (
         2,
         "train(5 if job.rank == 0 else 3)",
@@ -69,9 +74,10 @@ CASES = {
 def test_one_line_and_the_end_of_all(case: str, tmp_path: Path) -> None:
     groups, body, line = CASES[case]
     script = tmp_path / "job.py"
-    script.write_text(SCRIPT.format(groups=groups, body=body))
+    n, method = (4, "bsp()") if "four" in case else (2, "hierarchical(every=2)")
+    script.write_text(SCRIPT.format(groups=groups, body=body, method=method))
     began = time.monotonic()
-    done = programs.run([programs.mpiexec(), "-n", "2", *python(str(script))], check=False, timeout=60)
+    done = programs.run([programs.mpiexec(), "-n", str(n), *python(str(script))], check=False, timeout=60)
     assert done.returncode != 0
     told = [text for text in done.stderr.splitlines() if text.startswith("hpcsgd:")]
     assert len(told) == 1, done.stderr
