@@ -140,11 +140,10 @@ def alone(
     """
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
-    exchanged = together > 0 and P > 1
     history = []
     for t in range(steps):
         losses = [
-            gathered_step(net, optimizer, t, seen_by(g, P, K, t < together), exchanged)
+            gathered_step(net, optimizer, t, seen_by(g, P, K, t < together))
             for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True))
         ]
         meet(t + 1, nets, sum(losses) / P)
@@ -172,14 +171,13 @@ def gossiped(
     What a row gets from others it gets `staleness` steps later. In the first steps, `together` of them, all
     see the whole batch of all instead. Returns [step][group] → z = x / w.
     """
-    exchanged = together > 0 and P > 1
     nets = [model() for _ in range(P)]
     optimizers = [make(list(net.parameters())) for net in nets]
     w = torch.ones(P, 1, dtype=torch.float64)
     under_way, history = [], []
     for t in range(steps):
         for g, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
-            gathered_gradient(net, optimizer, t, seen_by(g, P, K, t < together), exchanged)
+            gathered_gradient(net, optimizer, t, seen_by(g, P, K, t < together))
             set_vector(net, vector(net) * w[g])
             optimizer.step()
         x = torch.stack([vector(net) for net in nets])
@@ -223,26 +221,19 @@ def big_batch(N: int, make: MakeOptimizer, steps: int) -> list[Tensor]:
     return [groups[0] for groups in local_sgd(1, N, steps + 1, make, steps)]
 
 
-def gathered_step(
-    net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range, exchanged: bool = False
-) -> float:
+def gathered_step(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> float:
     """One update; the loss before it."""
-    value = gathered_gradient(net, optimizer, t, ranks, exchanged)
+    value = gathered_gradient(net, optimizer, t, ranks)
     optimizer.step()
     return value
 
 
-def gathered_gradient(
-    net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range, exchanged: bool = False
-) -> float:
-    """The gradient of these ranks' batches together. Where gradients are exchanged, among them or with
-    others, a parameter that was not used has one of zeros."""
+def gathered_gradient(net: nn.Module, optimizer: optim.Optimizer, t: int, ranks: range) -> float:
+    """The gradient of these ranks' batches together."""
     batches = [batch(t, rank) for rank in ranks]
     optimizer.zero_grad()
     value = loss(net, torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
     value.backward()
-    if exchanged or len(ranks) > 1:
-        fill_gradients(net)
     return value.item()
 
 

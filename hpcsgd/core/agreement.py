@@ -13,9 +13,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport, phase
@@ -76,23 +73,19 @@ class Agreement:
         """
         if self.alone:
             return True
-        mine = torch.frombuffer(bytearray(call.packed(digest)), dtype=torch.uint8)
-        everyones = torch.empty(self._ranks.size * SIZE, dtype=torch.uint8, device="cpu")
         with phase("agreement"):
-            self._ranks.allgather(everyones, mine).wait()
-        parts = bytes(everyones.numpy())
+            parts = self._ranks.gather_records(call.packed(digest))
         if parts == parts[:SIZE] * self._ranks.size:
             return True
         told = [_FORM.unpack_from(parts, SIZE * rank) for rank in range(self._ranks.size)]
         self._require_same(told)
         return False
 
-    def presence(self, mine: Tensor) -> Tensor:
-        """Return everyone's `mine`, a vector of bytes, as rows; collective, blocking."""
-        everyones = torch.empty(self._ranks.size * mine.numel(), dtype=torch.uint8, device="cpu")
+    def presence(self, mine: bytes) -> list[bytes]:
+        """Return `mine`, one byte for each parameter, of all ranks; collective, blocking."""
         with phase("agreement"):
-            self._ranks.allgather(everyones, mine).wait()
-        return everyones.view(self._ranks.size, -1)
+            parts = self._ranks.gather_records(mine)
+        return [parts[len(mine) * rank :][: len(mine)] for rank in range(self._ranks.size)]
 
     def world_rank(self, rank: int) -> int:
         """Return the rank in the job of a rank that takes part."""

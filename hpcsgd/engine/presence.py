@@ -12,9 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-import torch
-from torch import Tensor
-
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
@@ -52,12 +49,9 @@ class Gradients:
         """Return the others: this one is there after all."""
         return Gradients({other: kind for other, kind in self.missing.items() if other != number})
 
-    def packed(self, count: int) -> Tensor:
+    def packed(self, count: int) -> bytes:
         """Return a byte for each of `count` parameters."""
-        bytes_of_all = torch.zeros(count, dtype=torch.uint8, device="cpu")
-        for number, kind in self.missing.items():
-            bytes_of_all[number] = int(kind)
-        return bytes_of_all
+        return bytes(self.missing.get(number, Presence.THERE) for number in range(count))
 
 
 def found(buckets: Sequence[Bucket], sent: int, arrived: Mapping[Slot, int]) -> Gradients:
@@ -102,22 +96,23 @@ def agreed(agreement: Agreement, call: Call, mine: Gradients, slots: Sequence[Sl
     """
     if agreement.reach(call, mine.digest):
         return mine
-    rows = agreement.presence(mine.packed(len(slots)))
-    return joined(rows, [slot.name for slot in slots], agreement.world_rank)
+    ranks = agreement.presence(mine.packed(len(slots)))
+    return joined(ranks, [slot.name for slot in slots], agreement.world_rank)
 
 
-def joined(rows: Tensor, names: Sequence[str], world_rank: Callable[[int], int]) -> Gradients:
-    """Return what the ranks have together, of one row of `Presence` for each of them.
+def joined(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[int], int]) -> Gradients:
+    """Return what the ranks have together, of a byte of `Presence` for each parameter from each of them.
 
     Raises:
         UserError: If a parameter is frozen, or its gradient dropped after it was sent, on some ranks alone.
     """
     missing: dict[int, Presence] = {}
-    for number in rows.amax(0).nonzero().flatten().tolist():
-        kinds = [Presence(kind) for kind in rows[:, number].tolist()]
-        _require_possible(kinds, names[number], world_rank)
-        if Presence.THERE not in kinds:
-            missing[number] = max(kinds)
+    for number, kinds in enumerate(zip(*ranks, strict=True)):
+        if any(kinds):
+            told = [Presence(kind) for kind in kinds]
+            _require_possible(told, names[number], world_rank)
+            if Presence.THERE not in told:
+                missing[number] = max(told)
     return Gradients(missing)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from hpcsgd.averagers import Mean, MeanOfAll
 from hpcsgd.core.graphs import Complete
-from hpcsgd.core.step import Exchange
+from hpcsgd.core.step import Exchange, Fixed, Step
 from hpcsgd.core.topology import form
 from hpcsgd.exchanges import AllReduce, AllToAll, ReduceScatter, Sparse
 from hpcsgd.islands.ring import TcpRing
@@ -129,7 +129,7 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, excha
         g = torch.full((4,), LARGE, dtype=torch.float16)
         bucket: Any = SimpleNamespace(g=g, received=None, w=g.clone(), own=g.clone())
         bucket.g_own = bucket.g.view(K, -1)[job.j]
-        s: Any = SimpleNamespace(job=job, buckets=[bucket], t=1)
+        s = Step(Fixed(job, [bucket], moments=None), t=1)  # type: ignore[arg-type, list-item]
         across: Exchange = exchange.across_groups()
         across(s, bucket)
         Mean()(s)

@@ -13,6 +13,7 @@ from torch import Tensor, nn, optim
 import hpcsgd
 from hpcsgd.averagers import OverPositions, PerRun
 from hpcsgd.core.flat import flatten
+from hpcsgd.core.step import Fixed, Step
 from hpcsgd.core.topology import Job, form
 from hpcsgd.methods import Method, sparse_loco, streamed
 from hpcsgd.transport import Transport
@@ -126,7 +127,7 @@ def test_padding_between_parameters(run, select: Any) -> None:
         own = torch.zeros(9)
         own[3:5] = 7
         bucket = SimpleNamespace(own=own, filled=[slice(0, 3), slice(5, 9)])
-        s: Any = SimpleNamespace(job=form(world, 2), buckets=[bucket], owned=[own], notes={})
+        s = Step(Fixed(form(world, 2), [bucket], moments=None), t=1)  # type: ignore[arg-type, list-item]
         how = sparse_loco(1, density=1.0, bits=32, select=select).how.inner  # type: ignore[attr-defined]
         how.before_update(s)
         own += torch.arange(9) * (1 + world.rank)

@@ -166,6 +166,7 @@ def gossiping(world: Transport, P: int, steps: int) -> tuple[Tensor, Tensor]:
     mean = vector(net)
     job.cross.allreduce(mean).wait()
     for _ in range(steps):
+        optimizer.zero_grad()
         net(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
         optimizer.step()
         time.sleep(1e-3)
