@@ -8,17 +8,17 @@ tensor.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket, Piece
-from hpcsgd.core.layout import shaped
 from hpcsgd.core.shards import is_sharded, local
-from hpcsgd.engine.held import Held
+from hpcsgd.engine.at_work import AtWork
+from hpcsgd.engine.held import Held, place_in
+from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise
 from hpcsgd.engine.initial_state import complete, like_new
 from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
@@ -34,7 +34,7 @@ class PieceState(NamedTuple):
     rest: dict[str, Any]
 
 
-class ShardedOptimizer:
+class ShardedOptimizer(AtWork):
     """`optimizer`, updating this position's pieces, or whole parameters where `cut` is False; those of fewer
     bits than the dtype `master` by way of copies of that."""
 
@@ -47,6 +47,7 @@ class ShardedOptimizer:
         master: torch.dtype | None = None,
     ) -> None:
         self.optimizer = optimizer
+        self.known = is_elementwise(optimizer) or is_tensorwise(optimizer)
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
         self._sizes = [len(group["params"]) for group in optimizer.param_groups]
         numbers = [g for g, size in enumerate(self._sizes) for _ in range(size)]
@@ -63,50 +64,9 @@ class ShardedOptimizer:
         optimizer.state.clear()
         self._distribute({i: state[p] for i, p in enumerate(self._params) if p in state})
 
-    def step(self, absent: Collection[nn.Parameter] = ()) -> None:
-        """One update from the gradients that the exchange left; parameters that are `absent` have none."""
-        self._update(self.held, absent)
-
-    def step_of(self, buckets: Sequence[Bucket], absent: Collection[nn.Parameter] = ()) -> None:
-        """Of these buckets alone."""
-        self._update([held for b in buckets for held in self._in_bucket[b]], absent)
-
-    @contextlib.contextmanager
-    def pieces(self, held: Iterable[Held] | None = None) -> Generator[None, None, None]:
-        """In the block the optimizer has what this position holds, or some of it, for its parameters."""
-        by_group: list[list[Tensor]] = [[] for _ in self._sizes]
-        for each in self.held if held is None else held:
-            by_group[self._groups[each.param]].append(each.tensor)
-        groups = [(group, group["params"]) for group in self.optimizer.param_groups]
-        for (group, _), pieces in zip(groups, by_group, strict=True):
-            group["params"] = pieces
-        try:
-            yield
-        finally:
-            for group, params in groups:
-                group["params"] = params
-
-    def _update(self, held: Sequence[Held], absent: Collection[nn.Parameter]) -> None:
-        masters = [each.master for each in held if each.master is not None]
-        for master in masters:
-            master.follow()
-        for each in held:
-            each.take_gradient(absent=each.param in absent)
-        with self.pieces(held):
-            self.optimizer.step()
-        for master in masters:
-            master.give()
-        for each in held:
-            each.leave_gradient()
-
     @property
     def has_masters(self) -> bool:
         return bool(self._masters)
-
-    def take_gradients(self) -> None:
-        """Find them."""
-        for held in self.held:
-            held.take_gradient()
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Every state tensor by name, in the order of `held`, whether or not there was a gradient for it."""
@@ -157,7 +117,7 @@ class ShardedOptimizer:
         self.optimizer.state.clear()
         self._distribute({i: state["state"][n] for i, n in enumerate(order) if n in state["state"]})
 
-    def groups(self) -> dict[nn.Parameter, int]:
+    def groups(self) -> Mapping[nn.Parameter, int]:
         """In which param group each parameter is."""
         return self._groups
 
@@ -217,8 +177,7 @@ class ShardedOptimizer:
             for bucket in self._buckets:
                 for piece in bucket.pieces:
                     param = piece.slot.param
-                    w = bucket.own[piece.offset : piece.offset + piece.stop - piece.start]
-                    w = shaped(w, 0, param) if bucket.whole else w
+                    w = place_in(bucket, piece.offset, piece.stop - piece.start, param)
                     place = piece.start, piece.stop, bucket, piece.offset, bucket.whole
                     yield Held(numbers[param], param, w, *place)
         else:
