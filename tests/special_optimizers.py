@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
 
 Params = Iterable[nn.Parameter]
 
@@ -138,20 +137,35 @@ class Lookahead:
     """Slow weights around another optimizer, towards which the fast ones move every `k` steps; as in timm."""
 
     def __init__(self, optimizer: optim.Optimizer, alpha: float = 0.5, k: int = 2) -> None:
-        self.optimizer, self.alpha, self.k, self.t = optimizer, alpha, k, 0
+        self.optimizer, self.alpha, self.k = optimizer, alpha, k
         self.param_groups = optimizer.param_groups
-        self.state: dict[Any, Tensor] = defaultdict()
+        for group in self.param_groups:
+            group["lookahead_step"] = 0
 
     @torch.no_grad()
     def step(self) -> None:
-        if self.t == 0:
-            self.state = {p: p.clone() for group in self.param_groups for p in group["params"]}
         self.optimizer.step()
-        self.t += 1
-        if self.t % self.k == 0:
-            for p, slow in self.state.items():
-                slow.add_(p.data - slow, alpha=self.alpha)
-                p.data.copy_(slow)
+        for group in self.param_groups:
+            group["lookahead_step"] += 1
+            if group["lookahead_step"] % self.k == 0:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        slow = self.optimizer.state[p].setdefault("slow", p.clone())
+                        slow.add_(p.data - slow, alpha=self.alpha)
+                        p.data.copy_(slow)
 
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad()
+
+class Adaptive(optim.Optimizer):
+    """It counts in its param groups: `d` and `k` from the beginning, as Prodigy, `step` from its first."""
+
+    def __init__(self, params: Params, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "d": 0.5, "k": 0, "flag": False})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["d"] *= 0.9
+            group["k"] += 1
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] * group["d"] / group["step"])

@@ -19,7 +19,16 @@ from hpcsgd.core.shards import is_sharded, local
 from hpcsgd.engine.at_work import AtWork
 from hpcsgd.engine.held import Held, place_in
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise
-from hpcsgd.engine.initial_state import complete, like_new
+from hpcsgd.engine.initial_state import complete, like_new, start_counters
+from hpcsgd.engine.inside import (
+    forget_tensors,
+    require_no_other_state,
+    shared_state,
+    state_of,
+    take_shared_state,
+    take_state,
+    with_own_state,
+)
 from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
 from hpcsgd.errors import UserError
@@ -60,9 +69,10 @@ class ShardedOptimizer(AtWork):
                 held.keep_master(master)
         self._masters = [held.master for held in self.held if held.master is not None]
         self._in_bucket = self._by_bucket()
-        state = {param: optimizer.state[param] for param in self._params if param in optimizer.state}
-        optimizer.state.clear()
-        self._distribute({i: state[p] for i, p in enumerate(self._params) if p in state})
+        self._all = [optimizer, *with_own_state(optimizer)]
+        state = {i: state_of(self._all, param) for i, param in enumerate(self._params)}
+        forget_tensors(self._all)
+        self._distribute(state)
 
     @property
     def has_masters(self) -> bool:
@@ -74,21 +84,27 @@ class ShardedOptimizer(AtWork):
             complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
         named: dict[str, list[Tensor]] = {}
         for held in self.held:
-            for name, value in self.optimizer.state.get(held.tensor, {}).items():
+            for name, value in state_of(self._all, held.tensor).items():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     named.setdefault(name, []).append(value)
         return named
 
     def reset(self) -> None:
-        """As if the optimizer had just been made."""
-        self.optimizer.state.clear()
+        """As if the optimizer had just been made, with the options that it has now."""
+        for each in self._all:
+            each.state.clear()
         with self.pieces():
             params = [group["params"] for group in self.optimizer.param_groups]
             if any(params):
-                self.optimizer.state.update(like_new(self.optimizer, params).state)
+                new = like_new(self.optimizer, params)
+                for each, fresh in zip(self._all, [new, *with_own_state(new)], strict=True):
+                    each.state.update(fresh.state)
+        if not self.known:
+            start_counters(self.optimizer)
 
     def state_dict(self, group: Transport) -> dict[str, Any]:
         """What a plain optimizer over the whole parameters would return; collective over the group."""
+        self._require_nothing_else()
         mine = [((held.index, held.start, held.stop, held.whole), self._state(held)) for held in self.held]
         everyone = group.gather_objects(on_host(mine)) if self._cut else [mine]
         state: dict[int, dict[str, Any]] = {}
@@ -102,7 +118,7 @@ class ShardedOptimizer(AtWork):
             {**{k: v for k, v in g.items() if k != "params"}, "params": [next(numbers) for _ in range(size)]}
             for g, size in zip(self.optimizer.param_groups, self._sizes, strict=True)
         ]
-        return {"state": state, "param_groups": groups}
+        return {"state": state | shared_state(self.optimizer), "param_groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`; also takes the state of a plain optimizer."""
@@ -114,7 +130,9 @@ class ShardedOptimizer(AtWork):
         for group, saved in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
         order = [number for group in state["param_groups"] for number in group["params"]]
-        self.optimizer.state.clear()
+        shared = {key: value for key, value in state["state"].items() if key not in order}
+        forget_tensors(self._all)
+        take_shared_state(self.optimizer, shared)
         self._distribute({i: state["state"][n] for i, n in enumerate(order) if n in state["state"]})
 
     def groups(self) -> Mapping[nn.Parameter, int]:
@@ -123,6 +141,7 @@ class ShardedOptimizer(AtWork):
 
     def states_by_piece(self) -> Iterator[tuple[Bucket, Piece, PieceState]]:
         """For everything this position owns, the optimizer's state; element-wise tensors cut to the piece."""
+        self._require_nothing_else()
         by_start = {(held.param, held.start): held for held in self.held}
         for bucket in self._buckets:
             for piece in bucket.pieces:
@@ -140,15 +159,20 @@ class ShardedOptimizer(AtWork):
         trained = {slot.param for bucket in self._buckets for slot in bucket.slots}
         for held in self.held:
             if held.param in trained:
-                self.optimizer.state.pop(held.tensor, None)
+                for each in self._all:
+                    each.state.pop(held.tensor, None)
                 found = lookup(held.param, held.start, held.stop)
                 elements = {name: self._shaped(held, value) for name, value in found.elements.items()}
                 rest = {name: self._placed(held.param, name, value) for name, value in found.rest.items()}
                 self._take_state(held, rest | elements)
 
+    def _require_nothing_else(self) -> None:
+        if self._cut:
+            require_no_other_state(self.optimizer, (held.tensor for held in self.held))
+
     def _state(self, held: Held) -> dict[str, Any]:
         """The optimizer's of what is held, and its master as one more."""
-        state = dict(self.optimizer.state.get(held.tensor, {}))
+        state = state_of(self._all, held.tensor)
         return state if held.master is None else {**state, MASTER: held.master.m}
 
     def _take_state(self, held: Held, state: dict[str, Any]) -> None:
@@ -157,8 +181,7 @@ class ShardedOptimizer(AtWork):
             if held.master is None:
                 raise UserError("optimizer state with masters: give DistributedOptimizer(master=...), too")
             held.master.m.copy_(m)
-        if state:
-            self.optimizer.state[held.tensor] = state
+        take_state(self._all, held.tensor, state)
 
     def _of_piece(self, held: Held, piece: Piece, value: Tensor) -> Tensor:
         return in_memory_order(value, held.param)[piece.start : piece.stop] if held.whole else value
@@ -220,7 +243,7 @@ class ShardedOptimizer(AtWork):
         if not isinstance(value, Tensor):
             return value
         options = self.optimizer.param_groups[self._groups[param]]
-        if name == "step" and not (options.get("capturable") or options.get("fused")):
+        if name.rpartition(".")[2] == "step" and not (options.get("capturable") or options.get("fused")):
             return value
         return value.to(param.device)
 
