@@ -67,7 +67,7 @@ def _made(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim
     options = {key: value for key, value in optimizer.defaults.items() if key in takes}
     try:
         return kind(list(groups), **options)
-    except TypeError as error:
+    except Exception as error:
         raise UserError(f"a new {kind.__name__} cannot be made from its defaults: {error}") from error
 
 

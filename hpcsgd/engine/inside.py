@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import FunctionType
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from hpcsgd.errors import UserError
 
 PREFIX = "inside"
 """Of names of state, before the number of the optimizer inside that has it."""
+WHOLE = "DistributedOptimizer is made with elementwise=False and tensorwise=False"
 
 
 def optimizers_in(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
@@ -95,17 +97,30 @@ def take_shared_state(optimizer: optim.Optimizer, state: Mapping[Any, Any]) -> N
             parts[number][key] = copy.deepcopy(value)
 
 
-def require_no_other_state(optimizer: optim.Optimizer, tensors: Iterable[Tensor]) -> None:
+def require_saved(optimizer: optim.Optimizer, known: AbstractSet[Tensor]) -> None:
     """Raise `UserError` if there is state of any other tensor than these, which would not be saved."""
-    known = set(tensors)
-    state = cast("dict[Any, Any]", optimizer.state)
-    for key, value in state.items():
-        if isinstance(key, Tensor) and value and key not in known:
+    for name in _other_names(optimizer, known):
+        raise UserError(
+            f"the optimizer's state has {name} of a whole parameter, of which this rank updates a part: "
+            f"an optimizer around this one cannot be saved with it, unless {WHOLE}"
+        )
+
+
+def require_used(optimizer: optim.Optimizer, known: AbstractSet[Tensor]) -> None:
+    """Raise `UserError` if another tensor than these has state that the optimizer would look for in vain."""
+    if not optimizer.state.keys() <= known and (others := _other_names(optimizer, known)):
+        own = {name for tensor in known for name in optimizer.state.get(tensor, {})}
+        for name in others & own:
             raise UserError(
-                f"the optimizer's state has {', '.join(value)} of a whole parameter, of which this rank "
-                "updates a part: an optimizer around this one cannot be saved with it, unless "
-                "DistributedOptimizer is made with elementwise=False and tensorwise=False"
+                f"{name} of a whole parameter was put into the optimizer's state, of which this rank updates "
+                f"a part: the optimizer would not use it, unless {WHOLE}"
             )
+
+
+def _other_names(optimizer: optim.Optimizer, known: AbstractSet[Tensor]) -> set[str]:
+    state = cast("dict[Any, Any]", optimizer.state)
+    others = (value for key, value in state.items() if isinstance(key, Tensor) and key not in known)
+    return {name for value in others for name in value}
 
 
 def _states(optimizer: optim.Optimizer) -> list[dict[Any, Any]]:

@@ -22,7 +22,8 @@ from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise
 from hpcsgd.engine.initial_state import complete, like_new, start_counters
 from hpcsgd.engine.inside import (
     forget_tensors,
-    require_no_other_state,
+    require_saved,
+    require_used,
     shared_state,
     state_of,
     take_shared_state,
@@ -57,6 +58,8 @@ class ShardedOptimizer(AtWork):
     ) -> None:
         self.optimizer = optimizer
         self.known = is_elementwise(optimizer) or is_tensorwise(optimizer)
+        self._casts = type(optimizer).load_state_dict is optim.Optimizer.load_state_dict
+        """Whether loaded state gets the types of parameters, and the optimizer does not choose them."""
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
         self._sizes = [len(group["params"]) for group in optimizer.param_groups]
         numbers = [g for g, size in enumerate(self._sizes) for _ in range(size)]
@@ -68,6 +71,7 @@ class ShardedOptimizer(AtWork):
             for held in self.held:
                 held.keep_master(master)
         self._masters = [held.master for held in self.held if held.master is not None]
+        self._tensors = {held.tensor for held in self.held}
         self._in_bucket = self._by_bucket()
         self._all = [optimizer, *with_own_state(optimizer)]
         state = {i: state_of(self._all, param) for i, param in enumerate(self._params)}
@@ -166,9 +170,14 @@ class ShardedOptimizer(AtWork):
                 rest = {name: self._placed(held.param, name, value) for name, value in found.rest.items()}
                 self._take_state(held, rest | elements)
 
+    def require_state_in_use(self) -> None:
+        """Raise `UserError` if somebody has replaced state where the optimizer does not look for it."""
+        if not self.whole:
+            require_used(self.optimizer, self._tensors)
+
     def _require_nothing_else(self) -> None:
-        if self._cut:
-            require_no_other_state(self.optimizer, (held.tensor for held in self.held))
+        if not self.whole:
+            require_saved(self.optimizer, self._tensors)
 
     def _state(self, held: Held) -> dict[str, Any]:
         """The optimizer's of what is held, and its master as one more."""
@@ -230,7 +239,7 @@ class ShardedOptimizer(AtWork):
             return local(value).reshape(-1).clone()
         if has_every_element(name, value, held.param):
             part = held.cut(value.to(held.tensor.device))
-            return part.to(held.tensor.dtype) if part.is_floating_point() else part
+            return part.to(held.tensor.dtype) if part.is_floating_point() and self._casts else part
         if value.dim() and not held.whole:
             raise UserError(
                 f"optimizer state of shape {tuple(value.shape)} for a parameter of {held.param.shape}"

@@ -199,6 +199,66 @@ def test_state_of_whole_parameters_is_not_left_out(run) -> None:
 
 
 @pytest.mark.ranks(2)
+def test_state_that_the_optimizer_would_not_find_is_refused(run) -> None:
+    """As slow weights around ours may reset its momentum."""
+
+    def replace_momentum(world: Transport) -> None:
+        job = form(world, 1)
+        net, optimizer = wrapped(job, sgd)
+        train(net, optimizer, range(1), of_rank(job))
+        for param in net.parameters():
+            optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
+        train(net, optimizer, range(1, 2), of_rank(job))
+
+    with pytest.raises(UserError, match="momentum_buffer of a whole parameter was put"):
+        run(2, replace_momentum)
+
+
+class Wide(optim.Optimizer):
+    """It keeps its state in float64, whatever the parameters are, and so loads it."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            m = self.state[p].setdefault("m", torch.zeros_like(p, dtype=torch.float64))
+            p.sub_(m.add_(p.grad.double()).to(p.dtype), alpha=0.1)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_state_keeps_a_type_that_the_optimizer_chooses(run, n: int) -> None:
+    def loaded(world: Transport) -> tuple[Tensor, Tensor]:
+        nets = [model(dtype=torch.float32) for _ in range(2)]
+        first, second = (
+            DistributedOptimizer(Wide(net.parameters()), net, form(world, 1), bsp()) for net in nets
+        )
+        loss(nets[0], *batch(0, world.rank, dtype=torch.float32)).backward()
+        first.step()
+        second.load_state_dict(first.state_dict())
+        return second.state_dict()["state"][0]["m"], first.state_dict()["state"][0]["m"]
+
+    for found, expected in run(n, loaded):
+        assert found.dtype == torch.float64
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.ranks(1)
+def test_what_is_no_optimizer_is_refused(run) -> None:
+    def wrap(world: Transport) -> None:
+        net = model()
+        around: Any = Lookahead(sgd(net.parameters()))
+        DistributedOptimizer(around, net, form(world, 1), bsp())
+
+    with pytest.raises(UserError, match="Lookahead is no torch optimizer"):
+        run(1, wrap)
+
+
+@pytest.mark.ranks(2)
 def test_it_is_saved_where_optimizers_update_whole_parameters(run) -> None:
     def saved(world: Transport) -> set[str]:
         state = slow_weights(world, elementwise=False, tensorwise=False)[1].state_dict()["state"]
