@@ -117,6 +117,21 @@ class LooksAhead(optim.Optimizer):
             p.data = self.state[p]["before"] - 0.1 * p.grad
 
 
+class Nudging(optim.Optimizer):
+    """It has another method that goes by gradients, each element by its own."""
+
+    def __init__(self, params: Params, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def nudge(self, by: float) -> None:
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.add_(p.grad, alpha=by)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.nudge(-0.1)
+
+
 class Counting(optim.Optimizer):
     """SGD of falling rate, which counts its steps under a key that is no parameter, as MADGRAD does."""
 

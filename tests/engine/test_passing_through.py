@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd import DistributedOptimizer, bsp, hierarchical
+from hpcsgd import DistributedOptimizer, adacomm, bsp, hierarchical
 from hpcsgd.core.topology import Job, form
 from hpcsgd.errors import UserError
 from hpcsgd.exchanges import Sparse
 from hpcsgd.sparsifiers import TopK
 from hpcsgd.transport import Transport
 from references import batch, loss, model, vector
-from special_optimizers import LooksAhead, Polyak, Sam, ScheduleFree
+from special_optimizers import LooksAhead, Nudging, Polyak, Sam, ScheduleFree
 
 STEPS = 4
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 3)]
@@ -49,9 +49,11 @@ def step(optimizer: Any, compute: Callable[[], Tensor], way: str) -> Any:
 WAYS = ["after a backward pass", "dropping gradients", "alone"]
 
 
-def by_ranks(world: Transport, P: int, make: Make, way: str, method: Any = None, **options: Any) -> Tensor:
+def by_ranks(
+    world: Transport, P: int, make: Make, way: str, method: Callable[[], Any] = bsp, **options: Any
+) -> Tensor:
     job, net = form(world, P), model(world.rank)
-    optimizer = DistributedOptimizer(make(net.parameters()), net, job, method or bsp(), **options)
+    optimizer = DistributedOptimizer(make(net.parameters()), net, job, method(), **options)
     for t in range(STEPS):
         step(optimizer, lambda t=t: loss(net, *batch(t, job.rank)), way)
     return vector(net)
@@ -89,15 +91,80 @@ def test_where_it_begins_without_gradients(run, P: int, K: int, way: str) -> Non
         require_close(found, expected)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_pieces_are_whole_parameters_while_a_closure_runs(run, n: int) -> None:
+def test_pieces_are_whole_parameters_while_a_closure_runs(run, n: int, overlap: bool) -> None:
     expected = by_one(n, LooksAhead, "alone")
 
     def cut(world: Transport) -> Tensor:
-        return by_ranks(world, 1, LooksAhead, "alone", elementwise=True)
+        return by_ranks(world, 1, LooksAhead, "alone", elementwise=True, overlap=overlap)
 
     for found in run(n, cut):
         require_close(found, expected)
+
+
+@pytest.mark.ranks(2)
+def test_ranks_whose_pieces_have_not_moved_evaluate_again_too(run) -> None:
+    def step_of(net: nn.Module, optimizer: Any, ranks: range) -> Tensor:
+        step(optimizer, lambda: mean_loss(net, 0, ranks), "alone")
+        return vector(net)
+
+    def zero_but_for_the_first() -> nn.Module:
+        net = model()
+        with torch.no_grad():
+            for param in list(net.parameters())[1:]:
+                param.zero_()  # 1.5 of which is the same
+        return net
+
+    def cut(world: Transport) -> Tensor:
+        net = zero_but_for_the_first()
+        inner = LooksAhead(net.parameters())
+        optimizer = DistributedOptimizer(inner, net, form(world, 1), bsp(), elementwise=True)
+        return step_of(net, optimizer, range(world.rank, world.rank + 1))
+
+    plain = zero_but_for_the_first()
+    expected = step_of(plain, LooksAhead(plain.parameters()), range(2))
+    for found in run(2, cut):
+        require_close(found, expected)
+
+
+@pytest.mark.parametrize("elementwise", [None, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_masters_are_rounded_while_a_closure_runs(run, n: int, elementwise: bool | None) -> None:
+    narrow = model(dtype=torch.float32)
+    masters = [param.detach().double() for param in narrow.parameters()]
+
+    def batches(t: int, ranks: range, net: nn.Module) -> Tensor:
+        return torch.stack([loss(net, *batch(t, r, dtype=torch.float32)) for r in ranks]).mean()
+
+    for t in range(STEPS):
+        for param, m in zip(narrow.parameters(), masters, strict=True):
+            param.grad, param.data = None, (1.5 * m).float()
+        batches(t, range(n), narrow).backward()
+        for param, m in zip(narrow.parameters(), masters, strict=True):
+            assert param.grad is not None
+            m.sub_(0.1 * param.grad.double())
+
+    def of_rank(world: Transport) -> Tensor:
+        net, own = model(dtype=torch.float32), range(world.rank, world.rank + 1)
+        inner, job = LooksAhead(net.parameters()), form(world, 1)
+        optimizer = DistributedOptimizer(
+            inner, net, job, bsp(), master=torch.float64, elementwise=elementwise
+        )
+        for t in range(STEPS):
+            step(optimizer, lambda t=t: batches(t, own, net), "alone")
+        return vector(net)
+
+    for found in run(n, of_rank):
+        expected = torch.cat([m.reshape(-1) for m in masters]).float()
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.ranks(2)
+def test_methods_that_go_by_the_loss_know_it_before_the_update(run) -> None:
+    """Also where gradients of the last step are still there, and nobody averages any."""
+    for found in run(2, by_ranks, 2, Polyak, "dropping gradients", lambda: adacomm(interval=1, block=2)):
+        assert found.isfinite().all()
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -151,7 +218,7 @@ def test_groups_meet(run, P: int, K: int) -> None:
                     mean = torch.stack(params).mean(0)
                     for param in params:
                         param.copy_(mean)
-    for found in run(P * K, by_ranks, P, Sam, WAYS[0], hierarchical(2)):
+    for found in run(P * K, by_ranks, P, Sam, WAYS[0], lambda: hierarchical(2)):
         require_close(found, vector(nets[0]))
 
 
@@ -159,7 +226,22 @@ def test_groups_meet(run, P: int, K: int) -> None:
 @pytest.mark.ranks(2)
 def test_an_exchange_with_a_memory_sees_one_gradient_a_step(run, way: str) -> None:
     with pytest.raises(UserError, match="several times in a step"):
-        run(2, by_ranks, 1, LooksAhead, way, bsp(exchange=Sparse(TopK(0.5))))
+        run(2, by_ranks, 1, LooksAhead, way, lambda: bsp(exchange=Sparse(TopK(0.5))))
+
+
+@pytest.mark.ranks(2)
+def test_nothing_has_moved_where_that_is_known_before(run) -> None:
+    def refused(world: Transport) -> Tensor:
+        job, net = form(world, 1), model()
+        optimizer = DistributedOptimizer(
+            LooksAhead(net.parameters()), net, job, bsp(exchange=Sparse(TopK(0.5)))
+        )
+        with pytest.raises(UserError, match="several times in a step"):
+            step(optimizer, lambda: loss(net, *batch(0, job.rank)), WAYS[0])
+        return vector(net)
+
+    for found in run(2, refused):
+        assert torch.equal(found, vector(model()))
 
 
 @pytest.mark.ranks(2)
@@ -232,6 +314,29 @@ def test_other_methods_find_averaged_gradients(run, n: int) -> None:
 
     for found in run(n, first_step):
         require_close(found, vector(net))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("n", [1, 2])
+def test_so_do_those_that_see_pieces(run, n: int, overlap: bool) -> None:
+    plain = model()
+    inner = Nudging(plain.parameters())
+    mean_loss(plain, 0, range(n)).backward()
+    inner.nudge(0.5)
+    inner.step()
+
+    def nudged(world: Transport) -> Tensor:
+        job, net = form(world, 1), model()
+        optimizer: Any = DistributedOptimizer(
+            Nudging(net.parameters()), net, job, bsp(), elementwise=True, overlap=overlap
+        )
+        loss(net, *batch(0, job.rank)).backward()
+        optimizer.nudge(by=0.5)
+        optimizer.step()
+        return vector(net)
+
+    for found in run(n, nudged):
+        require_close(found, vector(plain))
 
 
 @pytest.mark.parametrize("called_on", ["ours", "theirs"])
