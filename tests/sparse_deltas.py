@@ -49,14 +49,15 @@ def top(e: np.ndarray, k: int) -> np.ndarray:
     return np.sort(np.argsort(-np.abs(e), kind="stable")[:k])
 
 
-M = sum(p.numel() for p in model().parameters())
-"""Elements; behind them is padding, which nobody sends."""
+def elements() -> int:
+    """Of the model; behind them is padding, which nobody sends."""
+    return sum(p.numel() for p in model().parameters())
 
 
 def per_run(size: int, density: float, K: int) -> Select:
     def select(errors: Sequence[np.ndarray]) -> list[np.ndarray]:
         found: list[list[np.ndarray]] = [[] for _ in errors]
-        n = len(errors[0]) // K
+        n, M = len(errors[0]) // K, elements()
         for chunk in range(0, n * K, n):
             for low in range(chunk, min(chunk + n, M), size):
                 high = min(low + size, chunk + n, M)
@@ -72,7 +73,7 @@ def over_positions(run: int, density: float, K: int) -> Select:
     """The largest run, of those left, takes its part of the k that are left."""
 
     def select(errors: Sequence[np.ndarray]) -> list[np.ndarray]:
-        n = len(errors[0]) // K
+        n, M = len(errors[0]) // K, elements()
         runs = [
             (low, min(low + run, chunk + n, M))
             for chunk in range(0, n * K, n)

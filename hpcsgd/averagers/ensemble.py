@@ -15,6 +15,7 @@ from hpcsgd.averagers.joined import average_joined, require_same_layout
 from hpcsgd.core.norm import squared_norm, sum_on_host
 from hpcsgd.core.step import Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce
+from hpcsgd.transport import phase
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Ensemble:
         model = [b.parameters for b in s.buckets]
         brought = [w.clone() for w in model]
         buffers = s.buffers
-        require_same_layout({"float buffers": buffers}, s.job.group, "models", "rank")
+        with phase("buffers"):
+            require_same_layout({"float buffers": buffers}, s.job.group, "models", "rank")
         average_joined(
             buffers,
             s.job.group,
@@ -45,7 +47,7 @@ class Ensemble:
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """Each of the K ranks has a ring of its own for a K-th of the model."""
-        yield allreduce("group", 16)
+        yield allreduce("group", 16, "buffers")
         yield from (allreduce("group", nbytes) for nbytes in m.buffers)
         model = sum(b.used * b.width for b in m.buckets) + sum(m.buffers)
         yield allreduce("peers", model / m.K)

@@ -2,8 +2,8 @@
 
 Collective operations pair by their order: a rank that alone clips, saves or leaves a batch out takes part in
 whatever its neighbours do next, and MPI says nothing. So every call of an optimizer that sends anything is
-compared among the ranks that take part in it, by one allgather of `SIZE` bytes a rank on a communicator of its
-own: which call it is, after how many updates, at which learning rates, and which gradients are missing.
+compared among the ranks that take part in it, by one allgather of `SIZE` bytes a rank on a communicator of
+its own: which call it is, after how many updates, at which learning rates, and which gradients are missing.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ class Agreement:
         for rank, other in enumerate(told):
             if other[:3] != first[:3]:
                 raise UserError(
-                    f"{_where(self._number(0), first)}, but {_where(self._number(rank), other)}: all ranks have "
-                    "to make the same calls in the same order, for the same number of batches"
+                    f"{_where(self._number(0), first)}, but {_where(self._number(rank), other)}: all "
+                    "ranks have to make the same calls in the same order, for the same number of batches"
                 )
             if other[3:5] != first[3:5]:
                 raise UserError(
                     f"the learning rate is {first[3]:g} on rank {self._number(0)} and {other[3]:g} on rank "
-                    f"{self._number(rank)} in step {first[2] + 1}, or that of a later parameter group differs: "
-                    "all ranks have to train at the same rates"
+                    f"{self._number(rank)} in step {first[2] + 1}, or that of a later parameter group "
+                    "differs: all ranks have to train at the same rates"
                 )
 
 

@@ -1,10 +1,10 @@
 """Gradients that are not averaged yet: the first use of one averages all of them.
 
 Between `backward()` and `step()` a training loop may read, clip or replace gradients. In plain PyTorch these
-are the gradients of the whole batch. With several ranks they are being averaged meanwhile, and each rank keeps
-no more of the result than the update needs. So until somebody uses a gradient, `param.grad` is of a class whose
-operations torch hands over here. The first operation averages all gradients, whole, and goes on with the result.
-Asking for a shape, a type or a device is not a use.
+are the gradients of the whole batch. With several ranks they are being averaged meanwhile, and each rank
+keeps no more of the result than the update needs. So until somebody uses a gradient, `param.grad` is of a
+class whose operations torch hands over here. The first operation averages all gradients, whole, and goes on
+with the result. Asking for a shape, a type or a device is not a use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _ATTRIBUTES = (
     "is_sparse",
 )
 _METHODS = (
-    "size", "stride", "dim", "numel", "element_size", "is_contiguous", "is_floating_point", "is_complex", "__hash__",
+    "size", "stride", "dim", "numel", "element_size", "is_contiguous", "is_floating_point", "is_complex",
+    "__hash__",
 )  # fmt: skip
 _ABOUT: frozenset[Any] = frozenset(
     [getattr(Tensor, name).__get__ for name in _ATTRIBUTES] + [getattr(Tensor, name) for name in _METHODS]

@@ -16,7 +16,7 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
-from hpcsgd.core.shards import is_sharded
+from hpcsgd.core.shards import is_sharded, reshard
 from hpcsgd.engine.joined import parts_of
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.errors import UserError
@@ -57,12 +57,17 @@ class Registered:
 
     def require(self) -> None:
         """What changed and left every trained parameter where the model uses it is remembered instead."""
-        now = chain.from_iterable(self._views)
-        if not any(self._empty) and all(map(is_, chain(now, END), self._found)):
+        if self._same():
             return
-        self._require_trained()
-        self._require_nothing_new()
-        self._look()
+        reshard(self._model)  # what torch has gathered for a forward pass is in place of the shards
+        if not self._same():
+            self._require_trained()
+            self._require_nothing_new()
+            self._look()
+
+    def _same(self) -> bool:
+        now = chain.from_iterable(self._views)
+        return not any(self._empty) and all(map(is_, chain(now, END), self._found))
 
     def _look(self) -> None:
         modules: list[Any] = list(self._model.modules())

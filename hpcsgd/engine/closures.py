@@ -26,8 +26,8 @@ class Ranks:
     """What the ranks that share gradients do for a closure; all but the last is collective."""
 
     evaluate: Callable[[Callable[[], Any]], Any]
-    """Returns the loss of this rank's batch, at the weights that the optimizer has made so far, and leaves it the
-    averaged gradients."""
+    """Returns the loss of this rank's batch, at the weights that the optimizer has made so far, and leaves it
+    the averaged gradients."""
     mean: Callable[[float], float]
     """Returns that of a number over the ranks, the same on all."""
     all_agree: Callable[[bool], bool]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd.core.agreement import Agreement
+from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.capabilities import begin, goes_by_time
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method, State, fitted
@@ -20,6 +20,7 @@ from hpcsgd.engine.alike import facts, require_alike
 from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Buffers, averaged
+from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.dividing import laid_out
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, once_in, publishing
@@ -39,12 +40,15 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
     The optimizer object, its `param_groups` and schedulers made from it keep working, before and after. All
     ranks start from rank 0's parameters and buffers, and call `step()`, `clip_grad_norm_()`, `state_dict()`
     and `averaged()` the same number of times: these are collective, and ranks in different calls end the job
-    with one line. As in plain torch, a parameter is updated only if it has a gradient: on any rank that shares
-    it, where others count as having zero. A frozen parameter (`requires_grad = False`) stays as it is, whatever
-    the groups average.
+    with one line. As in plain torch, a parameter is updated only if it has a gradient: on any rank that
+    shares it, where others count as having zero. A frozen parameter (`requires_grad = False`) stays as it is,
+    whatever the groups average.
 
-    Between `backward()` and `step()`, `param.grad` is the gradient averaged over the group: whoever uses it first
-    waits until it is (see `synchronize`).
+    Between `backward()` and `step()`, `param.grad` is the gradient averaged over the group: whoever uses it
+    first waits until it is (see `synchronize`).
+
+    Other public methods of `optimizer`, as `eval()` of Schedule-Free, are here, too. They find averaged
+    gradients, are collective over the group, and leave all its ranks the same model.
 
     Not to be confused with torch's DistributedDataParallel, which wraps the model and knows one group.
 
@@ -178,44 +182,18 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
             The loss of this rank's batch, or what an optimizer that is not known returns for a `closure`.
         """
         passed, loss = self._passed(closure, loss)
-        s = self._in_place
-        self._as_wrapped.require()
-        unmoved = Unmoved(self._now_frozen())
-        self.updating.ready(self._call("step()"))
-        s.t += 1
-        s.rates = self.rates
-        s.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        gathering = Gathering(s, self._exchange.shards, self._publishing, self._arrivals)
-        self.method.how.before_update(s)
-        updates = self.updating(s.buckets, passed)
-        meets = self._meets() if goes_by_time(self.method.when) else None
-        if meets and not self._exchange.across:  # or gradients and models would cross groups in any order
-            meet(s, self.method.how, gathering, once_in(updates))
-        for updated in updates:
-            if meets is False:
-                gathering.chunks_are_final(updated)
-        if (meets and self._exchange.across) or (meets is None and self._meets()):
-            meets = True
-            meet(s, self.method.how, gathering)
-        elif not meets and not s.job.alone:
-            begin(self.method.how, s)
-        if (meets or self._exchange.across) and s.job.P > 1 and "distance" not in s.notes:
-            s.notes["shared"] = 1.0
-        gathering.finish()
-        if unmoved:
-            self._arrivals.finish()
-            unmoved.restore()
-        self._take_notes()
-        self.updating.start_over()
+        with self._during("step()") as call:
+            self._update(call, loss, passed)
         return loss if passed is None else passed.returned
 
     @torch.no_grad()
     def meet(self) -> None:
         """The groups meet now, whatever the schedule says; collective, between two steps."""
         self._as_wrapped.require()
-        gathering = Gathering(self._ready_for("meet()", self._everyone), shards=False)  # models are whole
-        meet(self._step, self.method.how, gathering)
-        gathering.finish()
+        with self._during("meet()"):
+            gathering = Gathering(self._ready_for("meet()", self._everyone), shards=False)  # models are whole
+            meet(self._step, self.method.how, gathering)
+            gathering.finish()
         self._take_notes()
 
     def averaged(self) -> contextlib.AbstractContextManager[float]:
@@ -266,11 +244,42 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
             )
         super().add_param_group(param_group)
 
+    def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
+        s = self._in_place
+        self._as_wrapped.require()
+        unmoved = Unmoved(self._now_frozen())
+        self.updating.ready(call)
+        s.t += 1
+        s.rates = self.rates
+        s.loss = loss.detach() if isinstance(loss, Tensor) else loss
+        gathering = Gathering(s, self._exchange.shards, self._publishing, self._arrivals)
+        self.method.how.before_update(s)
+        updates = self.updating(s.buckets, passed)
+        meets = self._meets() if goes_by_time(self.method.when) else None
+        if meets and not self._exchange.across:  # or gradients and models would cross groups in any order
+            meet(s, self.method.how, gathering, once_in(updates))
+        for updated in updates:
+            if meets is False:
+                gathering.chunks_are_final(updated)
+        if (meets and self._exchange.across) or (meets is None and self._meets()):
+            meets = True
+            meet(s, self.method.how, gathering)
+        elif not meets and not s.job.alone:
+            begin(self.method.how, s)
+        if (meets or self._exchange.across) and s.job.P > 1 and "distance" not in s.notes:
+            s.notes["shared"] = 1.0
+        gathering.finish()
+        if unmoved:
+            self._arrivals.finish()
+            unmoved.restore()
+        self._take_notes()
+        self.updating.start_over()
+
     def _ready_for(self, name: str, agreement: Agreement) -> Step:
         """All of w in place, no gradient under way, and all ranks in the call `name`; collective."""
-        call = self._call(name)
-        self.updating.settle(call)
-        agreement.reach(call)
+        with self._during(name) as call:
+            self.updating.settle(call)
+            agreement.reach(call)
         return self._in_place
 
     @property

@@ -7,6 +7,7 @@ gradients, as in one process, and all ranks of a group have the same model after
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +43,7 @@ class PassingThrough:
     _publishing: Publishing | None
     _shared: Agreement
     _step: Step
-    _call: Callable[[str], Call]
+    _during: Callable[[str], contextlib.AbstractContextManager[Call]]
 
     @property
     def _in_place(self) -> Step:
@@ -70,7 +71,8 @@ class PassingThrough:
                     gather_chunks(s)
             with torch.enable_grad():
                 loss = closure()
-            self.updating.finish(self._call(NAME))
+            with self._during(NAME) as call:
+                self.updating.finish(call)
         return loss
 
     def _mean(self, loss: float) -> float:
@@ -81,9 +83,10 @@ class PassingThrough:
     def _agree(self, name: str, digest: int) -> bool:
         """Return whether all ranks that share gradients have this `digest`, in call `name`; collective."""
         ranks = self._everyone if self._exchange.across else self._shared
-        agree = functools.partial(ranks.reach, self._call(name), digest)
-        # After gradients that have been sent.
-        return self._step.job.world.run(agree, "agreement of ranks").wait()
+        with self._during(name) as call:
+            agree = functools.partial(ranks.reach, call, digest)
+            # After gradients that have been sent.
+            return self._step.job.world.run(agree, "agreement of ranks").wait()
 
     def _passed(
         self, closure: Callable[[], Any] | None, loss: float | Tensor | None
@@ -106,7 +109,7 @@ class PassingThrough:
         if self.updating.remembers:
             raise UserError(
                 f"{kind_of(self.local.optimizer)} computes gradients several times in a step, and the "
-                "exchange of this method keeps a part of them for the next step: use one that sends all of them"
+                "exchange of this method keeps a part of them for the next step: use one that sends all"
             )
 
     def _pass_methods(self) -> None:
@@ -133,16 +136,16 @@ class PassingThrough:
         if self.updating.busy:
             return method(*args, **kwargs)
         name = f"{method.__name__}()"
-        call = self._call(name)
         self._as_wrapped.require()
         s = self._in_place
         progress = self.updating.progress
         same = self._agree(name, progress)
-        if not same or progress is Progress.ARRIVED:
-            self.updating.finish(call)
-        gathering = Gathering(s, self._exchange.shards, self._publishing)
-        with self.updating.passing(name, gradients=not same or progress is not Progress.NONE):
-            result = method(*args, **kwargs)
-        with torch.no_grad():
-            gathering.finish()
+        with self._during(name) as call:
+            if not same or progress is Progress.ARRIVED:
+                self.updating.finish(call)
+            gathering = Gathering(s, self._exchange.shards, self._publishing)
+            with self.updating.passing(name, gradients=not same or progress is not Progress.NONE):
+                result = method(*args, **kwargs)
+            with torch.no_grad():
+                gathering.finish()
         return result

@@ -1,8 +1,8 @@
 """Which gradients are there on this rank, and what follows where ranks differ.
 
-As in plain PyTorch and in DistributedDataParallel, a parameter is updated only if it has a gradient. Ranks that
-share a parameter may differ in that: one that has none counts as having zero, and the parameter is skipped if
-no rank has one. Where all have all there is nothing to compare.
+As in plain PyTorch and in DistributedDataParallel, a parameter is updated only if it has a gradient. Ranks
+that share a parameter may differ in that: one that has none counts as having zero, and the parameter is
+skipped if no rank has one. Where all have all there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Progress(IntEnum):
 
 @dataclass(frozen=True)
 class Gradients:
-    """What one rank has, or what all ranks have together: every parameter without a gradient, with the reason.
+    """What one rank has, or all ranks together: every parameter without a gradient, and why.
 
     The parameters are numbered as they lie in the buckets.
     """
@@ -137,8 +137,8 @@ def _kind(slot: Slot, *, was_sent: bool) -> Presence:
         return Presence.DROPPED if was_sent else Presence.MISSING
     if was_sent:
         raise UserError(
-            f"the gradient of {slot.name} was replaced between backward() and step(), while it was being averaged: "
-            "call optimizer.synchronize() before you replace gradients"
+            f"the gradient of {slot.name} was replaced between backward() and step(), while it was "
+            "being averaged: call optimizer.synchronize() before you replace gradients"
         )
     return Presence.THERE
 
@@ -150,11 +150,11 @@ def _require_possible(kinds: Sequence[Presence], name: str, world_rank: Callable
         if kind is Presence.FROZEN and set(kinds) != {kind}:
             other = next(i for i, k in enumerate(kinds) if k is not kind)
             raise UserError(
-                f"parameter {name} is frozen (requires_grad = False) on rank {world_rank(rank)} and not on rank "
-                f"{world_rank(other)}: freeze it on all ranks"
+                f"parameter {name} is frozen (requires_grad = False) on rank {world_rank(rank)} and "
+                f"not on rank {world_rank(other)}: freeze it on all ranks"
             )
         if kind is Presence.DROPPED and there:
             raise UserError(
-                f"the gradient of {name} was set to None after backward() on rank {world_rank(rank)}, and not on "
-                f"rank {world_rank(there[0])}: it has been sent already"
+                f"the gradient of {name} was set to None after backward() on rank {world_rank(rank)}, "
+                f"and not on rank {world_rank(there[0])}: it has been sent already"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 from weakref import WeakMethod
 
 import torch
@@ -15,7 +16,7 @@ from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.engine.presence import Gradients, Presence, Progress, agreed, found, found_again
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Work, phase
+from hpcsgd.transport import Work, doing, phase
 from hpcsgd.transport.streams import Confluence, captured
 
 
@@ -43,6 +44,7 @@ class GradientReducer:
         self._exchange = exchange
         self._departing = departing
         self._departure: Departure | None = None
+        self._activity = ""
         self._agreement, self._calling = agreement, calling
         self.remembers = remembers
         self.passes = passes
@@ -61,6 +63,8 @@ class GradientReducer:
         self._whole = True
         """Whether this rank has all of the gradients that were averaged last, and not its own part alone."""
         self._gradients = Gradients({})
+        self._stale: set[Slot] = set()
+        """Whose gradients were added to those of an earlier step: nobody may use them."""
         self._reset()
         use = WeakMethod(self._use)
         for index, bucket in enumerate(self._buckets):
@@ -154,15 +158,16 @@ class GradientReducer:
         if self._sent:
             if self.remembers:
                 raise UserError(
-                    f"{name} after gradients were sent, of which the exchange of this method keeps a part: make "
-                    "DistributedOptimizer with overlap=False, or set requires_grad_(False) for parameters whose "
-                    "gradients are not used"
+                    f"{name} after gradients were sent, of which the exchange of this method keeps a "
+                    "part: make DistributedOptimizer with overlap=False, or set requires_grad_(False) for "
+                    "parameters whose gradients are not used"
                 )
             with phase("gradients"):
                 self._send_until(len(self._buckets))
             for work in (*self._sent, self._run_agreement(self._calling(name), Gradients({}))):
                 work.wait()
         self._reset()
+        self._stale.clear()
         self._averaged = False
 
     def settle(self, call: Call) -> None:
@@ -180,8 +185,8 @@ class GradientReducer:
         # torch has no public name for it.
         if torch._C._current_graph_task_id() != -1:  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
             raise UserError(
-                "a gradient was used during backward(), before it was averaged: use it after backward(), or, in "
-                "a hook, register the hook before DistributedOptimizer is made"
+                "a gradient was used during backward(), before it was averaged: use it after "
+                "backward(), or, in a hook, register the hook before DistributedOptimizer is made"
             )
         self.synchronize(self._calling("a use of param.grad"))
 
@@ -205,7 +210,10 @@ class GradientReducer:
                 "a backward pass is being captured as a CUDA graph, but messages between ranks cannot be "
                 "replayed: train without CUDA graphs"
             )
-        self._require_fresh(slot, was_sent=index < len(self._sent))
+        if not self._is_fresh(slot, was_sent=index < len(self._sent)):
+            self._stale.add(slot)
+            return
+        self._stale.discard(slot)
         self._averaged = False
         slot.attach()
         self._arrived_on[index].join()
@@ -216,8 +224,9 @@ class GradientReducer:
             if self._overlap and self._missing[index] == 0:
                 self._send_ready()
 
-    def _require_fresh(self, slot: Slot, *, was_sent: bool) -> None:
-        """What has just been added to the gradient of `slot` was added to nothing, or to what is of this step."""
+    def _is_fresh(self, slot: Slot, *, was_sent: bool) -> bool:
+        """Whether what has just been added to the gradient of `slot` was added to nothing, or to what is of
+        this step, too."""
         again = slot in self._arrivals
         if slot.is_attached():
             if was_sent:
@@ -226,13 +235,16 @@ class GradientReducer:
                     "backward(); for several backward passes before step() give "
                     f"DistributedOptimizer(accumulate=<passes>), now {self.passes}, or overlap=False"
                 )
-            if slot.pending and not again:
-                raise UserError(
-                    f"gradient of {slot.name} was added to that of an earlier step, of which this rank does not "
-                    "keep all: call optimizer.zero_grad() between step() and the next backward()"
-                )
-        elif again and not (slot.gradient is not None and slot.gradient.requires_grad):
+            return again or not slot.pending
+        if again and not (slot.gradient is not None and slot.gradient.requires_grad):
             self.take_back("zero_grad()")  # of the model, since the last backward pass
+        return True
+
+    def _refuse_stale(self, slot: Slot) -> NoReturn:
+        raise UserError(
+            f"gradient of {slot.name} was added to that of an earlier step, of which this rank does not keep "
+            "all: call optimizer.zero_grad() between step() and the next backward()"
+        )
 
     def _send_ready(self) -> None:
         ready = len(self._sent)
@@ -244,13 +256,13 @@ class GradientReducer:
     def _send_rest(self) -> None:
         if self._versions != [bucket.version() for bucket in self._buckets[: len(self._sent)]]:
             raise UserError(
-                "gradients were changed between backward() and step(), after they had been sent, by way of a tensor "
-                "that is older: use param.grad itself, after backward()"
+                "gradients were changed between backward() and step(), after they had been sent, by "
+                "way of a tensor that is older: use param.grad itself, after backward()"
             )
         for bucket in self._buckets[len(self._sent) :]:
             for slot in bucket.slots:
-                if slot.pending and slot not in self._arrivals:
-                    self._require_fresh(slot, was_sent=False)
+                if slot.pending and slot not in self._arrivals and slot.is_attached():
+                    self._refuse_stale(slot)
                 slot.attach()
         with phase("gradients"):
             self._send_until(len(self._buckets))
@@ -269,11 +281,13 @@ class GradientReducer:
     def _send_until(self, stop: int) -> None:
         if self._departure is None:
             self._departure = self._departing()
+            self._activity = f"backward() of step {self._calling('backward()').t + 1}"
         for index in range(len(self._sent), stop):
             bucket = self._buckets[index]
             self._arrived_on[index].precede()  # autograd has a stream for whatever was computed on one
             call = functools.partial(self._exchange, self._departure, bucket)
-            work = self._departure.job.world.run(call, "exchange of gradients", bucket.gradients)
+            with doing(self._activity):
+                work = self._departure.job.world.run(call, "exchange of gradients", bucket.gradients)
             self._sent.append(work)
             self._versions.append(bucket.version())
 
@@ -298,7 +312,11 @@ class GradientReducer:
                 slot.pend()
 
     def _are_of_last_step(self) -> bool:
-        """Whether a step is made by the gradients of the one before it, of which each rank has its own part."""
+        """Whether a step is made by the gradients of the one before it, of which each rank has its own
+        part."""
+        for slot in self._stale:
+            if slot.is_attached():
+                self._refuse_stale(slot)
         if self._arrivals or not self._divided:
             return False
         there = [slot for slot in self._slots if slot.gradient is not None]

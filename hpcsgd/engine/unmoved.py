@@ -12,8 +12,8 @@ from hpcsgd.core.layout import Slot
 class Unmoved:
     """What some parameters are at the beginning of a step, for its end.
 
-    The optimizer skips a parameter without a gradient, but averages and outer steps move the whole model: they
-    would move a frozen parameter by what groups had trained apart, or by the momentum of an outer step.
+    The optimizer skips a parameter without a gradient, but averages and outer steps move the whole model:
+    they would move a frozen parameter by what groups had trained apart, or by the momentum of an outer step.
     """
 
     def __init__(self, slots: Iterable[Slot]) -> None:

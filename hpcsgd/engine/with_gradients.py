@@ -14,7 +14,7 @@ from hpcsgd.core.norm import clip
 from hpcsgd.core.step import Step
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.updating import Updating
-from hpcsgd.transport import phase
+from hpcsgd.transport import doing, phase
 
 
 class WithGradients:
@@ -33,8 +33,8 @@ class WithGradients:
         self.updating.accumulate(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of the model's parameters, or zero them where not `set_to_none`; collective where
-        gradients have been sent since the last step, which does not count then."""
+        """Drop the gradients of the model's parameters, or zero them where not `set_to_none`; collective
+        where gradients have been sent since the last step, which does not count then."""
         self.updating.take_back("zero_grad()")
         for _, param in self.trained:
             if set_to_none:
@@ -52,29 +52,32 @@ class WithGradients:
         Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
         `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
         """
-        self.updating.finish(self._call("clip_grad_norm_()"))
         job = self._step.job
         group = job.group if self._step.fixed.shards and job.K > 1 else None
-        with phase("clipping"):
+        with self._during("clip_grad_norm_()") as call, phase("clipping"):
+            self.updating.finish(call)
             norm = clip(self._step.parts_of_gradient(), max_norm, norm_type, group)
         self.updating.scaled()
         return norm
 
     def synchronize(self) -> None:
-        """Make `param.grad` the gradient averaged over the group, whole, to be read or changed before `step()`.
+        """Make `param.grad` the gradient averaged over the group, whole, to be read or changed before
+        `step()`.
 
         The first use of a `param.grad` between `backward()` and `step()` does the same, so that
         `torch.nn.utils.clip_grad_norm_` and other code that was written for one process is right. Collective:
         all ranks of the group have to call it. It sends (K−1)/K·M elements more than a step without it, where
         this rank updates a part of the model alone.
         """
-        self.updating.synchronize(self._call("synchronize()"))
+        with self._during("synchronize()") as call:
+            self.updating.synchronize(call)
 
     @contextlib.contextmanager
     def unscaling(self) -> Generator[None, None, None]:
         """In the block `param_groups` are what this rank updates, with the averaged gradients, for a
         `GradScaler`; collective."""
-        self.updating.finish(self._call("unscale_()"))
+        with self._during("unscale_()") as call:
+            self.updating.finish(call)
         with self.local.pieces():
             self.local.take_gradients()
             yield
@@ -82,6 +85,12 @@ class WithGradients:
 
     def _call(self, name: str) -> Call:
         return Call(name, self._step.t, self.rates, self._number)
+
+    @contextlib.contextmanager
+    def _during(self, name: str) -> Generator[Call, None, None]:
+        """What is sent in the block belongs to the call `name`."""
+        with doing(f"{name} of step {self._step.t + 1}"):
+            yield self._call(name)
 
     def _now_frozen(self) -> list[Slot]:
         """The parameters that do not require a gradient any more, as far as anything but their gradient would

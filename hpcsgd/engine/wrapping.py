@@ -176,13 +176,14 @@ def require_free(job: Job, method: Method, optimizer: optim.Optimizer) -> None:
 
 
 def _remembering(method: Method) -> Iterator[object]:
-    """All parts, and what is inside them, but for what nothing changes: that many may have in common."""
+    """All parts, and what is inside them, but for what has no memory: that many may have in common."""
     parts: list[Any] = [part for _, part in method.by_role()]
     while parts:
         part = parts.pop()
         if is_ours(part):
             parts += [inner for inner in settings(part).values() if is_ours(inner)]
         of_class = getattr(part, "__dataclass_params__", None)
-        frozen = isinstance(part, type | FunctionType) or (of_class is not None and of_class.frozen)
-        if not frozen and getattr(part, "__dict__", None):
+        # Those of ours that may change note what came of the last meeting, and no more.
+        same = of_class is not None and (of_class.frozen or is_ours(part))
+        if not same and getattr(part, "__dict__", None) and not isinstance(part, type | FunctionType):
             yield part

@@ -18,7 +18,7 @@ def async_sgd(exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     """A parameter server on all ranks, without any waiting.
 
     Every update counts as soon as it arrives, times 1/P, however old the parameters are that it was computed
-    at. Bytes and notes are those of `ssp`.
+    at. Bytes, notes and what counts of writes into parameters between two steps are those of `ssp`.
 
     Not to be confused with `ssp`, which bounds how far groups run ahead, nor with `ad_psgd`, which has no
     server.

@@ -115,6 +115,9 @@ def sasgd(every: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - f
     Every rank keeps two more M/K and sends 2·(P−1)/P·M/K elements at a meeting. Noted there: `distance`, from
     what the groups agree on.
 
+    A meeting takes back what is written into parameters between two steps, as by a clamp, since it is made of
+    gradients alone: `hierarchical` keeps that, and is the same training where the rate is constant.
+
     Not to be confused with sparse exchanges (`Sparse`): it is sparse in time, all elements are sent.
 
     Args:

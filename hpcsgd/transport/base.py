@@ -151,8 +151,8 @@ class Transport:
 
     @property
     def control(self) -> Transport:
-        """A communicator of the same ranks on the same lane, for what must not pair with anything that is sent
-        here; collective when it is asked for the first time."""
+        """A communicator of the same ranks on the same lane, for what must not pair with anything that is
+        sent here; collective when it is asked for the first time."""
         if (
             self._control is None
         ):  # no cached_property: Python 3.11 lets one thread at a time make any of them

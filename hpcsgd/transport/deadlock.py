@@ -5,6 +5,8 @@ operation on each channel. Rank r waits for rank s if r needs the n-th operation
 reported fewer. A set of blocked ranks is in a deadlock if every wait of every rank in it needs a rank of the
 set, or one which has left.
 
+Ranks also wait in vain if an operation has the same number on all of them, but not the same kind.
+
 The reports may be old, and the answer is right nevertheless. Suppose that some of these ranks got on after
 their reports, and let r be the first one. It got what it needed from a rank s of the set, which began that
 operation after its own report. A blocked rank begins nothing before it gets on, so s got on before r did.
@@ -20,6 +22,9 @@ from hpcsgd.transport.backend import PeerLost
 
 SHOWN = 8
 """The most ranks that a message lists."""
+KEPT = 64
+"""The most calls of a channel that are kept."""
+_REMEDY = "all ranks of a group have to make the same calls in the same order"
 
 
 class Need(NamedTuple):
@@ -37,14 +42,23 @@ class Wait(NamedTuple):
     needs: tuple[Need, ...]
 
 
+class Call(NamedTuple):
+    """A collective operation that a rank has begun: its number on its channel, its kind, and in words."""
+
+    number: int
+    what: str
+    text: str
+
+
 class Report(NamedTuple):
-    """The state of one rank. `counts` are the operations which it has begun on each channel; a later report
-    may leave out those that are the same."""
+    """The state of one rank. `counts` are the operations which it has begun on each channel, `calls` the last
+    of them that were collective; a later report may leave out channels where they are the same."""
 
     blocked: bool
     """It begins nothing before one of its `waits` ends; a rank which has left has none."""
     waits: tuple[Wait, ...] = ()
     counts: Mapping[str, int] = {}
+    calls: Mapping[str, Sequence[Call]] = {}
     last: str | None = None
     """What it was in last, if it is leaving."""
 
@@ -74,6 +88,7 @@ class Table:
         self._lock = threading.Lock()
         self._reports: dict[int, Report] = {}
         self._counts: dict[int, dict[str, int]] = {}
+        self._calls: dict[str, dict[int, tuple[int, Call]]] = {}
         self.deadlock: Deadlock | None = None
 
     def add(self, rank: int, report: Report) -> None:
@@ -82,7 +97,7 @@ class Table:
             self._reports[rank] = report
             self._counts.setdefault(rank, {}).update(report.counts)
             if report.blocked and self.deadlock is None:
-                self.deadlock = self._found()
+                self.deadlock = self._mismatch(rank, report) or self._found()
 
     def check(self) -> None:
         """Raise the deadlock that was found."""
@@ -101,6 +116,19 @@ class Table:
 
     def _misses(self, need: Need, rank: int) -> bool:
         return self._counts.get(rank, {}).get(need.channel, 0) < need.number
+
+    def _mismatch(self, rank: int, report: Report) -> Deadlock | None:
+        """Compare the calls of `rank` with those that were reported by the first rank which made them."""
+        for channel, calls in report.calls.items():
+            known = self._calls.setdefault(channel, {})
+            for call in calls:
+                other, theirs = known.setdefault(call.number, (rank, call))
+                if theirs.what != call.what:
+                    told = f"rank {rank} has met {call.text} with {theirs.text} of rank {other}"
+                    return Deadlock(f"ranks make different calls: {told}: {_REMEDY}", (other, rank))
+            while len(known) > KEPT:
+                del known[next(iter(known))]
+        return None
 
     def _found(self) -> Deadlock | None:
         held = {rank for rank, report in self._reports.items() if report.blocked}
@@ -142,10 +170,7 @@ def _line(awaited: Mapping[int, Sequence[int]], reports: Mapping[int, Report]) -
         (names(sorted(ranks)), "is" if len(ranks) == 1 else "are", text) for text, ranks in texts.items()
     ]
     told = [" ".join((first[0], first[1], "in", first[2])), *(f"{who} in {text}" for who, _, text in others)]
-    return (
-        f"ranks wait for each other: {', '.join(told)}: "
-        "all ranks of a group have to make the same calls in the same order"
-    )
+    return f"ranks wait for each other: {', '.join(told)}: {_REMEDY}"
 
 
 def _left(
@@ -162,7 +187,7 @@ def _left(
     have, them = ("has", "it") if len(gone) == 1 else ("have", "them")
     return (
         f"{names(gone)} {have} left{after}, and {names(waiting)} wait{'s' * (len(waiting) == 1)} for {them} "
-        f"in {text}: all ranks need the same number of batches"
+        f"in {text}: all ranks need the same number of batches, and the same calls"
     )
 
 

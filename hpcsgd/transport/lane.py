@@ -175,7 +175,7 @@ class Lane:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
-        if self.watch is not None:
+        if self.watch is not None and not getattr(_here, "on_a_lane", False):
             self.watch.submits()
         future: Future[Any] = Future()
         context = contextvars.copy_context()

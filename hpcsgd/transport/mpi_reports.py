@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
-from hpcsgd.transport.deadlock import Need, Report, Table, Wait
+from hpcsgd.transport.deadlock import Call, Need, Report, Table, Wait
 from hpcsgd.transport.rank_watch import LOOK
 
 ANSWERED = 1.0
 """Seconds in which rank 0 says who is missing."""
+_PAUSE = 0.01  # seconds
 _REPORT, _QUESTION, _ANSWER = 0, 1, 2  # tags
 
 
@@ -29,7 +30,8 @@ class MpiReports:
         self._sending = threading.Lock()
         self._told: dict[str, int] = {}
         self._table = Table()
-        self._closed = threading.Event()
+        self._closing = threading.Event()
+        self._closed = False
         self._thread = threading.Thread(target=self._listen, name="reports of ranks", daemon=True)
         if comm.Get_rank() == 0:
             self._thread.start()
@@ -41,7 +43,8 @@ class MpiReports:
             return
         changed = {channel: n for channel, n in report.counts.items() if self._told.get(channel) != n}
         self._told.update(changed)
-        self._send(0, _REPORT, encoded(report._replace(counts=changed)))
+        calls = {channel: calls for channel, calls in report.calls.items() if channel in changed}
+        self._send(0, _REPORT, encoded(report._replace(counts=changed, calls=calls)))
 
     def check(self) -> None:
         """Do nothing: rank 0 ends all processes."""
@@ -55,34 +58,40 @@ class MpiReports:
         while not self._comm.Iprobe(0, _ANSWER):
             if time.monotonic() > end:
                 return [0]
-            time.sleep(0.01)
+            time.sleep(_PAUSE)
         return json.loads(self._received(0, _ANSWER))
 
     def close(self, timeout: float) -> None:
         """Let go of the communicator; on rank 0, once all ranks have left, or after `timeout` seconds."""
         end = time.monotonic() + timeout
         if self._comm.Get_rank() == 0:
+            self._closing.set()
             while self._table.left() < self._comm.Get_size() and time.monotonic() < end:
-                time.sleep(0.01)
-            self._closed.set()
+                time.sleep(_PAUSE)
+            self._closed = True
             self._thread.join()
         while self._still_sending() and time.monotonic() < end:
-            time.sleep(0.01)
+            time.sleep(_PAUSE)
 
     def _listen(self) -> None:
-        while not self._closed.wait(LOOK):
-            status = MPI.Status()
-            while self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
-                source, tag = status.Get_source(), status.Get_tag()
-                told = self._received(source, tag)
-                if tag == _REPORT:
-                    self._table.add(source, decoded(told))
-                else:
-                    needs = [_need(*given) for given in json.loads(told)]
-                    self._send(source, _ANSWER, json.dumps(self._table.missing(needs)).encode())
+        while not self._closed:
+            self._receive()
             if self._table.deadlock is not None:
                 self._end(str(self._table.deadlock))
                 return
+            if self._closing.wait(LOOK):
+                time.sleep(_PAUSE)
+
+    def _receive(self) -> None:
+        status = MPI.Status()
+        while self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            source, tag = status.Get_source(), status.Get_tag()
+            told = self._received(source, tag)
+            if tag == _REPORT:
+                self._table.add(source, decoded(told))
+            else:
+                needs = [_need(*given) for given in json.loads(told)]
+                self._send(source, _ANSWER, json.dumps(self._table.missing(needs)).encode())
 
     def _received(self, source: int, tag: int) -> bytes:
         status = MPI.Status()
@@ -105,14 +114,15 @@ class MpiReports:
 def encoded(report: Report) -> bytes:
     """Return `report` as JSON."""
     waits = [(wait.text, [_of_need(need) for need in wait.needs]) for wait in report.waits]
-    return json.dumps((report.blocked, waits, report.counts, report.last)).encode()
+    return json.dumps((report.blocked, waits, report.counts, report.calls, report.last)).encode()
 
 
 def decoded(told: bytes) -> Report:
     """Return the report that `encoded` made `told` of."""
-    blocked, waits, counts, last = json.loads(told)
+    blocked, waits, counts, calls, last = json.loads(told)
     made = tuple(Wait(text, tuple(_need(*given) for given in needs)) for text, needs in waits)
-    return Report(blocked, made, counts, last)
+    made_calls = {channel: [Call(*given) for given in some] for channel, some in calls.items()}
+    return Report(blocked, made, counts, made_calls, last)
 
 
 def _of_need(need: Need) -> tuple[str, int, bool, list[int]]:
@@ -122,5 +132,5 @@ def _of_need(need: Need) -> tuple[str, int, bool, list[int]]:
     return need.channel, need.number, False, list(need.ranks)
 
 
-def _need(channel: str, count: int, is_range: bool, numbers: Sequence[int]) -> Need:
-    return Need(channel, count, range(*numbers) if is_range else tuple(numbers))
+def _need(channel: str, number: int, is_range: bool, numbers: Sequence[int]) -> Need:
+    return Need(channel, number, range(*numbers) if is_range else tuple(numbers))

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait as wait_for_futures
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcsgd.transport.deadlock import Need, Report, Reports, Wait
+from hpcsgd.transport.deadlock import Call, Need, Report, Reports, Wait
 from hpcsgd.transport.recording import NO_PHASE, activity
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ PATIENCE = 1.0
 """Seconds for which a thread waits before it looks whether its rank is blocked."""
 LOOK = 0.25
 """Seconds between two looks."""
+REMEMBERED = 8
+"""Of so many operations on a channel it is known what they were."""
 WORLD = "world"
 """The channel of the communicator of all ranks."""
 
@@ -41,9 +45,7 @@ class Operation:
 
     def as_wait(self) -> Wait:
         """Return this operation as others are told of it."""
-        doing, phase = self.activity
-        what = self.what if phase == NO_PHASE else f"{self.what}, {phase}"
-        return Wait(f"{doing} ({what})" if doing else what, self.needs() if self.needs else ())
+        return Wait(_in_words(self.what, self.activity), self.needs() if self.needs else ())
 
 
 class _State(NamedTuple):
@@ -64,12 +66,14 @@ class RankWatch:
         self.rank = rank
         self.counts: dict[str, int] = {}
         """How many operations it has begun on each channel."""
+        self.calls: dict[str, deque[tuple[int, str, tuple[str, str]]]] = {}
+        """The last collective operations on each channel: number, kind, activity."""
         self.last = ""
         """The last activity that had a name."""
         self.leaving = False
         self._reports = reports
         self._owner = threading.get_ident()
-        self._others: set[threading.Thread] = set()
+        self._others: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._lanes: list[Lane] = []
         self._waiting: dict[int, tuple[Lane, Future[Any]]] = {}
         self._told = False
@@ -116,7 +120,7 @@ class RankWatch:
 
     def left(self) -> None:
         """Report that this rank begins no operation any more."""
-        self._reports.add(self.rank, Report(True, (), dict(self.counts), self.last))
+        self._reports.add(self.rank, Report(True, (), dict(self.counts), self._calls(), self.last))
 
     def _watched(self, future: Future[Any], timeout: float) -> Any:
         deadline = time.monotonic() + timeout
@@ -151,7 +155,15 @@ class RankWatch:
 
     def _blocked(self, state: _State) -> Report:
         waits = tuple(operation.as_wait() for operation in state.operations)
-        return Report(True, waits, dict(self.counts), self.last if self.leaving else None)
+        return Report(True, waits, dict(self.counts), self._calls(), self.last if self.leaving else None)
+
+    def _calls(self) -> dict[str, list[Call]]:
+        return {
+            channel: [
+                Call(number, what, _in_words(what, activity)) for number, what, activity in tuple(calls)
+            ]
+            for channel, calls in list(self.calls.items())
+        }
 
     def _state(self) -> _State | None:
         """Return what this rank is in, or None if it might begin something now."""
@@ -188,6 +200,7 @@ class Member:
         """Whether lanes that serve send messages here: then nobody can tell who has to do what first."""
         self._channel = channel
         self._ranks = _compact(ranks)
+        self._calls = watch.calls[channel] = deque(maxlen=REMEMBERED)
 
     def collective(self, what: str, needed: Callable[[], Iterable[int] | None] = lambda: None) -> Operation:
         """Begin a collective operation, which waits for the members whose numbers here `needed` gives, or for
@@ -199,7 +212,9 @@ class Member:
             ranks = self._ranks if some is None else _compact([self._ranks[i] for i in some])
             return (Need(self._channel, count, ranks),)
 
-        return self._noted(Operation(what, needs))
+        operation = self._noted(Operation(what, needs))
+        self._calls.append((count, what, operation.activity))
+        return operation
 
     def messages(self, what: str, to: Iterable[int], sources: Mapping[int, bool]) -> Operation:
         """Begin to send messages to members and to receive some from the members which are the keys, by
@@ -228,6 +243,12 @@ class Member:
         if doing := operation.activity[0]:
             self.watch.last = doing
         return operation
+
+
+def _in_words(what: str, activity: tuple[str, str]) -> str:
+    doing, phase = activity
+    told = what if phase == NO_PHASE else f"{what}, {phase}"
+    return f"{doing} ({told})" if doing else told
 
 
 def _compact(ranks: Sequence[int]) -> Sequence[int]:

@@ -156,9 +156,10 @@ def test_dirichlet_of_a_large_alpha_is_nearly_iid(seed: int) -> None:
     assert abs(counts - 200).max() <= 3
 
 
-@given(st.integers(0, 2**40), st.sampled_from([1e-3, 1e-6]))
-def test_dirichlet_of_a_small_alpha_gives_each_label_to_one_group(seed: int, alpha: float) -> None:
-    counts = label_counts(Shape(4000, 4, 1, seed, 5), Dirichlet(alpha))
+@given(st.integers(0, 2**40))
+def test_dirichlet_of_a_small_alpha_gives_each_label_to_one_group(seed: int) -> None:
+    """A label is in two groups with a probability of about 6α; two of the five are so once in 10⁹ seeds."""
+    counts = label_counts(Shape(4000, 4, 1, seed, 5), Dirichlet(1e-6))
     assert (counts.max(axis=0) > 700).sum() >= 4
 
 

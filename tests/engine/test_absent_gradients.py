@@ -1,7 +1,7 @@
 """Parameters without a gradient: as in plain torch and in DistributedDataParallel, for every P × K.
 
-A frozen parameter stays bit for bit as it is. One that no rank has a gradient for is skipped, and a rank without
-a gradient counts as having zero where another rank has one.
+A frozen parameter stays bit for bit as it is. One that no rank has a gradient for is skipped, and a rank
+without a gradient counts as having zero where another rank has one.
 """
 
 from __future__ import annotations

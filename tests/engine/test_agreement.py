@@ -1,4 +1,5 @@
-"""Ranks that do not do the same: one line that says which rank is in what, before anything wrong is learnt."""
+"""Ranks that do not do the same: one line that says which rank is in what, before anything wrong is
+learnt."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def test_a_call_on_one_rank_alone_between_backward_and_step(K: int, call: str) -
             ALONE[call](net, optimizer)
         optimizer.step()
 
-    line = rf"rank 0 is in step\(\) after 2 updates, but rank {K - 1} is in {call.replace('()', r'..')} after 2 updates"
+    named = call.replace("()", r"\(\)")
+    line = rf"rank 0 is in step\(\) after 2 updates, but rank {K - 1} is in {named} after 2 updates"
     with pytest.raises(UserError, match=line):
         threads.run(K, body, timeout=PATIENCE)
 

@@ -1,7 +1,7 @@
 """What other people's training loops do with gradients: the numbers of one process on the batch of all ranks.
 
-Each loop is written once and runs in plain torch, and on ranks by methods that average gradients: of the group,
-of all groups, by every kind of result that an exchange leaves.
+Each loop is written once and runs in plain torch, and on ranks by methods that average gradients: of the
+group, of all groups, by every kind of result that an exchange leaves.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from hpcsgd import DistributedOptimizer, bsp
+import hpcsgd
+from hpcsgd import DistributedOptimizer, UserError, bsp
 from hpcsgd.core.topology import form
 from hpcsgd.exchanges import AllReduce
-from hpcsgd.transport import Transport
+from hpcsgd.transport import Transport, threads
 from references import batch, loss, vector
 from references import model as make_model
 
@@ -31,7 +32,8 @@ def ordinary(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> 
 
 
 def between(change: Callable[[nn.Module], object]) -> Loop:
-    """Return the loop that changes gradients between `backward()` and `step()`; it returns what `change` does."""
+    """Return the loop that changes gradients between `backward()` and `step()`; it returns what `change`
+    does."""
 
     def loop(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> list[object]:
         seen = []
@@ -181,6 +183,16 @@ def read_and_thrown_away(net: nn.Module, optimizer: optim.Optimizer, backward: B
         optimizer.zero_grad()
 
 
+def added_to_and_thrown_away(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    """As a discriminator in the textbook's loop: gradients of the generator's turn are added to those of its
+    own."""
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        backward(net, t)
+        optimizer.step()
+        backward(net, t + 100)
+
+
 def by_hand(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
     """Gradients that no backward pass brings to the parameters."""
     for t in range(STEPS):
@@ -223,7 +235,8 @@ LOOPS: dict[str, Loop] = {
     loop.__name__: loop
     for loop in (
         read_afterwards, zeroed_by_the_model, filled_with_zeros, filled_with_zeros_by_the_model, thrown_away,
-        thrown_away_by_the_model, read_and_thrown_away, by_hand, twice, without_gradients, read_and_added_to,
+        thrown_away_by_the_model, read_and_thrown_away,
+        added_to_and_thrown_away, by_hand, twice, without_gradients, read_and_added_to,
     )
 } | {name: between(change) for name, change in CHANGES.items()}  # fmt: skip
 
@@ -278,3 +291,80 @@ def test_the_numbers_are_those_of_one_process(
         torch.testing.assert_close(w, expected, rtol=0, atol=1e-11)
         if name in ("read", "read_afterwards", "clip by norm"):
             torch.testing.assert_close(torch.tensor(theirs), torch.tensor(seen), rtol=1e-5, atol=0)
+
+
+USES: dict[str, Callable[[Any, Any], object]] = {
+    "step": lambda net, optimizer: optimizer.step(),
+    "clip": lambda net, optimizer: optimizer.clip_grad_norm_(1.0),
+    "synchronize": lambda net, optimizer: optimizer.synchronize(),
+    "read": lambda net, optimizer: norms(net),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_that_were_added_to_those_of_an_earlier_step(use: str, overlap: bool) -> None:
+    """Where each rank has kept its own part of those alone."""
+
+    def body(world: Transport) -> None:
+        net = make_model()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, net, form(world), bsp(), overlap=overlap)
+        for t in range(2):
+            loss(net, *batch(t, world.rank)).backward()
+            if t:
+                USES[use](net, optimizer)
+            optimizer.step()
+
+    with pytest.raises(UserError, match=r"gradient of \S+ was added to that of an earlier step"):
+        threads.run(2, body, timeout=20)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_error_feedback_cannot_take_gradients_back(set_to_none: bool) -> None:
+    def body(world: Transport) -> None:
+        net = make_model()
+        method = bsp(hpcsgd.Sparse(hpcsgd.TopK(density=0.5)))
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), method)
+        loss(net, *batch(0, world.rank)).backward()
+        optimizer.zero_grad(set_to_none)
+
+    with pytest.raises(
+        UserError, match=r"zero_grad\(\) after gradients were sent, of which the exchange .* keeps"
+    ):
+        threads.run(2, body, timeout=20)
+
+
+def test_a_hook_that_uses_gradients_in_the_backward_pass_is_refused() -> None:
+    def body(world: Transport) -> None:
+        net: Any = make_model()
+        DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
+        net[3].weight.register_post_accumulate_grad_hook(lambda param: param.grad.mul_(2))
+        loss(net, *batch(0, world.rank)).backward()
+
+    with pytest.raises(UserError, match=r"a gradient was used during backward\(\)"):
+        threads.run(2, body, timeout=20)
+
+
+def test_the_form_of_a_gradient_may_be_asked_for_at_any_time() -> None:
+    """Without any message: one rank alone asks."""
+
+    def body(world: Transport) -> tuple[list[Any], bool]:
+        net = make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        found: list[Any] = []
+        if world.rank:
+            for param in net.parameters():
+                g = param.grad
+                assert g is not None
+                found.append(
+                    (g.shape, g.dtype, g.device, g.numel(), g.size(), g.dim(), g.is_floating_point())
+                )
+        optimizer.step()
+        return found, all(type(param.grad) is not Tensor for param in net.parameters())
+
+    (_, here), (found, there) = threads.run(2, body, timeout=20)
+    assert here
+    assert there
+    assert found[0][0] == (7, 5)

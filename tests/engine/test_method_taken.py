@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import optim
 
-from hpcsgd import DistributedOptimizer, JobError, Method, Sparse, TopK, bsp, diloco, hierarchical
+from hpcsgd import DistributedOptimizer, JobError, Method, Sparse, TopK, diloco, hierarchical
 from hpcsgd.core.topology import form
 from hpcsgd.transport import Transport
 from references import model as make_model
@@ -14,7 +14,8 @@ from references import model as make_model
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_method_is_of_one_optimizer_at_a_time(run, n: int) -> None:
     def reused(world: Transport) -> list[str]:
-        job, method, plain, kept, found = form(world), diloco(2), bsp(), [], []
+        job, method, kept, found = form(world), diloco(2), [], []
+        plain = hierarchical(8)
         sparse = Sparse(TopK(0.5))
 
         def wrap(method: Method) -> DistributedOptimizer:
@@ -38,6 +39,6 @@ def test_a_method_is_of_one_optimizer_at_a_time(run, n: int) -> None:
     for of_method, of_part in run(n, reused):
         assert (
             of_method
-            == "the method, or its Measured, is that of another DistributedOptimizer: make one for each"
+            == "the method, or its Outer, is that of another DistributedOptimizer: make one for each"
         )
         assert "its Sparse" in of_part

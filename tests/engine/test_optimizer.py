@@ -94,7 +94,7 @@ def test_undeclared_accumulation_is_refused(run, n: int) -> None:
         loss(net, *batch(0, 0)).backward()
         loss(net, *batch(1, 0)).backward()
 
-    with pytest.raises(UserError, match="changed after it was sent: .* for several backward passes"):
+    with pytest.raises(UserError, match=r"changed after it was sent: .* for several backward passes"):
         run(n, twice)
 
 
@@ -111,7 +111,7 @@ def test_gradients_changed_by_way_of_an_older_tensor_are_refused(run, n: int) ->
         older[0].mul_(2)
         optimizer.step()
 
-    with pytest.raises(UserError, match="by way of a tensor that is older: use param.grad itself"):
+    with pytest.raises(UserError, match=r"by way of a tensor that is older: use param.grad itself"):
         run(n, changed)
 
 

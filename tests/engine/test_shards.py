@@ -532,3 +532,22 @@ def test_weights_that_have_been_moved_are_noticed(run) -> None:
             optimizer.step()
 
     run(4, moved)
+
+
+@pytest.mark.ranks(4)
+def test_weights_that_a_forward_pass_has_gathered_are_the_models_own(run) -> None:
+    def evaluated(world: Transport) -> None:
+        job = form(world, 2)
+        net = shard(make_model(), job, reshard_after_forward=False)
+        optimizer = wrapped(net, job, hierarchical(2))
+        x, y = batch(0, job.rank)
+        with torch.no_grad():
+            cross_entropy(net(x), y)
+        assert not all(is_sharded(p) for p in net.parameters())
+        with optimizer.averaged() as D:
+            assert D == 0
+        with torch.no_grad():
+            cross_entropy(net(x), y)
+        optimizer.meet()
+
+    run(4, evaluated)

@@ -37,6 +37,7 @@ def test_what_was_said_last_is_said_again_on_a_new_connection() -> None:
 
     changes: list[Register | None] = []
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        listener.settimeout(30)
         served = pool.submit(converse, listener)
         address = "{}:{}".format(*listener.getsockname())
         client = Client(address, TOKEN, HELLO, silence=SILENCE, patience=30, on_change=changes.append)

@@ -129,6 +129,18 @@ def test_who_does_not_arrive_is_left_behind_though_alive(desk: Desk) -> None:
         assert_left_behind(slow, now, "it did not arrive within 1 s")
 
 
+def test_who_is_waited_for_too_long_is_left_behind(desk: Desk) -> None:
+    with desk.coordinator(2) as at:
+        staying, slow = desk.client(at.address, 0), desk.client(at.address, 1)
+        now = come(staying, slow)
+        staying.arrive(now.generation, now.rounds)
+        wait_for(lambda: at._arrived)
+        at._since -= 601  # seconds
+        assert later(lambda: vote(staying, now)).result(20).phase is Phase.OPEN
+    lost = [(event["island"], event["kind"]) for event in desk.events() if event["event"] == "lost"]
+    assert lost[0] == (1, "late")
+
+
 def test_a_new_life_ends_the_old_one(desk: Desk) -> None:
     with desk.coordinator(1) as at:
         old = desk.client(at.address, 0)

@@ -239,6 +239,7 @@ def test_the_loss_is_the_mean_over_all_samples(run: Callable[..., list[Any]], n:
         again = meter.read().wait()
         assert reading.counts == {"ahead": {3: n, LARGEST: n}}
         assert (again.samples, again.phase_bytes, again.counts) == (0, {}, {})
+        assert again.phase_seconds["data"] == 0.0
         return reading.loss, reading.samples
 
     samples = sum(3 + rank for rank in range(n))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcsgd.transport.deadlock import Deadlock, Need, Report, Table, Wait, names
+from hpcsgd.transport.deadlock import KEPT, Call, Deadlock, Need, Report, Table, Wait, names
 from hpcsgd.transport.mpi_reports import decoded, encoded
 from transport.schedules import executed
 
@@ -60,13 +60,15 @@ def test_a_cycle_of_three_is_told_without_those_who_wait_for_it() -> None:
 
 
 def test_a_rank_that_has_left() -> None:
-    left = Report(True, (), {"w": 7}, "step 7")
+    left = Report(True, (), {"w": 7}, last="step 7")
     blocked_in_step_8 = blocked("w", 8, range(4), "step 8 (x)")
     assert str(found(left, left, blocked_in_step_8)) == (
         "ranks 0 and 1 have left after step 7, and rank 2 waits for them in step 8 (x): "
-        "all ranks need the same number of batches"
+        "all ranks need the same number of batches, and the same calls"
     )
-    assert found(blocked("w", 7, range(2)), Report(True, (), {"w": 7}, "")) is None  # it has made its part
+    assert (
+        found(blocked("w", 7, range(2)), Report(True, (), {"w": 7}, last="")) is None
+    )  # it has made its part
 
 
 def test_a_rank_that_waits_while_it_leaves() -> None:
@@ -78,9 +80,9 @@ def test_a_rank_that_waits_while_it_leaves() -> None:
 
 def test_ranks_that_leave_and_miss_each_other() -> None:
     waits = blocked("s", 1, (0, 1), "allreduce over 2 ranks")._replace(last="step 7")
-    assert str(found(waits, Report(True, (), {}, ""))) == (
+    assert str(found(waits, Report(True, last=""))) == (
         "rank 1 has left, and rank 0 waits for it in allreduce over 2 ranks: "
-        "all ranks need the same number of batches"
+        "all ranks need the same number of batches, and the same calls"
     )
 
 
@@ -94,7 +96,7 @@ def test_all_waits_of_a_rank_have_to_be_in_vain() -> None:
     two = Report(True, (*blocked("a", 1, (0, 1)).waits, *blocked("b", 1, (0, 2)).waits), {"a": 1, "b": 1})
     back = blocked("c", 1, (0, 1))
     assert found(two, back, Report(False)) is None
-    assert found(two, back, Report(True, (), {}, "")) is not None
+    assert found(two, back, Report(True, last="")) is not None
 
 
 def test_a_rank_that_gets_on_is_in_none() -> None:
@@ -103,6 +105,25 @@ def test_a_rank_that_gets_on_is_in_none() -> None:
     table.add(0, Report(False))
     table.add(1, blocked("b", 1, (0, 1)))
     assert table.deadlock is None
+
+
+def test_different_calls_on_one_communicator() -> None:
+    def report(**calls: str) -> Report:
+        made = [Call(int(name[1:]), what, f"step {name[1:]} ({what})") for name, what in calls.items()]
+        return blocked("a", made[-1].number, (0, 1, 2))._replace(calls={"a": made})
+
+    same = report(_3="allreduce", _4="alltoall")
+    assert found(same, same) is None
+    told = "rank 2 has met step 3 (bcast) with step 3 (allreduce) of rank 0"
+    for other in (report(_3="bcast"), report(_2="bcast", _3="bcast", _4="alltoall")):
+        assert str(found(same, same, other)) == f"ranks make different calls: {told}: {SAME}"
+
+
+def test_few_calls_are_kept() -> None:
+    table = Table()
+    for number in range(1000):
+        table.add(0, blocked("a", number, (0, 1))._replace(calls={"a": [Call(number, "x", "x")]}))
+    assert list(table._calls["a"]) == list(range(1000 - KEPT, 1000))
 
 
 def test_who_is_missing() -> None:
@@ -114,10 +135,11 @@ def test_who_is_missing() -> None:
 
 @pytest.mark.parametrize("ranks", [range(0, 4000, 4), (0, 3, 4)])
 def test_reports_arrive_as_they_were_sent(ranks: Sequence[int]) -> None:
-    report = blocked("a/1.0", 3, ranks, "step 4 (§)")
+    calls = {"a/1.0": [Call(3, "allreduce", "step 4 (§)")]}
+    report = blocked("a/1.0", 3, ranks, "step 4 (§)")._replace(calls=calls)
     assert decoded(encoded(report)) == report
-    assert len(encoded(report)) < 200
-    assert decoded(encoded(Report(True, (), {}, "step 4"))).last == "step 4"
+    assert len(encoded(report)) < 250
+    assert decoded(encoded(Report(True, last="step 4"))).last == "step 4"
 
 
 def test_names_of_many_ranks_are_not_told() -> None:

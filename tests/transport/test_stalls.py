@@ -106,7 +106,10 @@ def test_a_rank_that_leaves_early() -> None:
     assert isinstance(errors[0], Deadlock)
     assert str(errors[2]) == str(errors[0])
     assert " left after step 6, and rank" in str(errors[0])
-    assert "in step 7 (allreduce over 4 ranks): all ranks need the same number of batches" in str(errors[0])
+    assert (
+        "in step 7 (allreduce over 4 ranks): all ranks need the same number of batches, and the same calls"
+        in str(errors[0])
+    )
 
 
 def test_messages_in_a_cycle_of_three() -> None:
@@ -348,6 +351,15 @@ JOBS: dict[str, tuple[int, str, str]] = {
         "groups[(rank + 2) % 3].allreduce(torch.ones(1)).wait()\n",
         f"hpcsgd: ranks wait for each other: ranks 0, 1 and 2 are in allreduce over 2 ranks: {SAME}",
     ),
+    "another call on one communicator": (
+        2,
+        "from hpcsgd.transport import doing\nfault()\nlong = torch.ones(200000)\n"
+        "with doing('clip_grad_norm_() of step 4' if rank == 0 else 'step 4'):\n"
+        "    if rank == 0:\n        world.allreduce(long).wait()\n"
+        "    else:\n        world.alltoall(torch.ones(200000), long).wait()\n"
+        "world.barrier()\n",
+        "hpcsgd: ranks make different calls: rank ",
+    ),
     "a rank that leaves early": (
         2,
         "from hpcsgd.transport import doing\nfault()\n"
@@ -355,7 +367,7 @@ JOBS: dict[str, tuple[int, str, str]] = {
         "    with doing(f'step {step}'):\n"
         "        world.allreduce(torch.ones(1)).wait()\n",
         "hpcsgd: rank 1 has left after step 6, and rank 0 waits for it in step 7 (allreduce over 2 ranks): "
-        "all ranks need the same number of batches",
+        "all ranks need the same number of batches, and the same calls",
     ),
     "rank 0 leaves early, with a service": (
         3,

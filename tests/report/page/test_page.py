@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -96,7 +98,9 @@ def test_where_time_and_bytes_went(tmp_path: Path) -> None:
     for phase in PHASES:
         expected = [r["phase_seconds"][phase] / EVERY for r in readings]
         assert areas[phase]["y"] == pytest.approx(expected, abs=1e-8)
-    (shares,) = page.panel("staleness: updates by others: share of steps")["traces"]
+    panel = page.panel("staleness: updates by others: share of steps")
+    assert panel["layout"]["xaxis"]["dtick"] == 1
+    (shares,) = panel["traces"]
     twos = sum(r["counts"]["staleness"]["2"] for r in readings)
     assert dict(zip(shares["x"], shares["y"], strict=True)) == pytest.approx(
         {0: 3 * len(readings) / (3 * len(readings) + twos), 2: twos / (3 * len(readings) + twos)}
@@ -336,16 +340,18 @@ def test_the_command_says_where_it_wrote(tmp_path: Path, capsys: pytest.CaptureF
     assert Page(target.read_text()).tiles["steps"] == "60"
 
 
-def test_live_goes_on_until_the_run_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_goes_on_until_the_run_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The page is replaced at once, reloads itself meanwhile, and no longer at the end; a moment in which
-    the metrics are cut does not end it."""
+    the metrics are cut does not end it. The pause is four times the 2 s that writing takes."""
     begun, rest = LOG.splitlines(keepends=True)[:2], LOG.splitlines(keepends=True)[2:]
     folder = run(tmp_path / "one", records(30), log="".join(begun))
     target = folder / "report.html"
     seen: list[Page] = []
 
     def meanwhile(seconds: float) -> None:
-        assert seconds >= 7
+        assert seconds == 8
         seen.append(Page(target.read_text()))
         assert not list(folder.glob(".report*")), "nothing half written is left"
         match len(seen):
@@ -357,9 +363,11 @@ def test_live_goes_on_until_the_run_is_complete(tmp_path: Path, monkeypatch: pyt
                 (folder / "metrics.jsonl").write_text(lines(records(60)))
                 (folder / "run.log").write_text("".join(begun + rest))
 
-    monkeypatch.setattr(writing.time, "sleep", meanwhile)
+    clock = SimpleNamespace(sleep=meanwhile, monotonic=itertools.count(100, 2).__next__)
+    monkeypatch.setattr(writing, "time", clock)
     assert pages.follow([folder], every=7) == target
     assert [page.tiles["steps"] for page in seen] == ["30", "30", "40"]
+    assert caplog.text.count("will look again") == 1
     assert all('data-every="7"' in page.text for page in seen)
     last = Page(target.read_text())
     assert last.tiles["steps"] == "60"

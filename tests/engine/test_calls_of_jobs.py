@@ -1,0 +1,85 @@
+"""Jobs of MPI processes whose ranks do not make the same calls: they end within seconds, with one line."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import programs
+from pythons import python
+
+SCRIPT = """
+import torch
+import hpcsgd
+
+job = hpcsgd.init(groups={groups}, timeout=300)
+model = torch.nn.Linear(3, 2)
+inner = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = hpcsgd.DistributedOptimizer(inner, model, job, hpcsgd.{method})
+
+def train(steps):
+    for _ in range(steps):
+        model(torch.ones(4, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+train(3)
+{body}
+"""
+CASES = {  # groups, what follows three steps, and what is said
+    "clips alone": (
+        1,
+        "model(torch.ones(4, 3)).sum().backward()\n"
+        "if job.rank == 0: optimizer.clip_grad_norm_(1.0)\n"
+        "optimizer.step()",
+        "rank 0 is in clip_grad_norm_() after 3 updates, but rank 1 is in step() after 3 updates",
+    ),
+    "evaluates alone": (
+        1,
+        "if job.rank == 0:\n    with optimizer.averaged(): pass\ntrain(3)",
+        "rank 0 is in averaged() of step 4",
+    ),
+    "saves alone": (
+        1,
+        "if job.rank == 1: optimizer.state_dict()\ntrain(3)",
+        "rank 1 in state_dict() of step 4",
+    ),
+    "has fewer batches": (
+        1,
+        "train(5 if job.rank == 0 else 3)",
+        "rank 1 has left after step() of step 6, and rank 0 waits for it in backward() of step 7",
+    ),
+    "half of four evaluates": (
+        2,
+        "train(0 if job.j else 3)\nwith optimizer.averaged(): pass",
+        "rank 0 is in backward() of step 4 (alltoall over 2 ranks, gradients), rank 1 in averaged() of step 4",
+    ),
+    "group has fewer batches": (
+        2,
+        "train(5 if job.rank == 0 else 3)",
+        "rank 1 has left after step() of step 6, and rank 0 waits for it in step() of step 8",
+    ),
+    "group leaves a batch out": (
+        2,
+        "train(2 if job.rank else 3)\noptimizer.meet()\ntrain(9)",
+        "rank 0 is in step() of step 6",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_one_line_and_the_end_of_all(case: str, tmp_path: Path) -> None:
+    groups, body, line = CASES[case]
+    script = tmp_path / "job.py"
+    n, method = (4, "bsp()") if "four" in case else (2, "hierarchical(every=2)")
+    script.write_text(SCRIPT.format(groups=groups, body=body, method=method))
+    began = time.monotonic()
+    done = programs.run([programs.mpiexec(), "-n", str(n), *python(str(script))], check=False, timeout=60)
+    assert done.returncode != 0
+    told = [text for text in done.stderr.splitlines() if text.startswith("hpcsgd:")]
+    assert len(told) == 1, done.stderr
+    assert line in told[0]
+    assert time.monotonic() - began < 30, "the timeout of the job is 300 s"
