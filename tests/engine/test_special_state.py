@@ -102,6 +102,9 @@ def test_a_checkpoint_goes_on_in_every_shape(run, tmp_path: Path, now: tuple[int
         Checkpoints(tmp_path, job).write(HALF, capture(optimizer, shared={}, own={}))
 
     def going_on(world: Transport) -> Tensor:
+        if world.rank == 0:
+            threads.run(2, saving)
+        world.barrier()
         job = form(world, now[0])
         net, optimizer = wrapped(job, MAKERS[name])
         saved = Checkpoints(tmp_path, job).newest()
@@ -110,8 +113,6 @@ def test_a_checkpoint_goes_on_in_every_shape(run, tmp_path: Path, now: tuple[int
         train(net, optimizer, range(HALF, STEPS), everyone)
         return vector(net)
 
-    if not list(tmp_path.iterdir()):
-        threads.run(2, saving)
     for found in run(now[0] * now[1], going_on):
         torch.testing.assert_close(found, vector(expected), rtol=0, atol=1e-12)
 
