@@ -27,6 +27,7 @@ from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
 from hpcsgd.checkpoint.tree import Tree
 from hpcsgd.core.shards import is_sharded, local, local_of, reshard
 from hpcsgd.core.topology import Job
+from hpcsgd.engine.inside import shared_state, take_shared_state
 from hpcsgd.engine.joined import kind_of
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import JobError, UserError
@@ -50,6 +51,7 @@ def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree
         "optimizer": {
             "t": optimizer.t,
             "groups": _options(optimizer),
+            "shared": shared_state(optimizer.local.optimizer),
             "method": states,
             "parts": _parts(optimizer),
         },
@@ -83,6 +85,7 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
         ours = dict(_frozen(optimizer))
         for name, values in _saved_frozen(saved):
             local(ours[name]).copy_(local_of(values, ours[name]))
+        take_shared_state(optimizer.local.optimizer, state["shared"])
         optimizer.take_up(state["t"], state["groups"], method)
     optimizer.gather_parameters()
     return shared, own if same else None

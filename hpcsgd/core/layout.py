@@ -41,6 +41,8 @@ class Slot:
         self._view: Any = None
         """The parameter's place in g, in its shape and strides; None until there is room for gradients."""
         self._w: Tensor | None = None
+        self._place: Any = None
+        """The parameter's place in `w`, likewise."""
         self._home: int | None = None
 
     @property
@@ -58,13 +60,20 @@ class Slot:
         view = shaped(w, self.start, self.tensor)
         view.copy_(self.tensor.detach())
         self._become(view)
-        self._w = w
+        self._w, self._place = w, view
         self._home = self._behind_start(self.tensor)
 
     def at_home(self) -> bool:
         """Whether nobody has moved the parameter elsewhere since. All of `w` may move, as `share_memory()`
         moves it."""
         return self._behind_start(self.tensor) == self._home
+
+    def come_home(self) -> None:
+        """Make a parameter that was given other memory its view of `w` again, with the values that it has."""
+        if not self.at_home():
+            require_alike(self.name, self.tensor, self._place)
+            self._place.copy_(self.tensor.detach())
+            self._become(self._place)
 
     def make_room(self, g: Tensor) -> None:
         """Gradients are to be views of `g`."""
@@ -226,6 +235,15 @@ def cost(shape: torch.Size) -> int:
 def shaped(flat: Tensor, offset: int, like: Tensor) -> Tensor:
     """The elements of `flat` from `offset` on, in the shape and memory order of `like`."""
     return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + offset)
+
+
+def require_alike(name: str, found: Tensor, expected: Tensor) -> None:
+    """Raise `UserError` if a parameter has another shape, type or device than at the wrapping."""
+    if (found.shape, found.dtype, found.device) != (expected.shape, expected.dtype, expected.device):
+        raise UserError(
+            f"the optimizer made parameter {name} one of {found.dtype} and shape {list(found.shape)} on "
+            f"{found.device}; it was {expected.dtype}, {list(expected.shape)} on {expected.device}"
+        )
 
 
 def _well_filled(runs: list[list[Entry]], K: int) -> list[list[Entry]]:

@@ -35,12 +35,14 @@ class AsWrapped:
         self._parameters = Registered(model, buckets)
         self._memory = InPlace(buckets, [param for param in local.groups() if not param.requires_grad])
         self._groups = Grouped(outer, local.optimizer)
+        self._local = local
 
     def require(self) -> None:
         """Raise `UserError` for what would be trained by nobody, or by one rank alone."""
         self._parameters.require()
         self._memory.require()
         self._groups.require()
+        self._local.require_state_in_use()
 
 
 class Registered:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.layout import shaped
+from hpcsgd.core.layout import require_alike, shaped
 from hpcsgd.core.shards import is_sharded, local
 from hpcsgd.engine.master import Master, needs_master
 from hpcsgd.engine.memory_order import in_memory_order
@@ -53,6 +53,16 @@ class Held:
         if is_sharded(self.param):
             self.tensor.grad = None
 
+    def come_home(self) -> None:
+        """Make a piece that was given other memory its view of the bucket again, with its own values."""
+        if self.bucket is None or self.master is not None:
+            return
+        place = place_in(self.bucket, self.offset, self.stop - self.start, self.param)
+        if place.data_ptr() != self.tensor.data_ptr():
+            require_alike(f"{self.index} (a piece of it)", self.tensor, place)
+            place.copy_(self.tensor.detach())
+            self.tensor.data = place
+
     def keep_master(self, dtype: torch.dtype) -> None:
         """Have a master of that type updated in place of the model's elements, if they are narrower."""
         if needs_master(self.param, dtype):
@@ -64,3 +74,9 @@ class Held:
         if self.whole:
             return value.clone()
         return in_memory_order(value, self.param)[self.start : self.stop].clone()
+
+
+def place_in(bucket: Bucket, offset: int, numel: int, param: nn.Parameter) -> Tensor:
+    """The elements of a piece of `param` in the bucket's own chunk, in its shape if it is a whole one."""
+    w = bucket.own[offset : offset + numel]
+    return shaped(w, 0, param) if bucket.whole else w

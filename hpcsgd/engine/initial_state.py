@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from hpcsgd.engine.joined import Joined
+from hpcsgd.core.shards import local
+from hpcsgd.engine.joined import Joined, parts_of
 from hpcsgd.errors import UserError
 
 NUMBERS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
@@ -31,14 +32,74 @@ def like_new(optimizer: optim.Optimizer, params: Iterable[Sequence[Tensor]]) -> 
         rest = iter(params)
         theirs = [(part, [next(rest) for _ in part.param_groups]) for part in optimizer.parts]
         return Joined(*(like_new(part, own) for part, own in theirs if any(own)))
+    groups = [{**g, "params": list(own)} for g, own in zip(optimizer.param_groups, params, strict=True)]
+    return _made(optimizer, [group for group in groups if group["params"]])
+
+
+def start_counters(optimizer: optim.Optimizer) -> None:
+    """Set back what the optimizer counts in its param groups, as Prodigy `k` and `d`: numbers that it puts
+    there by itself, and that its constructor does not take."""
+    for part in parts_of(optimizer):
+        takes = _arguments(part)
+        groups = [group for group in part.param_groups if group["params"]]
+        fresh = _made(
+            part,
+            [
+                {key: value for key, value in group.items() if key in takes}
+                | {"params": [_at_rest(local(group["params"][0]))]}
+                for group in groups
+            ],
+        )
+        starts = [
+            {key: value for key, value in group.items() if key not in takes} for group in fresh.param_groups
+        ]
+        _step_at_rest(fresh)
+        for group, start, later in zip(groups, starts, fresh.param_groups, strict=True):
+            for key in later.keys() - takes - start.keys():  # by its first step
+                group.pop(key, None)
+            group.update({key: value for key, value in start.items() if _counts(value)})
+
+
+def _made(optimizer: optim.Optimizer, groups: Sequence[dict[str, Any]]) -> optim.Optimizer:
+    """A new one of the same kind and options, over param `groups`."""
     kind = type(optimizer)
     takes = inspect.signature(kind).parameters
     options = {key: value for key, value in optimizer.defaults.items() if key in takes}
-    groups = [{**g, "params": list(own)} for g, own in zip(optimizer.param_groups, params, strict=True)]
     try:
-        return kind([group for group in groups if group["params"]], **options)
-    except TypeError as error:
+        return kind(list(groups), **options)
+    except Exception as error:
         raise UserError(f"a new {kind.__name__} cannot be made from its defaults: {error}") from error
+
+
+def _arguments(optimizer: optim.Optimizer) -> set[str]:
+    """What its constructor takes, or hands on to that of a class it is made of."""
+    kinds: Sequence[Any] = type(optimizer).__mro__
+    return {name for kind in kinds for name in inspect.signature(kind.__init__).parameters}
+
+
+def _counts(value: object) -> bool:
+    number = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, int | float)
+    return number and not isinstance(value, bool)
+
+
+def _step_at_rest(fresh: optim.Optimizer) -> None:
+    """Let an optimizer whose tensors are at rest make a step, in the mode for it, if it has modes."""
+
+    def closure() -> Tensor:
+        for param in (param for group in fresh.param_groups for param in group["params"]):
+            param.grad = torch.zeros_like(param)
+        return torch.zeros(())
+
+    if (train := getattr(fresh, "train", None)) is not None:
+        train()
+    step: Any = fresh.step
+    try:
+        step(closure) if "closure" in inspect.signature(step).parameters else step()
+    except Exception as error:
+        raise UserError(
+            f"the state of a new {type(fresh).__name__} is not known: with gradients of zero its step fails: "
+            f"{error}"
+        ) from error
 
 
 def complete(optimizer: optim.Optimizer, tensors: Iterable[Tensor]) -> None:
@@ -50,7 +111,7 @@ def complete(optimizer: optim.Optimizer, tensors: Iterable[Tensor]) -> None:
     missing = [[x for x in group["params"] if x in wanted] for group in optimizer.param_groups]
     still = [[_at_rest(x) for x in xs] for xs in missing]
     fresh = like_new(optimizer, still)
-    fresh.step()
+    _step_at_rest(fresh)
     for group, xs, stand_ins in zip(optimizer.param_groups, missing, still, strict=True):
         for x, stand_in in zip(xs, stand_ins, strict=True):
             if state := fresh.state.get(stand_in):

@@ -20,9 +20,11 @@ from hpcsgd.engine.alike import facts, require_alike
 from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Buffers, averaged
+from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.dividing import laid_out
 from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, once_in, publishing
+from hpcsgd.engine.passing_through import PassingThrough
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.unmoved import Unmoved
@@ -32,7 +34,7 @@ from hpcsgd.engine.wrapping import Scaled, communicators, require_free, share_st
 from hpcsgd.errors import UserError
 
 
-class DistributedOptimizer(WithGradients, Scaled, optim.Optimizer):
+class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimizer):
     """Trains `model` by `method` over the ranks of `job`; the training loop stays as it is.
 
     The optimizer object, its `param_groups` and schedulers made from it keep working, before and after. All
@@ -44,6 +46,9 @@ class DistributedOptimizer(WithGradients, Scaled, optim.Optimizer):
 
     Between `backward()` and `step()`, `param.grad` is the gradient averaged over the group: whoever uses it
     first waits until it is (see `synchronize`).
+
+    Other public methods of `optimizer`, as `eval()` of Schedule-Free, are here, too. They find averaged
+    gradients, are collective over the group, and leave all its ranks the same model.
 
     Not to be confused with torch's DistributedDataParallel, which wraps the model and knows one group.
 
@@ -130,8 +135,7 @@ class DistributedOptimizer(WithGradients, Scaled, optim.Optimizer):
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
         self._laid_out = True
         self.state = optimizer.state
-        # Whoever still holds the inner optimizer means the model.
-        optimizer.zero_grad, optimizer.add_param_group = self.zero_grad, self.add_param_group
+        self._pass_methods()
         self._as_wrapped = AsWrapped(self, self.local, model, buckets)
         take(method, self)
 
@@ -169,14 +173,18 @@ class DistributedOptimizer(WithGradients, Scaled, optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None, *, loss: float | Tensor | None = None) -> Any:
         """One update: exchange, local update, meeting where the method's schedule says so; collective.
 
-        `loss`: of this rank's batch, for methods that go by it, where no `closure` returns it.
+        Args:
+            closure: computes the loss and its gradients, and returns the loss. An optimizer that is not known
+                may call it several times: each call returns the mean loss, and averages the gradients.
+            loss: of this rank's batch, for methods that go by it, where no `closure` returns it.
+
+        Returns:
+            The loss of this rank's batch, or what an optimizer that is not known returns for a `closure`.
         """
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        passed, loss = self._passed(closure, loss)
         with self._during("step()") as call:
-            self._update(call, loss)
-        return loss
+            self._update(call, loss, passed)
+        return loss if passed is None else passed.returned
 
     @torch.no_grad()
     def meet(self) -> None:
@@ -236,7 +244,7 @@ class DistributedOptimizer(WithGradients, Scaled, optim.Optimizer):
             )
         super().add_param_group(param_group)
 
-    def _update(self, call: Call, loss: float | Tensor | None) -> None:
+    def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
         s = self._in_place
         self._as_wrapped.require()
         unmoved = Unmoved(self._now_frozen())
@@ -246,7 +254,7 @@ class DistributedOptimizer(WithGradients, Scaled, optim.Optimizer):
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
         gathering = Gathering(s, self._exchange.shards, self._publishing, self._arrivals)
         self.method.how.before_update(s)
-        updates = self.updating(s.buckets)
+        updates = self.updating(s.buckets, passed)
         meets = self._meets() if goes_by_time(self.method.when) else None
         if meets and not self._exchange.across:  # or gradients and models would cross groups in any order
             meet(s, self.method.how, gathering, once_in(updates))

@@ -30,6 +30,15 @@ class Presence(IntEnum):
     """The parameter does not require one."""
 
 
+class Progress(IntEnum):
+    """How far the gradients of a step are on one rank."""
+
+    NONE = 0
+    """No backward pass has brought one since the last step."""
+    ARRIVED = 1
+    AVERAGED = 2
+
+
 @dataclass(frozen=True)
 class Gradients:
     """What one rank has, or all ranks together: every parameter without a gradient, and why.

@@ -14,7 +14,7 @@ from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Departure, Exchange
-from hpcsgd.engine.presence import Gradients, Presence, agreed, found, found_again
+from hpcsgd.engine.presence import Gradients, Presence, Progress, agreed, found, found_again
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, doing, phase
 from hpcsgd.transport.streams import Confluence, captured
@@ -46,7 +46,7 @@ class GradientReducer:
         self._departure: Departure | None = None
         self._activity = ""
         self._agreement, self._calling = agreement, calling
-        self._remembers = remembers
+        self.remembers = remembers
         self.passes = passes
         """Backward passes before each `finish`; may change between two steps."""
         self._overlap = overlap
@@ -78,6 +78,14 @@ class GradientReducer:
     def absent(self) -> list[Slot]:
         """The parameters that have no gradient on any rank in this step, and are not to be updated."""
         return [self._slots[number] for number in self._gradients.missing]
+
+    @property
+    def progress(self) -> Progress:
+        """How far the gradients of the next step are, those that somebody has put in place by hand, too."""
+        if self._averaged:
+            return Progress.AVERAGED
+        there = self._arrivals or any(s.gradient is not None and not s.is_attached() for s in self._slots)
+        return Progress.ARRIVED if there else Progress.NONE
 
     @property
     def frozen(self) -> list[Slot]:
@@ -148,7 +156,7 @@ class GradientReducer:
     def take_back(self, name: str) -> None:
         """Forget the gradients of this step, in the call `name`. Where some have been sent all ranks do."""
         if self._sent:
-            if self._remembers:
+            if self.remembers:
                 raise UserError(
                     f"{name} after gradients were sent, of which the exchange of this method keeps a "
                     "part: make DistributedOptimizer with overlap=False, or set requires_grad_(False) for "

@@ -8,18 +8,28 @@ tensor.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd.core.flat import Bucket, Piece
-from hpcsgd.core.layout import shaped
 from hpcsgd.core.shards import is_sharded, local
-from hpcsgd.engine.held import Held
-from hpcsgd.engine.initial_state import complete, like_new
+from hpcsgd.engine.at_work import AtWork
+from hpcsgd.engine.held import Held, place_in
+from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise
+from hpcsgd.engine.initial_state import complete, like_new, start_counters
+from hpcsgd.engine.inside import (
+    forget_tensors,
+    require_saved,
+    require_used,
+    shared_state,
+    state_of,
+    take_shared_state,
+    take_state,
+    with_own_state,
+)
 from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
 from hpcsgd.errors import UserError
@@ -34,7 +44,7 @@ class PieceState(NamedTuple):
     rest: dict[str, Any]
 
 
-class ShardedOptimizer:
+class ShardedOptimizer(AtWork):
     """`optimizer`, updating this position's pieces, or whole parameters where `cut` is False; those of fewer
     bits than the dtype `master` by way of copies of that."""
 
@@ -47,6 +57,9 @@ class ShardedOptimizer:
         master: torch.dtype | None = None,
     ) -> None:
         self.optimizer = optimizer
+        self.known = is_elementwise(optimizer) or is_tensorwise(optimizer)
+        self._casts = type(optimizer).load_state_dict is optim.Optimizer.load_state_dict
+        """Whether loaded state gets the types of parameters, and the optimizer does not choose them."""
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
         self._sizes = [len(group["params"]) for group in optimizer.param_groups]
         numbers = [g for g, size in enumerate(self._sizes) for _ in range(size)]
@@ -58,55 +71,16 @@ class ShardedOptimizer:
             for held in self.held:
                 held.keep_master(master)
         self._masters = [held.master for held in self.held if held.master is not None]
+        self._tensors = {held.tensor for held in self.held}
         self._in_bucket = self._by_bucket()
-        state = {param: optimizer.state[param] for param in self._params if param in optimizer.state}
-        optimizer.state.clear()
-        self._distribute({i: state[p] for i, p in enumerate(self._params) if p in state})
-
-    def step(self, absent: Collection[nn.Parameter] = ()) -> None:
-        """One update from the gradients that the exchange left; parameters that are `absent` have none."""
-        self._update(self.held, absent)
-
-    def step_of(self, buckets: Sequence[Bucket], absent: Collection[nn.Parameter] = ()) -> None:
-        """Of these buckets alone."""
-        self._update([held for b in buckets for held in self._in_bucket[b]], absent)
-
-    @contextlib.contextmanager
-    def pieces(self, held: Iterable[Held] | None = None) -> Generator[None, None, None]:
-        """In the block the optimizer has what this position holds, or some of it, for its parameters."""
-        by_group: list[list[Tensor]] = [[] for _ in self._sizes]
-        for each in self.held if held is None else held:
-            by_group[self._groups[each.param]].append(each.tensor)
-        groups = [(group, group["params"]) for group in self.optimizer.param_groups]
-        for (group, _), pieces in zip(groups, by_group, strict=True):
-            group["params"] = pieces
-        try:
-            yield
-        finally:
-            for group, params in groups:
-                group["params"] = params
-
-    def _update(self, held: Sequence[Held], absent: Collection[nn.Parameter]) -> None:
-        masters = [each.master for each in held if each.master is not None]
-        for master in masters:
-            master.follow()
-        for each in held:
-            each.take_gradient(absent=each.param in absent)
-        with self.pieces(held):
-            self.optimizer.step()
-        for master in masters:
-            master.give()
-        for each in held:
-            each.leave_gradient()
+        self._all = [optimizer, *with_own_state(optimizer)]
+        state = {i: state_of(self._all, param) for i, param in enumerate(self._params)}
+        forget_tensors(self._all)
+        self._distribute(state)
 
     @property
     def has_masters(self) -> bool:
         return bool(self._masters)
-
-    def take_gradients(self) -> None:
-        """Find them."""
-        for held in self.held:
-            held.take_gradient()
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Every state tensor by name, in the order of `held`, whether or not there was a gradient for it."""
@@ -114,21 +88,27 @@ class ShardedOptimizer:
             complete(self.optimizer, [held.tensor for held in self.held if held.param.requires_grad])
         named: dict[str, list[Tensor]] = {}
         for held in self.held:
-            for name, value in self.optimizer.state.get(held.tensor, {}).items():
+            for name, value in state_of(self._all, held.tensor).items():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     named.setdefault(name, []).append(value)
         return named
 
     def reset(self) -> None:
-        """As if the optimizer had just been made."""
-        self.optimizer.state.clear()
+        """As if the optimizer had just been made, with the options that it has now."""
+        for each in self._all:
+            each.state.clear()
         with self.pieces():
             params = [group["params"] for group in self.optimizer.param_groups]
             if any(params):
-                self.optimizer.state.update(like_new(self.optimizer, params).state)
+                new = like_new(self.optimizer, params)
+                for each, fresh in zip(self._all, [new, *with_own_state(new)], strict=True):
+                    each.state.update(fresh.state)
+        if not self.known:
+            start_counters(self.optimizer)
 
     def state_dict(self, group: Transport) -> dict[str, Any]:
         """What a plain optimizer over the whole parameters would return; collective over the group."""
+        self._require_nothing_else()
         mine = [((held.index, held.start, held.stop, held.whole), self._state(held)) for held in self.held]
         everyone = group.gather_objects(on_host(mine)) if self._cut else [mine]
         state: dict[int, dict[str, Any]] = {}
@@ -142,7 +122,7 @@ class ShardedOptimizer:
             {**{k: v for k, v in g.items() if k != "params"}, "params": [next(numbers) for _ in range(size)]}
             for g, size in zip(self.optimizer.param_groups, self._sizes, strict=True)
         ]
-        return {"state": state, "param_groups": groups}
+        return {"state": state | shared_state(self.optimizer), "param_groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`; also takes the state of a plain optimizer."""
@@ -154,15 +134,18 @@ class ShardedOptimizer:
         for group, saved in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
             group.update({key: value for key, value in saved.items() if key != "params"})
         order = [number for group in state["param_groups"] for number in group["params"]]
-        self.optimizer.state.clear()
+        shared = {key: value for key, value in state["state"].items() if key not in order}
+        forget_tensors(self._all)
+        take_shared_state(self.optimizer, shared)
         self._distribute({i: state["state"][n] for i, n in enumerate(order) if n in state["state"]})
 
-    def groups(self) -> dict[nn.Parameter, int]:
+    def groups(self) -> Mapping[nn.Parameter, int]:
         """In which param group each parameter is."""
         return self._groups
 
     def states_by_piece(self) -> Iterator[tuple[Bucket, Piece, PieceState]]:
         """For everything this position owns, the optimizer's state; element-wise tensors cut to the piece."""
+        self._require_nothing_else()
         by_start = {(held.param, held.start): held for held in self.held}
         for bucket in self._buckets:
             for piece in bucket.pieces:
@@ -180,15 +163,25 @@ class ShardedOptimizer:
         trained = {slot.param for bucket in self._buckets for slot in bucket.slots}
         for held in self.held:
             if held.param in trained:
-                self.optimizer.state.pop(held.tensor, None)
+                for each in self._all:
+                    each.state.pop(held.tensor, None)
                 found = lookup(held.param, held.start, held.stop)
                 elements = {name: self._shaped(held, value) for name, value in found.elements.items()}
                 rest = {name: self._placed(held.param, name, value) for name, value in found.rest.items()}
                 self._take_state(held, rest | elements)
 
+    def require_state_in_use(self) -> None:
+        """Raise `UserError` if somebody has replaced state where the optimizer does not look for it."""
+        if not self.whole:
+            require_used(self.optimizer, self._tensors)
+
+    def _require_nothing_else(self) -> None:
+        if not self.whole:
+            require_saved(self.optimizer, self._tensors)
+
     def _state(self, held: Held) -> dict[str, Any]:
         """The optimizer's of what is held, and its master as one more."""
-        state = dict(self.optimizer.state.get(held.tensor, {}))
+        state = state_of(self._all, held.tensor)
         return state if held.master is None else {**state, MASTER: held.master.m}
 
     def _take_state(self, held: Held, state: dict[str, Any]) -> None:
@@ -197,8 +190,7 @@ class ShardedOptimizer:
             if held.master is None:
                 raise UserError("optimizer state with masters: give DistributedOptimizer(master=...), too")
             held.master.m.copy_(m)
-        if state:
-            self.optimizer.state[held.tensor] = state
+        take_state(self._all, held.tensor, state)
 
     def _of_piece(self, held: Held, piece: Piece, value: Tensor) -> Tensor:
         return in_memory_order(value, held.param)[piece.start : piece.stop] if held.whole else value
@@ -217,8 +209,7 @@ class ShardedOptimizer:
             for bucket in self._buckets:
                 for piece in bucket.pieces:
                     param = piece.slot.param
-                    w = bucket.own[piece.offset : piece.offset + piece.stop - piece.start]
-                    w = shaped(w, 0, param) if bucket.whole else w
+                    w = place_in(bucket, piece.offset, piece.stop - piece.start, param)
                     place = piece.start, piece.stop, bucket, piece.offset, bucket.whole
                     yield Held(numbers[param], param, w, *place)
         else:
@@ -248,7 +239,7 @@ class ShardedOptimizer:
             return local(value).reshape(-1).clone()
         if has_every_element(name, value, held.param):
             part = held.cut(value.to(held.tensor.device))
-            return part.to(held.tensor.dtype) if part.is_floating_point() else part
+            return part.to(held.tensor.dtype) if part.is_floating_point() and self._casts else part
         if value.dim() and not held.whole:
             raise UserError(
                 f"optimizer state of shape {tuple(value.shape)} for a parameter of {held.param.shape}"
@@ -261,7 +252,7 @@ class ShardedOptimizer:
         if not isinstance(value, Tensor):
             return value
         options = self.optimizer.param_groups[self._groups[param]]
-        if name == "step" and not (options.get("capturable") or options.get("fused")):
+        if name.rpartition(".")[2] == "step" and not (options.get("capturable") or options.get("fused")):
             return value
         return value.to(param.device)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -13,8 +14,12 @@ from hpcsgd.core.capabilities import is_piecemeal, is_regardless_of_gradients
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Averager, Exchange
+from hpcsgd.engine.closures import Closure, Versions, unchanged, versions
 from hpcsgd.engine.gradient_norm import GradientNorm
 from hpcsgd.engine.in_parts import hooks_around_step, is_elementwise, is_tensorwise
+from hpcsgd.engine.inside import optimizers_in
+from hpcsgd.engine.joined import kind_of
+from hpcsgd.engine.presence import Progress
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.errors import UserError
@@ -32,9 +37,14 @@ class Updating:
         by_itself = is_elementwise(local.optimizer) or is_tensorwise(local.optimizer)
         self._allowed = is_piecemeal(exchange) and is_regardless_of_gradients(how) and by_itself
         self._running = False
+        self._passing = ""
+        """The name of another method of the optimizer, while that runs."""
+        self._used: Versions = []
+        """The gradients of the last step, where they stay this rank's own."""
         self._call = Call("step()", 0)
         self.norm = GradientNorm(exchanged=reducer is not None)
-        local.optimizer.register_step_pre_hook(self._only_from_here)
+        for each in optimizers_in(local.optimizer):
+            each.register_step_pre_hook(self._only_from_here)
 
     def ready(self, call: Call) -> None:
         """Return once the step may begin: all gradients are there, or may come later; collective."""
@@ -71,14 +81,64 @@ class Updating:
         """The exchanged gradients have been used, or are not to be."""
         if self._reducer is not None:
             self._reducer.start_over()
+        elif not self._local.known:
+            self._used = versions(self._local.held)
 
-    def __call__(self, buckets: Sequence[Bucket]) -> Iterator[Sequence[Bucket]]:
-        """Updates all of them; gives, in their order, those that are through. Collective."""
+    @property
+    def busy(self) -> bool:
+        """Whether the optimizer is at work."""
+        return self._running or bool(self._passing)
+
+    @contextlib.contextmanager
+    def passing(self, name: str, gradients: bool) -> Generator[None, None, None]:
+        """In the block another method of the optimizer runs, of that `name`, with or without `gradients`."""
+        if gradients:
+            absent = self._absent()
+        else:
+            absent = {held.param for held in self._local.held if held.tensor is not held.param}
+        self._passing = name
+        try:
+            with self._local.at_work(self._local.held, absent):
+                yield
+        finally:
+            self._passing = ""
+        if gradients:
+            self.scaled()
+
+    @contextlib.contextmanager
+    def interrupted(self) -> Generator[None, None, None]:
+        """In the block, which is within `step()` of the optimizer, the model is as that has made it so far.
+        Afterwards it finds the gradients that are averaged then."""
+        self._running = False
+        with self._local.interrupted():
+            yield
+        self._running = True
+        self._local.take_gradients(self._absent())
+
+    @property
+    def progress(self) -> Progress:
+        """How far the gradients of the next step are."""
+        if self._reducer is not None:
+            return self._reducer.progress
+        there = any(held.param.grad is not None for held in self._local.held)
+        used = not there or unchanged(self._used, versions(self._local.held))
+        return Progress.NONE if used else Progress.AVERAGED
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the exchange keeps what it has seen for later steps."""
+        return self._reducer is not None and self._reducer.remembers
+
+    def __call__(
+        self, buckets: Sequence[Bucket], closure: Closure | None = None
+    ) -> Iterator[Sequence[Bucket]]:
+        """Updates all of them; gives, in their order, those that are through. The optimizer gets the
+        `closure`, if any. Collective."""
         if self._reducer is None or not self._in_parts():
             for bucket in buckets:
                 bucket.show_found()
             self.norm.see(buckets)
-            self._update(functools.partial(self._local.step, self._absent()))
+            self._update(functools.partial(self._local.step, self._absent(), closure))
             yield buckets
             return
         for arrived in self._reducer.arriving(self._call):
@@ -116,6 +176,11 @@ class Updating:
             self._running = False
 
     def _only_from_here(self, *_: Any) -> None:
+        if self._passing:
+            raise UserError(
+                f"{self._passing} of {kind_of(self._local.optimizer)} calls step() of an optimizer inside: "
+                "call step(closure) of the DistributedOptimizer; the closure computes the loss and gradients"
+            )
         if not self._running:
             raise UserError(
                 "step() of the wrapped optimizer was called: call step() of the DistributedOptimizer"

@@ -81,6 +81,9 @@ def trained_parameters(
 
     Raises `UserError` where the optimizer cannot be distributed.
     """
+    if not isinstance(optimizer, optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
+        kind = type(optimizer).__name__
+        raise UserError(f"{kind} is no torch optimizer: put it around one, {kind}(DistributedOptimizer(...))")
     theirs = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     if isinstance(optimizer, Outermost):
         kind = type(optimizer).__name__
@@ -158,7 +161,7 @@ def require_free(job: Job, method: Method, optimizer: optim.Optimizer) -> None:
     """Raise `UserError` where `method` is not for this job, the `optimizer` is wrapped already, or another
     one is trained by `method` or by a part of it that remembers something."""
     require_peers(job, method)
-    if isinstance(getattr(optimizer.zero_grad, "__self__", None), Scaled):
+    if isinstance(getattr(getattr(optimizer, "zero_grad", None), "__self__", None), Scaled):
         raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
     parts = list(_remembering(method))
     if any(id(part) in _users for part in parts):

@@ -1,0 +1,111 @@
+"""While the user's optimizer runs: what it has for its parameters, and what becomes of its results."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn, optim
+
+from hpcsgd.core.flat import Bucket
+from hpcsgd.engine.closures import Closure
+from hpcsgd.engine.held import Held
+
+
+class AtWork:
+    """The part of a `ShardedOptimizer` that lets the optimizer update what this position holds."""
+
+    optimizer: optim.Optimizer
+    held: Sequence[Held]
+    known: bool
+    """Whether all that the optimizer does is `step()`, in place."""
+    _params: Sequence[nn.Parameter]
+    _sizes: Sequence[int]
+    """How many parameters each param group has."""
+    _groups: Mapping[nn.Parameter, int]
+    _cut: bool
+    _buckets: Sequence[Bucket]
+    _in_bucket: Mapping[Bucket, Sequence[Held]]
+
+    def step(self, absent: Collection[nn.Parameter] = (), closure: Closure | None = None) -> None:
+        """Update everything from the gradients that the exchange left; `absent` parameters have none. The
+        optimizer gets the `closure`, if any."""
+        with self.at_work(self.held, absent):
+            if closure is None:
+                self.optimizer.step()
+            else:
+                closure.step(self.optimizer)
+
+    def step_of(self, buckets: Sequence[Bucket], absent: Collection[nn.Parameter] = ()) -> None:
+        """Of these buckets alone."""
+        with self.at_work([held for b in buckets for held in self._in_bucket[b]], absent):
+            self.optimizer.step()
+
+    @contextlib.contextmanager
+    def at_work(
+        self, held: Sequence[Held], absent: Collection[nn.Parameter] = ()
+    ) -> Generator[None, None, None]:
+        """In the block the optimizer has what is `held` for its parameters, with gradients unless they are
+        `absent`; afterwards what it made of them is in the flat vectors."""
+        for each in held:
+            if each.master is not None:
+                each.master.follow()
+        self.take_gradients(absent, held)
+        with self.pieces(held):
+            yield
+        self._put_back(held)
+
+    @contextlib.contextmanager
+    def interrupted(self) -> Generator[None, None, None]:
+        """In the block, which is within that of `at_work`, what the optimizer has done so far is in the flat
+        vectors, and it has the model's parameters."""
+        self._put_back(self.held)
+        params = iter(self._params)
+        with self._having([[next(params) for _ in range(size)] for size in self._sizes]):
+            yield
+
+    @contextlib.contextmanager
+    def pieces(self, held: Iterable[Held] | None = None) -> Generator[None, None, None]:
+        """In the block the optimizer has what this position holds, or some of it, for its parameters."""
+        by_group: list[list[Tensor]] = [[] for _ in self._sizes]
+        for each in self.held if held is None else held:
+            by_group[self._groups[each.param]].append(each.tensor)
+        with self._having(by_group):
+            yield
+
+    @contextlib.contextmanager
+    def _having(self, by_group: Sequence[list[Tensor]]) -> Generator[None, None, None]:
+        groups = [(group, group["params"]) for group in self.optimizer.param_groups]
+        for (group, _), tensors in zip(groups, by_group, strict=True):
+            group["params"] = tensors
+        try:
+            yield
+        finally:
+            for group, params in groups:
+                group["params"] = params
+
+    @torch.no_grad()
+    def _put_back(self, held: Sequence[Held]) -> None:
+        for each in held:
+            if each.master is not None:
+                each.master.give()
+            each.leave_gradient()
+        if not self.known:
+            for each in held:
+                each.come_home()
+            if not self._cut:
+                for slot in (slot for bucket in self._buckets for slot in bucket.slots):
+                    slot.come_home()
+
+    @property
+    def whole(self) -> bool:
+        """Whether the optimizer updates the model's own parameters, and nothing in their place."""
+        return all(held.tensor is held.param for held in self.held)
+
+    def take_gradients(
+        self, absent: Collection[nn.Parameter] = (), held: Sequence[Held] | None = None
+    ) -> None:
+        """Find them, but for those of parameters that are `absent`."""
+        for each in self.held if held is None else held:
+            each.take_gradient(absent=each.param in absent)

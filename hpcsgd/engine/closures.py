@@ -1,0 +1,129 @@
+"""The closure of a step, as an optimizer gets it that is not known to call it once, before anything else.
+
+It may call it at any weights, any number of times. Each call does what it would do in one process, on the
+batch of all ranks that share gradients: it returns the mean loss, and leaves averaged gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, optim
+
+from hpcsgd.engine.held import Held
+from hpcsgd.errors import UserError
+
+Versions = list[tuple[ref[Tensor], int] | None]
+"""Each gradient, and its version, which grows when it is changed in place."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What the ranks that share gradients do for a closure; all but the last is collective."""
+
+    evaluate: Callable[[Callable[[], Any]], Any]
+    """Returns the loss of this rank's batch, at the weights that the optimizer has made so far, and leaves it
+    the averaged gradients."""
+    mean: Callable[[float], float]
+    """Returns that of a number over the ranks, the same on all."""
+    all_agree: Callable[[bool], bool]
+    """Returns whether all of them say yes."""
+    drop_gradients: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A loss, with the parameters and gradients that it was computed at and of."""
+
+    loss: Any
+    parameters: Sequence[Tensor]
+    gradients: Versions
+
+    @classmethod
+    def now(cls, loss: Any, held: Sequence[Held]) -> Evaluated:
+        return cls(loss, [each.tensor.detach().clone() for each in held], versions(held))
+
+    def is_valid(self, held: Sequence[Held]) -> bool:
+        """Whether parameters and gradients are as they were."""
+        both = zip(self.parameters, held, strict=True)
+        return self.has_itsversions(held) and all(torch.equal(x, each.tensor) for x, each in both)
+
+    def has_itsversions(self, held: Sequence[Held]) -> bool:
+        """Whether these are as they were."""
+        return unchanged(self.gradients, versions(held))
+
+
+class Closure:
+    """The user's closure, as the optimizer gets it.
+
+    Where there are no gradients before the step the closure is evaluated `ahead` of it: methods may go by
+    gradients or the loss. The optimizer's first call returns that loss, unless it has moved parameters or
+    dropped gradients since.
+    """
+
+    def __init__(self, closure: Callable[[], Any], ranks: Ranks, held: Sequence[Held]) -> None:
+        self._closure, self._ranks, self._held = closure, ranks, held
+        self._is_ahead = False
+        self._loss: Any = None
+        self._ahead: Evaluated | None = None
+        self.returned: Any = None
+        """What the optimizer's `step()` has returned."""
+
+    def evaluate_ahead(self) -> Any:
+        """Return the loss of this rank's batch; its gradients are averaged as those of a backward pass."""
+        with torch.enable_grad():
+            self._loss = self._closure()
+        _require_loss(self._loss)
+        self._is_ahead = True
+        return self._loss
+
+    def step(self, optimizer: optim.Optimizer) -> None:
+        """Let the optimizer, which has averaged gradients, update."""
+        if self._is_ahead:
+            self._ahead = Evaluated.now(self._loss, self._held)
+        self.returned = optimizer.step(self)
+
+    def __call__(self) -> Any:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if self._ranks.all_agree(ahead.is_valid(self._held)):
+                return self._mean(ahead.loss)
+            if ahead.has_itsversions(self._held):
+                self._ranks.drop_gradients()
+        loss = self._ranks.evaluate(self._closure)
+        _require_loss(loss)
+        return self._mean(loss)
+
+    def _mean(self, loss: Any) -> Any:
+        if loss is None:
+            return None
+        mean = self._ranks.mean(float(loss.detach() if isinstance(loss, Tensor) else loss))
+        return torch.full_like(loss, mean) if isinstance(loss, Tensor) else mean
+
+
+def versions(held: Sequence[Held]) -> Versions:
+    """Return the gradients that the model has, and that the optimizer has."""
+    grads = [grad for each in held for grad in (each.param.grad, each.tensor.grad)]
+    with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+        return [None if grad is None else (ref(grad), grad._version) for grad in grads]
+
+
+def unchanged(before: Versions, now: Versions) -> bool:
+    """Whether nobody has replaced, dropped or changed any."""
+    return len(before) == len(now) and all(
+        x is y if x is None or y is None else x[0]() is y[0]() and x[1] == y[1]
+        for x, y in zip(before, now, strict=True)
+    )
+
+
+def _require_loss(loss: Any) -> None:
+    number = loss.numel() == 1 if isinstance(loss, Tensor) else isinstance(loss, int | float | None)
+    if not number:
+        raise UserError(
+            f"the closure of step() returned a {type(loss).__name__}: the optimizer gets the mean loss of "
+            "all ranks, so return the loss, a number or a tensor of one element"
+        )

@@ -1,0 +1,151 @@
+"""What an optimizer can do besides `step()`, as a part of `DistributedOptimizer`.
+
+An optimizer that is not known may evaluate a closure several times in a step, as SAM does. It may have
+methods of its own, as `eval()` of Schedule-Free, which makes the weights to evaluate. Both find averaged
+gradients, as in one process, and all ranks of a group have the same model afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+from hpcsgd.core.agreement import Agreement, Call
+from hpcsgd.core.step import Exchange, Publishing, Step
+from hpcsgd.engine.as_wrapped import AsWrapped
+from hpcsgd.engine.closures import Closure, Ranks
+from hpcsgd.engine.inside import optimizers_in, own_methods
+from hpcsgd.engine.joined import kind_of
+from hpcsgd.engine.meeting import Gathering, gather_chunks
+from hpcsgd.engine.presence import Progress
+from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.engine.updating import Updating
+from hpcsgd.errors import UserError
+from hpcsgd.transport import phase
+
+NAME = "the closure of step()"
+
+
+class PassingThrough:
+    """Passes closures and public methods through to an optimizer that is not known."""
+
+    local: ShardedOptimizer
+    updating: Updating
+    zero_grad: Callable[..., None]
+    _as_wrapped: AsWrapped
+    _everyone: Agreement
+    _exchange: Exchange
+    _publishing: Publishing | None
+    _shared: Agreement
+    _step: Step
+    _during: Callable[[str], contextlib.AbstractContextManager[Call]]
+
+    @property
+    def _in_place(self) -> Step:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        local = vars(self).get("local")
+        if local is None or name not in own_methods(local.optimizer):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+        return getattr(local.optimizer, name)
+
+    def _ranks(self) -> Ranks:
+        return Ranks(
+            self._evaluate, self._mean, lambda yes: self._agree(NAME, int(yes)) and yes, self.zero_grad
+        )
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        self._require_no_memory()
+        with self.updating.interrupted():
+            s = self._in_place
+            if self._exchange.shards:
+                with phase("parameters"):
+                    gather_chunks(s)
+            with torch.enable_grad():
+                loss = closure()
+            with self._during(NAME) as call:
+                self.updating.finish(call)
+        return loss
+
+    def _mean(self, loss: float) -> float:
+        job = self._step.job
+        losses: list[float] = (job.world if self._exchange.across else job.group).gather_objects(loss)
+        return sum(losses) / len(losses)
+
+    def _agree(self, name: str, digest: int) -> bool:
+        """Return whether all ranks that share gradients have this `digest`, in call `name`; collective."""
+        ranks = self._everyone if self._exchange.across else self._shared
+        with self._during(name) as call:
+            agree = functools.partial(ranks.reach, call, digest)
+            # After gradients that have been sent.
+            return self._step.job.world.run(agree, "agreement of ranks").wait()
+
+    def _passed(
+        self, closure: Callable[[], Any] | None, loss: float | Tensor | None
+    ) -> tuple[Closure | None, float | Tensor | None]:
+        """Evaluate the closure, unless there are gradients already; return what the optimizer gets of it, and
+        the loss. Collective."""
+        if closure is None:
+            return None, loss
+        if self.local.known:
+            with torch.enable_grad():
+                return None, closure()
+        passed = Closure(closure, self._ranks(), self.local.held)
+        progress = self.updating.progress
+        if self._agree("step(closure)", progress) and progress is Progress.NONE:
+            return passed, passed.evaluate_ahead()
+        self._require_no_memory()
+        return passed, loss
+
+    def _require_no_memory(self) -> None:
+        if self.updating.remembers:
+            raise UserError(
+                f"{kind_of(self.local.optimizer)} computes gradients several times in a step, and the "
+                "exchange of this method keeps a part of them for the next step: use one that sends all"
+            )
+
+    def _pass_methods(self) -> None:
+        """Whoever calls a method of the inner optimizer, or of one inside that, means the model."""
+        groups = self.local.optimizer.param_groups
+        for each in optimizers_in(self.local.optimizer):
+            if not self.local.whole and any(all(g is not own for own in groups) for g in each.param_groups):
+                raise UserError(
+                    f"{kind_of(self.local.optimizer)} has a {type(each).__name__} inside with param groups "
+                    "of its own, which would miss what a rank updates: leave elementwise, tensorwise and "
+                    "master out"
+                )
+            if len(each.param_groups) == len(groups):
+                each.zero_grad = self.zero_grad
+                each.add_param_group = self.add_param_group
+            if not self.local.known:
+                for name in own_methods(each):
+                    if not hasattr(optim.Optimizer, name):
+                        setattr(each, name, functools.partial(self._pass, getattr(each, name)))
+
+    def _pass(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a `method` of the optimizer, which may use gradients and change parameters; collective over
+        the group."""
+        if self.updating.busy:
+            return method(*args, **kwargs)
+        name = f"{method.__name__}()"
+        self._as_wrapped.require()
+        s = self._in_place
+        progress = self.updating.progress
+        same = self._agree(name, progress)
+        with self._during(name) as call:
+            if not same or progress is Progress.ARRIVED:
+                self.updating.finish(call)
+            gathering = Gathering(s, self._exchange.shards, self._publishing)
+            with self.updating.passing(name, gradients=not same or progress is not Progress.NONE):
+                result = method(*args, **kwargs)
+            with torch.no_grad():
+                gathering.finish()
+        return result

@@ -1,0 +1,268 @@
+"""State that is not of a parameter, or not of the optimizer that was wrapped, and optimizers around ours."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from hpcsgd import DistributedOptimizer, bsp, hierarchical
+from hpcsgd.averagers import Reset
+from hpcsgd.checkpoint import Checkpoints, capture, restore
+from hpcsgd.core.topology import Job, form
+from hpcsgd.errors import UserError
+from hpcsgd.transport import Transport, threads
+from references import batch, loss, model, vector
+from special_optimizers import Adaptive, Counting, Lookahead, Sam, ScheduleFree
+
+HALF, STEPS = 3, 6
+MAKERS: dict[str, Callable[..., optim.Optimizer]] = {
+    "under a name": Counting,
+    "of an optimizer inside": Sam,
+    "in param groups": Adaptive,
+}
+
+
+def train(net: nn.Module, optimizer: Any, steps: range, ranks: range) -> None:
+    def closure(t: int) -> Tensor:
+        value = torch.stack([loss(net, *batch(t, rank)) for rank in ranks]).mean()
+        value.backward()
+        return value
+
+    for t in steps:
+        optimizer.zero_grad()
+        closure(t)
+        inner = getattr(optimizer, "local", None)
+        takes_closure = isinstance(optimizer if inner is None else inner.optimizer, Sam)
+        optimizer.step(lambda t=t: closure(t)) if takes_closure else optimizer.step()
+
+
+def wrapped(
+    job: Job, make: Callable[..., optim.Optimizer], **options: Any
+) -> tuple[nn.Module, DistributedOptimizer]:
+    net = model()
+    method = options.pop("method", None) or bsp()
+    return net, DistributedOptimizer(make(net.parameters()), net, job, method, **options)
+
+
+def of_rank(job: Job) -> range:
+    return range(job.rank, job.rank + 1)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_state_dict_goes_on(run, n: int, name: str) -> None:
+    expected = model()
+    train(expected, MAKERS[name](expected.parameters()), range(STEPS), range(n))
+
+    def resumed(world: Transport) -> Tensor:
+        job = form(world, 1)
+        first, optimizer = wrapped(job, MAKERS[name])
+        train(first, optimizer, range(HALF), of_rank(job))
+        second, other = wrapped(job, MAKERS[name])
+        second.load_state_dict(first.state_dict())
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train(second, other, range(HALF, STEPS), of_rank(job))
+        return vector(second)
+
+    for found in run(n, resumed):
+        torch.testing.assert_close(found, vector(expected), rtol=0, atol=1e-12)
+
+
+@pytest.mark.ranks(2)
+def test_it_is_laid_out_as_torchs_own(run) -> None:
+    def both(world: Transport) -> tuple[Any, Any]:
+        job = form(world, 1)
+        net, optimizer = wrapped(job, Counting)
+        train(net, optimizer, range(HALF), of_rank(job))
+        plain = Counting(model().parameters())
+        plain.load_state_dict(optimizer.state_dict())
+        return optimizer.state_dict()["state"], plain.state_dict()["state"]
+
+    for ours, torchs in run(2, both):
+        assert ours == torchs == {"k": torch.tensor(HALF)}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("now", [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_a_checkpoint_goes_on_in_every_shape(run, tmp_path: Path, now: tuple[int, int], name: str) -> None:
+    expected = model()
+    train(expected, MAKERS[name](expected.parameters()), range(STEPS), range(1))
+    everyone = range(1)  # all ranks see the same, so that their number does not matter
+
+    def saving(world: Transport) -> None:
+        job = form(world, 1)
+        net, optimizer = wrapped(job, MAKERS[name])
+        train(net, optimizer, range(HALF), everyone)
+        Checkpoints(tmp_path, job).write(HALF, capture(optimizer, shared={}, own={}))
+
+    def going_on(world: Transport) -> Tensor:
+        if world.rank == 0:
+            threads.run(2, saving)
+        world.barrier()
+        job = form(world, now[0])
+        net, optimizer = wrapped(job, MAKERS[name])
+        saved = Checkpoints(tmp_path, job).newest()
+        assert saved is not None
+        restore(saved, optimizer)
+        train(net, optimizer, range(HALF, STEPS), everyone)
+        return vector(net)
+
+    for found in run(now[0] * now[1], going_on):
+        torch.testing.assert_close(found, vector(expected), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [Counting, Sam, Adaptive])
+@pytest.mark.parametrize(("P", "K"), [(2, 1), (2, 2)])
+def test_reset_is_a_new_optimizer(run, P: int, K: int, make: Callable[..., optim.Optimizer]) -> None:
+    """But for what a user, or a scheduler, has set."""
+
+    def late_meeting(world: Transport) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        job = form(world, P)
+        net, optimizer = wrapped(job, make, method=hierarchical(HALF, moments=Reset))
+        optimizer.param_groups[0] |= {"lr": 0.02, "initial_lr": 0.3, "whose": 7}
+        train(net, optimizer, range(HALF), range(1))
+        anew = model()
+        with torch.no_grad():
+            for mine, theirs in zip(anew.parameters(), net.parameters(), strict=True):
+                mine.copy_(theirs)
+        plain = make(anew.parameters(), lr=0.02)
+        for each, trained in ((optimizer, net), (plain, anew)):
+            train(trained, each, range(HALF, HALF + 2), range(1))
+        return vector(net), vector(anew), optimizer.param_groups[0]
+
+    for found, expected, group in run(P * K, late_meeting):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        assert (group["lr"], group["initial_lr"], group["whose"]) == (0.02, 0.3, 7)
+
+
+@pytest.mark.ranks(2)
+def test_reset_leaves_an_optimizer_in_its_mode(run) -> None:
+    def in_training(world: Transport) -> dict[str, Any]:
+        job = form(world, 2)
+        net, optimizer = wrapped(job, ScheduleFree, method=hierarchical(HALF, moments=Reset))
+        optimizer.train()
+        train(net, optimizer, range(STEPS - 1), of_rank(job))
+        return optimizer.param_groups[0]
+
+    for group in run(2, in_training):
+        assert (group["k"], group["train_mode"]) == (STEPS - 1 - HALF, True)
+
+
+def sgd(params: Any) -> optim.Optimizer:
+    return optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_slow_weights_around_ours(run, n: int, prefetch: bool) -> None:
+    def around(net: nn.Module, optimizer: Any, ranks: range) -> Tensor:
+        outer = Lookahead(optimizer)
+        for t in range(STEPS):
+            optimizer.zero_grad()
+            torch.stack([loss(net, *batch(t, rank)) for rank in ranks]).mean().backward()
+            outer.step()
+        return vector(net)
+
+    plain = model()
+    expected = around(plain, sgd(plain.parameters()), range(n))
+
+    def ours(world: Transport) -> Tensor:
+        job = form(world, 1)
+        net, optimizer = wrapped(job, sgd, prefetch=prefetch)
+        return around(net, optimizer, of_rank(job))
+
+    for found in run(n, ours):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def slow_weights(world: Transport, **options: Any) -> tuple[Any, DistributedOptimizer]:
+    job = form(world, 1)
+    net, optimizer = wrapped(job, sgd, **options)
+    outer = Lookahead(optimizer, k=1)
+    loss(net, *batch(0, job.rank)).backward()
+    outer.step()
+    return outer, optimizer
+
+
+@pytest.mark.ranks(2)
+def test_state_of_whole_parameters_is_not_left_out(run) -> None:
+    def saved(world: Transport) -> dict[str, Any]:
+        return slow_weights(world)[1].state_dict()
+
+    with pytest.raises(UserError, match="slow of a whole parameter"):
+        run(2, saved)
+
+
+@pytest.mark.ranks(2)
+def test_state_that_the_optimizer_would_not_find_is_refused(run) -> None:
+    """As slow weights around ours may reset its momentum."""
+
+    def replace_momentum(world: Transport) -> None:
+        job = form(world, 1)
+        net, optimizer = wrapped(job, sgd)
+        train(net, optimizer, range(1), of_rank(job))
+        for param in net.parameters():
+            optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
+        train(net, optimizer, range(1, 2), of_rank(job))
+
+    with pytest.raises(UserError, match="momentum_buffer of a whole parameter was put"):
+        run(2, replace_momentum)
+
+
+class Wide(optim.Optimizer):
+    """It keeps its state in float64, whatever the parameters are, and so loads it."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            m = self.state[p].setdefault("m", torch.zeros_like(p, dtype=torch.float64))
+            p.sub_(m.add_(p.grad.double()).to(p.dtype), alpha=0.1)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_state_keeps_a_type_that_the_optimizer_chooses(run, n: int) -> None:
+    def loaded(world: Transport) -> tuple[Tensor, Tensor]:
+        nets = [model(dtype=torch.float32) for _ in range(2)]
+        first, second = (
+            DistributedOptimizer(Wide(net.parameters()), net, form(world, 1), bsp()) for net in nets
+        )
+        loss(nets[0], *batch(0, world.rank, dtype=torch.float32)).backward()
+        first.step()
+        second.load_state_dict(first.state_dict())
+        return second.state_dict()["state"][0]["m"], first.state_dict()["state"][0]["m"]
+
+    for found, expected in run(n, loaded):
+        assert found.dtype == torch.float64
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.ranks(1)
+def test_what_is_no_optimizer_is_refused(run) -> None:
+    def wrap(world: Transport) -> None:
+        net = model()
+        around: Any = Lookahead(sgd(net.parameters()))
+        DistributedOptimizer(around, net, form(world, 1), bsp())
+
+    with pytest.raises(UserError, match="Lookahead is no torch optimizer"):
+        run(1, wrap)
+
+
+@pytest.mark.ranks(2)
+def test_it_is_saved_where_optimizers_update_whole_parameters(run) -> None:
+    def saved(world: Transport) -> set[str]:
+        state = slow_weights(world, elementwise=False, tensorwise=False)[1].state_dict()["state"]
+        return {name for of_parameter in state.values() for name in of_parameter}
+
+    assert run(2, saved) == [{"momentum_buffer", "slow"}] * 2

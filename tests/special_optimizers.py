@@ -1,0 +1,186 @@
+"""Small versions of optimizers that do more than `step()`; of no library, so that none has to be there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+Params = Iterable[nn.Parameter]
+
+
+class Sam(optim.Optimizer):
+    """Sharpness-aware minimization as its authors wrote it: a step up, a second gradient, and a step back
+    that gives parameters other memory."""
+
+    def __init__(self, params: Params, rho: float = 0.05, lr: float = 0.1) -> None:
+        super().__init__(params, {"rho": rho, "lr": lr})
+        self.base_optimizer = optim.SGD(self.param_groups, lr=lr, momentum=0.9)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self, zero_grad: bool = False) -> None:
+        grads = [p.grad for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([g.norm() for g in grads]).norm()
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["old_p"] = p.data.clone()
+                p.add_(p.grad * (group["rho"] / norm))
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self, zero_grad: bool = False) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = self.state[p]["old_p"]
+        self.base_optimizer.step()
+        if zero_grad:
+            self.zero_grad()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        closure = torch.enable_grad()(closure)
+        self.first_step(zero_grad=True)
+        closure()
+        self.second_step()
+
+
+class ScheduleFree(optim.Optimizer):
+    """SGD whose weights between steps are not those to evaluate: `eval()` makes these."""
+
+    def __init__(self, params: Params, lr: float = 0.1, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta, "k": 0, "train_mode": False})
+
+    def eval(self) -> None:
+        self._move(to=False, weight=lambda beta: 1 - 1 / beta)
+
+    def train(self) -> None:
+        self._move(to=True, weight=lambda beta: 1 - beta)
+
+    def _move(self, *, to: bool, weight: Callable[[float], float]) -> None:
+        for group in self.param_groups:
+            if group["train_mode"] != to:
+                for p in group["params"]:
+                    if "z" in self.state[p]:
+                        p.data.lerp_(self.state[p]["z"], weight(group["beta"]))
+                group["train_mode"] = to
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if not group["train_mode"]:
+                raise RuntimeError("call train() before step()")
+            group["k"] += 1
+            for p in group["params"]:
+                z = self.state[p].setdefault("z", p.clone())
+                c, beta = 1 / group["k"], group["beta"]
+                p.lerp_(z, c)
+                p.add_(p.grad, alpha=group["lr"] * (beta * (1 - c) - 1))
+                z.sub_(p.grad, alpha=group["lr"])
+
+
+class Polyak(optim.Optimizer):
+    """Its rate is the loss over ‖g‖²."""
+
+    def __init__(self, params: Params, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = closure()
+        params = [p for group in self.param_groups for p in group["params"]]
+        rate = float(loss) / sum(float(p.grad.square().sum()) for p in params)
+        for p in params:
+            p.sub_(p.grad, alpha=0.1 * rate)
+        return loss
+
+
+class LooksAhead(optim.Optimizer):
+    """It goes by the gradient at weights that it has moved, and gives parameters other memory in the end."""
+
+    def __init__(self, params: Params, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for p in params:
+            self.state[p]["before"] = p.clone()
+            p.mul_(1.5)
+        with torch.enable_grad():
+            closure()
+        for p in params:
+            p.data = self.state[p]["before"] - 0.1 * p.grad
+
+
+class Nudging(optim.Optimizer):
+    """It has another method that goes by gradients, each element by its own."""
+
+    def __init__(self, params: Params, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def nudge(self, by: float) -> None:
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.add_(p.grad, alpha=by)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.nudge(-0.1)
+
+
+class Counting(optim.Optimizer):
+    """SGD of falling rate, which counts its steps under a key that is no parameter, as MADGRAD does."""
+
+    def __init__(self, params: Params, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+        self.state: Any  # torch's type has no other keys than tensors
+        self.state["k"] = torch.zeros((), dtype=torch.int64, device="cpu")
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.state["k"] += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] / int(self.state["k"]))
+
+
+class Lookahead:
+    """Slow weights around another optimizer, towards which the fast ones move every `k` steps; as in timm."""
+
+    def __init__(self, optimizer: optim.Optimizer, alpha: float = 0.5, k: int = 2) -> None:
+        self.optimizer, self.alpha, self.k = optimizer, alpha, k
+        self.param_groups = optimizer.param_groups
+        for group in self.param_groups:
+            group["lookahead_step"] = 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.optimizer.step()
+        for group in self.param_groups:
+            group["lookahead_step"] += 1
+            if group["lookahead_step"] % self.k == 0:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        slow = self.optimizer.state[p].setdefault("slow", p.clone())
+                        slow.add_(p.data - slow, alpha=self.alpha)
+                        p.data.copy_(slow)
+
+
+class Adaptive(optim.Optimizer):
+    """It counts in its param groups: `d` and `k` from the beginning, as Prodigy, `step` from its first."""
+
+    def __init__(self, params: Params, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "d": 0.5, "k": 0, "flag": False})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["d"] *= 0.9
+            group["k"] += 1
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=group["lr"] * group["d"] / group["step"])
