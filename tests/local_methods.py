@@ -18,7 +18,6 @@ from references import (
     Rates,
     average,
     batch,
-    fill_gradients,
     gathered_gradient,
     gathered_step,
     loss,
@@ -234,12 +233,12 @@ def changes(norms: list[float], window: int, smoothing: float) -> list[float]:
 
 
 def average_gradients(nets: list[nn.Module]) -> None:
-    for net in nets:
-        fill_gradients(net)
-    for grads in zip(*([p.grad for p in net.parameters()] for net in nets), strict=True):
-        mean = torch.stack(grads).mean(0)
-        for grad in grads:
-            grad.copy_(mean)
+    """Of what some net has a gradient for; a missing one counts as zero."""
+    for params in zip(*(net.parameters() for net in nets), strict=True):
+        if any(p.grad is not None for p in params):
+            mean = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad for p in params]).mean(0)
+            for p in params:
+                p.grad = mean.clone()
 
 
 Arrive = Callable[[Tensor, Tensor, Tensor], Tensor]

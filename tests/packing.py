@@ -119,11 +119,15 @@ class Group:
                 p.copy_(torch.from_numpy(w[stop - p.numel() : stop].copy()).view_as(p))
                 stop -= p.numel()
 
-    def update(self, g: np.ndarray) -> None:
-        """Of what the owners know; p is left to `publish`."""
+    def update(self, g: np.ndarray, *, forgets: bool) -> None:
+        """Of what the owners know; p is left to `publish`. Where nothing is kept of earlier gradients, as the
+        wire `forgets` what it loses, a parameter that no rank uses has none."""
         self.p = self.w()
         self.put(self.p + self.e)
         put_backwards(self.net, g[: self.M])
+        for p in self.net.parameters():
+            if forgets and p.grad is not None and not p.grad.any():
+                p.grad = None
         self.optimizer.step()
 
     def publish(self, wire: Arrives | None) -> None:
@@ -183,7 +187,7 @@ def packed(
                 assert wires.gradients is not None
                 gs = [meeting.mean(gs, wires.gradients)] * P
             for group, g in zip(groups, gs, strict=True):
-                group.update(g)
+                group.update(g, forgets=wires.gradients in (None, half))
         if every is not None and P > 1 and (t + 1) % every == 0:
             theta = meeting.model([group.w() for group in groups], wires.average)
             for group in groups:

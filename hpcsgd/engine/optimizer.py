@@ -120,10 +120,10 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master)
         self._reducer = None
         if not self._exchange.idle(job):
-            agreement = Agreement(job.world) if self._exchange.across else Agreement.of_group(job)
             self._reducer = GradientReducer(
                 self._exchange, buckets, lambda: Departure(self._step.fixed, self.rates, self._step.notes),
-                agreement, self._call, passes=accumulate, overlap=overlap, remembers=method.exchange_keeps(),
+                lambda: self._everyone if self._exchange.across else self._shared, self._call,
+                passes=accumulate, overlap=overlap, remembers=method.exchange_keeps(),
             )  # fmt: skip
         self.updating = Updating(self.local, self._reducer, self._exchange, method.how)
         shards, exchanged = self._exchange.shards, self._reducer is not None

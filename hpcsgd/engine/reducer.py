@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
 from weakref import WeakMethod
 
 import torch
@@ -15,9 +14,10 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.engine.presence import Gradients, Presence, Progress, agreed, found, found_again
+from hpcsgd.engine.sending import Sending, arrived
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Work, doing, phase
-from hpcsgd.transport.streams import Confluence, captured
+from hpcsgd.transport import Work, phase
+from hpcsgd.transport.streams import captured
 
 
 class GradientReducer:
@@ -25,8 +25,9 @@ class GradientReducer:
 
     Gradients become ready in another order on each rank, so a bucket waits for those before it. Buckets that
     did not become ready are sent by `finish`, with zeros for missing gradients. `departing` is called when
-    the first bucket of a step is sent. Every use of the averaged gradients begins with an `agreement`, in a
-    call of the name that `calling` gets. `remembers`: the exchange keeps what it has seen for later steps.
+    the first bucket of a step is sent. Every use of the averaged gradients begins with an agreement of the
+    ranks that share them now, in a call of the name that `calling` gets. If the exchange `remembers` what it
+    has seen, a missing gradient counts as zero, since what was kept of earlier ones still comes.
     """
 
     def __init__(
@@ -34,17 +35,14 @@ class GradientReducer:
         exchange: Exchange,
         buckets: Sequence[Bucket],
         departing: Callable[[], Departure],
-        agreement: Agreement,
+        agreement: Callable[[], Agreement],
         calling: Callable[[str], Call],
         *,
         passes: int,
         overlap: bool,
         remembers: bool,
     ) -> None:
-        self._exchange = exchange
         self._departing = departing
-        self._departure: Departure | None = None
-        self._activity = ""
         self._agreement, self._calling = agreement, calling
         self.remembers = remembers
         self.passes = passes
@@ -53,11 +51,10 @@ class GradientReducer:
         self._buckets = buckets
         self._slots = [slot for bucket in buckets for slot in bucket.slots]
         self._divided = exchange.shards and any(bucket.divided for bucket in buckets)
-        self._sent: list[Work] = []
-        self._versions: list[int] = []
+        activity = lambda: f"backward() of step {calling('backward()').t + 1}"  # noqa: E731
+        self._sending = Sending(exchange, buckets, departing, activity)
         self._arrivals: dict[Slot, int] = {}
         self._missing = [0] * len(self._buckets)
-        self._arrived_on = [Confluence(bucket.w.device) for bucket in buckets]
         self._averaged = False
         """Whether the gradients of this step are averaged, and none has arrived since."""
         self._whole = True
@@ -74,10 +71,19 @@ class GradientReducer:
                 # torch does not say what a hook is.
                 slot.param.register_post_accumulate_grad_hook(self._hook(index, place))  # pyright: ignore[reportUnknownMemberType]
 
-    @property
     def absent(self) -> list[Slot]:
-        """The parameters that have no gradient on any rank in this step, and are not to be updated."""
-        return [self._slots[number] for number in self._gradients.missing]
+        """Return the parameters that have no gradient in this step, and are not to be updated.
+
+        What the averager has given one, of other groups, is a gradient.
+        """
+        found: list[Slot] = []
+        for number, kind in self._gradients.missing.items():
+            slot = self._slots[number]
+            if kind is Presence.MISSING and slot.any():
+                slot.show()
+            else:
+                found.append(slot)
+        return found
 
     @property
     def progress(self) -> Progress:
@@ -108,22 +114,22 @@ class GradientReducer:
             self._conclude(gradients, self._run_agreement(call, gradients))
             yield self._buckets
             return
-        gradients = found(self._buckets, len(self._sent), self._arrivals)
+        gradients = found(self._buckets, len(self._sending.sent), self._arrivals)
         self._gradients = Gradients({})
         self._send_rest()
         concluding: Work | None = self._run_agreement(call, gradients)
-        waiting = list(self._sent)
+        waiting = list(self._sending.sent)
         while waiting:
-            arrived = self._arrived(waiting)
+            count = arrived(waiting)
             first = len(self._buckets) - len(waiting)
-            del waiting[:arrived]
+            del waiting[:count]
             if concluding is not None and (gradients.missing or not waiting):
                 self._conclude(gradients, concluding)
                 concluding = None
             if not waiting:
                 self._reset()
                 self._averaged, self._whole = True, not self._divided
-            buckets = self._buckets[first : first + arrived]
+            buckets = self._buckets[first : first + count]
             if not self._divided:
                 self._settle(buckets)
             yield buckets
@@ -155,16 +161,15 @@ class GradientReducer:
 
     def take_back(self, name: str) -> None:
         """Forget the gradients of this step, in the call `name`. Where some have been sent all ranks do."""
-        if self._sent:
+        if self._sending.sent:
             if self.remembers:
                 raise UserError(
                     f"{name} after gradients were sent, of which the exchange of this method keeps a "
                     "part: make DistributedOptimizer with overlap=False, or set requires_grad_(False) for "
                     "parameters whose gradients are not used"
                 )
-            with phase("gradients"):
-                self._send_until(len(self._buckets))
-            for work in (*self._sent, self._run_agreement(self._calling(name), Gradients({}))):
+            self._sending.send_until(len(self._buckets))
+            for work in (*self._sending.sent, self._run_agreement(self._calling(name), Gradients({}))):
                 work.wait()
         self._reset()
         self._stale.clear()
@@ -194,11 +199,11 @@ class GradientReducer:
         # Python's garbage collector does not see what torch's hooks hold: all of it would stay for ever.
         arrive = WeakMethod(self._arrive)
 
-        def arrived(_: nn.Parameter) -> None:
+        def hook(_: nn.Parameter) -> None:
             if (reducer := arrive()) is not None:
                 reducer(index, place)
 
-        return arrived
+        return hook
 
     def _arrive(self, index: int, place: int) -> None:
         """The gradient of a bucket's parameter is there."""
@@ -210,13 +215,13 @@ class GradientReducer:
                 "a backward pass is being captured as a CUDA graph, but messages between ranks cannot be "
                 "replayed: train without CUDA graphs"
             )
-        if not self._is_fresh(slot, was_sent=index < len(self._sent)):
+        if not self._is_fresh(slot, was_sent=index < len(self._sending.sent)):
             self._stale.add(slot)
             return
         self._stale.discard(slot)
         self._averaged = False
         slot.attach()
-        self._arrived_on[index].join()
+        self._sending.gradient_arrived(index)
         count = self._arrivals[slot] = self._arrivals.get(slot, 0) + 1
         if count == self.passes:
             slot.pend()
@@ -230,70 +235,30 @@ class GradientReducer:
         again = slot in self._arrivals
         if slot.is_attached():
             if was_sent:
-                raise UserError(
-                    f"gradient of {slot.name} changed after it was sent: call optimizer.zero_grad() before "
-                    "backward(); for several backward passes before step() give "
-                    f"DistributedOptimizer(accumulate=<passes>), now {self.passes}, or overlap=False"
-                )
+                refuse_changed(slot, self.passes)
             return again or not slot.pending
         if again and not (slot.gradient is not None and slot.gradient.requires_grad):
             self.take_back("zero_grad()")  # of the model, since the last backward pass
         return True
 
-    def _refuse_stale(self, slot: Slot) -> NoReturn:
-        raise UserError(
-            f"gradient of {slot.name} was added to that of an earlier step, of which this rank does not keep "
-            "all: call optimizer.zero_grad() between step() and the next backward()"
-        )
-
     def _send_ready(self) -> None:
-        ready = len(self._sent)
+        ready = len(self._sending.sent)
         while ready < len(self._buckets) and self._missing[ready] == 0:
             ready += 1
-        with phase("gradients"):
-            self._send_until(ready)
+        self._sending.send_until(ready)
 
     def _send_rest(self) -> None:
-        if self._versions != [bucket.version() for bucket in self._buckets[: len(self._sent)]]:
-            raise UserError(
-                "gradients were changed between backward() and step(), after they had been sent, by "
-                "way of a tensor that is older: use param.grad itself, after backward()"
-            )
-        for bucket in self._buckets[len(self._sent) :]:
+        self._sending.require_unchanged()
+        for bucket in self._buckets[len(self._sending.sent) :]:
             for slot in bucket.slots:
                 if slot.pending and slot not in self._arrivals and slot.is_attached():
-                    self._refuse_stale(slot)
+                    refuse_stale(slot)
                 slot.attach()
-        with phase("gradients"):
-            self._send_until(len(self._buckets))
-
-    def _arrived(self, waiting: Sequence[Work]) -> int:
-        """How many are there, from the first on; waits for that one."""
-        arrived = 0
-        with phase("gradients"):
-            for work in waiting:
-                if arrived and not work.done():
-                    break
-                work.wait()
-                arrived += 1
-        return arrived
-
-    def _send_until(self, stop: int) -> None:
-        if self._departure is None:
-            self._departure = self._departing()
-            self._activity = f"backward() of step {self._calling('backward()').t + 1}"
-        for index in range(len(self._sent), stop):
-            bucket = self._buckets[index]
-            self._arrived_on[index].precede()  # autograd has a stream for whatever was computed on one
-            call = functools.partial(self._exchange, self._departure, bucket)
-            with doing(self._activity):
-                work = self._departure.job.world.run(call, "exchange of gradients", bucket.gradients)
-            self._sent.append(work)
-            self._versions.append(bucket.version())
+        self._sending.send_until(len(self._buckets))
 
     def _run_agreement(self, call: Call, gradients: Gradients) -> Work:
         """Agree on the `call` and on who has which gradients, after everything that has been sent."""
-        agree = functools.partial(agreed, self._agreement, call, gradients, self._slots)
+        agree = functools.partial(agreed, self._agreement(), call, gradients, self._slots)
         return self._departing().job.world.run(agree, "agreement of ranks")
 
     def _conclude(self, mine: Gradients, agreement: Work) -> None:
@@ -301,8 +266,8 @@ class GradientReducer:
         self._gradients = agreement.wait()
         for number in mine.missing:
             slot = self._slots[number]
-            kept = self._gradients.missing.get(number) is Presence.MISSING and slot.any()
-            if kept:  # by the exchange, of earlier gradients
+            if self.remembers and self._gradients.missing.get(number) is Presence.MISSING:
+                # What the exchange has kept of earlier gradients still comes.
                 self._gradients = self._gradients.without(number)
             if number in self._gradients.missing:
                 slot.hide()
@@ -316,7 +281,7 @@ class GradientReducer:
         part."""
         for slot in self._stale:
             if slot.is_attached():
-                self._refuse_stale(slot)
+                refuse_stale(slot)
         if self._arrivals or not self._divided:
             return False
         there = [slot for slot in self._slots if slot.gradient is not None]
@@ -329,8 +294,6 @@ class GradientReducer:
                 slot.settle()
 
     def _reset(self) -> None:
-        self._departure = None
-        self._sent = []
-        self._versions = []
+        self._sending.start_over()
         self._arrivals.clear()
         self._missing = [len(bucket.slots) for bucket in self._buckets]

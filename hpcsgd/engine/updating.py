@@ -147,7 +147,7 @@ class Updating:
             yield arrived
 
     def _absent(self) -> set[nn.Parameter]:
-        return set() if self._reducer is None else {slot.param for slot in self._reducer.absent}
+        return set() if self._reducer is None else {slot.param for slot in self._reducer.absent()}
 
     def accumulate(self, passes: int) -> None:
         """From the next step on so many backward passes come before each step."""

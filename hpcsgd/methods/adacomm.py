@@ -113,7 +113,8 @@ class Adaptive:
     def _change(self, s: Step) -> None:
         """Collective over all ranks: 16 bytes."""
         now = self.block_state
-        F, F_0 = self._over_all_ranks(s)
+        with phase("loss"):
+            F, F_0 = self._over_all_ranks(s)
         if not (math.isfinite(F) and F_0 > 0):
             raise UserError(f"adacomm: the loss was {F_0} at first and is {F} now: expected more than 0")
         fallen_in_all, fallen = (eta / s.lr if s.lr > 0 else 1.0 for eta in (now.eta_0, now.eta_before))
@@ -132,8 +133,7 @@ class Adaptive:
 def _means(ranks: Transport, *numbers: float) -> list[float]:
     """Return the mean of each number over all ranks. Collective."""
     means = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-    with phase("loss"):
-        ranks.allreduce(means, "mean").wait()
+    ranks.allreduce(means, "mean").wait()
     return [mean.item() for mean in means]
 
 

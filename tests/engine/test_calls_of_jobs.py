@@ -54,7 +54,7 @@ CASES = {  # groups, what follows three steps, and what is said
     "half of four evaluates": (
         2,
         "train(0 if job.j else 3)\nwith optimizer.averaged(): pass",
-        "rank 0 is in backward() of step 4 (alltoall over 2 ranks, gradients), rank 1 in averaged() of step 4",
+        "rank 0 is in backward() of step 4 (alltoall over 2 ranks, gradients), rank 1 in averaged()",
     ),
     "group has fewer batches": (
         2,

@@ -251,6 +251,7 @@ def test_bytes_of_a_step(run, P: int, K: int) -> None:
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, async_sgd())
         before = world.ledger.totals()
         for _ in range(3):
+            optimizer.zero_grad()
             net(torch.ones(2, 24)).sum().backward()
             optimizer.step()
         world.barrier()
