@@ -129,16 +129,16 @@ def joined(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[i
 def refuse_stale(slot: Slot) -> NoReturn:
     """Raise `UserError` for a gradient that was added to that of an earlier step."""
     raise UserError(
-        f"gradient of {slot.name} was added to that of an earlier step, of which this rank does not keep all: "
-        "call optimizer.zero_grad() between step() and the next backward()"
+        f"gradient of {slot.name} was added to that of an earlier step, of which this rank does not keep "
+        "all: call optimizer.zero_grad() between step() and the next backward()"
     )
 
 
 def refuse_changed(slot: Slot, passes: int) -> NoReturn:
     """Raise `UserError` for a gradient that another backward pass has changed after so many `passes`."""
     raise UserError(
-        f"gradient of {slot.name} changed after it was sent: call optimizer.zero_grad() before backward(); for "
-        "several backward passes before step() give DistributedOptimizer(accumulate=<passes>), now "
+        f"gradient of {slot.name} changed after it was sent: call optimizer.zero_grad() before backward(); "
+        "for several backward passes before step() give DistributedOptimizer(accumulate=<passes>), now "
         f"{passes}, or overlap=False"
     )
 

@@ -13,7 +13,16 @@ from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Departure, Exchange
-from hpcsgd.engine.presence import Gradients, Presence, Progress, agreed, found, found_again
+from hpcsgd.engine.presence import (
+    Gradients,
+    Presence,
+    Progress,
+    agreed,
+    found,
+    found_again,
+    refuse_changed,
+    refuse_stale,
+)
 from hpcsgd.engine.sending import Sending, arrived
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, phase

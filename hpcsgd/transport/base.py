@@ -12,6 +12,7 @@ from torch import Tensor
 from hpcsgd.transport.backend import ANY, Backend, Reduction
 from hpcsgd.transport.events import MESSAGE
 from hpcsgd.transport.lane import Lane, Work, close_lanes, finished
+from hpcsgd.transport.operands import device_of, nbytes, overlap, require
 from hpcsgd.transport.rank_watch import Member, Operation
 from hpcsgd.transport.recording import Ledger
 
@@ -63,34 +64,34 @@ class Transport:
     def alltoall(self, out: Tensor, x: Tensor) -> Work:
         """`out[i] = x[own rank]` of rank i; both n elements, n a multiple of `size`."""
         self._check(out, x)
-        _require(x.numel() % self.size == 0, f"alltoall of {x.numel()} elements over {self.size} ranks")
-        _require(out.numel() == x.numel(), f"alltoall of {x.numel()} elements into {out.numel()}")
+        require(x.numel() % self.size == 0, f"alltoall of {x.numel()} elements over {self.size} ranks")
+        require(out.numel() == x.numel(), f"alltoall of {x.numel()} elements into {out.numel()}")
         return self._start("alltoall", self._share(x), lambda: self.backend.alltoall(out, x), out, x)
 
     def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction = "sum") -> Work:
         """`out` = Σ_i of the `x[own rank]` of rank i, or their mean; `x` has `size` times the elements of
         `out`."""
-        _require(reduction != "max", "reduce_scatter of a max: sums and means are scattered")
+        require(reduction != "max", "reduce_scatter of a max: sums and means are scattered")
         self._check(out, x, allowed=_REDUCED[reduction])
-        _require(x.numel() == out.numel() * self.size, f"reduce_scatter of {x.numel()} into {out.numel()}")
+        require(x.numel() == out.numel() * self.size, f"reduce_scatter of {x.numel()} into {out.numel()}")
         operation = lambda: self.backend.reduce_scatter(out, x, reduction)  # noqa: E731
         return self._start("reduce_scatter", self._share(x), operation, out, x)
 
     def allgather(self, out: Tensor, x: Tensor) -> Work:
         """`out[i] = x` of rank i; `out` has `size` times the elements of `x`, which may be a view of it."""
-        in_place = x.data_ptr() == out.data_ptr() + self.rank * _nbytes(x)
+        in_place = x.data_ptr() == out.data_ptr() + self.rank * nbytes(x)
         self._check(out) if in_place else self._check(out, x)
-        _require(out.numel() == x.numel() * self.size, f"allgather of {x.numel()} into {out.numel()}")
+        require(out.numel() == x.numel() * self.size, f"allgather of {x.numel()} into {out.numel()}")
         return self._start("allgather", self._share(out), lambda: self.backend.allgather(out, x), out, x)
 
     def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> Work:
         """`out` = the `x` of all ranks in rank order, `counts[i]` elements from rank i."""
         self._check(out, x)
-        _require(
+        require(
             len(counts) == self.size and out.numel() == sum(counts) and x.numel() == counts[self.rank],
             f"allgatherv of {x.numel()} into {out.numel()} with counts {list(counts)}",
         )
-        sent = (self.size - 1) * _nbytes(x)
+        sent = (self.size - 1) * nbytes(x)
         operation = lambda: self.backend.allgatherv(out, x, counts)  # noqa: E731
         needed = lambda: [i for i, n in enumerate(counts) if n]  # noqa: E731
         return self._start("allgatherv", sent, operation, out, x, needed=needed)
@@ -161,9 +162,8 @@ class Transport:
     def control(self) -> Transport:
         """A communicator of the same ranks on the same lane, for what must not pair with anything that is
         sent here; collective when it is asked for the first time."""
-        if (
-            self._control is None
-        ):  # no cached_property: Python 3.11 lets one thread at a time make any of them
+        # No cached_property: Python 3.11 lets one thread at a time make any of them.
+        if self._control is None:
             self._control = self.split(0, self.rank)
         return self._control
 
@@ -264,45 +264,26 @@ class Transport:
 
     def _posted(self, messages: Mapping[int, Tensor]) -> int:
         """Bytes of messages; what a rank sends itself does not count."""
-        sizes = {to: _nbytes(x) for to, x in messages.items() if to != self.rank}
+        sizes = {to: nbytes(x) for to, x in messages.items() if to != self.rank}
         self.ledger.add_messages(sizes)
         return sum(sizes.values())
 
     def _share(self, whole: Tensor) -> float:
-        return (self.size - 1) * _nbytes(whole) / self.size
+        return (self.size - 1) * nbytes(whole) / self.size
 
     def _check(
         self, *tensors: Tensor, allowed: frozenset[torch.dtype] | None = None, alike: bool = True
     ) -> None:
         for x in tensors:
-            _require(x.is_contiguous(), f"tensor of strides {x.stride()}: only contiguous ones are sent")
-            _require(not x.requires_grad, "tensor with requires_grad: send its .detach()")
-            _require(
+            require(x.is_contiguous(), f"tensor of strides {x.stride()}: only contiguous ones are sent")
+            require(not x.requires_grad, "tensor with requires_grad: send its .detach()")
+            require(
                 self.backend.accepts(x.device), f"tensor on {x.device}: {self.backend.name} cannot send it"
             )
-            _require(not x.is_complex(), f"{x.dtype}: complex tensors are not sent")
+            require(not x.is_complex(), f"{x.dtype}: complex tensors are not sent")
             if allowed is not None:
                 names = ", ".join(sorted(str(t).removeprefix("torch.") for t in allowed))
-                _require(x.dtype in allowed, f"{x.dtype} cannot be reduced; allowed: {names}")
-            _require(not alike or x.dtype == tensors[0].dtype, f"{x.dtype} beside {tensors[0].dtype}")
+                require(x.dtype in allowed, f"{x.dtype} cannot be reduced; allowed: {names}")
+            require(not alike or x.dtype == tensors[0].dtype, f"{x.dtype} beside {tensors[0].dtype}")
         if alike and len(tensors) == 2:
-            _require(not _overlap(*tensors), "send and receive tensors share memory")
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
-
-
-def device_of(tensors: Sequence[Tensor]) -> torch.device | None:
-    """The one that some of them are on; `None` where all are the host's."""
-    return next((x.device for x in tensors if not x.is_cpu), None)
-
-
-def _nbytes(x: Tensor) -> int:
-    return x.numel() * x.element_size()
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    a0, b0 = a.data_ptr(), b.data_ptr()
-    return a.numel() > 0 and b.numel() > 0 and a0 < b0 + _nbytes(b) and b0 < a0 + _nbytes(a)
+            require(not overlap(*tensors), "send and receive tensors share memory")

@@ -1,0 +1,30 @@
+"""What communicators ask of the tensors that they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ValueError` with this `message` unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def device_of(tensors: Sequence[Tensor]) -> torch.device | None:
+    """The one that some of them are on; `None` where all are the host's."""
+    return next((x.device for x in tensors if not x.is_cpu), None)
+
+
+def nbytes(x: Tensor) -> int:
+    """Return the bytes of its elements."""
+    return x.numel() * x.element_size()
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Return whether two contiguous tensors share memory."""
+    a0, b0 = a.data_ptr(), b.data_ptr()
+    return a.numel() > 0 and b.numel() > 0 and a0 < b0 + nbytes(b) and b0 < a0 + nbytes(a)
