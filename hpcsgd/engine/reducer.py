@@ -13,16 +13,8 @@ from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Departure, Exchange
-from hpcsgd.engine.presence import (
-    Gradients,
-    Presence,
-    Progress,
-    agreed,
-    found,
-    found_again,
-    refuse_changed,
-    refuse_stale,
-)
+from hpcsgd.engine import presence
+from hpcsgd.engine.presence import Gradients, Presence, Progress
 from hpcsgd.engine.sending import Sending, arrived
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, phase
@@ -119,11 +111,11 @@ class GradientReducer:
         """All buckets in their order, so many together as have been averaged by the time that one waits for
         the first of them."""
         if self._averaged or self._are_of_last_step():
-            gradients = found_again(self._buckets, self._gradients)
+            gradients = presence.found_again(self._buckets, self._gradients)
             self._conclude(gradients, self._run_agreement(call, gradients))
             yield self._buckets
             return
-        gradients = found(self._buckets, len(self._sending.sent), self._arrivals)
+        gradients = presence.found(self._buckets, len(self._sending.sent), self._arrivals)
         self._gradients = Gradients({})
         self._send_rest()
         concluding: Work | None = self._run_agreement(call, gradients)
@@ -244,7 +236,7 @@ class GradientReducer:
         again = slot in self._arrivals
         if slot.is_attached():
             if was_sent:
-                refuse_changed(slot, self.passes)
+                presence.refuse_changed(slot, self.passes)
             return again or not slot.pending
         if again and not (slot.gradient is not None and slot.gradient.requires_grad):
             self.take_back("zero_grad()")  # of the model, since the last backward pass
@@ -261,13 +253,13 @@ class GradientReducer:
         for bucket in self._buckets[len(self._sending.sent) :]:
             for slot in bucket.slots:
                 if slot.pending and slot not in self._arrivals and slot.is_attached():
-                    refuse_stale(slot)
+                    presence.refuse_stale(slot)
                 slot.attach()
         self._sending.send_until(len(self._buckets))
 
     def _run_agreement(self, call: Call, gradients: Gradients) -> Work:
         """Agree on the `call` and on who has which gradients, after everything that has been sent."""
-        agree = functools.partial(agreed, self._agreement(), call, gradients, self._slots)
+        agree = functools.partial(presence.agreed, self._agreement(), call, gradients, self._slots)
         return self._departing().job.world.run(agree, "agreement of ranks")
 
     def _conclude(self, mine: Gradients, agreement: Work) -> None:
@@ -290,7 +282,7 @@ class GradientReducer:
         part."""
         for slot in self._stale:
             if slot.is_attached():
-                refuse_stale(slot)
+                presence.refuse_stale(slot)
         if self._arrivals or not self._divided:
             return False
         there = [slot for slot in self._slots if slot.gradient is not None]
