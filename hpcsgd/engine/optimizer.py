@@ -22,7 +22,6 @@ from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Buffers, averaged
 from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.dividing import laid_out
-from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, once_in, publishing
 from hpcsgd.engine.passing_through import PassingThrough
 from hpcsgd.engine.reducer import GradientReducer
@@ -148,11 +147,6 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
     def notes(self) -> dict[str, float]:
         """The method's of the last step: `distance` of a meeting, `shared` where groups exchanged, …"""
         return self._notes
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """The learning rate of each param group in the update that is due or running, warm-up included."""
-        return rates_in_force(self, self.local.optimizer)
 
     @property
     def job(self) -> Job:

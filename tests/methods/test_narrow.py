@@ -129,7 +129,7 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, excha
         g = torch.full((4,), LARGE, dtype=torch.float16)
         bucket: Any = SimpleNamespace(g=g, received=None, w=g.clone(), own=g.clone())
         bucket.g_own = bucket.g.view(K, -1)[job.j]
-        s = Step(Fixed(job, [bucket], moments=None), t=1)  # type: ignore[arg-type, list-item]
+        s: Any = Step(Fixed(job, [bucket], moments=None), t=1)  # type: ignore[arg-type]
         across: Exchange = exchange.across_groups()
         across(s, bucket)
         Mean()(s)
