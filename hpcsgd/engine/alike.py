@@ -89,7 +89,8 @@ def require_alike(world: Transport, mine: Sequence[Fact]) -> None:
         return
     digest = hashlib.blake2b(repr(mine).encode(), digest_size=16).digest()
     if len(set(world.gather_objects(digest))) > 1:
-        raise JobError(difference(world.gather_objects(mine)))
+        told = difference(world.gather_objects(mine))
+        raise JobError(f"ranks {told}: give all ranks the same")
 
 
 def difference(lists: Sequence[Sequence[Fact]]) -> str:
@@ -107,7 +108,7 @@ def difference(lists: Sequence[Sequence[Fact]]) -> str:
         values = [_before(what.removeprefix("what comes before "), facts) for facts in lists]
     other = next(rank for rank, value in enumerate(values) if value != values[0])
     told = " and ".join(f"{value} on {_ranks(ranks)}" for value, ranks in _by_value(values)[:4])
-    return in_one_line(f"ranks 0 and {other} differ: {what} is {told}: give all ranks the same")
+    return in_one_line(f"0 and {other} differ: {what} is {told}")
 
 
 def in_words(value: Any) -> str:

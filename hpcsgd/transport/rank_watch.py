@@ -7,6 +7,7 @@ a whole.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -14,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from concurrent.futures import wait as wait_for_futures
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcsgd.transport.deadlock import Call, Need, Report, Reports, Wait
@@ -151,7 +151,8 @@ class RankWatch:
                 self._reports.add(self.rank, self._blocked(state))
             before = state
             self._reports.check()
-            wait_for_futures([future], min(LOOK, rest))
+            with contextlib.suppress(Exception):  # which its owner gets below
+                future.result(min(LOOK, rest))
 
     def _blocked(self, state: _State) -> Report:
         waits = tuple(operation.as_wait() for operation in state.operations)

@@ -65,6 +65,7 @@ def test_a_meeting_sends_one_chunk_to_one_other(run, P: int, K: int) -> None:
         counts = []
         for t in range(6 * EVERY):
             before = world.ledger.totals()
+            optimizer.zero_grad()
             net(optimizer.buckets[0].w.new_full((2, 24), t + job.rank)).sum().backward()
             optimizer.step()
             grown = world.ledger.since(before).get("average")
