@@ -39,7 +39,7 @@ class Held:
         if absent:
             g = None
         elif is_sharded(self.param):
-            g = torch.zeros_like(self.tensor) if g is None else local(g).view(-1)
+            g = None if g is None else local(g).view(-1)
         elif self.bucket is not None:
             g = self.bucket.g_own[self.offset : self.offset + self.tensor.numel()]
             g = shaped(g, 0, self.param) if self.whole else g

@@ -28,7 +28,7 @@ def step(metrics: Metrics, number: int, samples: int, speed: float) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run_folder(tmp_path: Path) -> Path:
     """Island 0 evaluated until it died; island 1 made the most steps and evaluated from then on."""
     for island, steps, tested in ((0, (1, 2), 2), (1, (1, 2, 3), 3)):
         folder = tmp_path / "islands" / str(island)
@@ -50,22 +50,22 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_records_are_those_of_the_longest_with_all_evaluations(run: Path) -> None:
-    found = [(record["kind"], record["step"], record.get("samples")) for record in gather(run)]
+def test_records_are_those_of_the_longest_with_all_evaluations(run_folder: Path) -> None:
+    found = [(record["kind"], record["step"], record.get("samples")) for record in gather(run_folder)]
     steps = [("step", 1, 20), ("step", 2, 20), ("evaluation", 2, None), ("step", 3, 20)]
     assert found == [*steps, ("evaluation", 3, None)]
 
 
-def test_samples_are_those_of_all(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report_ensemble(run)
-    numbers = json.loads((run / "summary.json").read_text())
+def test_samples_are_those_of_all(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report_ensemble(run_folder)
+    numbers = json.loads((run_folder / "summary.json").read_text())
     assert (numbers["samples"], numbers["seconds"], numbers["samples_per_s"]) == (80, 1.5, 80 / 1.5)
     assert numbers["best_accuracy"] == pytest.approx(0.3)
-    assert (run / "curves.png").exists()
-    assert (run / "islands.png").exists()
+    assert (run_folder / "curves.png").exists()
+    assert (run_folder / "islands.png").exists()
     told = capsys.readouterr().out
     assert "\nislands   2 rounds, lost 1 times, returned 1 times, left 1 times\n" in told
-    assert told.endswith(f"written   {run}\n")
+    assert told.endswith(f"written   {run_folder}\n")
 
 
 def test_of_islands_that_recorded_nothing_there_is_no_summary(tmp_path: Path) -> None:
