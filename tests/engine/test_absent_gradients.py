@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd import DistributedOptimizer, UserError, bsp, hierarchical
+from hpcsgd import DistributedOptimizer, Method, UserError, bsp, hierarchical, selsync
 from hpcsgd.core.topology import form
+from hpcsgd.engine.presence import Gradients, Presence, joined
 from hpcsgd.exchanges import AllReduce
+from hpcsgd.methods.selsync import gradients
 from hpcsgd.transport import Transport, threads
 from methods.table import EXCEPTIONS, REFERENCES
 from references import batch, loss, vector
@@ -56,17 +58,14 @@ def used(t: int, rank: int) -> list[int]:
     return [[0, 1], [0] if rank else [], [1], []][t % 4]
 
 
-@pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize(("P", "K"), SHAPES)
-def test_experts_that_some_ranks_or_no_rank_uses(
-    run, P: int, K: int, exchange: str, overlap: bool, kind: str
-) -> None:
-    def value(net: Experts, t: int, rank: int) -> Tensor:
-        x, y = batch(t, rank)
-        return nn.functional.cross_entropy(net(x, used(t, rank)), y)
+def value(net: Experts, t: int, rank: int) -> Tensor:
+    x, y = batch(t, rank)
+    return nn.functional.cross_entropy(net(x, used(t, rank)), y)
 
+
+def experts_are_as_in_one_process(
+    run: Callable[..., Any], P: int, K: int, kind: str, method: Callable[[], Method], **options: Any
+) -> None:
     net = Experts()
     plain = MAKE[kind](net.parameters())
     for t in range(STEPS):
@@ -78,9 +77,7 @@ def test_experts_that_some_ranks_or_no_rank_uses(
     def train(world: Transport) -> tuple[Tensor, list[bool]]:
         net = Experts()
         inner = MAKE[kind](net.parameters())
-        optimizer = DistributedOptimizer(
-            inner, net, form(world, P), EXCHANGES[exchange](), overlap=overlap, bucket_mb=1e-4
-        )
+        optimizer = DistributedOptimizer(inner, net, form(world, P), method(), bucket_mb=1e-4, **options)
         for t in range(STEPS):
             optimizer.zero_grad()
             value(net, t, world.rank).backward()
@@ -90,6 +87,23 @@ def test_experts_that_some_ranks_or_no_rank_uses(
     for w, without in run(P * K, train):
         torch.testing.assert_close(w, expected, rtol=0, atol=1e-11)
         assert without == [p.grad is None for p in net.experts.parameters()]
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_experts_that_some_ranks_or_no_rank_uses(
+    run, P: int, K: int, exchange: str, overlap: bool, kind: str
+) -> None:
+    experts_are_as_in_one_process(run, P, K, kind, EXCHANGES[exchange], overlap=overlap)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize(("P", "K"), [(2, 1)])
+def test_experts_that_some_groups_or_no_group_uses(run, P: int, K: int, kind: str) -> None:
+    """Groups bring their gradients together once each has those of its own."""
+    experts_are_as_in_one_process(run, P, K, kind, lambda: selsync(0.0, aggregate=gradients))
 
 
 TABLE = {**REFERENCES, **EXCEPTIONS}
@@ -194,6 +208,41 @@ def test_on_one_rank_alone_it_is_refused(
 
     with pytest.raises(UserError, match=line):
         threads.run(2, body, timeout=20)
+
+
+def test_frozen_on_one_rank_and_unused_on_the_other_is_refused_too() -> None:
+    """No rank has a gradient, but for another reason."""
+
+    def body(world: Transport) -> None:
+        net = Experts()
+        optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
+        net.experts[2].requires_grad_(world.rank == 0)
+        value(net, 0, world.rank).backward()
+        optimizer.step()
+
+    with pytest.raises(UserError, match=r"experts.2.\w+ is frozen .* on rank 1 and not on rank 0"):
+        threads.run(2, body, timeout=20)
+
+
+def test_a_gradient_that_one_rank_drops_and_another_never_had_is_dropped() -> None:
+    found = joined([bytes([Presence.MISSING]), bytes([Presence.DROPPED])], ["w"], lambda rank: rank)
+    assert found == Gradients({0: Presence.DROPPED})
+
+
+@pytest.mark.ranks(2)
+def test_a_frozen_parameter_has_no_gradient_after_the_step(run) -> None:
+    def train(world: Transport) -> list[bool]:
+        net: Any = make_model()
+        optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        net[0].requires_grad_(False)
+        loss(net, *batch(1, world.rank)).backward()
+        optimizer.step()
+        return [p.grad is None for p in net.parameters()]
+
+    assert run(2, train) == [[True, True, False, False, False, False]] * 2
 
 
 def test_a_gradient_that_is_replaced_unseen_is_refused() -> None:

@@ -120,7 +120,10 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "foreach": lambda net: vars(torch)["_foreach_mul_"]([param.grad for param in net.parameters()], 0.5),
     "detached": each(lambda param: param.grad.detach().mul_(0.5)),  # type: ignore[union-attr]
     "flattened": joined,
+    "in a tuple": lambda net: torch.stack((net[0].bias.grad, net[2].bias.grad)).norm().item(),
+    "by name": lambda net: torch.linalg.vector_norm(x=net[3].weight.grad).item(),
 }
+READING = ("read", "read_afterwards", "clip by norm", "in a tuple", "by name")
 
 
 def read_afterwards(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> list[object]:
@@ -289,7 +292,7 @@ def test_the_numbers_are_those_of_one_process(
 
     for w, theirs in run(P * K, train):
         torch.testing.assert_close(w, expected, rtol=0, atol=1e-11)
-        if name in ("read", "read_afterwards", "clip by norm"):
+        if name in READING:
             torch.testing.assert_close(torch.tensor(theirs), torch.tensor(seen), rtol=1e-5, atol=0)
 
 
@@ -359,8 +362,12 @@ def test_the_form_of_a_gradient_may_be_asked_for_at_any_time() -> None:
                 g = param.grad
                 assert g is not None
                 found.append(
-                    (g.shape, g.dtype, g.device, g.numel(), g.size(), g.dim(), g.is_floating_point())
-                )
+                    (
+                        g.shape, g.dtype, g.device, g.layout, g.ndim, g.requires_grad, g.is_leaf, g.grad_fn,
+                        g.is_sparse, g.numel(), g.size(), g.stride(), g.dim(), g.element_size(),
+                        g.is_contiguous(), g.is_floating_point(), g.is_complex(), hash(g),
+                    )
+                )  # fmt: skip
         optimizer.step()
         return found, all(type(param.grad) is not Tensor for param in net.parameters())
 
