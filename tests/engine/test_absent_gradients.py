@@ -64,7 +64,13 @@ def value(net: Experts, t: int, rank: int) -> Tensor:
 
 
 def experts_are_as_in_one_process(
-    run: Callable[..., Any], P: int, K: int, kind: str, method: Callable[[], Method], **options: Any
+    run: Callable[..., Any],
+    P: int,
+    K: int,
+    kind: str,
+    method: Callable[[], Method],
+    early: bool = False,
+    **options: Any,
 ) -> None:
     net = Experts()
     plain = MAKE[kind](net.parameters())
@@ -81,12 +87,15 @@ def experts_are_as_in_one_process(
         for t in range(STEPS):
             optimizer.zero_grad()
             value(net, t, world.rank).backward()
+            if early:
+                optimizer.synchronize()
             optimizer.step()
         return vector(net), [p.grad is None for p in net.experts.parameters()]
 
     for w, without in run(P * K, train):
         torch.testing.assert_close(w, expected, rtol=0, atol=1e-11)
-        assert without == [p.grad is None for p in net.experts.parameters()]
+        # A position sees what groups made of its own chunk alone.
+        assert early or without == [p.grad is None for p in net.experts.parameters()]
 
 
 @pytest.mark.parametrize("kind", MAKE)
@@ -100,10 +109,17 @@ def test_experts_that_some_ranks_or_no_rank_uses(
 
 
 @pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize(("P", "K"), [(2, 1)])
-def test_experts_that_some_groups_or_no_group_uses(run, P: int, K: int, kind: str) -> None:
+@pytest.mark.ranks(2)
+def test_experts_that_some_groups_or_no_group_uses(run, kind: str) -> None:
     """Groups bring their gradients together once each has those of its own."""
-    experts_are_as_in_one_process(run, P, K, kind, lambda: selsync(0.0, aggregate=gradients))
+    experts_are_as_in_one_process(run, 2, 1, kind, lambda: selsync(0.0, aggregate=gradients))
+
+
+@pytest.mark.ranks(4)
+def test_experts_that_a_whole_group_does_not_use(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradients are missing when they are averaged in the group, and when the update begins."""
+    monkeypatch.setattr(f"{__name__}.used", lambda t, rank: [t % 2] if rank < 2 else [])
+    experts_are_as_in_one_process(run, 2, 2, "adamw", lambda: selsync(0.0, aggregate=gradients), early=True)
 
 
 TABLE = {**REFERENCES, **EXCEPTIONS}
@@ -210,6 +226,20 @@ def test_on_one_rank_alone_it_is_refused(
         threads.run(2, body, timeout=20)
 
 
+def test_frozen_on_one_rank_alone_after_clipping_is_refused() -> None:
+    def body(world: Transport) -> None:
+        net = make_model()
+        optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        optimizer.clip_grad_norm_(1.0)
+        if world.rank:
+            frozen(net)
+        optimizer.step()
+
+    with pytest.raises(UserError, match=r"parameter 0.\w+ is frozen .* on rank 1 and not on rank 0"):
+        threads.run(2, body, timeout=20)
+
+
 def test_frozen_on_one_rank_and_unused_on_the_other_is_refused_too() -> None:
     """No rank has a gradient, but for another reason."""
 
@@ -224,9 +254,19 @@ def test_frozen_on_one_rank_and_unused_on_the_other_is_refused_too() -> None:
         threads.run(2, body, timeout=20)
 
 
-def test_a_gradient_that_one_rank_drops_and_another_never_had_is_dropped() -> None:
-    found = joined([bytes([Presence.MISSING]), bytes([Presence.DROPPED])], ["w"], lambda rank: rank)
-    assert found == Gradients({0: Presence.DROPPED})
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [
+        (Presence.MISSING, Presence.DROPPED, {0: Presence.DROPPED}),
+        (Presence.FROZEN, Presence.FROZEN, {0: Presence.FROZEN}),
+        (Presence.THERE, Presence.MISSING, {}),  # even if it is zero
+    ],
+)
+def test_what_two_ranks_have_together(
+    first: Presence, second: Presence, together: dict[int, Presence]
+) -> None:
+    for ranks in ([bytes([first]), bytes([second])], [bytes([second]), bytes([first])]):
+        assert joined(ranks, ["w"], lambda rank: rank) == Gradients(together)
 
 
 @pytest.mark.ranks(2)
@@ -243,6 +283,21 @@ def test_a_frozen_parameter_has_no_gradient_after_the_step(run) -> None:
         return [p.grad is None for p in net.parameters()]
 
     assert run(2, train) == [[True, True, False, False, False, False]] * 2
+
+
+@pytest.mark.ranks(2)
+def test_a_gradient_may_be_replaced_before_it_is_sent(run) -> None:
+    def train(world: Transport) -> bool:
+        net: Any = make_model()
+        inner = optim.SGD(net.parameters(), lr=1.0)
+        optimizer = DistributedOptimizer(inner, net, form(world), bsp(), overlap=False)
+        before = net[0].weight.detach().clone()
+        loss(net, *batch(0, world.rank)).backward()
+        net[0].weight.grad = torch.full_like(net[0].weight, world.rank)
+        optimizer.step()
+        return torch.equal(before - 0.5, net[0].weight)
+
+    assert run(2, train) == [True, True]
 
 
 def test_a_gradient_that_is_replaced_unseen_is_refused() -> None:

@@ -111,6 +111,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "replaced": each(replace),
     "replaced by the same": each(keep),
     "cancelled": cancel,
+    "read and cancelled": lambda net: (norms(net), cancel(net)),
     "swapped": swap,
     "noise": noise,
     "read": norms,
@@ -294,6 +295,41 @@ def test_the_numbers_are_those_of_one_process(
         torch.testing.assert_close(w, expected, rtol=0, atol=1e-11)
         if name in READING:
             torch.testing.assert_close(torch.tensor(theirs), torch.tensor(seen), rtol=1e-5, atol=0)
+
+
+@pytest.mark.ranks(2)
+def test_gradients_are_clipped_where_they_are_read(run) -> None:
+    """What this rank updates by has been scaled alone; others get it by the first use."""
+
+    def train(world: Transport) -> list[float]:
+        net = make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        norms(net)
+        optimizer.clip_grad_norm_(0.1)
+        return norms(net)
+
+    net = make_model()
+    torch.stack([loss(net, *batch(0, rank)) for rank in range(2)]).mean().backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    for found in run(2, train):
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(norms(net)), rtol=1e-5, atol=0)
+
+
+@pytest.mark.ranks(2)
+def test_gradients_are_made_whole_once(run) -> None:
+    def train(world: Transport) -> list[int]:
+        net = make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        sent = []
+        for _ in range(2):
+            optimizer.synchronize()
+            sent.append(world.ledger.totals()["gradients"].bytes)
+        return sent
+
+    for once, twice in run(2, train):
+        assert once == twice > 0
 
 
 USES: dict[str, Callable[[Any, Any], object]] = {
