@@ -126,6 +126,14 @@ def test_few_calls_are_kept() -> None:
     assert list(table._calls["a"]) == list(range(1000 - KEPT, 1000))
 
 
+def test_how_many_have_left() -> None:
+    table = Table()
+    table.add(0, blocked("a", 3, (0, 1, 2)))
+    table.add(1, Report(True, last="step 4"))
+    table.add(2, Report(False))
+    assert table.left() == 1
+
+
 def test_who_is_missing() -> None:
     table = Table()
     table.add(0, blocked("a", 3, (0, 1, 2)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from hpcsgd.transport import Deadlock, PeerLost, Service, Transport, doing, phase, rank_watch, threads
 from hpcsgd.transport.backend import ANY
 from hpcsgd.transport.deadlock import Need, Report, Table
-from hpcsgd.transport.rank_watch import Member, RankWatch
+from hpcsgd.transport.lane import Lane
+from hpcsgd.transport.rank_watch import Member, Operation, RankWatch
 from transport.jobs import KILLED, launch
 
 SAME = "all ranks of a group have to make the same calls in the same order"
@@ -244,6 +246,29 @@ def test_another_thread_of_a_rank_may_free_others(heard: Heard) -> None:
 
     threads.run(2, two_threads, timeout=LIMIT)
     assert heard.deadlock is None
+
+
+def test_a_rank_whose_thread_has_yet_to_notice_is_not_blocked() -> None:
+    watch, lane, future = RankWatch(0, Table()), Lane("lane"), Future[None]()
+    watch.adopt(lane)
+    lane.entries.append(None)
+    lane.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
+    watch._waiting[threading.get_ident()] = lane, future
+    assert watch._state() is not None
+    future.set_result(None)
+    assert watch._state() is None
+
+
+def test_a_rank_with_a_lane_that_computes_is_not_blocked() -> None:
+    watch, lane, computing = RankWatch(0, Table()), Lane("lane"), Lane("another")
+    for each in (lane, computing):
+        watch.adopt(each)
+    lane.entries.append(None)
+    lane.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
+    watch._waiting[threading.get_ident()] = lane, Future[None]()
+    assert watch._state() is not None
+    computing.entries.append(None)
+    assert watch._state() is None
 
 
 class Stub:
