@@ -359,6 +359,21 @@ def test_gradients_that_were_added_to_those_of_an_earlier_step(use: str, overlap
         threads.run(2, body, timeout=20)
 
 
+def test_gradients_of_an_earlier_step_that_this_one_adds_nothing_to() -> None:
+    def body(world: Transport) -> None:
+        net: Any = make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
+        for t in range(2):
+            x, y = batch(t, world.rank)
+            hidden = net[:3](x)
+            net[3].zero_grad()
+            nn.functional.cross_entropy(net[3](hidden.detach() if t else hidden), y).backward()
+            optimizer.step()
+
+    with pytest.raises(UserError, match=r"gradient of [02].\w+ was added to that of an earlier step"):
+        threads.run(2, body, timeout=20)
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_error_feedback_cannot_take_gradients_back(set_to_none: bool) -> None:
     def body(world: Transport) -> None:
