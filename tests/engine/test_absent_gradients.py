@@ -336,3 +336,22 @@ def test_what_an_exchange_has_kept_is_not_lost_with_the_gradient(run) -> None:
 
     for moved in run(2, train):
         assert any(moved[1:])
+
+
+@pytest.mark.ranks(2)
+def test_where_an_exchange_has_a_memory_a_missing_gradient_is_zero(run) -> None:
+    """On all ranks, whether anything of earlier ones comes or not: weights decay."""
+
+    def train(world: Transport) -> Tensor:
+        net: Any = make_model()
+        inner = optim.SGD(net.parameters(), lr=0.1, weight_decay=1.0)
+        method = bsp(hpcsgd.Sparse(hpcsgd.TopK(density=1.0)))
+        optimizer = DistributedOptimizer(inner, net, form(world), method)
+        x, y = batch(0, world.rank)
+        nn.functional.cross_entropy(net[1:](net[0](x).detach()), y).backward()
+        optimizer.step()
+        return vector(net[0])
+
+    net: Any = make_model()
+    for w in run(2, train):
+        torch.testing.assert_close(w, 0.9 * vector(net[0]), rtol=0, atol=1e-12)

@@ -317,6 +317,23 @@ def test_gradients_are_clipped_where_they_are_read(run) -> None:
 
 
 @pytest.mark.ranks(2)
+def test_gradients_by_hand_in_place_of_averaged_ones_are_averaged(run) -> None:
+    def train(world: Transport) -> Tensor:
+        net = make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        norms(net)
+        optimizer.zero_grad()
+        for param in net.parameters():
+            param.grad = torch.full_like(param, world.rank)
+        optimizer.step()
+        return vector(net)
+
+    for w in run(2, train):
+        assert torch.equal(w, vector(make_model()) - 0.5)
+
+
+@pytest.mark.ranks(2)
 def test_gradients_are_made_whole_once(run) -> None:
     def train(world: Transport) -> list[int]:
         net = make_model()
