@@ -15,6 +15,7 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, Method, UserError, bsp, hierarchical, selsync
+from hpcsgd.core.step import Exchange
 from hpcsgd.core.topology import form
 from hpcsgd.engine.presence import Gradients, Presence, joined
 from hpcsgd.exchanges import AllReduce
@@ -115,11 +116,15 @@ def test_experts_that_some_groups_or_no_group_uses(run, kind: str) -> None:
     experts_are_as_in_one_process(run, 2, 1, kind, lambda: selsync(0.0, aggregate=gradients))
 
 
+@pytest.mark.parametrize("exchange", [hpcsgd.Dense(), AllReduce()], ids=["shards", "whole"])
 @pytest.mark.ranks(4)
-def test_experts_that_a_whole_group_does_not_use(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_that_a_whole_group_does_not_use(
+    run, monkeypatch: pytest.MonkeyPatch, exchange: Exchange
+) -> None:
     """Its gradients are missing when they are averaged in the group, and when the update begins."""
     monkeypatch.setattr(f"{__name__}.used", lambda t, rank: [t % 2] if rank < 2 else [])
-    experts_are_as_in_one_process(run, 2, 2, "adamw", lambda: selsync(0.0, aggregate=gradients), early=True)
+    method = lambda: selsync(0.0, aggregate=gradients, exchange=exchange)  # noqa: E731
+    experts_are_as_in_one_process(run, 2, 2, "adamw", method, early=True)
 
 
 TABLE = {**REFERENCES, **EXCEPTIONS}

@@ -126,6 +126,23 @@ def test_few_calls_are_kept() -> None:
     assert list(table._calls["a"]) == list(range(1000 - KEPT, 1000))
 
 
+def test_counts_that_a_report_leaves_out_are_the_same() -> None:
+    table = Table()
+    table.add(0, blocked("a", 3, (0, 1)))
+    table.add(0, Report(False))
+    assert table.missing([Need("a", 3, (0,))]) == []
+
+
+def test_the_first_deadlock_is_the_one_that_is_told() -> None:
+    table = Table()
+    table.add(0, blocked("a", 1, (0, 1)))
+    table.add(1, blocked("b", 1, (0, 1)))
+    first = table.deadlock
+    assert first is not None
+    table.add(2, blocked("a", 1, (0, 1, 2)))
+    assert table.deadlock is first
+
+
 def test_how_many_have_left() -> None:
     table = Table()
     table.add(0, blocked("a", 3, (0, 1, 2)))
