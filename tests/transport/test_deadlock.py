@@ -78,6 +78,12 @@ def test_a_rank_that_waits_while_it_leaves() -> None:
     assert str(deadlock).startswith("rank 0 has left after step 7, and rank 1 waits for it in step 8 (x): ")
 
 
+def test_who_trains_is_told_before_those_who_leave() -> None:
+    leaving = blocked("s", 1, (0, 2), "allreduce over 2 ranks")._replace(last="step 7")
+    deadlock = found(leaving, blocked("w", 8, (1, 2), "step 8 (x)"), Report(True, last="step 7"))
+    assert str(deadlock).startswith("rank 2 has left after step 7, and rank 1 waits for it in step 8 (x): ")
+
+
 def test_ranks_that_leave_and_miss_each_other() -> None:
     waits = blocked("s", 1, (0, 1), "allreduce over 2 ranks")._replace(last="step 7")
     assert str(found(waits, Report(True, last=""))) == (

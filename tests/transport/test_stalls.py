@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,7 +16,7 @@ from hpcsgd.transport import Deadlock, PeerLost, Service, Transport, doing, phas
 from hpcsgd.transport.backend import ANY
 from hpcsgd.transport.deadlock import Need, Report, Table
 from hpcsgd.transport.lane import Lane
-from hpcsgd.transport.rank_watch import Member, Operation, RankWatch
+from hpcsgd.transport.rank_watch import Member, Operation, RankWatch, _State
 from transport.jobs import KILLED, launch
 
 SAME = "all ranks of a group have to make the same calls in the same order"
@@ -271,6 +272,21 @@ def test_a_rank_with_a_lane_that_computes_is_not_blocked() -> None:
     assert watch._state() is None
 
 
+def test_a_state_that_changes_between_two_looks_is_not_reported() -> None:
+    table, future, looks = Heard(), Future[None](), list[_State]()
+
+    class Changing(RankWatch):
+        def _state(self) -> _State:
+            looks.append(_State([], [], [(len(looks), None)]))
+            if len(looks) == 4:
+                future.set_result(None)
+            return looks[-1]
+
+    Changing(0, table)._look_until(future, time.monotonic() + LIMIT)
+    assert len(looks) == 4
+    assert table.blocked == set()
+
+
 class Stub:
     """A backend of which nothing is wanted but to note what its rank waits for meanwhile."""
 
@@ -341,11 +357,11 @@ def test_who_does_not_come_in_time_is_told() -> None:
         if world.rank == 0:
             work = both.allreduce(one())
             work._timeout = 0.3
-            assert world.member is not None
-            assert world.member.watch.missing(world.lane, 0.1) == []
             with pytest.raises(PeerLost, match=r"within 0.3 s; not reported to be in it: rank 1$") as raised:
                 work.wait()
             assert raised.value.ranks == (1,)
+            assert world.member is not None
+            assert world.member.watch.missing(both.lane, 0.1) == []  # too short for a report
         started.wait(LIMIT)
         if world.rank == 1:
             both.allreduce(one()).wait()
