@@ -164,6 +164,25 @@ def test_a_frozen_layer_stays_and_thaws(run, label: str) -> None:
         assert w.isfinite().all()
 
 
+@pytest.mark.parametrize("make", [hierarchical, hpcsgd.diloco])
+@pytest.mark.ranks(2)
+def test_a_frozen_layer_stays_in_groups_of_one_rank(run, make: Callable[[int], Method]) -> None:
+    def train(world: Transport) -> bool:
+        net: Any = make_model()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, net, form(world, 2), make(2))
+        before = []
+        for t in range(4):
+            optimizer.zero_grad()
+            net[0].requires_grad_(t < 1)
+            before.append(vector(net[0]))
+            loss(net, *batch(t, world.rank)).backward()
+            optimizer.step()
+        return torch.equal(before[1], vector(net[0]))
+
+    assert run(2, train) == [True, True]
+
+
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize(("P", "K"), SHAPES)
 def test_a_layer_frozen_for_a_while_is_as_in_one_process(run, P: int, K: int, kind: str) -> None:
