@@ -287,6 +287,16 @@ def test_a_state_that_changes_between_two_looks_is_not_reported() -> None:
     assert table.blocked == set()
 
 
+def test_a_lane_that_uses_another_is_no_thread_of_its_own() -> None:
+    def nested(world: Transport) -> int:
+        other = world.apart()
+        world.run(lambda: other.run(lambda: None, "inside").wait(), "outside").wait()
+        assert world.member is not None
+        return len(world.member.watch._others)
+
+    assert threads.run(1, nested, timeout=LIMIT) == [0]
+
+
 class Stub:
     """A backend of which nothing is wanted but to note what its rank waits for meanwhile."""
 
