@@ -29,7 +29,6 @@ _ATTRIBUTES = (
 )
 _METHODS = (
     "size", "stride", "dim", "numel", "element_size", "is_contiguous", "is_floating_point", "is_complex",
-    "__hash__",
 )  # fmt: skip
 _ABOUT: frozenset[Any] = frozenset(
     [getattr(Tensor, name).__get__ for name in _ATTRIBUTES] + [getattr(Tensor, name) for name in _METHODS]

@@ -75,7 +75,7 @@ def found(buckets: Sequence[Bucket], sent: int, arrived: Mapping[Slot, int]) -> 
     for index, bucket in enumerate(buckets):
         for slot in bucket.slots:
             if slot not in arrived or not slot.is_attached():
-                kind = _kind(slot, was_sent=index < sent and slot in arrived)
+                kind = _kind(slot, was_sent=index < sent)
                 if kind is not Presence.THERE:
                     missing[number] = kind
             number += 1

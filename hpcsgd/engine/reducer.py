@@ -157,7 +157,6 @@ class GradientReducer:
 
     def zeroed(self) -> None:
         """All gradients are zero now, and so whole."""
-        self._whole = True
         self._settle(self._buckets)
 
     def take_back(self, name: str) -> None:

@@ -98,6 +98,34 @@ def test_gathering_keeps_gradients_and_zeroes_missing_ones() -> None:
     assert unused.grad.data_ptr() == bucket.g.data_ptr()
 
 
+def test_a_missing_gradient_is_there_once_it_is_given_a_value() -> None:
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    bucket = one_bucket(used, unused)
+    (3 * used).sum().backward()
+    bucket.gather()
+    bucket.show_found()
+    assert unused.grad is None
+    bucket.gather()
+    bucket.g.fill_(2)
+    bucket.show_found()
+    assert torch.equal(torch.full((3,), 2.0), unused.grad)
+    unused.grad = None
+    bucket.show_found()
+    assert unused.grad is None
+
+
+def test_whether_a_gradient_has_values_is_no_use_of_it() -> None:
+    p = nn.Parameter(torch.ones(4))
+    bucket = one_bucket(p)
+    p.sum().backward()
+    bucket.gather()
+    (slot,) = bucket.slots
+    slot.on_use(lambda: lambda: pytest.fail("used"))
+    slot.pend()
+    assert slot.any()
+    assert slot.pending
+
+
 def test_only_foreign_writes_grow_the_version() -> None:
     p = nn.Parameter(torch.ones(4))
     bucket = one_bucket(p, K=2)

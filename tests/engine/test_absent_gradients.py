@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd import DistributedOptimizer, UserError, bsp, hierarchical
+from hpcsgd import DistributedOptimizer, Method, UserError, bsp, hierarchical, selsync
+from hpcsgd.core.step import Exchange
 from hpcsgd.core.topology import form
+from hpcsgd.engine.presence import Gradients, Presence, joined
 from hpcsgd.exchanges import AllReduce
+from hpcsgd.methods.selsync import gradients
 from hpcsgd.transport import Transport, threads
 from methods.table import EXCEPTIONS, REFERENCES
 from references import batch, loss, vector
@@ -56,17 +59,20 @@ def used(t: int, rank: int) -> list[int]:
     return [[0, 1], [0] if rank else [], [1], []][t % 4]
 
 
-@pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize(("P", "K"), SHAPES)
-def test_experts_that_some_ranks_or_no_rank_uses(
-    run, P: int, K: int, exchange: str, overlap: bool, kind: str
-) -> None:
-    def value(net: Experts, t: int, rank: int) -> Tensor:
-        x, y = batch(t, rank)
-        return nn.functional.cross_entropy(net(x, used(t, rank)), y)
+def value(net: Experts, t: int, rank: int) -> Tensor:
+    x, y = batch(t, rank)
+    return nn.functional.cross_entropy(net(x, used(t, rank)), y)
 
+
+def experts_are_as_in_one_process(
+    run: Callable[..., Any],
+    P: int,
+    K: int,
+    kind: str,
+    method: Callable[[], Method],
+    early: bool = False,
+    **options: Any,
+) -> None:
     net = Experts()
     plain = MAKE[kind](net.parameters())
     for t in range(STEPS):
@@ -78,18 +84,47 @@ def test_experts_that_some_ranks_or_no_rank_uses(
     def train(world: Transport) -> tuple[Tensor, list[bool]]:
         net = Experts()
         inner = MAKE[kind](net.parameters())
-        optimizer = DistributedOptimizer(
-            inner, net, form(world, P), EXCHANGES[exchange](), overlap=overlap, bucket_mb=1e-4
-        )
+        optimizer = DistributedOptimizer(inner, net, form(world, P), method(), bucket_mb=1e-4, **options)
         for t in range(STEPS):
             optimizer.zero_grad()
             value(net, t, world.rank).backward()
+            if early:
+                optimizer.synchronize()
             optimizer.step()
         return vector(net), [p.grad is None for p in net.experts.parameters()]
 
     for w, without in run(P * K, train):
         torch.testing.assert_close(w, expected, rtol=0, atol=1e-11)
-        assert without == [p.grad is None for p in net.experts.parameters()]
+        # A position sees what groups made of its own chunk alone.
+        assert early or without == [p.grad is None for p in net.experts.parameters()]
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("P", "K"), SHAPES)
+def test_experts_that_some_ranks_or_no_rank_uses(
+    run, P: int, K: int, exchange: str, overlap: bool, kind: str
+) -> None:
+    experts_are_as_in_one_process(run, P, K, kind, EXCHANGES[exchange], overlap=overlap)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.ranks(2)
+def test_experts_that_some_groups_or_no_group_uses(run, kind: str) -> None:
+    """Groups bring their gradients together once each has those of its own."""
+    experts_are_as_in_one_process(run, 2, 1, kind, lambda: selsync(0.0, aggregate=gradients))
+
+
+@pytest.mark.parametrize("exchange", [hpcsgd.Dense(), AllReduce()], ids=["shards", "whole"])
+@pytest.mark.ranks(4)
+def test_experts_that_a_whole_group_does_not_use(
+    run, monkeypatch: pytest.MonkeyPatch, exchange: Exchange
+) -> None:
+    """Its gradients are missing when they are averaged in the group, and when the update begins."""
+    monkeypatch.setattr(f"{__name__}.used", lambda t, rank: [t % 2] if rank < 2 else [])
+    method = lambda: selsync(0.0, aggregate=gradients, exchange=exchange)  # noqa: E731
+    experts_are_as_in_one_process(run, 2, 2, "adamw", method, early=True)
 
 
 TABLE = {**REFERENCES, **EXCEPTIONS}
@@ -127,6 +162,25 @@ def test_a_frozen_layer_stays_and_thaws(run, label: str) -> None:
         assert stayed
         assert not still
         assert w.isfinite().all()
+
+
+@pytest.mark.parametrize("make", [hierarchical, hpcsgd.diloco])
+@pytest.mark.ranks(2)
+def test_a_frozen_layer_stays_in_groups_of_one_rank(run, make: Callable[[int], Method]) -> None:
+    def train(world: Transport) -> bool:
+        net: Any = make_model()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, net, form(world, 2), make(2))
+        before = []
+        for t in range(4):
+            optimizer.zero_grad()
+            net[0].requires_grad_(t < 1)
+            before.append(vector(net[0]))
+            loss(net, *batch(t, world.rank)).backward()
+            optimizer.step()
+        return torch.equal(before[1], vector(net[0]))
+
+    assert run(2, train) == [True, True]
 
 
 @pytest.mark.parametrize("kind", MAKE)
@@ -196,6 +250,80 @@ def test_on_one_rank_alone_it_is_refused(
         threads.run(2, body, timeout=20)
 
 
+def test_frozen_on_one_rank_alone_after_clipping_is_refused() -> None:
+    def body(world: Transport) -> None:
+        net = make_model()
+        optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        optimizer.clip_grad_norm_(1.0)
+        if world.rank:
+            frozen(net)
+        optimizer.step()
+
+    with pytest.raises(UserError, match=r"parameter 0.\w+ is frozen .* on rank 1 and not on rank 0"):
+        threads.run(2, body, timeout=20)
+
+
+def test_frozen_on_one_rank_and_unused_on_the_other_is_refused_too() -> None:
+    """No rank has a gradient, but for another reason."""
+
+    def body(world: Transport) -> None:
+        net = Experts()
+        optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
+        net.experts[2].requires_grad_(world.rank == 0)
+        value(net, 0, world.rank).backward()
+        optimizer.step()
+
+    with pytest.raises(UserError, match=r"experts.2.\w+ is frozen .* on rank 1 and not on rank 0"):
+        threads.run(2, body, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "together"),
+    [
+        (Presence.MISSING, Presence.DROPPED, {0: Presence.DROPPED}),
+        (Presence.FROZEN, Presence.FROZEN, {0: Presence.FROZEN}),
+        (Presence.THERE, Presence.MISSING, {}),  # even if it is zero
+    ],
+)
+def test_what_two_ranks_have_together(
+    first: Presence, second: Presence, together: dict[int, Presence]
+) -> None:
+    for ranks in ([bytes([first]), bytes([second])], [bytes([second]), bytes([first])]):
+        assert joined(ranks, ["w"], lambda rank: rank) == Gradients(together)
+
+
+@pytest.mark.ranks(2)
+def test_a_frozen_parameter_has_no_gradient_after_the_step(run) -> None:
+    def train(world: Transport) -> list[bool]:
+        net: Any = make_model()
+        optimizer = DistributedOptimizer(MAKE["adamw"](net.parameters()), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        net[0].requires_grad_(False)
+        loss(net, *batch(1, world.rank)).backward()
+        optimizer.step()
+        return [p.grad is None for p in net.parameters()]
+
+    assert run(2, train) == [[True, True, False, False, False, False]] * 2
+
+
+@pytest.mark.ranks(2)
+def test_a_gradient_may_be_replaced_before_it_is_sent(run) -> None:
+    def train(world: Transport) -> bool:
+        net: Any = make_model()
+        inner = optim.SGD(net.parameters(), lr=1.0)
+        optimizer = DistributedOptimizer(inner, net, form(world), bsp(), overlap=False)
+        before = net[0].weight.detach().clone()
+        loss(net, *batch(0, world.rank)).backward()
+        net[0].weight.grad = torch.full_like(net[0].weight, world.rank)
+        optimizer.step()
+        return torch.equal(before - 0.5, net[0].weight)
+
+    assert run(2, train) == [True, True]
+
+
 def test_a_gradient_that_is_replaced_unseen_is_refused() -> None:
     def body(world: Transport) -> None:
         net: Any = make_model()
@@ -232,3 +360,22 @@ def test_what_an_exchange_has_kept_is_not_lost_with_the_gradient(run) -> None:
 
     for moved in run(2, train):
         assert any(moved[1:])
+
+
+@pytest.mark.ranks(2)
+def test_where_an_exchange_has_a_memory_a_missing_gradient_is_zero(run) -> None:
+    """On all ranks, whether anything of earlier ones comes or not: weights decay."""
+
+    def train(world: Transport) -> Tensor:
+        net: Any = make_model()
+        inner = optim.SGD(net.parameters(), lr=0.1, weight_decay=1.0)
+        method = bsp(hpcsgd.Sparse(hpcsgd.TopK(density=1.0)))
+        optimizer = DistributedOptimizer(inner, net, form(world), method)
+        x, y = batch(0, world.rank)
+        nn.functional.cross_entropy(net[1:](net[0](x).detach()), y).backward()
+        optimizer.step()
+        return vector(net[0])
+
+    net: Any = make_model()
+    for w in run(2, train):
+        torch.testing.assert_close(w, 0.9 * vector(net[0]), rtol=0, atol=1e-12)

@@ -4,6 +4,7 @@ learnt."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError
+from hpcsgd.averagers import Mean
+from hpcsgd.core.capabilities import nothing
 from hpcsgd.core.topology import form
+from hpcsgd.methods.selsync import gradients
 from hpcsgd.transport import Transport, threads
 from references import batch, loss, vector
 from references import model as make_model
@@ -79,6 +83,8 @@ METHODS = {
     "delayed": lambda: hpcsgd.delayed(hpcsgd.hierarchical(2), steps=1),
     "streamed": lambda: hpcsgd.streamed(hpcsgd.diloco(2), fragments=2, delay=1),
     "post_local": lambda: hpcsgd.post_local(2),
+    "fedavg": lambda: hpcsgd.fedavg(per_epoch=1, steps_per_epoch=2),
+    "selsync": lambda: hpcsgd.selsync(0.0, aggregate=gradients),
     "bsp": hpcsgd.bsp,
 }
 
@@ -96,6 +102,33 @@ def test_groups_that_are_unlike_steps_ahead_do_not_average(method: str) -> None:
         UserError, match=r"rank 0 is in .* after \d+ updates, but rank 1 is in .* after \d+ updates"
     ):
         threads.run(3, body, timeout=PATIENCE)
+
+
+def test_updates_before_a_synchronization_are_told() -> None:
+    def body(world: Transport) -> None:
+        net, optimizer = made(world, 2, lambda: hpcsgd.hierarchical(2))
+        optimizer.take_up(world.rank * 2, [{} for _ in optimizer.param_groups], None)
+        train(world, net, optimizer, 0, 2)
+
+    line = (
+        "rank 0 is in a synchronization after 1 updates, but rank 1 is in a synchronization after 3 updates"
+    )
+    with pytest.raises(UserError, match=line):
+        threads.run(2, body, timeout=PATIENCE)
+
+
+def test_nobody_gets_a_bucket_before_the_agreement() -> None:
+    """There are more of them than travel at once."""
+
+    def body(world: Transport) -> None:
+        net = make_model()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, net, form(world, 2), hpcsgd.hierarchical(2), bucket_mb=1e-6)
+        step = replace(optimizer._step, t=world.rank)
+        with pytest.raises(UserError, match="a synchronization"):
+            next(Mean().one_by_one(step, nothing))
+
+    threads.run(2, body, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("method", METHODS)

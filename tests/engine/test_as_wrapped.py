@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from hpcsgd import DistributedOptimizer, UserError, bsp, hierarchical
+from hpcsgd import DistributedOptimizer, Joined, UserError, bsp, hierarchical
 from hpcsgd.core.topology import form
 from hpcsgd.transport import Transport
 from references import model as make_model
@@ -110,6 +110,19 @@ def test_changes_after_the_wrapping_are_refused(run, P: int, K: int, change: str
             optimizer.step()
 
     run(P * K, train)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_groups_of_one_of_several_optimizers(run, n: int) -> None:
+    def train(world: Transport) -> None:
+        net = make_model()
+        inner = Joined(*(optim.SGD(layer.parameters(), lr=0.1) for layer in (net[0], net[3])))
+        optimizer = DistributedOptimizer(inner, net, form(world), bsp())
+        inner.parts[1].param_groups = [dict(inner.parts[1].param_groups[0])]
+        with pytest.raises(UserError, match="param groups were added, removed or replaced"):
+            optimizer.step()
+
+    run(n, train)
 
 
 @pytest.mark.parametrize("n", [2])

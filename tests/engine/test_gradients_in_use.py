@@ -111,6 +111,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "replaced": each(replace),
     "replaced by the same": each(keep),
     "cancelled": cancel,
+    "read and cancelled": lambda net: (norms(net), cancel(net)),
     "swapped": swap,
     "noise": noise,
     "read": norms,
@@ -120,7 +121,10 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "foreach": lambda net: vars(torch)["_foreach_mul_"]([param.grad for param in net.parameters()], 0.5),
     "detached": each(lambda param: param.grad.detach().mul_(0.5)),  # type: ignore[union-attr]
     "flattened": joined,
+    "in a tuple": lambda net: torch.stack((net[0].bias.grad, net[2].bias.grad)).norm().item(),
+    "by name": lambda net: torch.linalg.vector_norm(x=net[3].weight.grad).item(),
 }
+READING = ("read", "read_afterwards", "clip by norm", "in a tuple", "by name")
 
 
 def read_afterwards(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> list[object]:
@@ -289,8 +293,60 @@ def test_the_numbers_are_those_of_one_process(
 
     for w, theirs in run(P * K, train):
         torch.testing.assert_close(w, expected, rtol=0, atol=1e-11)
-        if name in ("read", "read_afterwards", "clip by norm"):
+        if name in READING:
             torch.testing.assert_close(torch.tensor(theirs), torch.tensor(seen), rtol=1e-5, atol=0)
+
+
+@pytest.mark.ranks(2)
+def test_gradients_are_clipped_where_they_are_read(run) -> None:
+    """What this rank updates by has been scaled alone; others get it by the first use."""
+
+    def train(world: Transport) -> list[float]:
+        net = make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        norms(net)
+        optimizer.clip_grad_norm_(0.1)
+        return norms(net)
+
+    net = make_model()
+    torch.stack([loss(net, *batch(0, rank)) for rank in range(2)]).mean().backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    for found in run(2, train):
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(norms(net)), rtol=1e-5, atol=0)
+
+
+@pytest.mark.ranks(2)
+def test_gradients_by_hand_in_place_of_averaged_ones_are_averaged(run) -> None:
+    def train(world: Transport) -> Tensor:
+        net = make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=1.0), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        norms(net)
+        optimizer.zero_grad()
+        for param in net.parameters():
+            param.grad = torch.full_like(param, world.rank)
+        optimizer.step()
+        return vector(net)
+
+    for w in run(2, train):
+        assert torch.equal(w, vector(make_model()) - 0.5)
+
+
+@pytest.mark.ranks(2)
+def test_gradients_are_made_whole_once(run) -> None:
+    def train(world: Transport) -> list[int]:
+        net = make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
+        loss(net, *batch(0, world.rank)).backward()
+        sent = []
+        for _ in range(2):
+            optimizer.synchronize()
+            sent.append(world.ledger.totals()["gradients"].bytes)
+        return sent
+
+    for once, twice in run(2, train):
+        assert once == twice > 0
 
 
 USES: dict[str, Callable[[Any, Any], object]] = {
@@ -317,6 +373,21 @@ def test_gradients_that_were_added_to_those_of_an_earlier_step(use: str, overlap
             optimizer.step()
 
     with pytest.raises(UserError, match=r"gradient of \S+ was added to that of an earlier step"):
+        threads.run(2, body, timeout=20)
+
+
+def test_gradients_of_an_earlier_step_that_this_one_adds_nothing_to() -> None:
+    def body(world: Transport) -> None:
+        net: Any = make_model()
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, form(world), bsp())
+        for t in range(2):
+            x, y = batch(t, world.rank)
+            hidden = net[:3](x)
+            net[3].zero_grad()
+            nn.functional.cross_entropy(net[3](hidden.detach() if t else hidden), y).backward()
+            optimizer.step()
+
+    with pytest.raises(UserError, match=r"gradient of [02].\w+ was added to that of an earlier step"):
         threads.run(2, body, timeout=20)
 
 
@@ -359,8 +430,12 @@ def test_the_form_of_a_gradient_may_be_asked_for_at_any_time() -> None:
                 g = param.grad
                 assert g is not None
                 found.append(
-                    (g.shape, g.dtype, g.device, g.numel(), g.size(), g.dim(), g.is_floating_point())
-                )
+                    (
+                        g.shape, g.dtype, g.device, g.layout, g.ndim, g.requires_grad, g.is_leaf, g.grad_fn,
+                        g.is_sparse, g.numel(), g.size(), g.stride(), g.dim(), g.element_size(),
+                        g.is_contiguous(), g.is_floating_point(), g.is_complex(), hash(g),
+                    )
+                )  # fmt: skip
         optimizer.step()
         return found, all(type(param.grad) is not Tensor for param in net.parameters())
 

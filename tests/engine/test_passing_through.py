@@ -316,6 +316,32 @@ def test_other_methods_find_averaged_gradients(run, n: int) -> None:
         require_close(found, vector(net))
 
 
+class Halving(optim.SGD):
+    def halve(self) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.grad.mul_(0.5)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_they_make_of_pieces_of_gradients_is_read_whole(run, n: int) -> None:
+    def norms(net: nn.Module) -> Tensor:
+        return torch.stack([p.grad.norm() for p in net.parameters() if p.grad is not None])
+
+    def halved(world: Transport) -> tuple[Tensor, Tensor]:
+        net = model()
+        inner = Halving(net.parameters(), lr=0.1)
+        optimizer: Any = DistributedOptimizer(inner, net, form(world, 1), bsp(), elementwise=True)
+        loss(net, *batch(0, world.rank)).backward()
+        before = norms(net)
+        optimizer.halve()
+        return before, norms(net)
+
+    for before, after in run(n, halved):
+        torch.testing.assert_close(after, before / 2)
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("n", [1, 2])
 def test_so_do_those_that_see_pieces(run, n: int, overlap: bool) -> None:

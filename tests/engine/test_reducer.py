@@ -19,6 +19,7 @@ from hpcsgd.core.topology import Job, form
 from hpcsgd.exchanges import AllReduce
 from hpcsgd.schedules import never
 from hpcsgd.transport import Transport
+from hpcsgd.transport.recording import activity
 from references import batch, gathered_step, loss, one_step, vector
 from references import model as make_model
 
@@ -67,6 +68,28 @@ def test_buckets_leave_in_order_and_during_the_backward_pass(run, n: int, overla
         return exchange.seen
 
     assert run(n, train) == [[(bucket, not overlap) for bucket in range(6)]] * n
+
+
+@pytest.mark.ranks(2)
+def test_what_is_sent_in_the_backward_pass_belongs_to_it(run) -> None:
+    """As ranks that wait for each other are told."""
+
+    def train(world: Transport) -> set[str]:
+        job, net = form(world), make_model()
+        found = set[str]()
+
+        class Told(Watched):
+            def __call__(self, d: Departure, b: Bucket) -> None:
+                found.add(activity()[0])
+                super().__call__(d, b)
+
+        method = Method(Told(), never, Mean())
+        optimizer = DistributedOptimizer(momentum(net), net, job, method, bucket_mb=SMALL)
+        for t in range(2):
+            one_step(net, optimizer, job, t)
+        return found
+
+    assert run(2, train) == [{"backward() of step 1", "backward() of step 2"}] * 2
 
 
 class Switching(nn.Module):

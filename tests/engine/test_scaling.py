@@ -94,6 +94,26 @@ def test_it_is_the_training_without_the_bad_steps(run, P: int, K: int, clip: boo
             torch.testing.assert_close(mine, groups[rank // K], rtol=0, atol=2e-5)
 
 
+@pytest.mark.ranks(2)
+def test_gradients_are_unscaled_where_they_are_read(run) -> None:
+    """Those that this rank updates by, and those of others, which it has read before."""
+
+    def norms(net: nn.Module) -> Tensor:
+        return torch.stack([p.grad.norm() for p in net.parameters() if p.grad is not None])
+
+    def train(world: Transport) -> tuple[Tensor, Tensor]:
+        net = model()
+        optimizer = hpcsgd.DistributedOptimizer(sgd(net), net, form(world), bsp())
+        scaler = hpcsgd.GradScaler("cpu", init_scale=2.0**10)
+        scaler.scale(loss(net, *batch(0, world.rank))).backward()
+        before = norms(net)
+        scaler.unscale_(optimizer)
+        return before, norms(net)
+
+    for before, after in run(2, train):
+        torch.testing.assert_close(after, before / 2**10)
+
+
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("make", [bsp, sgp, lambda: selsync(0.3)])
 def test_any_dense_method_skips_together(run, make: Any) -> None:

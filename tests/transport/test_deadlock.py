@@ -78,6 +78,12 @@ def test_a_rank_that_waits_while_it_leaves() -> None:
     assert str(deadlock).startswith("rank 0 has left after step 7, and rank 1 waits for it in step 8 (x): ")
 
 
+def test_who_trains_is_told_before_those_who_leave() -> None:
+    leaving = blocked("s", 1, (0, 2), "allreduce over 2 ranks")._replace(last="step 7")
+    deadlock = found(leaving, blocked("w", 8, (1, 2), "step 8 (x)"), Report(True, last="step 7"))
+    assert str(deadlock).startswith("rank 2 has left after step 7, and rank 1 waits for it in step 8 (x): ")
+
+
 def test_ranks_that_leave_and_miss_each_other() -> None:
     waits = blocked("s", 1, (0, 1), "allreduce over 2 ranks")._replace(last="step 7")
     assert str(found(waits, Report(True, last=""))) == (
@@ -124,6 +130,31 @@ def test_few_calls_are_kept() -> None:
     for number in range(1000):
         table.add(0, blocked("a", number, (0, 1))._replace(calls={"a": [Call(number, "x", "x")]}))
     assert list(table._calls["a"]) == list(range(1000 - KEPT, 1000))
+
+
+def test_counts_that_a_report_leaves_out_are_the_same() -> None:
+    table = Table()
+    table.add(0, blocked("a", 3, (0, 1)))
+    table.add(0, Report(False))
+    assert table.missing([Need("a", 3, (0,))]) == []
+
+
+def test_the_first_deadlock_is_the_one_that_is_told() -> None:
+    table = Table()
+    table.add(0, blocked("a", 1, (0, 1)))
+    table.add(1, blocked("b", 1, (0, 1)))
+    first = table.deadlock
+    assert first is not None
+    table.add(2, blocked("a", 1, (0, 1, 2)))
+    assert table.deadlock is first
+
+
+def test_how_many_have_left() -> None:
+    table = Table()
+    table.add(0, blocked("a", 3, (0, 1, 2)))
+    table.add(1, Report(True, last="step 4"))
+    table.add(2, Report(False))
+    assert table.left() == 1
 
 
 def test_who_is_missing() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import torch
 from hpcsgd.transport import Deadlock, PeerLost, Service, Transport, doing, phase, rank_watch, threads
 from hpcsgd.transport.backend import ANY
 from hpcsgd.transport.deadlock import Need, Report, Table
-from hpcsgd.transport.rank_watch import Member, RankWatch
+from hpcsgd.transport.lane import Lane
+from hpcsgd.transport.rank_watch import Member, Operation, RankWatch, _State
 from transport.jobs import KILLED, launch
 
 SAME = "all ranks of a group have to make the same calls in the same order"
@@ -246,6 +249,56 @@ def test_another_thread_of_a_rank_may_free_others(heard: Heard) -> None:
     assert heard.deadlock is None
 
 
+def test_a_rank_whose_thread_has_yet_to_notice_is_not_blocked() -> None:
+    watch, lane, future = RankWatch(0, Table()), Lane("lane"), Future[None]()
+    watch.adopt(lane)
+    lane.entries.append(None)
+    lane.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
+    watch._waiting[threading.get_ident()] = lane, future
+    assert watch._state() is not None
+    future.set_result(None)
+    assert watch._state() is None
+
+
+def test_a_rank_with_a_lane_that_computes_is_not_blocked() -> None:
+    watch, lane, computing = RankWatch(0, Table()), Lane("lane"), Lane("another")
+    for each in (lane, computing):
+        watch.adopt(each)
+    lane.entries.append(None)
+    lane.executing = Operation("allreduce", lambda: (Need("c", 1, (1,)),))
+    watch._waiting[threading.get_ident()] = lane, Future[None]()
+    assert watch._state() is not None
+    computing.entries.append(None)
+    assert watch._state() is None
+
+
+def test_a_state_that_changes_between_two_looks_is_not_reported() -> None:
+    table, future, looks = Heard(), Future[None](), list[_State]()
+
+    class Changing(RankWatch):
+        def _state(self) -> _State:
+            looks.append(_State([], [], [(len(looks), None)]))
+            if len(looks) == 4:
+                future.set_result(None)
+            return looks[-1]
+
+    Changing(0, table)._look_until(future, time.monotonic() + LIMIT)
+    assert len(looks) == 4
+    assert table.blocked == set()
+
+
+def test_a_lane_that_uses_another_is_no_thread_of_its_own() -> None:
+    def nested(world: Transport) -> None:
+        other = world.apart()
+        assert world.member is not None
+        threads_of_rank = world.member.watch._others
+        before = set(threads_of_rank)
+        world.run(lambda: other.run(lambda: None, "inside").wait(), "outside").wait()
+        assert set(threads_of_rank) <= before | {threading.current_thread()}
+
+    threads.run(2, nested, timeout=LIMIT)
+
+
 class Stub:
     """A backend of which nothing is wanted but to note what its rank waits for meanwhile."""
 
@@ -316,11 +369,11 @@ def test_who_does_not_come_in_time_is_told() -> None:
         if world.rank == 0:
             work = both.allreduce(one())
             work._timeout = 0.3
-            assert world.member is not None
-            assert world.member.watch.missing(world.lane, 0.1) == []
             with pytest.raises(PeerLost, match=r"within 0.3 s; not reported to be in it: rank 1$") as raised:
                 work.wait()
             assert raised.value.ranks == (1,)
+            assert world.member is not None
+            assert world.member.watch.missing(both.lane, 0.1) == []  # too short for a report
         started.wait(LIMIT)
         if world.rank == 1:
             both.allreduce(one()).wait()
