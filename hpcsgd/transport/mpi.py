@@ -7,7 +7,6 @@ import functools
 import os
 import pickle
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -24,12 +23,9 @@ from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.by_node import ByNode
 from hpcsgd.transport.ending import guard
 from hpcsgd.transport.launcher import check_world, launched
+from hpcsgd.transport.mpi_library import MPI
 from hpcsgd.transport.mpi_reports import MpiReports
 from hpcsgd.transport.rank_watch import WORLD, Member
-
-with warnings.catch_warnings():  # `world` tells the same, once, and what to do
-    warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
-    from mpi4py import MPI
 
 # MPI only moves these, so any type of the same width will do (it does not know bfloat16).
 _CARRIERS = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}

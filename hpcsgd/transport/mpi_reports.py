@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from mpi4py import MPI
-
 from hpcsgd.transport.deadlock import Call, Need, Report, Table, Wait
+from hpcsgd.transport.mpi_library import MPI
 from hpcsgd.transport.rank_watch import LOOK
 
 ANSWERED = 1.0

@@ -191,6 +191,7 @@ def test_nothing_stays_of_a_model_that_is_dropped(run, n: int, options: dict[str
         job, net = form(world), make_model()
         optimizer = DistributedOptimizer(momentum(net), net, job, bsp(), **options)
         for t in range(2):
+            optimizer.zero_grad()
             for _ in range(options.get("accumulate", 1)):
                 loss(net, *batch(t, world.rank)).backward()
             optimizer.step()
