@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -86,7 +88,8 @@ def test_layouts_that_cannot_be_kept_are_refused() -> None:
 
 
 def test_gathering_keeps_gradients_and_zeroes_missing_ones() -> None:
-    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    used = nn.Parameter(torch.ones(2))
+    unused: Any = nn.Parameter(torch.ones(3))
     bucket = one_bucket(used, unused)
     (3 * used).sum().backward()
     bucket.gather()
@@ -99,7 +102,8 @@ def test_gathering_keeps_gradients_and_zeroes_missing_ones() -> None:
 
 
 def test_a_missing_gradient_is_there_once_it_is_given_a_value() -> None:
-    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))
+    used = nn.Parameter(torch.ones(2))
+    unused: Any = nn.Parameter(torch.ones(3))
     bucket = one_bucket(used, unused)
     (3 * used).sum().backward()
     bucket.gather()
