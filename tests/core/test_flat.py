@@ -87,7 +87,7 @@ def test_layouts_that_cannot_be_kept_are_refused() -> None:
 
 def test_gathering_keeps_gradients_and_zeroes_missing_ones() -> None:
     used = nn.Parameter(torch.ones(2))
-    unused: Any = nn.Parameter(torch.ones(3))
+    unused = nn.Parameter(torch.ones(3))
     bucket = one_bucket(used, unused)
     (3 * used).sum().backward()
     bucket.gather()
