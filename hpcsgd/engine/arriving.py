@@ -13,6 +13,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hpcsgd.core.flat import Bucket
+from hpcsgd.core.pending_gradient import operands
 from hpcsgd.core.shards import is_sharded
 from hpcsgd.errors import UserError
 from hpcsgd.transport import Work, phase
@@ -102,13 +103,7 @@ def _wait_for_own(module: nn.Module, _: Any) -> None:
 
 def _arrivals(given: Iterable[Any]) -> Iterator[_Arrival]:
     """Of the parameters in what a function was given, in lists and in tables, too."""
-    for each in given:
-        if isinstance(each, _Arriving):
-            yield each.arrival
-        elif isinstance(each, list | tuple):
-            yield from _arrivals(cast("list[Any]", each))
-        elif isinstance(each, dict):
-            yield from _arrivals(cast("dict[Any, Any]", each).values())
+    return (param.arrival for param in operands(_Arriving, given))
 
 
 def _require_interpreted(model: nn.Module) -> None:

@@ -50,9 +50,9 @@ class Evaluated:
     def is_valid(self, held: Sequence[Held]) -> bool:
         """Whether parameters and gradients are as they were."""
         both = zip(self.parameters, held, strict=True)
-        return self.has_itsversions(held) and all(torch.equal(x, each.tensor) for x, each in both)
+        return self.has_its_gradients(held) and all(torch.equal(x, each.tensor) for x, each in both)
 
-    def has_itsversions(self, held: Sequence[Held]) -> bool:
+    def has_its_gradients(self, held: Sequence[Held]) -> bool:
         """Whether these are as they were."""
         return unchanged(self.gradients, versions(held))
 
@@ -92,7 +92,7 @@ class Closure:
         if ahead is not None:
             if self._ranks.all_agree(ahead.is_valid(self._held)):
                 return self._mean(ahead.loss)
-            if ahead.has_itsversions(self._held):
+            if ahead.has_its_gradients(self._held):
                 self._ranks.drop_gradients()
         loss = self._ranks.evaluate(self._closure)
         _require_loss(loss)

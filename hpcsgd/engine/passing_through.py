@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -46,8 +47,8 @@ class PassingThrough:
     _during: Callable[[str], contextlib.AbstractContextManager[Call]]
 
     @property
-    def _in_place(self) -> Step:
-        raise NotImplementedError
+    @abstractmethod
+    def _in_place(self) -> Step: ...
 
     def __getattr__(self, name: str) -> Any:
         local = vars(self).get("local")
