@@ -88,23 +88,29 @@ def test_loaded_weights_are_trained_on(run, method: str, P: int, K: int) -> None
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("method", NEW)
 def test_clamped_weights_stay_clamped(run, method: str) -> None:
-    """As in a Wasserstein GAN: what a step leaves is beyond the bound by that step and no more."""
-    most, lr = 0.05, 0.01
+    """As in a Wasserstein GAN: what a step leaves is beyond the bound by that step and no more.
+
+    The ranks wait for each other before each step, so that an asynchronous method is behind by two steps at
+    most. Even so two groups may both take off what one of them should have. The first clamp takes off 1.2,
+    and what is then too much at the other end gets smaller by 0.2 a step, so that 12 steps are enough.
+    """
+    most, lr = 0.2, 0.01
 
     def one(world: Transport) -> float:
         net = model()
         inner = optim.SGD(net.parameters(), lr=lr)
         optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, 2), NEW[method]())
-        for t in range(8):
+        found = 0.0
+        for t in range(12):
             optimizer.zero_grad()
             loss(net, *batch(t, world.rank)).backward()
             optimizer.clip_grad_norm_(1.0)
+            world.barrier()
             optimizer.step()
-            if t == 7:
-                return vector(net).abs().max().item()
+            found = vector(net).abs().max().item()
             with torch.no_grad():
                 for p in net.parameters():
                     p.clamp_(-most, most)
-        raise AssertionError
+        return found
 
     assert all(found <= most + 4 * lr for found in run(2, one))
