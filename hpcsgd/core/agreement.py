@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Transport, phase
+from hpcsgd.transport import Transport, Work, phase
 
 _FORM = struct.Struct("<28sIqdII")
 SIZE = _FORM.size
@@ -42,6 +42,25 @@ class Call:
         return _FORM.pack(self.name.encode(), self.optimizer, self.t, rate, zlib.crc32(rates), digest)
 
 
+class Comparison:
+    """One that is under way."""
+
+    def __init__(self, work: Work | None, all_same: Callable[[bytes], bool]) -> None:
+        self._work, self._all_same = work, all_same
+
+    def wait(self) -> bool:
+        """Return whether all ranks have the same digest.
+
+        Raises:
+            UserError: If ranks are in different calls, have made different numbers of updates, or have
+                different learning rates: on all ranks that take part.
+        """
+        if self._work is None:
+            return True
+        with phase("agreement"):
+            return self._all_same(self._work.wait())
+
+
 class Agreement:
     """Compares calls among the ranks that share gradients: those of the group, or all `across` groups."""
 
@@ -64,32 +83,34 @@ class Agreement:
         """Whether there is no other rank to agree with."""
         return self._ranks.size == 1
 
-    def reach(self, call: Call, digest: int = 0) -> bool:
-        """Return whether all ranks have the same `digest`; collective, blocking.
-
-        Raises:
-            UserError: If ranks are in different calls, have made different numbers of updates, or have
-                different learning rates: on all ranks that take part.
-        """
+    def begin(self, call: Call, digest: int = 0) -> Comparison:
+        """Begin to compare the `call`, and the `digest` of anything else, while other messages of this rank
+        are on their way; collective. Nothing else may be compared before the end."""
         if self.alone:
-            return True
+            return Comparison(None, self._all_same)
         with phase("agreement"):
-            parts = self._ranks.gather_records(call.packed(digest))
-        if parts == parts[:SIZE] * self._ranks.size:
-            return True
-        told = [_FORM.unpack_from(parts, SIZE * rank) for rank in range(self._ranks.size)]
-        self._require_same(told)
-        return False
+            return Comparison(self._ranks.post_record(call.packed(digest)), self._all_same)
+
+    def reach(self, call: Call) -> None:
+        """Compare the `call`; collective, blocking. Raises `UserError` as `Comparison.wait` does."""
+        self.begin(call).wait()
 
     def presence(self, mine: bytes) -> list[bytes]:
         """Return `mine`, one byte for each parameter, of all ranks; collective, blocking."""
         with phase("agreement"):
-            parts = self._ranks.gather_records(mine)
+            parts = self._ranks.post_record(mine).wait()
         return [parts[len(mine) * rank :][: len(mine)] for rank in range(self._ranks.size)]
 
     def world_rank(self, rank: int) -> int:
         """Return the rank in the job of a rank that takes part."""
         return self._number(rank)
+
+    def _all_same(self, parts: bytes) -> bool:
+        if parts == parts[:SIZE] * self._ranks.size:
+            return True
+        told = [_FORM.unpack_from(parts, SIZE * rank) for rank in range(self._ranks.size)]
+        self._require_same(told)
+        return False
 
     def _require_same(self, told: Sequence[tuple[bytes, int, int, float, int, int]]) -> None:
         first = told[0]

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, optim
 
-from hpcsgd.core.agreement import Agreement, Call
+from hpcsgd.core.agreement import Agreement, Call, Comparison
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import as_vector, squared_norm
 from hpcsgd.core.topology import Job
@@ -102,15 +102,14 @@ class Step:
         """The chunks `own`: this position's part of the model."""
         return [b.own for b in self.buckets]
 
-    def agreement(self) -> Work:
+    def agreement(self) -> Comparison:
         """Begin to compare this step with that of the other groups: `wait()` raises `UserError` unless all
         synchronize after the same number of updates, at the same learning rates.
 
         An averager that needs all groups calls it before it sends anything, and waits before it changes
         anything; collective over the groups.
         """
-        agreement, call = Agreement.of_position(self.job), Call("a synchronization", self.t - 1, self.rates)
-        return self.job.cross.run(lambda: agreement.reach(call), "agreement of groups")
+        return Agreement.of_position(self.job).begin(Call("a synchronization", self.t - 1, self.rates))
 
     def gradients(self) -> list[Tensor]:
         """Of the group, as the update is about to use them: of this position's chunks, or of all of w where

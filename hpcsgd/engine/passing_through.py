@@ -85,9 +85,7 @@ class PassingThrough:
         """Return whether all ranks that share gradients have this `digest`, in call `name`; collective."""
         ranks = self._everyone if self._exchange.across else self._shared
         with self._during(name) as call:
-            agree = functools.partial(ranks.reach, call, digest)
-            # After gradients that have been sent.
-            return self._step.job.world.run(agree, "agreement of ranks").wait()
+            return ranks.begin(call, digest).wait()
 
     def _passed(
         self, closure: Callable[[], Any] | None, loss: float | Tensor | None

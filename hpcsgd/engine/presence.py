@@ -97,17 +97,26 @@ def found_again(buckets: Sequence[Bucket], before: Gradients) -> Gradients:
     return Gradients(missing)
 
 
-def agreed(agreement: Agreement, call: Call, mine: Gradients, slots: Sequence[Slot]) -> Gradients:
-    """Agree on the `call`, and return what the ranks have together, of which this one has `mine`; collective,
-    blocking.
+class Agreeing:
+    """Ranks agree on a `call` and on who has which gradients, of which this one has `mine`; collective.
 
-    Raises:
-        UserError: As `Agreement.reach`, and as `joined`.
+    The `slots` are those of all parameters.
     """
-    if agreement.reach(call, mine.digest):
-        return mine
-    ranks = agreement.presence(mine.packed(len(slots)))
-    return joined(ranks, [slot.name for slot in slots], agreement.world_rank)
+
+    def __init__(self, agreement: Agreement, call: Call, mine: Gradients, slots: Sequence[Slot]) -> None:
+        self._agreement, self._mine, self._slots = agreement, mine, slots
+        self._comparison = agreement.begin(call, mine.digest)
+
+    def wait(self) -> Gradients:
+        """Return what the ranks have together.
+
+        Raises:
+            UserError: As `Comparison.wait`, and as `joined`.
+        """
+        if self._comparison.wait():
+            return self._mine
+        ranks = self._agreement.presence(self._mine.packed(len(self._slots)))
+        return joined(ranks, [slot.name for slot in self._slots], self._agreement.world_rank)
 
 
 def joined(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[int], int]) -> Gradients:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from weakref import WeakMethod
 
@@ -14,10 +13,10 @@ from hpcsgd.core.flat import Bucket
 from hpcsgd.core.layout import Slot
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.engine import presence
-from hpcsgd.engine.presence import Gradients, Presence, Progress
-from hpcsgd.engine.sending import Sending, arrived
+from hpcsgd.engine.presence import Agreeing, Gradients, Presence, Progress
+from hpcsgd.engine.sending import Sending, arrived, wait_for
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Work, phase
+from hpcsgd.transport import phase
 from hpcsgd.transport.streams import captured
 
 
@@ -112,21 +111,21 @@ class GradientReducer:
         the first of them."""
         if self._averaged or self._are_of_last_step():
             gradients = presence.found_again(self._buckets, self._gradients)
-            self._conclude(gradients, self._run_agreement(call, gradients))
+            self._conclude(gradients, self._begin_agreement(call, gradients))
             yield self._buckets
             return
         gradients = presence.found(self._buckets, len(self._sending.sent), self._arrivals)
-        self._gradients = Gradients({})
+        agreement = self._begin_agreement(call, gradients)
         self._send_rest()
-        concluding: Work | None = self._run_agreement(call, gradients)
         waiting = list(self._sending.sent)
+        if gradients.missing:  # what others sent in their place decides whether they count
+            wait_for(waiting)
         while waiting:
             count = arrived(waiting)
             first = len(self._buckets) - len(waiting)
+            if not first:
+                self._conclude(gradients, agreement)
             del waiting[:count]
-            if concluding is not None and (gradients.missing or not waiting):
-                self._conclude(gradients, concluding)
-                concluding = None
             if not waiting:
                 self._reset()
                 self._averaged, self._whole = True, not self._divided
@@ -168,9 +167,10 @@ class GradientReducer:
                     "part: make DistributedOptimizer with overlap=False, or set requires_grad_(False) for "
                     "parameters whose gradients are not used"
                 )
+            agreement = self._begin_agreement(self._calling(name), Gradients({}))
             self._sending.send_until(len(self._buckets))
-            for work in (*self._sending.sent, self._run_agreement(self._calling(name), Gradients({}))):
-                work.wait()
+            wait_for(self._sending.sent)
+            agreement.wait()
         self._reset()
         self._stale.clear()
         self._averaged = False
@@ -256,12 +256,10 @@ class GradientReducer:
                 slot.attach()
         self._sending.send_until(len(self._buckets))
 
-    def _run_agreement(self, call: Call, gradients: Gradients) -> Work:
-        """Agree on the `call` and on who has which gradients, after everything that has been sent."""
-        agree = functools.partial(presence.agreed, self._agreement(), call, gradients, self._slots)
-        return self._departing().job.world.run(agree, "agreement of ranks")
+    def _begin_agreement(self, call: Call, gradients: Gradients) -> Agreeing:
+        return Agreeing(self._agreement(), call, gradients, self._slots)
 
-    def _conclude(self, mine: Gradients, agreement: Work) -> None:
+    def _conclude(self, mine: Gradients, agreement: Agreeing) -> None:
         """Take over what the ranks have together: `param.grad` is None where no rank has a gradient."""
         self._gradients = agreement.wait()
         for number in mine.missing:

@@ -63,6 +63,13 @@ class Sending:
             )
 
 
+def wait_for(works: Sequence[Work]) -> None:
+    """Return once all of them are done."""
+    with phase("gradients"):
+        for work in works:
+            work.wait()
+
+
 def arrived(waiting: Sequence[Work]) -> int:
     """Wait for the first exchange, and return how many are over, from the first on."""
     count = 0

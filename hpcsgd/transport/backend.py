@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 Reduction = Literal["sum", "mean", "max"]
 ANY = -1
 """As a source: whoever sends first."""
+Ending = Callable[[float], bool]
+"""Of an operation under way: wait for its end so many seconds at most, and return whether it has come."""
 _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -92,6 +94,11 @@ class Backend(ABC):
     @abstractmethod
     def gather_objects(self, item: Any) -> list[Any]:
         """The picklable `item` of every rank, in rank order, on every rank."""
+
+    @abstractmethod
+    def post_record(self, record: bytes, received: bytearray) -> Ending:
+        """Begin to gather the `record` of every rank, of one length, in rank order in `received`. Any one
+        thread may call it, beside all other operations, as long as nothing else uses the communicator."""
 
     @abstractmethod
     def split(self, color: int, key: int) -> Backend:

@@ -13,6 +13,7 @@ from hpcsgd.transport.backend import ANY, Backend, Reduction
 from hpcsgd.transport.events import MESSAGE
 from hpcsgd.transport.lane import Lane, Work, close_lanes, finished
 from hpcsgd.transport.operands import device_of, nbytes, overlap, require
+from hpcsgd.transport.posted import Posted
 from hpcsgd.transport.rank_watch import Member, Operation
 from hpcsgd.transport.recording import Ledger
 
@@ -57,6 +58,7 @@ class Transport:
             member.watch.adopt(self.lane)
         self.way = "mpi"
         """By which library tensors on devices travel; by this one they are staged in host memory."""
+        self._place: Lane | None = None
         self._control: Transport | None = None
         self.lanes_apart: list[Lane] = []
         """Of everything that was made apart from this communicator or from its parts."""
@@ -138,13 +140,20 @@ class Transport:
             return [item]
         return self._start("gather_objects", 0, lambda: self.backend.gather_objects(item)).wait()
 
-    def gather_records(self, record: bytes) -> bytes:
-        """The `record` of every rank, of one length, one after the other in rank order. Blocks; like pickles,
-        records are metadata, and not counted in the ledger's bytes."""
-        mine = torch.frombuffer(bytearray(record), dtype=torch.uint8)
-        out = torch.empty(self.size * len(record), dtype=torch.uint8, device="cpu")
-        self._start("allgather", 0, lambda: self.backend.allgather(out, mine), out, mine).wait()
-        return bytes(out.numpy())
+    def post_record(self, record: bytes) -> Work:
+        """Gather the `record` of every rank, of one length, without the lane: `wait()` returns them one after
+        the other in rank order. Nothing else may use this communicator until then. Like pickles, records are
+        metadata, and not counted in the ledger's bytes."""
+        told = f"allgather over {self.size} ranks"
+        if self._place is None:
+            self._place = Lane("what a thread has posted")
+            if self.member is not None:
+                self.member.watch.adopt(self._place)
+        self.ledger.add(calls=1)
+        received = bytearray(self.size * len(record))
+        operation = self.member.collective(told) if self.member is not None and self.size > 1 else None
+        posted = Posted(self.backend.post_record(record, received), received, self._place, operation)
+        return Work(posted, told, self.timeout, self.ledger, lane=self._place)
 
     def barrier(self) -> None:
         """Return once every rank is here."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcsgd.transport.backend import Backend, Reduction
+from hpcsgd.transport.backend import Backend, Ending, Reduction
 from hpcsgd.transport.staged import Staged
 
 Beside = Callable[[Backend], Backend]
@@ -59,6 +59,9 @@ class ByDevice(Backend):
 
     def gather_objects(self, item: Any) -> list[Any]:
         return self.host.gather_objects(item)
+
+    def post_record(self, record: bytes, received: bytearray) -> Ending:
+        return self.host.post_record(record, received)
 
     def split(self, color: int, key: int) -> Backend:
         return ByDevice(self.host.split(color, key))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcsgd.transport.backend import Backend, Reduction
+from hpcsgd.transport.backend import Backend, Ending, Reduction
 
 
 class Faults:
@@ -77,6 +77,9 @@ class FailingBackend(Backend):
 
     def gather_objects(self, item: Any) -> list[Any]:
         return self._usable().gather_objects(item)
+
+    def post_record(self, record: bytes, received: bytearray) -> Ending:
+        return self._usable().post_record(record, received)
 
     def split(self, color: int, key: int) -> Backend:
         return FailingBackend(self._usable().split(color, key), self._faults, self._world_rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import pickle
 import time
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from hpcsgd.errors import JobError
 from hpcsgd.transport import by_node, gpu_mpi, ring, sums
-from hpcsgd.transport.backend import ANY, Backend, Reduction
+from hpcsgd.transport.backend import ANY, Backend, Ending, Reduction
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.by_node import ByNode
@@ -137,6 +138,10 @@ class MpiBackend(Backend):
     def gather_objects(self, item: Any) -> list[Any]:
         return _gathered(self._comm, item)
 
+    def post_record(self, record: bytes, received: bytearray) -> Ending:
+        request = self._comm.Iallgather([record, MPI.BYTE], [received, MPI.BYTE])
+        return functools.partial(_ends, request)
+
     def split(self, color: int, key: int) -> Backend:
         _complete(self._comm.Ibarrier())  # the blocking call below spins where others are late
         return MpiBackend(self._comm.Split(color, key), self.node)
@@ -231,16 +236,24 @@ def _check_launch(world: Transport) -> None:
 
 
 def _complete(request: MPI.Request) -> MPI.Status:
-    """Wait for `request`, resting a tenth of the time it has taken so far, so that others get the core."""
     status = MPI.Status()
+    _ends(request, math.inf, status)
+    return status
+
+
+def _ends(request: MPI.Request, seconds: float, status: MPI.Status | None = None) -> bool:
+    """Wait for `request` so many `seconds` at most, and return whether it has ended; rest a tenth of the time
+    it has taken so far, so that others get the core."""
     start = time.perf_counter()
     while not request.Test(status):
         elapsed = time.perf_counter() - start
+        if elapsed >= seconds:
+            return False
         if elapsed < _EAGER:
             os.sched_yield()
         else:
             time.sleep(min(elapsed / 10, _LONGEST_PAUSE))
-    return status
+    return True
 
 
 def _gathered(comm: MPI.Comm, item: Any) -> list[Any]:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hpcsgd.errors import PEER_LOST, UserError
 from hpcsgd.transport import sums
-from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction, first_line
+from hpcsgd.transport.backend import ANY, Backend, Ending, PeerLost, Reduction, first_line
 from hpcsgd.transport.ending import close_at_the_end
 from hpcsgd.transport.streams import Moment
 from hpcsgd.transport.watch import Watch
@@ -116,6 +116,9 @@ class GroupBackend(Backend):
 
     def gather_objects(self, item: Any) -> list[Any]:
         return self._host.gather_objects(item)
+
+    def post_record(self, record: bytes, received: bytearray) -> Ending:
+        return self._host.post_record(record, received)
 
     def split(self, color: int, key: int) -> Backend:
         return GroupBackend(self._host.split(color, key), self._library, self._timeout)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcsgd.transport.backend import Backend, Reduction
+from hpcsgd.transport.backend import Backend, Ending, Reduction
 from hpcsgd.transport.streams import on_accelerator, settle
 
 
@@ -82,6 +82,9 @@ class Staged(Backend):
 
     def gather_objects(self, item: Any) -> list[Any]:
         return self._host.gather_objects(item)
+
+    def post_record(self, record: bytes, received: bytearray) -> Ending:
+        return self._host.post_record(record, received)
 
     def split(self, color: int, key: int) -> Backend:
         return Staged(self._host.split(color, key))

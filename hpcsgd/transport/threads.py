@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hpcsgd.transport.backend import ANY, Backend, PeerLost, Reduction, wide
+from hpcsgd.transport.backend import ANY, Backend, Ending, PeerLost, Reduction, wide
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.deadlock import Table
@@ -30,6 +31,9 @@ class Meeting:
         self.arrivals = [0] * size
         self.barrier = threading.Barrier(size)
         self.post = threading.Condition()
+        self.posted = [0] * size
+        self.records: dict[int, dict[int, bytes]] = {}
+        """Of each operation that not all have posted, by its number: what the others have."""
         self.letters: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
         self.broken = False
         all_meetings.append(self)
@@ -44,6 +48,28 @@ class Meeting:
         self._meet(rank, what)
         self.slots[rank] = None  # or what was laid out last would be kept until the next operation
         return result
+
+    def post_record(self, rank: int, record: bytes) -> dict[int, bytes]:
+        """Return where the records of all ranks are going to be."""
+        with self.post:
+            number = self.posted[rank]
+            self.posted[rank] += 1
+            records = self.records.setdefault(number, {})
+            records[rank] = record
+            if len(records) == self.size:
+                del self.records[number]
+                self.post.notify_all()
+            return records
+
+    def wait_for_records(self, records: dict[int, bytes], seconds: float) -> bool:
+        """Return whether all are there within so many seconds."""
+        with self.post:
+            limit = None if math.isinf(seconds) else seconds
+            self.post.wait_for(lambda: self.broken or len(records) == self.size, limit)
+            missing = [rank for rank in range(self.size) if rank not in records]
+        if missing and self.broken:
+            raise PeerLost(f"ranks {missing} did not come", missing)
+        return not missing
 
     def wait_for_letter(self, rank: int, source: int) -> tuple[int, Tensor]:
         def waiting() -> int | None:
@@ -142,6 +168,17 @@ class ThreadBackend(Backend):
         return self._meeting.together(
             self.rank, "gather_objects", pickle.dumps(item), lambda items: [pickle.loads(i) for i in items]
         )
+
+    def post_record(self, record: bytes, received: bytearray) -> Ending:
+        records = self._meeting.post_record(self.rank, record)
+
+        def ends(seconds: float) -> bool:
+            if not self._meeting.wait_for_records(records, seconds):
+                return False
+            received[:] = b"".join(records[rank] for rank in range(self.size))
+            return True
+
+        return ends
 
     def split(self, color: int, key: int) -> Backend:
         place = (key, self.rank)

@@ -31,6 +31,8 @@ WHOLE = LAYERS * BLOCK
 """Bytes of a layer, of the model."""
 TRAINED = 4 * WHOLE
 """Of its parameters, gradients, and both moments of AdamW."""
+STACK = 8 * 2**20
+"""Of the thread that sends for the optimizer: memory that it has and hardly uses."""
 EPS = {torch.float32: 1e-2, torch.float64: 1e-8}
 """AdamW's; the usual one makes steps of rounding errors in float32, where there is hardly a gradient."""
 MMAP_THRESHOLD, LARGE = -3, 1 << 16
@@ -144,15 +146,15 @@ def peaks(P: int, names: list[str]) -> None:
 
 
 def limited(P: int, sharded: bool) -> None:
-    """With a third of the memory that all of the training takes; then once more, with as much as there is and
-    not sharded."""
+    """With a third of the memory that all of the training takes, and `STACK`; then once more, with as much as
+    there is and not sharded."""
     job = hpcsgd.init(groups=P, timeout=60)
     net, optimizer = training(job, "hierarchical", layers=3, sharded=sharded)
     next(steps(net, optimizer, job.rank))
     del net, optimizer
     start_counting()
     unlimited = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (status("VmData") + TRAINED // 3, unlimited[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (status("VmData") + TRAINED // 3 + STACK, unlimited[1]))
     job.world.barrier()
     net = trained(job, sharded)
     if job.rank == 0:

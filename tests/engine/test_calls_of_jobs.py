@@ -44,7 +44,7 @@ CASES = {  # groups, what follows three steps, and what is said
     "saves alone": (
         1,
         "if job.rank == 1: optimizer.state_dict()\ntrain(3)",
-        "rank 1 in state_dict() of step 4",
+        "rank 0 is in step() after 3 updates, but rank 1 is in state_dict() after 3 updates",
     ),
     "has fewer batches": (
         1,
@@ -54,7 +54,7 @@ CASES = {  # groups, what follows three steps, and what is said
     "half of four evaluates": (
         2,
         "train(0 if job.j else 3)\nwith optimizer.averaged(): pass",
-        "rank 0 is in backward() of step 4 (alltoall over 2 ranks, gradients), rank 1 in averaged()",
+        "rank 0 is in step() after 3 updates, but rank 1 is in averaged() after 3 updates",
     ),
     "group has fewer batches": (
         2,

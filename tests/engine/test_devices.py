@@ -122,8 +122,8 @@ def test_copies_are_made_while_the_device_computes() -> None:
 
 
 def waiting(init: Callable[..., None]) -> Callable[..., None]:
-    def begin(work: lane.Work, *arguments: object) -> None:
-        init(work, *arguments)
+    def begin(work: lane.Work, *arguments: object, **named: object) -> None:
+        init(work, *arguments, **named)
         work.wait()
 
     return begin

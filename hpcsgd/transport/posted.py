@@ -1,0 +1,59 @@
+"""An operation that the calling thread begins itself, and for whose end it looks when it waits.
+
+A lane carries out one call after another. What is posted goes on beside them: it costs its caller no more
+than the wait for the last rank that posts it.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+from hpcsgd.transport.backend import Ending
+from hpcsgd.transport.lane import Lane
+from hpcsgd.transport.rank_watch import Operation
+
+
+class Posted(Future[Any]):
+    """What an operation under way will have `received` when it has ended.
+
+    `place` is a lane without a thread, where whoever watches the rank finds the `operation`.
+    """
+
+    def __init__(self, ends: Ending, received: bytearray, place: Lane, operation: Operation | None) -> None:
+        super().__init__()
+        self._ends, self._received = ends, received
+        self._place = place
+        place.entries.append(None)
+        place.single = True
+        place.executing = operation
+
+    def done(self) -> bool:
+        """Return whether `result` would return at once."""
+        return self._ended(0.0)
+
+    def result(self, timeout: float | None = None) -> tuple[Any, None]:
+        """Return what was received, and that it is on no device.
+
+        Raises:
+            TimeoutError: After `timeout` seconds.
+        """
+        if not self._ended(math.inf if timeout is None else timeout):
+            raise FutureTimeout
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return None: what fails does so in `result`."""
+        return None
+
+    def _ended(self, seconds: float) -> bool:
+        if super().done():
+            return True
+        if not self._ends(seconds):
+            return False
+        self._place.executing = None
+        self._place.entries.popleft()
+        self.set_result((bytes(self._received), None))
+        return True
