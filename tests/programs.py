@@ -67,10 +67,18 @@ def start(
 
     Hydra's mpiexec tells rank 0 that stdin has ended, and dies of SIGPIPE if that rank has left already.
     Therefore mpiexec ignores this signal, as Python does; other programs have it as usual.
+
+    Nobody gets PYTHONUNBUFFERED: with it `print` writes a line and its end apart, and mpiexec may put what
+    another rank prints between the two.
     """
     ignores_sigpipe = Path(command[0]).name == "mpiexec"
+    environment = {
+        name: value
+        for name, value in (os.environ if env is None else env).items()
+        if name != "PYTHONUNBUFFERED"
+    }
     return Popen(
-        [str(word) for word in command], cwd=cwd, env=env, stdin=stdin, stdout=stdout, stderr=stderr,
+        [str(word) for word in command], cwd=cwd, env=environment, stdin=stdin, stdout=stdout, stderr=stderr,
         text=True, errors="backslashreplace", pass_fds=pass_fds, start_new_session=start_new_session,
         restore_signals=not ignores_sigpipe,
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import os
 import sys
 import tempfile
 import time
@@ -41,7 +40,6 @@ def fork_server(address: Path) -> programs.Running:
     with _printed(address).open("w") as output:
         server = programs.start(
             [sys.executable, str(HERE / "fork_server.py"), str(address)],
-            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
             stdin=programs.PIPE,
             stdout=output,
             stderr=output,

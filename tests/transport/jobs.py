@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -53,11 +52,7 @@ def launch(
     (folder / "job.py").write_text(first + PREAMBLE.format(timeout=timeout, mark=str(mark)) + body)
     start = python(str(folder / "job.py"))
     command = start if n == 1 else [programs.mpiexec(), "-n", str(n), *start]
-    process = programs.start(
-        command,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
-        start_new_session=True,
-    )
+    process = programs.start(command, start_new_session=True)
     if interrupt:
         try:
             wait_for(lambda: len(list(folder.glob("fault.*"))) == n)
