@@ -100,7 +100,6 @@ class Slot:
         """Whether it is so that the first use of the gradient has to average it."""
         return self._view.__class__ is PendingGradient
 
-    @torch.no_grad()
     def attach(self) -> None:
         """Make `param.grad` the view, keeping the gradient that autograd or the user put there, if any."""
         grad = self.gradient
@@ -114,7 +113,7 @@ class Slot:
             raise UserError(
                 f"gradient of {self.name} is sparse; only dense ones are exchanged (sparse=False)"
             )
-        self._view.copy_(grad)
+        self._view.copy_(grad.detach())
         self.show()
 
     def any(self) -> bool:
