@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any, cast
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcsgd.transport.deadlock import KEPT, Call, Deadlock, Need, Report, Table, Wait, names
-from hpcsgd.transport.mpi_reports import decoded, encoded
+from hpcsgd.transport.mpi_reports import MpiReports, decoded, encoded
 from transport.schedules import executed
 
 SAME = "all ranks of a group have to make the same calls in the same order"
@@ -171,6 +173,32 @@ def test_reports_arrive_as_they_were_sent(ranks: Sequence[int]) -> None:
     assert decoded(encoded(report)) == report
     assert len(encoded(report)) < 250
     assert decoded(encoded(Report(True, last="step 4"))).last == "step 4"
+
+
+class Outbox:
+    """As rank 1 sees a communicator: what it sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[Report] = []
+
+    def Get_rank(self) -> int:  # noqa: N802 - MPI's name
+        return 1
+
+    def Isend(self, message: tuple[bytes, object], to: int, tag: int) -> mock.Mock:  # noqa: N802, ARG002
+        self.sent.append(decoded(message[0]))
+        return mock.Mock(Test=lambda: True)
+
+
+def test_a_process_sends_what_has_changed() -> None:
+    outbox = Outbox()
+    reports = MpiReports(cast(Any, outbox), lambda _: None)
+    calls = {"a": [Call(3, "allreduce", "step 4")], "b": [Call(1, "bcast", "step 1")]}
+    for count in (3, 4):
+        reports.add(1, blocked("a", count, (0, 1), b=1)._replace(calls=calls))
+    reports.add(1, Report(False))
+    assert [each.counts for each in outbox.sent] == [{"a": 3, "b": 1}, {"a": 4}, {}]
+    assert [sorted(each.calls) for each in outbox.sent] == [["a", "b"], ["a"], []]
+    assert [each.blocked for each in outbox.sent] == [True, True, False]
 
 
 def test_names_of_many_ranks_are_not_told() -> None:
