@@ -181,10 +181,10 @@ class Outbox:
     def __init__(self) -> None:
         self.sent: list[Report] = []
 
-    def Get_rank(self) -> int:  # noqa: N802 - MPI's name
+    def Get_rank(self) -> int:
         return 1
 
-    def Isend(self, message: tuple[bytes, object], to: int, tag: int) -> mock.Mock:  # noqa: N802, ARG002
+    def Isend(self, message: tuple[bytes, object], to: int, tag: int) -> mock.Mock:
         self.sent.append(decoded(message[0]))
         return mock.Mock(Test=lambda: True)
 
