@@ -118,8 +118,6 @@ class GradientReducer:
         agreement = self._begin_agreement(call, gradients)
         self._send_rest()
         waiting = list(self._sending.sent)
-        if gradients.missing:  # what others sent in their place decides whether they count
-            wait_for(waiting)
         while waiting:
             count = arrived(waiting)
             first = len(self._buckets) - len(waiting)

@@ -19,14 +19,13 @@ from hpcsgd.transport.rank_watch import Operation
 class Posted(Future[Any]):
     """What an operation under way will have `received` when it has ended.
 
-    `place` is a lane without a thread, where whoever watches the rank finds the `operation`.
+    `place` is a lane without a thread: whoever watches the rank finds there which `operation` a thread waits
+    for.
     """
 
     def __init__(self, ends: Ending, received: bytearray, place: Lane, operation: Operation | None) -> None:
         super().__init__()
         self._ends, self._received = ends, received
-        self._place = place
-        place.entries.append(None)
         place.single = True
         place.executing = operation
 
@@ -53,7 +52,5 @@ class Posted(Future[Any]):
             return True
         if not self._ends(seconds):
             return False
-        self._place.executing = None
-        self._place.entries.popleft()
         self.set_result((bytes(self._received), None))
         return True

@@ -55,21 +55,20 @@ ALONE: dict[str, Callable[[nn.Module, Any], object]] = {
 @pytest.mark.parametrize("call", ALONE)
 @pytest.mark.parametrize("K", [3, 2])
 def test_a_call_on_one_rank_alone_between_backward_and_step(K: int, call: str) -> None:
-    """The others are in `step()`: it is the first call of both after the gradients were sent."""
+    """The others are in `step()`: it is the first call of both after the gradients were sent. Every rank says
+    so."""
+    named = call.replace("()", r"\(\)")
+    line = rf"rank 0 is in step\(\) after 2 updates, but rank {K - 1} is in {named} after 2 updates"
 
     def body(world: Transport) -> None:
         net, optimizer = made(world, 1, lambda: hpcsgd.hierarchical(2))
         train(world, net, optimizer, 0, 2)
         optimizer.zero_grad()
         loss(net, *batch(2, world.rank)).backward()
-        if world.rank == K - 1:
-            ALONE[call](net, optimizer)
-        optimizer.step()
+        with pytest.raises(UserError, match=line):
+            ALONE[call](net, optimizer) if world.rank == K - 1 else optimizer.step()
 
-    named = call.replace("()", r"\(\)")
-    line = rf"rank 0 is in step\(\) after 2 updates, but rank {K - 1} is in {named} after 2 updates"
-    with pytest.raises(UserError, match=line):
-        threads.run(K, body, timeout=PATIENCE)
+    threads.run(K, body, timeout=PATIENCE)
 
 
 METHODS = {
@@ -211,3 +210,20 @@ def test_two_optimizers_whose_gradients_come_in_another_order_on_another_rank(
     expected = torch.cat([vector(net) for net in nets])
     for w in run(2, body):
         torch.testing.assert_close(w, expected, rtol=0, atol=1e-12)
+
+
+def test_nothing_is_updated_before_ranks_agree() -> None:
+    """Not even by buckets that arrive early: who catches the error has the model of the step before."""
+
+    def body(world: Transport) -> bool:
+        net = make_model()
+        inner = optim.SGD(net.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, net, form(world, 1), hpcsgd.bsp(), bucket_mb=1e-5)
+        train(world, net, optimizer, 0, 1)
+        inner.param_groups[0]["lr"] *= 1 + world.rank
+        before = vector(net)
+        with pytest.raises(UserError, match="learning rate"):
+            train(world, net, optimizer, 1, 2)
+        return torch.equal(vector(net), before)
+
+    assert all(threads.run(2, body, timeout=PATIENCE))

@@ -1,0 +1,94 @@
+"""Records that a thread posts by itself, beside whatever its lane has to do."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from hpcsgd.transport import Deadlock, PeerLost, Transport, rank_watch, threads
+
+LIMIT = 60.0  # seconds; the machine may be busy
+
+
+@pytest.mark.ranks(3)
+def test_each_rank_gets_all_in_rank_order(run) -> None:
+    def body(world: Transport) -> list[bytes]:
+        ranks = world.control
+        return [ranks.post_record(bytes([world.rank, n])).wait() for n in range(3)]
+
+    for told in run(3, body):
+        assert told == [bytes([0, n, 1, n, 2, n]) for n in range(3)]
+
+
+@pytest.mark.ranks(2)
+def test_a_lane_that_is_busy_delays_nothing(run) -> None:
+    def body(world: Transport) -> bytes:
+        ranks = world.control
+        over = threading.Event()
+        busy = world.run(lambda: over.wait(LIMIT), "a long call")
+        try:
+            return ranks.post_record(bytes([world.rank])).wait()
+        finally:
+            assert not busy.done()
+            over.set()
+            assert busy.wait()
+
+    assert list(run(2, body)) == [bytes([0, 1])] * 2
+
+
+@pytest.mark.ranks(2)
+def test_work_that_is_posted_is_done_when_the_last_rank_has_posted(run) -> None:
+    def body(world: Transport) -> list[bool]:
+        ranks = world.control
+        if world.rank == 1:
+            world.barrier()
+            return [ranks.post_record(b"b").wait() == b"ab"]
+        work = ranks.post_record(b"a")
+        before = work.done()
+        world.barrier()
+        return [not before, work.wait() == b"ab", work.done(), work.wait() == b"ab"]
+
+    assert all(all(told) for told in run(2, body))
+
+
+def test_a_rank_that_does_not_come_is_lost_after_the_timeout() -> None:
+    def body(world: Transport) -> None:
+        ranks = world.control
+        if world.rank == 1:
+            over.wait(LIMIT)
+            return
+        with pytest.raises(PeerLost, match=r"allgather over 2 ranks: no answer within 0\.3 s"):
+            ranks.post_record(b"a").wait()
+        over.set()
+
+    over = threading.Event()
+    threads.run(2, body, timeout=0.3)
+
+
+def test_a_rank_that_fails_ends_the_wait_of_the_others() -> None:
+    def body(world: Transport) -> None:
+        ranks = world.control
+        if world.rank == 1:
+            raise ZeroDivisionError
+        ranks.post_record(b"a").wait()
+
+    with pytest.raises(ZeroDivisionError):
+        threads.run(2, body, timeout=LIMIT)
+
+
+def test_ranks_that_miss_each_other_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One waits for what it has posted, the other one in a collective operation of its lane."""
+    monkeypatch.setattr(rank_watch, "PATIENCE", 0.05)
+    monkeypatch.setattr(rank_watch, "LOOK", 0.02)
+
+    def body(world: Transport) -> None:
+        ranks = world.control
+        if world.rank == 0:
+            ranks.post_record(b"a").wait()
+        else:
+            world.allreduce(torch.ones(1)).wait()
+
+    with pytest.raises(Deadlock, match="rank 0 is in allgather over 2 ranks, rank 1 in allreduce"):
+        threads.run(2, body, timeout=LIMIT)
