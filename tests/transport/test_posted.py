@@ -92,3 +92,18 @@ def test_ranks_that_miss_each_other_are_told(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(Deadlock, match="rank 0 is in allgather over 2 ranks, rank 1 in allreduce"):
         threads.run(2, body, timeout=LIMIT)
+
+
+def test_what_is_posted_and_not_awaited_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All records are there, and the ranks wait for each other in collective operations all the same."""
+    monkeypatch.setattr(rank_watch, "PATIENCE", 0.05)
+    monkeypatch.setattr(rank_watch, "LOOK", 0.02)
+
+    def body(world: Transport) -> None:
+        one, other = world.split(0, world.rank), world.split(0, world.rank)
+        work = world.control.post_record(b"a")
+        (one if world.rank == 0 else other).allreduce(torch.ones(1)).wait()
+        work.wait()
+
+    with pytest.raises(Deadlock, match="ranks 0 and 1 are in allreduce over 2 ranks"):
+        threads.run(2, body, timeout=2.0)
