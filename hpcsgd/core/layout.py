@@ -194,22 +194,23 @@ def cut(
     parameter without a dense layout.
     """
     runs: dict[tuple[torch.dtype, torch.device, bool], list[list[Entry]]] = {}
+    filled: dict[object, int] = {}  # bytes of the last run of each kind
     for number, (name, param) in reversed(list(enumerate(named))):
         if param.numel() == 0:
             continue
         _require_dense(name, param)
-        of_kind = runs.setdefault((param.dtype, param.device, param in whole), [[]])
+        kind = param.dtype, param.device, param in whole
+        of_kind = runs.setdefault(kind, [[]])
         of_kind[-1].append(Entry(number, name, param))
-        full = nbytes(x.param for x in of_kind[-1]) >= bucket_bytes
-        if full and not (param in whole and _too_empty(of_kind[-1], K)):
+        filled[kind] = filled.get(kind, 0) + nbytes([param])
+        if filled[kind] >= bucket_bytes and not (param in whole and _too_empty(of_kind[-1], K)):
             of_kind.append([])
+            filled[kind] = 0
     found: list[tuple[int, Layout]] = []
     for (_, _, undivided), of_kind in runs.items():
-        filled = [run for run in of_kind if run]
-        if undivided:
-            found += [(run[-1].number, _dealt(run, K)) for run in _well_filled(filled, K)]
-        else:
-            found += [(run[-1].number, _side_by_side(run, K)) for run in filled]
+        some = [run for run in of_kind if run]
+        some, laid = (_well_filled(some, K), _dealt) if undivided else (some, _side_by_side)
+        found += [(run[-1].number, laid(run, K)) for run in some]
     return [layout for _, layout in sorted(found, key=lambda each: -each[0])]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from hpcsgd.core import layout
 from hpcsgd.core.flat import flatten
-from hpcsgd.core.layout import EMPTY, Layout, bucket_bytes, cost, cut, deal
+from hpcsgd.core.layout import EMPTY, Layout, bucket_bytes, cost, cut, deal, nbytes
 from hpcsgd.engine.muon import hidden_matrices
 from hpcsgd.models.gpt import gpt
 
@@ -114,6 +116,21 @@ def test_a_bucket_grows_until_it_is_well_filled() -> None:
 )
 def test_a_bucket_is_a_small_part_of_the_model(model: float, said: float | None, bucket: float) -> None:
     assert bucket_bytes(model * 1e6, said) == bucket * 1e6
+
+
+def test_the_work_grows_with_the_number_of_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with its square: models of 10,000 small tensors are wrapped, too."""
+    looks = 0
+
+    def counted(params: Iterable[nn.Parameter]) -> int:
+        nonlocal looks
+        some = list(params)
+        looks += len(some)
+        return nbytes(some)
+
+    monkeypatch.setattr(layout, "nbytes", counted)
+    (one,) = cut([(f"p{i}", nn.Parameter(torch.ones(4))) for i in range(300)], 2, 1e6)
+    assert len(one.slots) == looks == 300
 
 
 def test_no_order_of_buckets_keeps_one_waiting() -> None:
