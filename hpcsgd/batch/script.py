@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from hpcsgd.errors import UserError
+
 _BLOCK = re.compile(r"(?<=^# --- values -).*?(?=^# -----)", re.DOTALL | re.MULTILINE)
+_CONTROL = {"Cc", "Zl", "Zp", "Cs"}  # Unicode's control characters, line and paragraph ends, half characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +24,11 @@ class Directives:
 
     def line(self, name: str, value: str) -> str:
         """``--nodes=2``, ``--requeue``, or with one dash ``-N name`` and ``-l walltime=1:00:00``."""
-        text = shlex.quote(value) if value else ""
+        text = quoted(value) if value else ""
         return f"{self.beginning(name)}{self._between(name)}{text}" if value else self.beginning(name)
 
     def beginning(self, name: str) -> str:
+        require_writable(name)
         return f"{self.prefix} {self.dashes}{name}"
 
     def sets(self, name: str) -> re.Pattern[str]:
@@ -32,6 +37,28 @@ class Directives:
 
     def _between(self, name: str) -> str:
         return " " if len(name) == 1 else "="
+
+
+def quoted(word: str) -> str:
+    """Return `word` as the shell and the scheduler read it back.
+
+    Raises:
+        UserError: As `require_writable`.
+    """
+    require_writable(word)
+    return shlex.quote(word)
+
+
+def require_writable(word: str) -> None:
+    """Raise `UserError` unless `word` may stand in a script.
+
+    An option of a scheduler ends with its line, quoted or not: what follows a line break would be a command.
+    """
+    if any(unicodedata.category(letter) in _CONTROL for letter in word):
+        raise UserError(
+            f"{word!r} has a line break, another control character, or bytes that are not UTF-8, and cannot "
+            "stand in a batch script: change the name of the job file, [run] folder, or the option that it is"
+        )
 
 
 SBATCH = Directives("#SBATCH", "--")
@@ -71,7 +98,7 @@ def _with_option(block: str, name: str, value: str, directives: Directives) -> s
 
 
 def _with_value(block: str, name: str, value: str | Sequence[str]) -> str:
-    text = shlex.quote(value) if isinstance(value, str) else f"({shlex.join(value)})"
+    text = quoted(value) if isinstance(value, str) else f"({' '.join(map(quoted, value))})"
     there = re.compile(rf"^{name}=(?:\([^)]*\)|\S*)(?P<comment> *#.*)?$", re.MULTILINE)
     filled, found = there.subn(lambda old: f"{name}={text}{old['comment'] or ''}", block)
     assert found == 1, name

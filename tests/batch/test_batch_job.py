@@ -69,6 +69,16 @@ def test_the_script(folder: Path) -> None:
     programs.run(["bash", "-n", order.script])
 
 
+def test_a_name_that_would_be_a_command_is_refused(folder: Path) -> None:
+    name = "a\ntouch there #.toml"
+    (folder / name).write_text(JOB)
+    checked = check_training(Path(name), [], EIGHT, fresh=True)
+    with pytest.raises(UserError, match="cannot stand in a batch script"):
+        prepare("train", [name], checked, EIGHT, Site())
+    assert not list(folder.rglob("*.sbatch"))
+    assert not (folder / "runs").exists()
+
+
 @pytest.mark.parametrize("kind", ["train", "bench", "probe", "measure", "ensemble", "compare"])
 def test_gpus_and_what_is_near_them(folder: Path, kind: str) -> None:
     """In the script of every kind of job."""

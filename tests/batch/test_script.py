@@ -8,6 +8,7 @@ import pytest
 
 import programs
 from hpcsgd.batch.script import fill, template
+from hpcsgd.errors import UserError
 
 TEXT = """#!/bin/bash
 #SBATCH --not=touched
@@ -43,6 +44,30 @@ def test_an_option_is_not_taken_for_another() -> None:
 def test_backslashes_and_quotes_stay() -> None:
     text = fill(TEXT, {"comment": r"a \1 'b'"}, {"RUN": r"C:\1"})
     assert r"RUN='C:\1'  # where" in text
+
+
+@pytest.mark.parametrize("letter", ["\n", "\r", "\0", "\x1b", "\x85", "\u2028", "\udcff"])
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        ({"job-name": "a{}touch b"}, {}),
+        ({"a{}touch b": "x"}, {}),
+        ({}, {"RUN": "a{}touch b"}),
+        ({}, {"SRUN": ["--x", "a{}touch b"]}),
+    ],
+)
+def test_words_that_would_end_a_line_are_refused(
+    options: dict[str, str], values: dict[str, str | list[str]], letter: str
+) -> None:
+    def told(word: str) -> str:
+        return word.format(letter)
+
+    with pytest.raises(UserError, match="cannot stand in a batch script"):
+        fill(
+            TEXT,
+            {told(name): told(value) for name, value in options.items()},
+            {name: told(v) if isinstance(v, str) else [*map(told, v)] for name, v in values.items()},
+        )
 
 
 @pytest.mark.parametrize("kind", ["train", "bench", "measure", "probe", "ensemble"])
