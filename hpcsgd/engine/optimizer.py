@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn, optim
@@ -237,6 +237,13 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
                 "add_param_group after DistributedOptimizer was made: add it to the optimizer before"
             )
         super().add_param_group(param_group)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied or pickled: a part of the state is on other ranks, and so are those to meet."""
+        raise UserError(
+            "a DistributedOptimizer cannot be copied or pickled: save optimizer.state_dict(), which all "
+            "ranks have to call, or copy the model alone"
+        )
 
     def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
         s = self._in_place
