@@ -12,10 +12,11 @@ from torch import Tensor, nn, optim
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.capabilities import begin, goes_by_time
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.method import Method, State, fitted
+from hpcsgd.core.method import Method, State
 from hpcsgd.core.shards import is_sharded, reshard
 from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
+from hpcsgd.engine import own_state
 from hpcsgd.engine.alike import facts, require_alike
 from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.as_wrapped import AsWrapped
@@ -201,20 +202,20 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
         job = self._ready_for("state_dict()", self._shared).job
         state = self.local.state_dict(job.group)
-        ours = {"t": self._step.t, "shape": [job.P, job.K], "method": self.method.state_dict()}
+        ours = {"t": self._step.t, "place": own_state.place(job), "method": self.method.state_dict()}
         return {**state, "hpcsgd": ours}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take `state_dict`, made by the method of that name here or on other numbers of ranks, or a plain
-        optimizer's."""
+        """Take `state_dict`, made by the method of that name on this rank, or on other numbers of ranks, or a
+        plain optimizer's."""
+        if "hpcsgd" not in state_dict:
+            self.local.load_state_dict(state_dict)
+            return
+        ours, s = state_dict["hpcsgd"], self._step
+        states = own_state.loadable(ours, s.job, s.buckets, groups_are_alike=self._exchange.across)
         self.local.load_state_dict(state_dict)
-        if "hpcsgd" in state_dict:
-            ours, job = state_dict["hpcsgd"], self._step.job
-            if "shape" not in ours:
-                raise UserError("this state_dict is of an older version of hpcsgd")
-            self._step.t, same_ranks = ours["t"], ours["shape"] == [job.P, job.K]
-            states = fitted(ours["method"], self.buckets, same_ranks=same_ranks, aloud=job.rank == 0)
-            self.method.load_state_dict(states)
+        self.method.load_state_dict(states)
+        s.t = ours["t"]
 
     def gather_parameters(self) -> None:
         """Make every position's model from the chunks that each owns; collective over the group."""

@@ -1,0 +1,55 @@
+"""Whose state a `state_dict()` is: of many methods each rank has its own, and another one's is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.method import State, fitted
+from hpcsgd.core.topology import Job
+from hpcsgd.errors import UserError
+
+SHARED = ("same", "mean")
+"""Sections of a `State` that one rank may have from another."""
+
+
+def place(job: Job) -> dict[str, int]:
+    """Return where a state is saved: by which rank, of P groups of K."""
+    return {"P": job.P, "K": job.K, "rank": job.rank}
+
+
+def loadable(
+    ours: Mapping[str, Any], job: Job, buckets: Sequence[Bucket], *, groups_are_alike: bool
+) -> dict[str, State]:
+    """Return the method's state for this rank, of what hpcsgd has put into a `state_dict()`.
+
+    Inside a group the optimizer's state is the same on all ranks, and where `groups_are_alike` in all groups.
+
+    Raises:
+        UserError: If the rank that saved it has other state than this one has, on as many ranks.
+    """
+    if "place" not in ours:
+        raise UserError("this state_dict is of an older version of hpcsgd")
+    saved, states = ours["place"], ours["method"]
+    same_ranks = (saved["P"], saved["K"]) == (job.P, job.K)
+    if same_ranks and saved["rank"] != job.rank:
+        _require_shared(saved["rank"], states, job, groups_are_alike=groups_are_alike)
+    return fitted(states, buckets, same_ranks=same_ranks, aloud=job.rank == 0)
+
+
+def _require_shared(rank: int, states: Mapping[str, State], job: Job, *, groups_are_alike: bool) -> None:
+    theirs = [
+        f"{role} ({section})"
+        for role, state in states.items()
+        for section, values in state.items()
+        if section not in SHARED and values
+    ]
+    if not groups_are_alike and rank // job.K != job.g:
+        theirs.append("the optimizer of its group")
+    if theirs:
+        raise UserError(
+            f"load_state_dict(): the state is that of rank {rank}, and rank {job.rank} has another one of "
+            f"{', '.join(theirs)}: save optimizer.state_dict() on every rank, each in a file of its own, and "
+            "load that"
+        )
