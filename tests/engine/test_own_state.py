@@ -20,6 +20,7 @@ METHODS: dict[str, Callable[[], hpcsgd.Method]] = {
     "bsp": hpcsgd.bsp,
     "hierarchical": lambda: hpcsgd.hierarchical(2),
     "diloco": lambda: hpcsgd.diloco(2),
+    "nothing kept": lambda: hpcsgd.sasgd(2),  # by one group
     "error feedback": lambda: hpcsgd.bsp(exchange=hpcsgd.Sparse(hpcsgd.TopK(0.25))),
 }
 
@@ -46,7 +47,8 @@ def after_two_steps(world: Transport, P: int, method: str) -> tuple[nn.Module, A
 
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(
-    ("method", "P", "K"), [("bsp", 1, 3), ("hierarchical", 1, 2), ("bsp", 2, 1), ("bsp", 2, 2)]
+    ("method", "P", "K"),
+    [("bsp", 1, 3), ("hierarchical", 1, 2), ("bsp", 2, 1), ("bsp", 2, 2), ("nothing kept", 1, 2)],
 )
 def test_what_is_the_same_everywhere_one_rank_may_save_for_all(run, method: str, P: int, K: int) -> None:
     def body(world: Transport) -> None:
