@@ -27,7 +27,7 @@ def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list
 
 def launcher(size: int, environ: Mapping[str, str]) -> Finding:
     """More ranks than MPI sees are refused earlier, where the world is made."""
-    meant = launched(environ)
+    meant = launched(environ, size)
     if meant is not None:
         here = "" if meant.local_size is None else f", {meant.local_size} of them on this node"
         return ok(f"launcher: {meant.size or size} ranks started by {meant.by}{here}, MPI sees {size}")

@@ -70,7 +70,7 @@ def place_on_node(world: Transport) -> int:
     """This rank's number on its node: the launcher's, or counted where that says none; collective."""
     nodes = world.gather_objects(world.backend.node)
     counted = nodes[: world.rank].count(world.backend.node)
-    told = launched(os.environ)
+    told = launched(os.environ, world.size)
     return counted if told is None or told.local_rank is None else told.local_rank
 
 

@@ -21,6 +21,8 @@ class Launcher:
     """How many there are on its node."""
     mark: str | None = None
     """A variable that has to be there, too, where others leave the same size and rank."""
+    of_mpi: bool = True
+    """Whether the processes that it starts can be one world of MPI."""
     source: str
     """Where that can be read."""
 
@@ -34,6 +36,16 @@ class Launcher:
 # In order of precedence: a launcher may start another one, whose ranks then know the numbers of both. Those
 # that may run inside of another come before it.
 LAUNCHERS = (
+    Launcher(
+        name="torchrun",  # and accelerate, which starts it
+        size="WORLD_SIZE",
+        rank="RANK",
+        local_rank="LOCAL_RANK",
+        local_size="LOCAL_WORLD_SIZE",
+        mark="TORCHELASTIC_RUN_ID",
+        of_mpi=False,
+        source="https://docs.pytorch.org/docs/stable/elastic/run.html",
+    ),
     Launcher(
         name="jsrun",  # before Open MPI, whose variables Spectrum MPI leaves, too
         size="JSM_NAMESPACE_SIZE",
@@ -110,12 +122,25 @@ LAUNCHERS = (
 class Launched:
     """What this rank was told."""
 
-    by: str
-    """The launcher, and the variable that it is known by."""
+    launcher: Launcher
     size: int | None
     rank: int
     local_rank: int | None
     local_size: int | None
+
+    @property
+    def variable(self) -> str:
+        """The variable that the launcher is known by."""
+        return self.launcher.size or self.launcher.rank
+
+    @property
+    def by(self) -> str:
+        """The launcher, and that variable."""
+        return f"{self.launcher.name} ({self.variable})"
+
+    def fits(self, size: int) -> bool:
+        """Whether this may be a rank of a world of that `size`."""
+        return self.size == size or (self.size is None and self.rank < size)
 
     @property
     def speaks(self) -> bool:
@@ -123,24 +148,44 @@ class Launched:
         return self.rank == (0 if self.size is not None else 1)
 
 
-def launched(environ: Mapping[str, str]) -> Launched | None:
-    """What the launcher of this rank told it; None where none left a trace.
+def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | None:
+    """What the launcher of this rank told it; None where none left a trace. Where MPI's world is known to
+    have a `size`, a launcher that meant that many ranks comes first.
 
     What the first one does not say, another one may that means the same ranks: `srun --mpi=pmi2` leaves size
     and rank in the words of PMI, and the number on the node in Slurm's.
     """
-    told = [said for launcher in LAUNCHERS if (said := _said(launcher, environ)) is not None]
-    told.sort(key=lambda said: said.size is None)
+    told = _all_said(environ)
     if not told:
         return None
+    if size is not None:
+        told.sort(key=lambda said: not said.fits(size))
     same = [said for said in told if (said.size, said.rank) == (told[0].size, told[0].rank)]
     return Launched(
-        by=told[0].by,
+        launcher=told[0].launcher,
         size=told[0].size,
         rank=told[0].rank,
         local_rank=next((said.local_rank for said in same if said.local_rank is not None), None),
         local_size=next((said.local_size for said in same if said.local_size is not None), None),
     )
+
+
+def misfit(size: int, environ: Mapping[str, str]) -> Launched | None:
+    """Return what a launcher told this rank that cannot be, since MPI's world has that `size`.
+
+    Several may have left something: a shell on a node is started by one, too. Where MPI joins several
+    processes, one of the launchers has started them, and the others do not count. Where each finds itself
+    alone, all of them have to have meant it.
+    """
+    told = _all_said(environ)
+    if size > 1 and any(said.fits(size) for said in told):
+        return None
+    return next((said for said in told if not said.fits(size)), None)
+
+
+def _all_said(environ: Mapping[str, str]) -> list[Launched]:
+    told = [said for launcher in LAUNCHERS if (said := _said(launcher, environ)) is not None]
+    return sorted(told, key=lambda said: said.size is None)
 
 
 def _said(launcher: Launcher, environ: Mapping[str, str]) -> Launched | None:
@@ -149,10 +194,10 @@ def _said(launcher: Launcher, environ: Mapping[str, str]) -> Launched | None:
         return int(value) if value.isdigit() else None
 
     size, rank = number(launcher.size), number(launcher.rank)
-    if (size if launcher.size else rank) is None or (launcher.mark and number(launcher.mark) is None):
+    if (size if launcher.size else rank) is None or (launcher.mark and not environ.get(launcher.mark)):
         return None
     return Launched(
-        by=f"{launcher.name} ({launcher.size or launcher.rank})",
+        launcher=launcher,
         size=size,
         rank=rank or 0,
         local_rank=number(launcher.local_rank),
@@ -166,12 +211,16 @@ def check_world(size: int, library: str, environ: Mapping[str, str]) -> None:
     A launcher and an MPI library that do not fit each other give N worlds of one rank, each training alone
     and overwriting the others' results.
     """
-    meant = launched(environ)
-    if meant is None or meant.size == size or (meant.size is None and meant.rank < size):
+    meant = misfit(size, environ)
+    if meant is None:
         return
     started = f"rank {meant.rank}" if meant.size is None else f"{meant.size} ranks"
+    found = f"{meant.by} started {started} but MPI sees a world of {size}: "
+    if not meant.launcher.of_mpi:
+        raise JobError(f"{found}ranks of hpcsgd are those of MPI. Use mpiexec -n {meant.size}, or srun")
+    alone = "" if size > 1 else f". To train alone in a shell that it started: env -u {meant.variable} …"
     raise JobError(
-        f"{meant.by} started {started} but MPI sees a world of {size}: the launcher does not fit the MPI "
-        f"library ({library}). Use that library's own mpiexec, or srun with a matching --mpi= "
-        "(MPICH: --mpi=pmi2, Open MPI: --mpi=pmix), or flux run with a matching -o pmi= (simple, pmix)"
+        f"{found}the launcher does not fit the MPI library ({library}). Use that library's own mpiexec, or "
+        "srun with a matching --mpi= (MPICH: --mpi=pmi2, Open MPI: --mpi=pmix), or flux run with a matching "
+        f"-o pmi= (simple, pmix){alone}"
     )

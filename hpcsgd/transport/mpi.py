@@ -23,7 +23,7 @@ from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.by_node import ByNode
 from hpcsgd.transport.ending import guard
-from hpcsgd.transport.launcher import check_world, launched
+from hpcsgd.transport.launcher import check_world, misfit
 from hpcsgd.transport.mpi_library import MPI
 from hpcsgd.transport.mpi_reports import MpiReports
 from hpcsgd.transport.rank_watch import WORLD, Member
@@ -226,7 +226,7 @@ def _check_launch(world: Transport) -> None:
     try:
         check_world(world.size, library, os.environ)
     except JobError:
-        told = launched(os.environ)
+        told = misfit(world.size, os.environ)
         if told is not None and not told.speaks:  # alone in a world of its own, as the others
             time.sleep(1.0)
             os._exit(1)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 import programs
 from hpcsgd.errors import JobError
-from hpcsgd.transport.launcher import LAUNCHERS, Launched, check_world, launched
+from hpcsgd.transport.launcher import LAUNCHERS, check_world, launched, misfit
 from training.launches import unlaunched
 
 SLURM_STEP = {
@@ -36,6 +37,10 @@ MVAPICH = {
     "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_RANK": "2", "MV2_COMM_WORLD_LOCAL_RANK": "0",
     "MV2_COMM_WORLD_LOCAL_SIZE": "2",
 }  # fmt: skip
+TORCHRUN = {
+    "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+    "TORCHELASTIC_RUN_ID": "none",
+}  # fmt: skip
 ONE_HELPER_ON_EACH_NODE = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
 # (environment, launcher, ranks it means, rank it means, that on the node, ranks on the node)
 CASES = {
@@ -54,6 +59,10 @@ CASES = {
     ),
     "srun --mpi=pmix": (SLURM_STEP | {"PMIX_RANK": "3"}, "srun (SLURM_STEP_NUM_TASKS)", 4, 3, 1, None),
     "srun without --mpi": (SLURM_STEP, "srun (SLURM_STEP_NUM_TASKS)", 4, 3, 1, None),
+    "torchrun": (TORCHRUN, "torchrun (WORLD_SIZE)", 4, 3, 1, 2),
+    "torchrun by srun, one on each node": (
+        TORCHRUN | ONE_HELPER_ON_EACH_NODE, "torchrun (WORLD_SIZE)", 4, 3, 1, 2,
+    ),
     "MPICH's in a Slurm job": (
         HYDRA | ONE_HELPER_ON_EACH_NODE, "mpiexec of MPICH or Intel MPI (PMI_SIZE)", 4, 2, 0, 2,
     ),
@@ -82,8 +91,10 @@ NONE = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_launcher_meant(case: str) -> None:
     environ, by, size, rank, local_rank, local_size = CASES[case]
-    expected = Launched(by=by, size=size, rank=rank, local_rank=local_rank, local_size=local_size)
-    assert launched(environ) == expected
+    told = launched(environ)
+    assert told is not None
+    found = told.by, told.size, told.rank, told.local_rank, told.local_size
+    assert found == (by, size, rank, local_rank, local_size)
 
 
 @pytest.mark.parametrize("case", NONE)
@@ -120,6 +131,69 @@ def test_of_worlds_of_one_rank_a_single_one_tells() -> None:
     assert speak({"PMI_SIZE": "3"}, "PMI_RANK") == [True, False, False]
     assert speak({}, "PMIX_RANK") == [False, True, False]
     check_world(1, "MPICH 5", {"PMIX_RANK": "0"})
+
+
+ONE = {
+    "a shell of Open MPI": {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+    "a larger shell of Open MPI": {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"},
+    "a batch script of jsrun": {"JSM_NAMESPACE_SIZE": "1", "JSM_NAMESPACE_RANK": "0"},
+    "a shell of MVAPICH": {"MV2_COMM_WORLD_SIZE": "1", "MV2_COMM_WORLD_RANK": "0"},
+    "a shell of srun": {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+    "a script of torchrun": {**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
+}
+"""What other launchers left, in the environment of whom the one that counts starts its ranks."""
+
+
+@pytest.mark.parametrize("fitting", [HYDRA, PMI, OPEN_MPI, SLURM_STEP], ids=str)
+@pytest.mark.parametrize("around", ONE)
+def test_a_launcher_around_the_one_that_fits_does_not_count(around: str, fitting: Mapping[str, str]) -> None:
+    environ = {**ONE[around], **fitting}
+    check_world(4, "MPICH 5", environ)
+    told, alone = launched(environ, 4), launched(fitting)
+    assert told is not None
+    assert alone is not None
+    assert (told.size, told.rank) == (4, alone.rank)
+    assert told.local_rank == alone.local_rank
+
+
+@pytest.mark.parametrize("around", ["a shell of Open MPI", "a batch script of jsrun"])
+def test_worlds_of_one_rank_are_seen_behind_a_launcher_of_one(around: str) -> None:
+    """Where `srun` starts four that MPI does not join, each of them trains alone."""
+    environ = {**ONE[around], **SLURM_STEP}
+    with pytest.raises(JobError, match=r"^srun \(SLURM_STEP_NUM_TASKS\) started 4 ranks"):
+        check_world(1, "MPICH 5", environ)
+    told = misfit(1, environ)
+    assert told is not None
+    assert not told.speaks  # it is rank 3
+
+
+def test_how_to_train_alone_in_a_shell_of_many() -> None:
+    with pytest.raises(JobError, match=r"To train alone .*: env -u SLURM_STEP_NUM_TASKS …$"):
+        check_world(1, "MPICH 5", SLURM_STEP)
+    check_world(1, "MPICH 5", {k: v for k, v in SLURM_STEP.items() if k != "SLURM_STEP_NUM_TASKS"})
+    with pytest.raises(JobError) as raised:
+        check_world(2, "MPICH 5", SLURM_STEP)
+    assert "alone" not in str(raised.value)
+
+
+def test_torchrun_is_refused_with_what_to_use() -> None:
+    with pytest.raises(JobError, match=r"ranks of hpcsgd are those of MPI\. Use mpiexec -n 4, or srun$"):
+        check_world(1, "MPICH 5", TORCHRUN)
+    own = {"WORLD_SIZE": "4", "RANK": "3"}  # as scripts set them for torch, by whatever launcher
+    check_world(1, "MPICH 5", own)
+
+
+@pytest.mark.slow
+def test_torchrun_that_is_here(tmp_path: Path) -> None:
+    """One line, and no world of one rank that trains by itself."""
+    script = tmp_path / "job.py"
+    script.write_text("import hpcsgd\nhpcsgd.init()\nprint('trains')\n")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
+    done = programs.run(torchrun, env=unlaunched(), check=False)
+    assert done.returncode != 0
+    assert "trains" not in done.stdout
+    told = [line for line in done.stderr.splitlines() if "torchrun (WORLD_SIZE) started 2 ranks" in line]
+    assert len(told) == 1
 
 
 def test_the_message_names_launcher_variable_library_and_remedy() -> None:
