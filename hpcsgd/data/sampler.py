@@ -213,20 +213,43 @@ class Sampler(torch.utils.data.Sampler[int]):
             self._stream.expect(rows)
 
     def state_dict(self) -> dict[str, int]:
-        """Seed, epoch, and how many samples of the epoch all ranks together have consumed; with a partition
-        also of how many that is."""
-        state = {"seed": self._seed, "epoch": self._epoch, "consumed": self._consumed}
+        """Seed, epoch, how many samples of the epoch all ranks together have consumed, and how many samples
+        and ranks there are; with a partition also how many samples are dealt."""
+        state = {
+            "seed": self._seed, "epoch": self._epoch, "consumed": self._consumed,
+            "samples": self._total, "ranks": self._ranks,
+        }  # fmt: skip
         return state if self._partition is None else {**state, "dealt": self._dealt}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to where `state`, a `state_dict()`, perhaps of other numbers of groups and ranks, was taken."""
-        consumed, dealt = state["consumed"], state.get("dealt", self._total)
-        if self._partition is not None:  # the same part of each hand
+        """Go to where `state`, a `state_dict()`, perhaps of other numbers of groups and ranks, was taken.
+
+        Raises:
+            UserError: If it is in the middle of an epoch of another number of samples: it does not say which
+                of these are still to come.
+        """
+        if "samples" not in state:
+            raise UserError("this state of a sampler is of an older version of hpcsgd")
+        consumed, dealt = state["consumed"], state.get("dealt", state["samples"])
+        if state["samples"] != self._total:
+            consumed = self._dealt if self._is_over(state, dealt) else 0
+        elif self._partition is not None:  # the same part of each hand
             consumed = self._dealt // self._P * consumed // dealt * self._P
         elif dealt != self._dealt:
             consumed = self._dealt * consumed // dealt
         self._consumed = self._checked(consumed)
         self._seed, self._epoch = state["seed"], state["epoch"]
+
+    def _is_over(self, state: Mapping[str, int], dealt: int) -> bool:
+        """Whether the epoch of another number of samples is over; if not, it has not begun."""
+        over = dealt - state["consumed"] < state["ranks"]
+        if state["consumed"] and not over:
+            raise UserError(
+                f"the sampler's state is in the middle of an epoch of {state['samples']} samples, of which "
+                f"{state['consumed']} have been taken, and now there are {self._total}: go on with the same "
+                f"samples, or leave the state out and begin another epoch by set_epoch({state['epoch'] + 1})"
+            )
+        return over
 
     @property
     def _samples(self) -> Samples:

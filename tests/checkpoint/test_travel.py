@@ -236,7 +236,7 @@ def test_a_state_of_before_is_refused() -> None:
     def loaded(world: Transport) -> None:
         training = trained(world, 1, "hierarchical")
         state = training.optimizer.state_dict()
-        del state["hpcsgd"]["shape"]
+        del state["hpcsgd"]["place"]
         training.optimizer.load_state_dict(state)
 
     with pytest.raises(UserError, match="of an older version"):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from hpcsgd.data import AsRank, Overlapping, Sampler
+from hpcsgd.data import AsRank, DefDP, Overlapping, Sampler, SelDP
+from hpcsgd.data.partition import Partition
 from hpcsgd.errors import UserError
 
 
@@ -84,7 +85,9 @@ def test_a_resumed_epoch_sees_each_sample_once(
         sampler.advance(done)
     state = first[0].state_dict()
     assert all(sampler.state_dict() == state for sampler in first)
-    assert state == {"seed": seed, "epoch": epoch, "consumed": done * ranks}
+    assert state == {
+        "seed": seed, "epoch": epoch, "consumed": done * ranks, "samples": total, "ranks": ranks
+    }  # fmt: skip
 
     others = samplers(total, data.draw(st.integers(1, min(9, total))))
     for sampler in others:
@@ -156,5 +159,36 @@ def test_what_cannot_be() -> None:
     with pytest.raises(UserError, match="11 samples consumed of an epoch of 10"):
         sampler.advance(11)
     with pytest.raises(UserError, match="12 samples consumed of an epoch of 10"):
-        sampler.load_state_dict({"seed": 0, "epoch": 0, "consumed": 12})
-    assert list(sampler.state_dict().values()) == [0, 0, 0]
+        sampler.load_state_dict({"seed": 0, "epoch": 0, "consumed": 12, "samples": 10, "ranks": 1})
+    with pytest.raises(UserError, match="older version"):
+        sampler.load_state_dict({"seed": 0, "epoch": 0, "consumed": 2})
+    assert list(sampler.state_dict().values()) == [0, 0, 0, 10, 1]
+
+
+@pytest.mark.parametrize("now", [5, 9, 11, 20])
+def test_other_samples_in_the_middle_of_an_epoch_are_refused(now: int) -> None:
+    """Before anything is taken over."""
+    (saved,), (resumed,) = samplers(10, 1, seed=3), samplers(now, 1)
+    saved.set_epoch(2, start=4)
+    line = (
+        f"in the middle of an epoch of 10 samples, of which 4 have been taken, and now there are {now}: "
+        r".* set_epoch\(3\)"
+    )
+    with pytest.raises(UserError, match=line):
+        resumed.load_state_dict(saved.state_dict())
+    assert (resumed.epoch, resumed.seed, len(resumed)) == (0, 0, now)
+
+
+@pytest.mark.parametrize("partition", [None, SelDP(), DefDP()], ids=str)
+@pytest.mark.parametrize(("taken", "left"), [(0, 6), (3, 0)])
+def test_other_samples_from_the_next_epoch_on(partition: Partition | None, taken: int, left: int) -> None:
+    """At the beginning of an epoch, and at its end, where one of ten samples is left out."""
+    saved = Sampler(9 if partition else 10, AsRank(0, 3), seed=3, partition=partition)
+    saved.set_epoch(2, start=len(saved) if taken else 0)
+    resumed = Sampler(18, AsRank(0, 3), partition=partition)
+    whole = len(resumed)
+    resumed.load_state_dict(saved.state_dict())
+    assert (resumed.epoch, resumed.seed) == (2, 3)
+    assert len(resumed) == (whole if left else 0)
+    resumed.set_epoch(3)
+    assert len(resumed) == whole

@@ -39,7 +39,7 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def unlaunched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcsgd.training.world._report", lambda _: None)
-    monkeypatch.setattr("hpcsgd.transport.choice.launched", lambda _: None)
+    monkeypatch.setattr("hpcsgd.transport.choice.launched", lambda *_: None)
 
 
 class StopsAfter:
