@@ -211,11 +211,11 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         if "hpcsgd" not in state_dict:
             self.local.load_state_dict(state_dict)
             return
-        ours, s = state_dict["hpcsgd"], self._step
-        states = own_state.loadable(ours, s.job, s.buckets, groups_are_alike=self._exchange.across)
+        s = self._step
+        states = own_state.loadable(state_dict, s.job, s.buckets, groups_are_alike=self._exchange.across)
         self.local.load_state_dict(state_dict)
         self.method.load_state_dict(states)
-        s.t = ours["t"]
+        s.t = state_dict["hpcsgd"]["t"]
 
     def gather_parameters(self) -> None:
         """Make every position's model from the chunks that each owns; collective over the group."""

@@ -20,21 +20,23 @@ def place(job: Job) -> dict[str, int]:
 
 
 def loadable(
-    ours: Mapping[str, Any], job: Job, buckets: Sequence[Bucket], *, groups_are_alike: bool
+    state_dict: Mapping[str, Any], job: Job, buckets: Sequence[Bucket], *, groups_are_alike: bool
 ) -> dict[str, State]:
-    """Return the method's state for this rank, of what hpcsgd has put into a `state_dict()`.
+    """Return the method's state for this rank, of a `state_dict` of a DistributedOptimizer.
 
     Inside a group the optimizer's state is the same on all ranks, and where `groups_are_alike` in all groups.
 
     Raises:
         UserError: If the rank that saved it has other state than this one has, on as many ranks.
     """
+    ours = state_dict["hpcsgd"]
     if "place" not in ours:
         raise UserError("this state_dict is of an older version of hpcsgd")
     saved, states = ours["place"], ours["method"]
     same_ranks = (saved["P"], saved["K"]) == (job.P, job.K)
     if same_ranks and saved["rank"] != job.rank:
-        _require_shared(saved["rank"], states, job, groups_are_alike=groups_are_alike)
+        alike = groups_are_alike or not any(state_dict["state"].values())
+        _require_shared(saved["rank"], states, job, groups_are_alike=alike)
     return fitted(states, buckets, same_ranks=same_ranks, aloud=job.rank == 0)
 
 

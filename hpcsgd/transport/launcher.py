@@ -215,12 +215,15 @@ def check_world(size: int, library: str, environ: Mapping[str, str]) -> None:
     if meant is None:
         return
     started = f"rank {meant.rank}" if meant.size is None else f"{meant.size} ranks"
-    found = f"{meant.by} started {started} but MPI sees a world of {size}: "
     if not meant.launcher.of_mpi:
-        raise JobError(f"{found}ranks of hpcsgd are those of MPI. Use mpiexec -n {meant.size}, or srun")
+        raise JobError(
+            f"{meant.by} started {started} but MPI sees a world of {size}: ranks of hpcsgd are those of MPI. "
+            f"Use mpiexec -n {meant.size}, or srun"
+        )
     alone = "" if size > 1 else f". To train alone in a shell that it started: env -u {meant.variable} …"
     raise JobError(
-        f"{found}the launcher does not fit the MPI library ({library}). Use that library's own mpiexec, or "
-        "srun with a matching --mpi= (MPICH: --mpi=pmi2, Open MPI: --mpi=pmix), or flux run with a matching "
-        f"-o pmi= (simple, pmix){alone}"
+        f"{meant.by} started {started} but MPI sees a world of {size}: the launcher does not fit the MPI "
+        f"library ({library}). Use that library's own mpiexec, or srun with a matching --mpi= (MPICH: "
+        "--mpi=pmi2, Open MPI: --mpi=pmix), or flux run with a matching -o pmi= (simple, pmix)"
+        f"{alone}"
     )
