@@ -241,7 +241,8 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._seed, self._epoch = state["seed"], state["epoch"]
 
     def _is_over(self, state: Mapping[str, int], dealt: int) -> bool:
-        """Whether the epoch of another number of samples is over; if not, it has not begun."""
+        """Return whether the epoch of another number of samples is over, and not still to begin. Raises
+        `UserError` in the middle of it."""
         over = dealt - state["consumed"] < state["ranks"]
         if state["consumed"] and not over:
             raise UserError(

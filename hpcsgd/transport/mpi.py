@@ -236,6 +236,7 @@ def _check_launch(world: Transport) -> None:
 
 
 def _complete(request: MPI.Request) -> MPI.Status:
+    """Wait for the end of `request`."""
     status = MPI.Status()
     _ends(request, math.inf, status)
     return status

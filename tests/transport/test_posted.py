@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -51,6 +53,26 @@ def test_work_that_is_posted_is_done_when_the_last_rank_has_posted(run) -> None:
         return [not before, work.wait() == b"ab", work.done(), work.wait() == b"ab"]
 
     assert all(all(told) for told in run(2, body))
+
+
+@pytest.mark.ranks(2)
+def test_what_nobody_waits_for_lives_until_it_has_ended(run) -> None:
+    """The library writes into its memory, and pairs the next one with the next one."""
+
+    def body(world: Transport) -> tuple[bool, bytes]:
+        ranks = world.control
+        if world.rank == 0:
+            forgotten = weakref.ref(ranks.post_record(b"a")._future)
+            gc.collect()
+            there = forgotten() is not None
+            world.barrier()
+        else:
+            world.barrier()
+            ranks.post_record(b"b")
+            there = True
+        return there, ranks.post_record(bytes([world.rank])).wait()
+
+    assert list(run(2, body)) == [(True, bytes([0, 1]))] * 2
 
 
 def test_a_rank_that_does_not_come_is_lost_after_the_timeout() -> None:
