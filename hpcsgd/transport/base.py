@@ -59,7 +59,6 @@ class Transport:
         self.way = "mpi"
         """By which library tensors on devices travel; by this one they are staged in host memory."""
         self._place: Lane | None = None
-        self._under_way: list[Posted] = []  # MPI writes into their memory, even if nobody waits
         self._control: Transport | None = None
         self.lanes_apart: list[Lane] = []
         """Of everything that was made apart from this communicator or from its parts."""
@@ -154,7 +153,6 @@ class Transport:
         received = bytearray(self.size * len(record))
         operation = self.member.collective(told) if self.member is not None and self.size > 1 else None
         posted = Posted(self.backend.post_record(record, received), received, self._place, operation)
-        self._under_way = [*(each for each in self._under_way if not each.done()), posted]
         return Work(posted, told, self.timeout, self.ledger, lane=self._place)
 
     def barrier(self) -> None:

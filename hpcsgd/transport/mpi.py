@@ -10,7 +10,7 @@ import pickle
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -139,8 +139,7 @@ class MpiBackend(Backend):
         return _gathered(self._comm, item)
 
     def post_record(self, record: bytes, received: bytearray) -> Ending:
-        request = self._comm.Iallgather([record, MPI.BYTE], [received, MPI.BYTE])
-        return functools.partial(_ends, request)
+        return _UnderWay(self._comm.Iallgather([record, MPI.BYTE], [received, MPI.BYTE]))
 
     def split(self, color: int, key: int) -> Backend:
         _complete(self._comm.Ibarrier())  # the blocking call below spins where others are late
@@ -178,6 +177,25 @@ class MpiBackend(Backend):
         for start in range(0, out.numel(), width):
             piece = out.view(-1)[start : start + width]
             self._sum_scatter(piece, rows[:, start : start + width].contiguous())
+
+
+class _UnderWay:
+    """Look for the end of a request, as `Ending` asks for. MPI writes into its memory until it has ended,
+    even if an exception has made everybody else forget it."""
+
+    _forgotten: ClassVar[list[MPI.Request]] = []
+    """These keep their memory for as long as the process lives: an exception ends most jobs."""
+
+    def __init__(self, request: MPI.Request) -> None:
+        self._request, self._has_ended = request, False
+
+    def __call__(self, seconds: float) -> bool:
+        self._has_ended = self._has_ended or _ends(self._request, seconds)
+        return self._has_ended
+
+    def __del__(self) -> None:
+        if not self._has_ended:
+            self._forgotten.append(self._request)
 
 
 class _Posting:
