@@ -44,6 +44,8 @@ class Saved:
     step: int
     P: int
     K: int
+    optimizer: int = 0
+    """Of which optimizer to read, where a script has saved several together."""
 
     def rank_file(self, g: int, j: int) -> Path:
         """What the rank at position j of group g saved."""

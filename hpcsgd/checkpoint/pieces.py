@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import h5py
 import torch
 from torch import Tensor
 
@@ -58,9 +57,9 @@ def of_piece(vector: Tensor, bucket: Bucket, piece: Piece) -> Tensor:
 
 
 class SavedGroups:
-    """Some of the groups of a checkpoint, given as the open files of their positions; read as their mean."""
+    """Some of the groups of a checkpoint, given as what their positions saved, unread; read as their mean."""
 
-    def __init__(self, groups: Sequence[Sequence[h5py.File]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[tree.Item]]) -> None:
         self._groups = [_index(files) for files in groups]
         self._files = [file for files in groups for file in files]
 
@@ -116,7 +115,7 @@ def mean(values: Iterator[Tensor]) -> Tensor:
     return (total / count).to(first.dtype)
 
 
-def _index(files: Sequence[h5py.File]) -> dict[str, list[SavedPiece]]:
+def _index(files: Sequence[tree.Item]) -> dict[str, list[SavedPiece]]:
     pieces: dict[str, list[SavedPiece]] = {}
     for file in files:
         for name, item in tree.items(tree.items(file)["pieces"]).items():

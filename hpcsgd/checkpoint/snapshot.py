@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import h5py
@@ -35,6 +34,11 @@ from hpcsgd.errors import JobError, UserError
 log = logging.getLogger(__name__)
 
 OF_MODEL = ("parameter ", "frozen parameter ", "buffer ")
+FURTHER = "further"
+"""Under which key a rank's file has the optimizers after the first one."""
+Place = tuple[int, int]
+"""Which group a rank is in, and which position it has there."""
+FIRST: Place = (0, 0)
 
 
 def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree:
@@ -69,9 +73,8 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
     job = optimizer.job
     same = (saved.P, saved.K) == (job.P, job.K)
     with job.together("reading a checkpoint"):
-        first = saved.rank_file(0, 0)
-        mine = saved.rank_file(job.g, job.j) if same else first
-        with _opened([mine]) as (file,):
+        mine = (job.g, job.j) if same else FIRST
+        with opened(saved, [mine]) as (file,):
             found = tree.items(file)
             _require_same(saved, tree.read(found["outline"]), _outline(optimizer))
             state = tree.read(found["optimizer"])
@@ -81,7 +84,7 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
             _restore_pieces(source, optimizer)
             goes_on = same and list(groups) == [job.g]
             method = restored(state["method"], source, optimizer, goes_on=goes_on)
-        _restore_buffers([mine] if same else list(_all_files(saved)), optimizer.model)
+        _restore_buffers(saved, [mine] if same else _all_places(saved), optimizer.model)
         ours = dict(_frozen(optimizer))
         for name, values in _saved_frozen(saved):
             local(ours[name]).copy_(local_of(values, ours[name]))
@@ -113,7 +116,7 @@ def restore_model(saved: Saved, model: nn.Module) -> None:
 
     Raises `UserError` where the checkpoint is of another model.
     """
-    with _opened([saved.rank_file(0, 0)]) as (file,):
+    with opened(saved, [FIRST]) as (file,):
         outline = tree.read(tree.items(file)["outline"])
     frozen = dict(_saved_frozen(saved))
     theirs = {what: _extent(layout) for what, layout in outline.items() if what.startswith(OF_MODEL)}
@@ -124,7 +127,7 @@ def restore_model(saved: Saved, model: nn.Module) -> None:
                 param.data = param.data.to(frozen[name].dtype).copy_(frozen[name])
             else:
                 param.data = source.w(name, 0, param.numel()).as_strided(param.size(), param.stride())
-    _restore_buffers(list(_all_files(saved)), model)
+    _restore_buffers(saved, _all_places(saved), model)
 
 
 def _groups_to_read(saved: Saved, parts: Sequence[str], optimizer: DistributedOptimizer) -> Iterable[int]:
@@ -140,10 +143,8 @@ def _groups_to_read(saved: Saved, parts: Sequence[str], optimizer: DistributedOp
 @contextmanager
 def _saved_groups(saved: Saved, groups: Iterable[int]) -> Iterator[SavedGroups]:
     with ExitStack() as stack:
-        positions = range(saved.K)
-        yield SavedGroups(
-            [stack.enter_context(_opened(saved.rank_file(g, j) for j in positions)) for g in groups]
-        )
+        of_group = ([(g, j) for j in range(saved.K)] for g in groups)
+        yield SavedGroups([stack.enter_context(opened(saved, places)) for places in of_group])
 
 
 def _restore_pieces(source: SavedGroups, optimizer: DistributedOptimizer) -> None:
@@ -154,11 +155,11 @@ def _restore_pieces(source: SavedGroups, optimizer: DistributedOptimizer) -> Non
     optimizer.local.load_states(lambda param, start, stop: source.state(names[param], start, stop))
 
 
-def _restore_buffers(files: Iterable[Path], model: nn.Module) -> None:
-    with _opened(files) as opened:
-        saved = [tree.items(tree.items(file)["buffers"]) for file in opened]
+def _restore_buffers(saved: Saved, places: Iterable[Place], model: nn.Module) -> None:
+    with opened(saved, places) as files:
+        buffers = [tree.items(tree.items(file)["buffers"]) for file in files]
         for name, buffer in model.named_buffers():
-            buffer.copy_(mean(tree.read_item(theirs[name]) for theirs in saved))
+            buffer.copy_(mean(tree.read_item(theirs[name]) for theirs in buffers))
 
 
 def _outline(optimizer: DistributedOptimizer) -> dict[str, str]:
@@ -221,7 +222,7 @@ def _saves(job: Job, frozen: Tensor) -> bool:
 
 def _saved_frozen(saved: Saved) -> Iterator[tuple[str, Tensor]]:
     """One parameter at a time, of the rows that the positions of group 0 had."""
-    with _opened(saved.rank_file(0, j) for j in range(saved.K)) as files:
+    with opened(saved, ((0, j) for j in range(saved.K))) as files:
         parts = [tree.items(tree.items(file)["frozen"]) for file in files]
         for name in parts[0]:
             rows = [tree.read_item(theirs[name]) for theirs in parts if name in theirs]
@@ -232,12 +233,18 @@ def _options(optimizer: DistributedOptimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
-def _all_files(saved: Saved) -> Iterator[Path]:
-    return (saved.rank_file(g, j) for g in range(saved.P) for j in range(saved.K))
+def _all_places(saved: Saved) -> Iterator[Place]:
+    return ((g, j) for g in range(saved.P) for j in range(saved.K))
 
 
 @contextmanager
-def _opened(paths: Iterable[Path]) -> Iterator[list[h5py.File]]:
+def opened(saved: Saved, places: Iterable[Place]) -> Iterator[list[tree.Item]]:
+    """What the ranks at these places saved of the optimizer that `saved` is of, unread."""
     with ExitStack() as stack:
         # Nobody writes to a complete checkpoint, and parallel file systems often refuse locks.
-        yield [stack.enter_context(h5py.File(path, "r", locking=False)) for path in paths]
+        files = (h5py.File(saved.rank_file(g, j), "r", locking=False) for g, j in places)
+        yield [_of_optimizer(saved.optimizer, stack.enter_context(file)) for file in files]
+
+
+def _of_optimizer(number: int, file: tree.Item) -> tree.Item:
+    return tree.items(tree.items(file)[FURTHER])[number - 1] if number else file
