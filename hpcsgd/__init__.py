@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcsgd import wires
     from hpcsgd.averagers import Averaged, OverPositions, PerRun, Reset, kept
+    from hpcsgd.checkpoint.in_scripts import load, save
     from hpcsgd.core import graphs
     from hpcsgd.core.topology import Job
     from hpcsgd.data import (
@@ -128,6 +129,7 @@ _HOMES = {
     "hierarchical": "methods",
     "init": "start",
     "kept": "averagers",
+    "load": "checkpoint.in_scripts",
     "lr_scale": "engine.lr",
     "muon": "engine.muon",
     "no_loco": "methods",
@@ -135,6 +137,7 @@ _HOMES = {
     "post_local": "methods",
     "probe": "tuning.own",
     "sasgd": "methods",
+    "save": "checkpoint.in_scripts",
     "selsync": "methods",
     "shard": "models.sharded",
     "sgp": "methods",
@@ -196,6 +199,7 @@ __all__ = [
     "hierarchical",
     "init",
     "kept",
+    "load",
     "lr_scale",
     "muon",
     "no_loco",
@@ -203,6 +207,7 @@ __all__ = [
     "post_local",
     "probe",
     "sasgd",
+    "save",
     "selsync",
     "sgp",
     "shard",

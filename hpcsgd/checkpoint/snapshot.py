@@ -84,7 +84,7 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
             _restore_pieces(source, optimizer)
             goes_on = same and list(groups) == [job.g]
             method = restored(state["method"], source, optimizer, goes_on=goes_on)
-        _restore_buffers(saved, [mine] if same else _all_places(saved), optimizer.model)
+        _restore_buffers(saved, [mine] if same else all_places(saved), optimizer.model)
         ours = dict(_frozen(optimizer))
         for name, values in _saved_frozen(saved):
             local(ours[name]).copy_(local_of(values, ours[name]))
@@ -127,7 +127,7 @@ def restore_model(saved: Saved, model: nn.Module) -> None:
                 param.data = param.data.to(frozen[name].dtype).copy_(frozen[name])
             else:
                 param.data = source.w(name, 0, param.numel()).as_strided(param.size(), param.stride())
-    _restore_buffers(saved, _all_places(saved), model)
+    _restore_buffers(saved, all_places(saved), model)
 
 
 def _groups_to_read(saved: Saved, parts: Sequence[str], optimizer: DistributedOptimizer) -> Iterable[int]:
@@ -233,7 +233,8 @@ def _options(optimizer: DistributedOptimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
-def _all_places(saved: Saved) -> Iterator[Place]:
+def all_places(saved: Saved) -> Iterator[Place]:
+    """Those of the ranks that saved it, in rank order."""
     return ((g, j) for g in range(saved.P) for j in range(saved.K))
 
 
@@ -247,4 +248,4 @@ def opened(saved: Saved, places: Iterable[Place]) -> Iterator[list[tree.Item]]:
 
 
 def _of_optimizer(number: int, file: tree.Item) -> tree.Item:
-    return tree.items(tree.items(file)[FURTHER])[number - 1] if number else file
+    return tree.items(tree.items(file)[FURTHER])[number] if number else file

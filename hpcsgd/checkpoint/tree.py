@@ -8,18 +8,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import h5py
+import numpy as np
 import torch
 from torch import Tensor
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, located
 
 Tree = dict[Any, Any]
 Item = Any  # h5py.Group | h5py.Dataset, whose own types leave everything open
 _TYPE = "torch dtype"  # of datasets that hold a tensor
+_ARRAY = "array"  # of those that were an array of numpy
 _KIND = "kind"  # of a group: which container it was
 _KEYS = "keys"  # of a group, in order: dict keys may be ints or hold a slash
 _PLAIN = (str, int, float, type(None))
 _KEY = (str, int)
+_NUMBERS = "biufc"  # kinds of arrays that torch has types for
 _CARRIERS = {  # for what numpy has no type
     torch.bfloat16: torch.int16,
     torch.float8_e4m3fn: torch.int8,
@@ -28,7 +31,7 @@ _CARRIERS = {  # for what numpy has no type
 
 
 def write(group: h5py.Group, tree: Mapping[Any, Any]) -> None:
-    """Store `tree`: dicts, Counters, lists and tuples of tensors, strings, numbers and None.
+    """Store `tree`: dicts, Counters, lists and tuples of tensors, arrays, strings, numbers and None.
 
     Raises `UserError` naming what is none of these.
     """
@@ -58,7 +61,8 @@ def read_item(item: Item) -> Any:
     if isinstance(item, h5py.Group):
         return read(item)
     if _TYPE in item.attrs:
-        return _as_tensor(item, item[()]).reshape([int(n) for n in item.attrs["shape"]])
+        tensor = _as_tensor(item, item[()]).reshape([int(n) for n in item.attrs["shape"]])
+        return tensor.numpy() if _ARRAY in item.attrs else tensor
     return json.loads(item.asstr()[()])
 
 
@@ -81,13 +85,20 @@ def _write_children(group: h5py.Group, kind: str, children: Iterable[tuple[Any, 
 def _write_item(group: h5py.Group, name: str, key: str | int, value: Any) -> None:
     if isinstance(value, Tensor):
         _write_tensor(group, name, value)
+    elif isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS:
+        _write_tensor(group, name, torch.tensor(value, device="cpu"))
+        group[name].attrs[_ARRAY] = True
+    elif isinstance(value, np.generic) and value.dtype.kind in _NUMBERS:
+        _write_item(group, name, key, value.item())
     elif isinstance(value, Mapping):
-        write(group.create_group(name), value)
+        with located(str(key)):
+            write(group.create_group(name), value)
     elif _is_json(value):
         group.create_dataset(name, data=json.dumps(value))
     elif isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        _write_children(group.create_group(name), kind, enumerate(value))
+        with located(str(key)):
+            _write_children(group.create_group(name), kind, enumerate(value))
     else:
         raise UserError(f"{key}: a {type(value).__name__} cannot be saved in a checkpoint")
 

@@ -126,8 +126,8 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
                 passes=accumulate, overlap=overlap, remembers=method.exchange_keeps(),
             )  # fmt: skip
         self.updating = Updating(self.local, self._reducer, self._exchange, method.how)
-        shards, exchanged = self._exchange.shards, self._reducer is not None
-        self._step = Step(Fixed(job, buckets, self.local, Buffers(model), shards, exchanged))
+        fixed = Fixed(job, buckets, self.local, Buffers(model), self._exchange.shards, self.exchanges)
+        self._step = Step(fixed)
         self._everyone, self._shared = Agreement(job.world), Agreement.of_group(job)
         Agreement.of_position(job)  # makes its communicator while all ranks are here
         self._notes: dict[str, float] = {}
@@ -186,7 +186,7 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         """The groups meet now, whatever the schedule says; collective, between two steps."""
         self._as_wrapped.require()
         with self._during("meet()"):
-            gathering = Gathering(self._ready_for("meet()", self._everyone), shards=False)  # models are whole
+            gathering = Gathering(self.ready_for("meet()"), shards=False)  # models are whole
             meet(self._step, self.method.how, gathering)
             gathering.finish()
         self._take_notes()
@@ -196,11 +196,11 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
 
         Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are from it."""
         self._as_wrapped.require()
-        return averaged(self._ready_for("averaged()", self._everyone), self.method.central(), self.model)
+        return averaged(self.ready_for("averaged()"), self.method.central(), self.model)
 
     def state_dict(self) -> dict[str, Any]:
         """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
-        job = self._ready_for("state_dict()", self._shared).job
+        job = self.ready_for("state_dict()", across=False).job
         state = self.local.state_dict(job.group)
         ours = {"t": self._step.t, "place": own_state.place(job), "method": self.method.state_dict()}
         return {**state, "hpcsgd": ours}
@@ -217,13 +217,20 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         self.method.load_state_dict(states)
         s.t = state_dict["hpcsgd"]["t"]
 
+    def ready_for(self, call: str, *, across: bool = True) -> Step:
+        """Have the model in place, no gradient under way, and all ranks (of the group) in this `call`."""
+        with self._during(call) as made:
+            self.updating.settle(made)
+            self._shared.reach(made)
+            if across:
+                self._everyone.reach(made)
+        return self._in_place
+
     def gather_parameters(self) -> None:
         """Make every position's model from the chunks that each owns; collective over the group."""
-        gather_chunks(self._ready_for("gather_parameters()", self._shared))
+        gather_chunks(self.ready_for("gather_parameters()", across=False))
 
-    def take_up(
-        self, t: int, groups: Sequence[Mapping[str, Any]], method: Mapping[str, State] | None
-    ) -> None:
+    def take_up(self, t: int, groups: Sequence[dict[str, Any]], method: Mapping[str, State] | None) -> None:
         """Go on after `t` updates with these options of param `groups` and, if any, state of the `method`."""
         self._step.t = t
         for group, saved in zip(self.param_groups, groups, strict=True):
@@ -276,13 +283,6 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
             unmoved.restore()
         self._take_notes()
         self.updating.start_over()
-
-    def _ready_for(self, name: str, agreement: Agreement) -> Step:
-        """All of w in place, no gradient under way, and all ranks in the call `name`; collective."""
-        with self._during(name) as call:
-            self.updating.settle(call)
-            agreement.reach(call)
-        return self._in_place
 
     @property
     def _in_place(self) -> Step:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
 from typing import Any
@@ -40,7 +40,17 @@ class Scaled:
 
 
 class Outermost(optim.Optimizer):
-    """An optimizer that goes around a `DistributedOptimizer`, and never inside one."""
+    """An `optimizer` that goes around a `DistributedOptimizer`, and never inside one."""
+
+    optimizer: optim.Optimizer
+
+    def estimates(self) -> dict[str, Any]:
+        """Return what this rank alone has learned, beside the state of the wrapped optimizer."""
+        raise NotImplementedError
+
+    def take_up(self, saved: Mapping[str, Any] | None) -> None:
+        """Go on from `saved`, which `estimates` returned, or from nothing."""
+        raise NotImplementedError
 
 
 _optimizers: WeakKeyDictionary[Transport, int] = WeakKeyDictionary()

@@ -4,6 +4,7 @@ once or not at all."""
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -89,7 +90,8 @@ def _mapped(tree: Any, f: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, Tensor):
         return f(tree)
     if isinstance(tree, dict):
-        return {key: _mapped(value, f) for key, value in tree.items()}  # pyright: ignore[reportUnknownVariableType]
+        mapped = {key: _mapped(value, f) for key, value in tree.items()}  # pyright: ignore[reportUnknownVariableType]
+        return Counter(mapped) if isinstance(tree, Counter) else mapped  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if type(tree) in (list, tuple):
         return type(tree)(_mapped(value, f) for value in tree)
     return tree

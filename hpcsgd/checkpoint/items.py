@@ -1,0 +1,161 @@
+"""What a script saves beside its optimizers: objects with a state, random generators, plain values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.engine.wrapping import Outermost
+from hpcsgd.errors import UserError
+from hpcsgd.transport.on_host import on_host
+
+STATE, GENERATOR, VALUE = "an object with a state_dict", "a random generator", "a value"
+"""What an item can be."""
+Generator = torch.Generator | np.random.Generator | random.Random
+
+
+@runtime_checkable
+class _Stateful(Protocol):
+    """As torch.distributed.checkpoint has it, too."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+def kind_of(item: object) -> str:
+    """Return which one of `STATE`, `GENERATOR` and `VALUE` it is."""
+    if isinstance(item, Generator):
+        return GENERATOR
+    return STATE if isinstance(item, _Stateful) else VALUE
+
+
+def require_beside(items: Mapping[str, object], optimizers: Iterable[DistributedOptimizer]) -> None:
+    """Raise `UserError` for an item that is saved with the `optimizers`, or is one of their kind."""
+    with_them = [whole for each in optimizers for whole in (each.model, each.local.optimizer)]
+    for name, item in items.items():
+        if any(item is whole for whole in with_them):
+            raise UserError(f"{name} is saved with its DistributedOptimizer: leave {name}= out")
+        if isinstance(item, DistributedOptimizer | Outermost):
+            raise UserError(
+                f"{name}: a {type(item).__name__} has its place behind the folder, without a name"
+            )
+
+
+def state_of(item: Any) -> Any:
+    """Return what is to be saved of it, on the host."""
+    match item:
+        case torch.Generator():
+            state: Any = item.get_state()
+        case np.random.Generator():
+            state = dict(item.bit_generator.state)
+        case random.Random():
+            version, numbers, gauss = item.getstate()
+            state = [version, list(numbers), gauss]
+        case _Stateful():
+            state = item.state_dict()
+        case _:
+            state = item
+    return on_host(state)
+
+
+def load(item: Any, state: Any) -> None:
+    """Put back into an object or a generator what `state_of` returned."""
+    match item:
+        case torch.Generator():
+            item.set_state(state)
+        case np.random.Generator():
+            item.bit_generator.state = state
+        case random.Random():
+            version, numbers, gauss = state
+            item.setstate((version, tuple(numbers), gauss))
+        case _:
+            item.load_state_dict(state)
+
+
+def digest(state: Any) -> str:
+    """Return a short text that differs where states differ."""
+    told = hashlib.sha256()
+    _feed(told, state)
+    return told.hexdigest()
+
+
+class Mean:
+    """The state that ranks have together, from what each of them has saved, one after the other: the mean of
+    floating-point tensors, as it is for a model's buffers; everything else has to be the same on all."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._count, self._total = name, 0, None
+
+    def add(self, state: Any) -> None:
+        """Raises `UserError` where it differs from what came before in more than numbers."""
+        self._total = _widened(state) if self._count == 0 else self._sum(self._total, state)
+        self._count += 1
+        if self._count == 1:
+            self._first = state
+
+    def result(self) -> Any:
+        """Return the mean, in the types that the states have."""
+        return self._divided(self._total, self._first)
+
+    def _sum(self, total: Any, state: Any) -> Any:
+        if isinstance(total, Tensor) and isinstance(state, Tensor) and total.shape == state.shape:
+            if state.is_floating_point():
+                return total.add_(state)
+            if torch.equal(total, state):
+                return total
+        if isinstance(total, dict) and isinstance(state, dict) and total.keys() == state.keys():
+            return {key: self._sum(value, state[key]) for key, value in total.items()}
+        if isinstance(total, list | tuple) and isinstance(state, list | tuple) and len(total) == len(state):
+            return [self._sum(a, b) for a, b in zip(total, state, strict=True)]
+        if not isinstance(total, Tensor) and digest(total) == digest(state):
+            return total
+        raise UserError(
+            f"{self._name} was not the same on all ranks that saved it, and these are other ranks: give "
+            f"load() {self._name}=None to go on without it"
+        )
+
+    def _divided(self, total: Any, like: Any) -> Any:
+        if isinstance(like, Tensor) and like.is_floating_point():
+            return (total / self._count).to(like.dtype)
+        if isinstance(like, dict):
+            divided = {key: self._divided(total[key], value) for key, value in like.items()}
+            return type(like)(divided)
+        if isinstance(like, list | tuple):
+            return type(like)(self._divided(a, b) for a, b in zip(total, like, strict=True))
+        return total
+
+
+def _widened(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.double() if state.is_floating_point() else state
+    if isinstance(state, dict):
+        return {key: _widened(value) for key, value in state.items()}
+    return [_widened(value) for value in state] if isinstance(state, list | tuple) else state
+
+
+def _feed(told: Any, state: Any) -> None:
+    told.update(type(state).__name__.encode())
+    if isinstance(state, Tensor):
+        told.update(f"{state.dtype}{list(state.shape)}".encode())
+        told.update(state.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(state, np.ndarray):
+        told.update(f"{state.dtype}{state.shape}".encode())
+        told.update(np.ascontiguousarray(state).tobytes())
+    elif isinstance(state, Mapping):
+        told.update(json.dumps([str(key) for key in state]).encode())
+        for value in state.values():
+            _feed(told, value)
+    elif isinstance(state, list | tuple):
+        told.update(str(len(state)).encode())
+        for value in state:
+            _feed(told, value)
+    else:
+        told.update(repr(state).encode())

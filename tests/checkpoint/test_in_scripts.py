@@ -1,0 +1,369 @@
+"""What `hpcsgd.save` has saved in a script `hpcsgd.load` brings back: to the bit, or on other ranks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, optim
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel
+
+import hpcsgd
+from hpcsgd.checkpoint import Checkpoints, capture
+from hpcsgd.checkpoint.in_scripts import load, save
+from hpcsgd.core.topology import form
+from hpcsgd.errors import JobError, UserError
+from hpcsgd.transport import Deadlock, Transport, threads
+from trainings import Training
+
+SAVED, LAST = 3, 6
+GROUPS = pytest.mark.parametrize(("P", "K"), [(3, 2), (2, 2), (1, 2), (2, 1)])
+
+
+class Script:
+    """A training loop as somebody else has it, with whatever is usually saved."""
+
+    def __init__(self, world: Transport, P: int, method: str = "hierarchical", **options: Any) -> None:
+        self.job = form(world, groups=P)
+        self.training = Training(self.job, "momentum", method, **options)
+        self.optimizer = self.training.optimizer
+        self.sampler = hpcsgd.Sampler(97, self.job, seed=5)
+        self.scheduler = lr_scheduler.MultiStepLR(self.optimizer, [2, 4], gamma=0.5)
+        self.generators = [
+            torch.Generator().manual_seed(world.rank),
+            np.random.default_rng(world.rank),
+            random.Random(world.rank),
+        ]
+        self.ema = AveragedModel(self.training.net)
+        self.seen: list[float] = []
+
+    def items(self) -> dict[str, Any]:
+        one, two, three = self.generators
+        return {
+            "sampler": self.sampler, "scheduler": self.scheduler, "ema": self.ema,
+            "noise": one, "crops": two, "words": three, "seen": self.seen, "epoch": 0,
+        }  # fmt: skip
+
+    def steps(self, last: int) -> None:
+        while self.training.t < last:
+            self.training.steps(1)
+            self.scheduler.step()
+            self.ema.update_parameters(self.training.net)
+            self.sampler.advance(2)
+            self.seen += [
+                torch.rand((), generator=self.generators[0]).item(),
+                float(self.generators[1].random()),
+                self.generators[2].random(),
+            ]
+
+    def save(self, folder: Path, **other: Any) -> None:
+        save(folder, self.optimizer, **{**self.items(), "epoch": self.training.t, **other})
+
+    def load(self, folder: Path, **other: Any) -> dict[str, Any]:
+        found = load(folder, self.optimizer, **{**self.items(), **other})
+        self.training.t = self.optimizer.t
+        self.seen = found.get("seen", [])
+        return found
+
+    def everything(self) -> dict[str, Any]:
+        return {
+            **self.training.everything(),
+            **{f"ema {name}": x.clone() for name, x in self.ema.state_dict().items()},
+            "seen": torch.tensor(self.seen, dtype=torch.float64),
+            "rates": torch.tensor([group["lr"] for group in self.optimizer.param_groups]),
+            "sampler": torch.tensor(list(self.sampler.state_dict().values())),
+        }
+
+
+def assert_same(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        assert torch.equal(value, theirs[name]), name
+
+
+@GROUPS
+def test_a_script_goes_on_to_the_same_bits(tmp_path: Path, P: int, K: int) -> None:
+    def body(world: Transport) -> None:
+        whole = Script(world, P)
+        whole.steps(SAVED)
+        whole.save(tmp_path)
+        whole.steps(LAST)
+        resumed = Script(world, P)
+        assert resumed.load(tmp_path)["epoch"] == SAVED
+        resumed.steps(LAST)
+        assert_same(resumed.everything(), whole.everything())
+
+    threads.run(P * K, body)
+
+
+@pytest.mark.ranks(4)
+def test_processes_go_on_to_the_same_bits(run: Callable[..., Any], tmp_path: Path) -> None:
+    """Their own random generators included, which threads share."""
+
+    def body(world: Transport) -> bool:
+        folder = Path(world.gather_objects(str(tmp_path))[0])
+        whole = Script(world, 2)
+        whole.steps(SAVED)
+        whole.save(folder)
+        whole.steps(LAST)
+        resumed = Script(world, 2)
+        resumed.load(folder)
+        resumed.steps(LAST)
+        assert_same(resumed.everything(), whole.everything())
+        return True
+
+    assert all(run(4, body))
+
+
+def test_random_numbers_of_the_process_go_on(tmp_path: Path) -> None:
+    def body(world: Transport) -> None:
+        script = Script(world, 1)
+        script.save(tmp_path)
+        expected = [torch.rand(()).item(), np.random.rand(), random.random()]
+        script.load(tmp_path)
+        assert [torch.rand(()).item(), np.random.rand(), random.random()] == expected
+
+    threads.run(1, body)
+
+
+def test_on_other_ranks_it_goes_on_from_the_mean(tmp_path: Path) -> None:
+    def first(world: Transport) -> dict[str, Tensor]:
+        script = Script(world, 2)
+        script.steps(SAVED)
+        script.save(tmp_path)
+        return script.everything()
+
+    def second(world: Transport) -> dict[str, Any]:
+        script = Script(world, 3)
+        found = script.load(tmp_path)
+        assert found["epoch"] == SAVED
+        assert found["seen"] == []  # it was each rank's own
+        assert script.sampler.state_dict()["consumed"] == SAVED * 2 * 4
+        assert torch.rand((), generator=script.generators[0]).item() == fresh[world.rank]
+        return script.everything()
+
+    fresh = [torch.rand((), generator=torch.Generator().manual_seed(rank)).item() for rank in range(3)]
+    before, after = threads.run(4, first), threads.run(3, second)
+    assert not torch.equal(before[0]["ema module.scale"], before[2]["ema module.scale"])
+    for name in (name for name in before[0] if name.startswith("ema ")):
+        mean = sum(each[name].double() for each in before) / 4
+        for each in after:
+            torch.testing.assert_close(each[name].double(), mean, rtol=1e-6, atol=1e-7)
+    assert torch.equal(after[0]["rates"], before[0]["rates"])
+
+
+def test_without_a_checkpoint_nothing_changes(tmp_path: Path) -> None:
+    def body(world: Transport) -> None:
+        script = Script(world, 2)
+        before = script.everything()
+        assert script.load(tmp_path / "none") == {"epoch": 0, "seen": []}
+        assert_same(script.everything(), before)
+        assert script.optimizer.t == 0
+
+    threads.run(2, body)
+    assert not (tmp_path / "none").exists()
+
+
+def test_several_optimizers_are_saved_together(tmp_path: Path) -> None:
+    def body(world: Transport) -> None:
+        scripts = Script(world, 2), Script(world, 2, "diloco", seed=7)
+        optimizers = [script.optimizer for script in scripts]
+        for script in scripts:
+            script.steps(SAVED)
+        save(tmp_path, *optimizers)
+        expected = [script.training.everything() for script in scripts]
+        for script in scripts:
+            script.steps(LAST)
+        assert load(tmp_path, *optimizers) == {}
+        for script, saved in zip(scripts, expected, strict=True):
+            assert_same(script.training.everything(), saved)
+        with pytest.raises(JobError, match=r"2 optimizers, and load.. was given 1"):
+            load(tmp_path, optimizers[0])
+
+    threads.run(4, body)
+
+
+def test_natural_gradients_are_saved_with_what_they_go_around(tmp_path: Path) -> None:
+    def body(world: Transport) -> None:
+        script = Script(world, 2)
+        outer = hpcsgd.NaturalGradient(script.optimizer, script.training.net, rank=2)
+        script.training.optimizer = outer  # pyright: ignore[reportAttributeAccessIssue]
+        script.training.steps(SAVED)
+        save(tmp_path, outer)
+        script.training.steps(LAST)
+        expected = script.training.everything()
+        load(tmp_path, outer)
+        script.training.t = SAVED
+        script.training.steps(LAST)
+        assert_same(script.training.everything(), expected)
+
+    threads.run(2, body)
+
+
+@pytest.mark.parametrize(("value", "read"), [
+    (np.arange(3, dtype=np.int16), np.arange(3, dtype=np.int16)), (np.float32(0.5), 0.5), (None, None),
+    ({"a": [1, (2.5, "x")], 3: torch.ones(2, dtype=torch.bfloat16)},) * 2, (torch.tensor(3), torch.tensor(3)),
+])  # fmt: skip
+def test_values_come_back_as_they_are(tmp_path: Path, value: object, read: object) -> None:
+    def body(world: Transport) -> None:
+        script = Script(world, 1)
+        save(tmp_path, script.optimizer, value=value)
+        found = load(tmp_path, script.optimizer, value=0)["value"]
+        assert type(found) is type(read)
+        assert repr(found) == repr(read)
+
+    threads.run(1, body)
+
+
+MISTAKES: dict[str, tuple[Callable[[Script, Path], object], str]] = {
+    "no optimizer": (lambda s, f: save(f, sampler=s.sampler), "nothing behind the folder: a DistributedOpt"),
+    "a plain one": (
+        lambda s, f: save(f, s.optimizer, s.optimizer.local.optimizer),
+        "DistributedOptimizer, SGD behind the folder: a DistributedOptimizer belongs there",
+    ),
+    "the model": (lambda s, f: save(f, s.optimizer, net=s.training.net), "net is saved with its Distributed"),
+    "the optimizer inside": (
+        lambda s, f: save(f, s.optimizer, inner=s.optimizer.local.optimizer), "inner is saved with its Dist",
+    ),
+    "by name": (lambda s, f: save(f, s.optimizer, second=s.optimizer), "second: a DistributedOptimizer has"),
+    "a set": (
+        lambda s, f: save(f, s.optimizer, seen={"a": {1}}),
+        "given by name: seen: a: a set cannot be saved in a checkpoint",
+    ),
+    "unlike folders": (
+        lambda s, f: save(f / str(s.job.rank), s.optimizer), r"save\(\): '.*/0' with nothing by name on",
+    ),
+    "unlike names": (
+        lambda s, f: save(f, s.optimizer, **{f"best{s.job.rank}": 1}), r"st0 \(a value\) on rank 0, .*st1",
+    ),
+    "nothing of that name": (
+        lambda s, f: s.load(f, epochs=0),
+        "nothing was saved as epochs: did you mean 'epoch'",
+    ),
+    "no scheduler": (
+        lambda s, f: load(f, s.optimizer, sampler=s.sampler, ema=s.ema),
+        "scheduler was saved, and load.. was not given it: give scheduler=, or scheduler=None",
+    ),
+    "an object in place of a value": (
+        lambda s, f: s.load(f, epoch=s.scheduler),
+        "epoch was a value, and load.. was given an object with a state_dict",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_on_all_ranks(tmp_path: Path, name: str) -> None:
+    mistake, message = MISTAKES[name]
+
+    def body(world: Transport) -> None:
+        script = Script(world, 2)
+        script.steps(1)
+        script.save(tmp_path)
+        before = script.everything()
+        with pytest.raises((UserError, JobError), match=message):
+            mistake(script, tmp_path)
+        assert_same(script.everything(), before)
+
+    threads.run(2, body)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("P", [1, 2])
+def test_who_saves_on_one_rank_alone_is_told_at_once(tmp_path: Path, P: int) -> None:
+    def body(world: Transport) -> None:
+        script = Script(world, P)
+        script.steps(1)
+        if world.rank == 0:
+            script.save(tmp_path)
+        script.steps(LAST)
+
+    with pytest.raises((UserError, Deadlock), match=r"rank 0 is in save\(\)"):
+        threads.run(2, body, timeout=60)
+    assert not any(tmp_path.iterdir())
+
+
+def test_objects_that_differed_need_the_same_ranks(tmp_path: Path) -> None:
+    def first(world: Transport) -> None:
+        script = Script(world, 2)
+        script.scheduler.milestones[world.rank] = 1
+        script.save(tmp_path)
+
+    def second(world: Transport) -> None:
+        script = Script(world, 1)
+        with pytest.raises(JobError, match=r"scheduler was not the same on all ranks .* scheduler=None"):
+            script.load(tmp_path)
+        assert script.load(tmp_path, scheduler=None)["epoch"] == 0
+
+    threads.run(2, first)
+    threads.run(1, second)
+
+
+def test_checkpoints_of_runs_are_not_for_scripts(tmp_path: Path) -> None:
+    def body(world: Transport) -> None:
+        script = Script(world, 1)
+        Checkpoints(tmp_path, script.job).write(0, capture(script.optimizer, shared={}, own={}))
+        with pytest.raises(JobError, match="is of `hpcsgd train`: go on with that, by --resume"):
+            script.load(tmp_path)
+
+    threads.run(1, body)
+
+
+@pytest.mark.parametrize("name", [
+    "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR",
+    "PolynomialLR", "CosineAnnealingLR", "CyclicLR", "OneCycleLR", "CosineAnnealingWarmRestarts",
+    "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler",
+])  # fmt: skip
+def test_every_scheduler_of_torch(tmp_path: Path, name: str) -> None:
+    def body(world: Transport) -> None:
+        def made() -> tuple[Script, Any]:
+            script = Script(world, 1)
+            return script, _scheduler(name, script.optimizer)
+
+        def train(script: Script, scheduler: Any, last: int) -> list[float]:
+            rates: list[float] = []
+            while script.training.t < last:
+                script.training.steps(1)
+                scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+                rates += [group["lr"] for group in script.optimizer.param_groups]
+            return rates
+
+        script, scheduler = made()
+        train(script, scheduler, SAVED)
+        save(tmp_path, script.optimizer, scheduler=scheduler)
+        expected = train(script, scheduler, LAST)
+        script, scheduler = made()
+        load(tmp_path, script.optimizer, scheduler=scheduler)
+        script.training.t = SAVED
+        assert train(script, scheduler, LAST) == expected
+
+    threads.run(1, body)
+
+
+def _scheduler(name: str, optimizer: optim.Optimizer) -> Any:
+    s = lr_scheduler
+    made: dict[str, Callable[[], Any]] = {
+        "LambdaLR": lambda: s.LambdaLR(optimizer, lambda n: 1 / (n + 1)),
+        "MultiplicativeLR": lambda: s.MultiplicativeLR(optimizer, lambda n: 0.9),
+        "StepLR": lambda: s.StepLR(optimizer, 2),
+        "MultiStepLR": lambda: s.MultiStepLR(optimizer, [1, 4]),
+        "ConstantLR": lambda: s.ConstantLR(optimizer, total_iters=4),
+        "LinearLR": lambda: s.LinearLR(optimizer),
+        "ExponentialLR": lambda: s.ExponentialLR(optimizer, 0.9),
+        "PolynomialLR": lambda: s.PolynomialLR(optimizer),
+        "CosineAnnealingLR": lambda: s.CosineAnnealingLR(optimizer, 5),
+        "CyclicLR": lambda: s.CyclicLR(optimizer, 0.01, 0.1, step_size_up=3),
+        "OneCycleLR": lambda: s.OneCycleLR(optimizer, 0.1, total_steps=20),
+        "CosineAnnealingWarmRestarts": lambda: s.CosineAnnealingWarmRestarts(optimizer, 2),
+        "ReduceLROnPlateau": lambda: s.ReduceLROnPlateau(optimizer, patience=1),
+        "SequentialLR": lambda: s.SequentialLR(
+            optimizer, [s.ConstantLR(optimizer), s.MultiStepLR(optimizer, [1, 3])], [4]
+        ),
+        "ChainedScheduler": lambda: s.ChainedScheduler([s.LinearLR(optimizer), s.StepLR(optimizer, 2)]),
+    }
+    return made[name]()
