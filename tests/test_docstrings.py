@@ -48,6 +48,7 @@ RAISES = re.compile(r"\braise (\w+\.)?(User|Job)Error\b")
 NO_PAPER = {
     "Averaged", "Dirichlet", "DistributedOptimizer", "Job", "JobError", "Joined", "Loader", "Method",
     "Reset", "Sampler", "UserError", "graphs.Complete", "graphs.Graph", "graphs.senders", "init", "kept",
+    "load", "save",
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (
@@ -165,11 +166,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hpcsgd.transport, "mpi", mpi, raising=False)
 
 
-def run_on(world: Transport, example: doctest.DocTest) -> str:
+def run_on(world: Transport, example: doctest.DocTest, folder: Path) -> str:
     """What doctest complains of, on rank 0; other ranks have to go through the same."""
     here.world = world
     given = {name: value for name, value in example.globs.items() if not name.startswith("__")}
-    names = setting(world) | given
+    names = setting(world) | {"folder": folder} | given
     if world.rank > 0:
         for each in example.examples:
             with suppress(*[Exception] if each.exc_msg else []):
@@ -220,8 +221,8 @@ def test_help_is_complete(name: str) -> None:
     "example", [x for x in examples() if x.name not in OF_PROCESSES], ids=lambda example: example.name
 )
 @pytest.mark.usefixtures("launched")
-def test_examples_run(example: doctest.DocTest) -> None:
-    assert threads.run(4, run_on, example, timeout=60.0)[0] == ""
+def test_examples_run(example: doctest.DocTest, tmp_path: Path) -> None:
+    assert threads.run(4, run_on, example, tmp_path, timeout=60.0)[0] == ""
 
 
 @pytest.mark.processes
@@ -229,8 +230,8 @@ def test_examples_run(example: doctest.DocTest) -> None:
 @pytest.mark.parametrize(
     "example", [x for x in examples() if x.name in OF_PROCESSES], ids=lambda example: example.name
 )
-def test_examples_run_on_processes(run, example: doctest.DocTest) -> None:
-    assert run(4, run_on, example)[0] == ""
+def test_examples_run_on_processes(run, example: doctest.DocTest, tmp_path: Path) -> None:
+    assert run(4, run_on, example, tmp_path)[0] == ""
 
 
 def test_the_public_names_are_written_down_alike() -> None:
@@ -311,7 +312,7 @@ def test_gaps_in_members_are_found() -> None:
     assert list(faults_of_members(Planted)) == expected
 
 
-def test_an_example_that_shows_something_else_is_found() -> None:
+def test_an_example_that_shows_something_else_is_found(tmp_path: Path) -> None:
     shown = doctest.Example("hpcsgd.lr_scale('linear', 4)\n", "5.0\n")
     example = doctest.DocTest([shown], {}, "planted", None, None, None)
-    assert "Failed example" in threads.run(4, run_on, example)[0]
+    assert "Failed example" in threads.run(4, run_on, example, tmp_path)[0]

@@ -178,14 +178,16 @@ class Sampler(torch.utils.data.Sampler[int]):
         """Samples of the epoch that this rank has consumed."""
         return self._consumed // self._ranks
 
-    def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Go to `epoch`, counted from 0, of which this rank has consumed `start` samples already.
+    def set_epoch(self, epoch: int, start: int | None = None) -> None:
+        """Go to `epoch`, counted from 0, of which this rank has consumed `start` samples already. None: stay
+        where it is in the epoch that it is in, as after `hpcsgd.load`, and begin any other one.
 
         Raises `UserError` for a negative epoch, or more samples than an epoch has.
         """
         if epoch < 0:
             raise UserError(f"epoch {epoch}: must not be negative")
-        self._epoch, self._consumed = epoch, self._checked(start * self._ranks)
+        if start is not None or epoch != self._epoch:
+            self._epoch, self._consumed = epoch, self._checked((start or 0) * self._ranks)
 
     def resume(self, consumed: int) -> None:
         """Go to where all ranks together have `consumed` so many samples of the epoch."""

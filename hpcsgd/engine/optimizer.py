@@ -218,7 +218,7 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         s.t = state_dict["hpcsgd"]["t"]
 
     def ready_for(self, call: str, *, across: bool = True) -> Step:
-        """Have the model in place, no gradient under way, and all ranks (of the group) in this `call`."""
+        """Have the whole model in place, and ranks, also those `across` groups, in one `call`; collective."""
         with self._during(call) as made:
             self.updating.settle(made)
             self._shared.reach(made)

@@ -153,7 +153,7 @@ class EnsembleLoop(Loop):
         if self._living is not None:
             self._living.follow(len(sharing), self._scaled_for)
         sampler.deal(here, len(sharing))
-        sampler.set_epoch(place.epoch)
+        sampler.set_epoch(place.epoch, start=0)
         batches = self._parts.batches
         assert isinstance(batches, Batches)
         batches.start_after(dealt.seen, place.t - dealt.t)

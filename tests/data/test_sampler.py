@@ -112,6 +112,22 @@ def test_start_is_counted_per_rank(size: tuple[int, int], data: st.DataObject) -
         assert len(sampler) == len(whole) - start
 
 
+def test_an_epoch_that_it_is_in_goes_on() -> None:
+    """As in a script that has loaded a checkpoint, and calls `set_epoch` as always."""
+    (saved,), (resumed,) = samplers(10, 1), samplers(10, 1)
+    saved.set_epoch(2)
+    whole = list(saved)
+    saved.advance(4)
+    resumed.load_state_dict(saved.state_dict())
+    resumed.set_epoch(2)
+    assert list(resumed) == whole[4:]
+    resumed.set_epoch(3)
+    assert len(resumed) == 10
+    resumed.advance(1)
+    resumed.set_epoch(3, start=0)
+    assert len(resumed) == 10
+
+
 def test_epochs_and_seeds_differ_and_so_do_the_samples_left_out() -> None:
     (sampler,) = samplers(50, 1, seed=0)
     (other,) = samplers(50, 1, seed=1)

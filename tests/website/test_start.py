@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import programs
+from pythons import python
 
 PATIENCE = 600.0  # seconds; the machine may be busy
 ROOT = Path(__file__).parents[2]
@@ -35,3 +36,40 @@ def test_every_command_of_the_first_five_minutes(tmp_path: Path) -> None:
     accuracy = re.findall(r"^test      accuracy ([\d.]+)", done.stdout, re.MULTILINE)
     assert float(accuracy[-1]) > 0.8
     assert torch.load(tmp_path / "runs/mine/model.pt")["0.weight"].shape == (96, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE)
+def test_a_script_with_the_loop_of_the_page_resumes(tmp_path: Path) -> None:
+    """Killed after its third epoch it goes on, and ends with the model of one that nobody killed."""
+    resumed, whole = _script(tmp_path / "killed"), _script(tmp_path / "whole")
+    (resumed / "stop").touch()
+    command = [programs.mpiexec(), "-n", "4", *python("train.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    killed = programs.run(command, cwd=resumed, env=environment, check=False)
+    assert killed.returncode != 0
+    (resumed / "stop").unlink()
+    done = [programs.run(command, cwd=folder, env=environment) for folder in (resumed, whole)]
+    assert done[0].stdout == done[1].stdout
+    assert re.fullmatch(r"2 groups of 2: test accuracy 0\.9\d+\n", done[0].stdout)
+    ours, theirs = (torch.load(folder / "model.pt") for folder in (resumed, whole))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert len([*(resumed / "checkpoints").iterdir()]) == 2
+
+
+def _script(folder: Path) -> Path:
+    """The example with the loop and the end of the page; where there is a file `stop`, rank 2 dies."""
+    section = (ROOT / "docs/start.md").read_text().split("### Saving and resuming in a script")[1]
+    loop, end = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    example = (ROOT / "examples/train.py").read_text()
+    begin, rest = example.split("for epoch in range(10):\n")
+    rest = rest[rest.index("with optimizer.averaged()") :]
+    assert loop.count("    scheduler.step()\n") == 1
+    dies = (
+        "    if epoch == 3 and job.rank == 2 and os.path.exists('stop'):\n        os.kill(os.getpid(), 9)\n"
+    )
+    loop = loop.replace("    scheduler.step()\n", f"    scheduler.step()\n{dies}")
+    folder.mkdir()
+    (folder / "train.py").write_text(f"import os\n{begin}{loop}{rest}{end}")
+    return folder
