@@ -5,8 +5,8 @@ loader = DataLoader(data, batch, sampler=hpcsgd.Sampler(data, job))
 optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))
 
 In the examples of docstrings four ranks are a `job` of 2 groups of 2, with a small `model`, plain SGD as its
-`optimizer`, `data`, a `criterion`, an empty `folder`, and `train(optimizer, steps)`, which is the training loop
-of the README.
+`optimizer`, `data`, a `criterion`, an empty `folder`, and `train(optimizer, steps)`, which is the training
+loop of the README.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack, to_dlpack  # pyright: ignore[reportPrivateImportUsage]
 
 from hpcsgd.core.pending_gradient import PendingGradient
 from hpcsgd.errors import UserError
@@ -40,9 +41,9 @@ class Slot:
         """Its place among all parameters, in the order of the forward pass."""
         self._view: Any = None
         """The parameter's place in g, in its shape and strides; None until there is room for gradients."""
-        self._w: Tensor | None = None
-        self._place: Any = None
-        """The parameter's place in `w`, likewise."""
+        self.padded = self.stop - start  # so many elements of w are for it
+        self._part: Any = None  # these elements
+        self._place: Any = None  # among them the parameter, in its shape and strides
         self._home: int | None = None
 
     @property
@@ -57,16 +58,15 @@ class Slot:
 
     def move_into(self, w: Tensor) -> None:
         """Make the parameter a view of `w`, keeping its values."""
-        view = shaped(w, self.start, self.tensor)
-        view.copy_(self.tensor.detach())
-        self._become(view)
-        self._w, self._place = w, view
-        self._home = self._behind_start(self.tensor)
+        self._part = apart(w[self.start : self.start + self.padded])
+        self._place = shaped(self._part, 0, self.tensor)
+        self._place.copy_(self.tensor.detach())
+        self._become(self._place)
+        self._home = self.tensor.data_ptr()
 
     def at_home(self) -> bool:
-        """Whether nobody has moved the parameter elsewhere since. All of `w` may move, as `share_memory()`
-        moves it."""
-        return self._behind_start(self.tensor) == self._home
+        """Whether nobody has moved the parameter elsewhere since."""
+        return self.tensor.data_ptr() == self._home
 
     def come_home(self) -> None:
         """Make a parameter that was given other memory its view of `w` again, with the values that it has."""
@@ -128,11 +128,6 @@ class Slot:
     def hide(self) -> None:
         """Make `param.grad` None: nobody has a gradient."""
         self.param.grad = None
-
-    def _behind_start(self, x: Tensor) -> int:
-        """How many bytes behind the beginning of `w` it lies in memory."""
-        assert self._w is not None
-        return x.data_ptr() - self._w.data_ptr()
 
     def _become(self, view: Tensor) -> None:
         self.param.data = view
@@ -230,6 +225,11 @@ def cost(shape: torch.Size) -> int:
     numel = shape.numel()
     m = shape[0] if shape else 1
     return numel * min(m, numel // m)
+
+
+def apart(x: Tensor) -> Tensor:
+    """`x` as a tensor with a storage of its own, in the same memory: who saves it saves nothing else."""
+    return from_dlpack(to_dlpack(x))
 
 
 def shaped(flat: Tensor, offset: int, like: Tensor) -> Tensor:

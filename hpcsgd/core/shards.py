@@ -86,7 +86,7 @@ class Shard(Slot):
 
     def at_home(self) -> bool:
         """Whether torch gathers from here, too."""
-        return super().at_home() and self._behind_start(self._kept._sharded_param_data) == self._padded_home
+        return super().at_home() and self._kept._sharded_param_data.data_ptr() == self._padded_home
 
     def make_room(self, g: Tensor) -> None:
         super().make_room(g)
@@ -94,10 +94,9 @@ class Shard(Slot):
         self._gradient = local_like(self.param, self._view)
 
     def move_into(self, w: Tensor) -> None:
-        padded = w[self.start : self.start + self.padded]
         super().move_into(w)
-        self._padded_home = self._behind_start(padded)
-        self._kept._sharded_param_data = padded
+        self._padded_home = self._part.data_ptr()
+        self._kept._sharded_param_data = self._part
 
     def pend(self) -> None:
         """Nothing: torch averages this gradient within the group by itself, and has it whole nowhere."""

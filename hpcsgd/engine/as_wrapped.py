@@ -103,29 +103,25 @@ class InPlace:
         self._slots = [slot for b in buckets for slot in b.slots]
         self._sharded = [slot for slot in self._slots if is_sharded(slot.param)]
         self._whole = [slot.param for slot in self._slots if not is_sharded(slot.param)]
+        self._homes = [*map(Tensor.data_ptr, self._whole)]
         self._frozen = frozen
-        self._look()
 
     def require(self) -> None:
         self._require_home(self._sharded)
         if [*map(Tensor.data_ptr, self._whole)] != self._homes:
             self._require_home(self._slots)
-            self._look()
         if any(param.requires_grad for param in self._frozen):
             raise UserError(
                 "a parameter that was frozen when DistributedOptimizer was made requires a gradient now: "
                 "unfreeze it before"
             )
 
-    def _look(self) -> None:
-        self._homes = [*map(Tensor.data_ptr, self._whole)]
-
     def _require_home(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             if not slot.at_home():
                 raise UserError(
                     f"parameter {slot.name} was moved {SINCE}: convert the model or change its device or "
-                    "memory format before"
+                    "memory format before, and give other processes a copy.deepcopy of it"
                 )
 
 

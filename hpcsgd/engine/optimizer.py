@@ -111,8 +111,8 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         self.model = model
         self.method = method
         self._exchange, buckets = laid_out(
-            job, method, optimizer, model, self.trained,
-            elementwise=elementwise, tensorwise=tensorwise, bucket_mb=bucket_mb,
+            job, method, optimizer, model, self.trained, elementwise=elementwise, tensorwise=tensorwise,
+            bucket_mb=bucket_mb,
         )  # fmt: skip
         self._publishing = publishing(job, method, self._exchange)
         share_start(job, buckets, model, self.trained)
@@ -127,9 +127,8 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
             )  # fmt: skip
         self.updating = Updating(self.local, self._reducer, self._exchange, method.how)
         fixed = Fixed(job, buckets, self.local, Buffers(model), self._exchange.shards, self.exchanges)
-        self._step = Step(fixed)
-        self._everyone, self._shared = Agreement(job.world), Agreement.of_group(job)
-        Agreement.of_position(job)  # makes its communicator while all ranks are here
+        self._step, self._everyone, self._shared = Step(fixed), Agreement(job.world), Agreement.of_group(job)
+        Agreement.of_position(job)  # its communicator is made while all ranks are here
         self._notes: dict[str, float] = {}
         self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
@@ -221,8 +220,9 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         """Have the whole model in place, and ranks, also those `across` groups, in one `call`; collective."""
         with self._during(call) as made:
             self.updating.settle(made)
-            self._shared.reach(made)
-            if across:
+            if not self._exchange.across:
+                self._shared.reach(made)
+            if across or self._exchange.across:
                 self._everyone.reach(made)
         return self._in_place
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -38,7 +39,7 @@ def with_a_buffer(net: nn.Module) -> None:
 
 
 SAME_TRAINING: dict[str, Callable[[nn.Module], object]] = {
-    "share_memory": lambda net: net.share_memory(),
+    "a copy in shared memory": lambda net: copy.deepcopy(net).share_memory(),
     "copied from a vector": copied,
     "loaded": lambda net: net.load_state_dict(net.state_dict()),
     "frozen and free": frozen_and_free,

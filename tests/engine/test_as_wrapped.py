@@ -34,6 +34,7 @@ ADDED = "was added to the model after DistributedOptimizer was made"
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "another dtype": (lambda net, _: net.float(), "parameter 3.bias was moved after"),
+    "shared memory": (lambda net, _: net.share_memory(), r"3.bias was moved .* give other processes a copy"),
     "another place": (
         lambda net, _: setattr(net[0].weight, "data", torch.ones(7, 5).double()),
         "0.weight was moved",

@@ -39,7 +39,7 @@ CASES = {  # groups, what follows three steps, and what is said
     "evaluates alone": (
         1,
         "if job.rank == 0:\n    with optimizer.averaged(): pass\ntrain(3)",
-        "rank 0 is in averaged() of step 4",
+        "rank 0 is in averaged() after 3 updates, but rank 1 is in step() after 3 updates",
     ),
     "saves alone": (
         1,

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import nn, optim
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport
+from hpcsgd.transport import Transport, threads
 from references import batch, loss, model, vector
 
 COPIES: dict[str, Callable[[nn.Module, Any], object]] = {
@@ -76,3 +77,43 @@ def test_a_copy_of_the_model_is_a_model_of_its_own(run, P: int) -> None:
         torch.testing.assert_close(vector(other), (before + vector(net)) / 2)
 
     run(2, body)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_what_is_saved_of_a_part_is_the_part_alone(run, dtype: torch.dtype) -> None:
+    """And not the bucket that it lies in, with the weights of its neighbours."""
+
+    def body(world: Transport) -> None:
+        alone, net = (nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 3)).to(dtype) for _ in range(2))
+        inner = optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(inner, net, form(world, 1), hpcsgd.bsp())
+        net(torch.ones(2, 300, dtype=dtype)).sum().backward()
+        optimizer.step()
+        for part in (lambda m: m[1].state_dict(), lambda m: m[1], lambda m: [*m.parameters()][-1]):
+            assert saved(part(net)) <= saved(part(alone)) + 200
+        theirs = torch.load(io.BytesIO(written(net.state_dict())))
+        assert all(torch.equal(value, theirs[name]) for name, value in net.state_dict().items())
+
+    run(2, body)
+
+
+def test_safetensors_finds_no_shared_memory(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    world = threads.run(1, lambda world: world)[0]
+    net, _ = made(world, 1)
+    safetensors.save_model(net, tmp_path / "model.safetensors")
+    other = model()
+    safetensors.load_model(other, tmp_path / "model.safetensors")
+    assert torch.equal(vector(net), vector(other))
+
+
+def written(x: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(x, file)
+    return file.getvalue()
+
+
+def saved(x: object) -> int:
+    """Return of how many bytes the file is."""
+    return len(written(x))

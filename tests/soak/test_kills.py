@@ -34,7 +34,7 @@ FAMILIES = {
     "diloco": '{ name = "diloco", every = 4 }',
     "delayed": '{ name = "delayed", steps = 2, method = { name = "diloco", every = 4 } }',
     "sgp": '{ name = "sgp" }',
-    "osgp": '{ name = "osgp" }',
+    "osgp": '{ name = "osgp", staleness = 1 }',
     "deft": f'{{ name = "hierarchical", every = 4, exchange = {DEFT} }}',
     "adacomm": '{ name = "adacomm", interval = 4, block = 8 }',
 }
