@@ -22,9 +22,11 @@ def average_joined(
     `further` is given them joined, a vector for every dtype. Ranks must have the same tensors: see
     `require_same_layout`.
     """
-    dtypes = dict.fromkeys(x.dtype for x in tensors)
-    alike = [[x for x in tensors if x.dtype == dtype] for dtype in dtypes]
-    joined = [torch.cat([x.reshape(-1) for x in of_dtype]) for of_dtype in alike]
+    dtypes = dict.fromkeys(_dtype_of_sums(x) for x in tensors)
+    alike = [[x for x in tensors if _dtype_of_sums(x) == dtype] for dtype in dtypes]
+    joined = [
+        torch.cat([x.to(dtype).reshape(-1) for x in some]) for dtype, some in zip(dtypes, alike, strict=True)
+    ]
     for vector in joined:
         ranks.allreduce(vector, "mean").wait()
     further(joined)
@@ -48,3 +50,8 @@ def require_same_layout(
     everyone = ranks.gather_objects(", ".join(f"{n} elements of {name}" for name, n in counts.items()))
     other = next((i for i, theirs in enumerate(everyone) if theirs != everyone[0]), 0)
     raise UserError(f"{what} differ between {who}s: {everyone[0]} in {who} 0, {everyone[other]} in {other}")
+
+
+def _dtype_of_sums(x: Tensor) -> torch.dtype:
+    """Nobody adds up 8-bit floats."""
+    return torch.float32 if x.element_size() == 1 else x.dtype

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import tree
+from hpcsgd.core.buffers import is_averaged
 from hpcsgd.core.flat import Bucket, Piece
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.sharding import PieceState
@@ -104,13 +105,13 @@ class SavedGroups:
 
 
 def mean(values: Iterator[Tensor]) -> Tensor:
-    """Rounded once; of values that are no floats, the first."""
+    """Rounded once; of values that are not averaged, the first."""
     first = next(values)
-    if not first.is_floating_point():
+    if not is_averaged(first):
         return first
-    total, count = first.double(), 1
+    total, count = first.to(torch.complex128 if first.is_complex() else torch.float64), 1
     for value in values:
-        total += value
+        total += value.to(total.dtype)
         count += 1
     return (total / count).to(first.dtype)
 

@@ -24,6 +24,7 @@ from hpcsgd.checkpoint.folder import Checkpoints, Saved
 from hpcsgd.checkpoint.method_state import restored, split_off_chunks
 from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
 from hpcsgd.checkpoint.tree import Tree
+from hpcsgd.core.buffers import make_writable, put
 from hpcsgd.core.shards import is_sharded, local, local_of, reshard
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.inside import shared_state, take_shared_state
@@ -87,7 +88,7 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
         _restore_buffers(saved, [mine] if same else all_places(saved), optimizer.model)
         ours = dict(_frozen(optimizer))
         for name, values in _saved_frozen(saved):
-            local(ours[name]).copy_(local_of(values, ours[name]))
+            put(local(ours[name]), local_of(values, ours[name]))
         take_shared_state(optimizer.local.optimizer, state["shared"])
         optimizer.take_up(state["t"], state["groups"], method)
     optimizer.gather_parameters()
@@ -156,10 +157,11 @@ def _restore_pieces(source: SavedGroups, optimizer: DistributedOptimizer) -> Non
 
 
 def _restore_buffers(saved: Saved, places: Iterable[Place], model: nn.Module) -> None:
+    make_writable(model)
     with opened(saved, places) as files:
         buffers = [tree.items(tree.items(file)["buffers"]) for file in files]
         for name, buffer in model.named_buffers():
-            buffer.copy_(mean(tree.read_item(theirs[name]) for theirs in buffers))
+            put(buffer, mean(tree.read_item(theirs[name]) for theirs in buffers))
 
 
 def _outline(optimizer: DistributedOptimizer) -> dict[str, str]:
@@ -178,6 +180,8 @@ def _outline(optimizer: DistributedOptimizer) -> dict[str, str]:
 
 
 def _layout(x: Tensor) -> str:
+    if x.layout != torch.strided:
+        return f"{x.dtype} of {list(x.size())}, {x.layout}"
     strides = [stride if size > 1 else 0 for stride, size in zip(x.stride(), x.size(), strict=True)]
     order = "" if x.is_contiguous() else f" with strides {strides}"
     return f"{x.dtype} of {list(x.size())}{order}"

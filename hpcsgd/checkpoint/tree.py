@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -23,11 +24,8 @@ _KEYS = "keys"  # of a group, in order: dict keys may be ints or hold a slash
 _PLAIN = (str, int, float, type(None))
 _KEY = (str, int)
 _NUMBERS = "biufc"  # kinds of arrays that torch has types for
-_CARRIERS = {  # for what numpy has no type
-    torch.bfloat16: torch.int16,
-    torch.float8_e4m3fn: torch.int8,
-    torch.float8_e5m2: torch.int8,
-}
+_WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+_SPARSE = "sparse"  # the kind of a group that holds a sparse tensor
 
 
 def write(group: h5py.Group, tree: Mapping[Any, Any]) -> None:
@@ -48,6 +46,8 @@ def read(group: Item) -> Any:
             return tuple(children.values())
         case "counter":
             return Counter(children)
+        case "sparse":
+            return _joined(**children)
     return children
 
 
@@ -83,7 +83,11 @@ def _write_children(group: h5py.Group, kind: str, children: Iterable[tuple[Any, 
 
 
 def _write_item(group: h5py.Group, name: str, key: str | int, value: Any) -> None:
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.is_quantized:
+        raise UserError(f"{key}: a quantized tensor cannot be saved in a checkpoint")
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        _write_children(group.create_group(name), _SPARSE, _parts(value).items())
+    elif isinstance(value, Tensor):
         _write_tensor(group, name, value)
     elif isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS:
         _write_tensor(group, name, torch.tensor(value, device="cpu"))
@@ -110,7 +114,7 @@ def _is_json(value: Any) -> bool:
 
 def _write_tensor(group: h5py.Group, name: str, value: Tensor) -> None:
     plain = value.detach().cpu().contiguous()
-    carrier = _CARRIERS.get(plain.dtype)
+    carrier = _carrier(plain.dtype)
     data = plain.view(carrier) if carrier else plain
     chunked = {"chunks": True, "fletcher32": True} if data.numel() else {}
     dataset = group.create_dataset(name, data=data.reshape(-1).numpy(), **chunked)
@@ -121,4 +125,35 @@ def _write_tensor(group: h5py.Group, name: str, value: Tensor) -> None:
 def _as_tensor(dataset: Item, data: Any) -> Tensor:
     dtype = getattr(torch, str(dataset.attrs[_TYPE]))
     tensor = torch.from_numpy(data)
-    return tensor.view(dtype) if dtype in _CARRIERS else tensor
+    return tensor.view(dtype) if _carrier(dtype) else tensor
+
+
+@functools.cache
+def _carrier(dtype: torch.dtype) -> torch.dtype | None:
+    """Return in whose place numbers are stored of which numpy has no type, such as bfloat16."""
+    try:
+        torch.empty(0, dtype=dtype, device="cpu").numpy()
+    except TypeError:
+        return _WIDTHS[dtype.itemsize]
+    return None
+
+
+def _parts(x: Tensor) -> Tree:
+    """Return the dense tensors that a sparse one is made of."""
+    x = x.detach().cpu()
+    if x.layout == torch.sparse_coo:
+        parts = [x._indices(), x._values()]
+    elif x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [x.crow_indices(), x.col_indices(), x.values()]
+    else:
+        parts = [x.ccol_indices(), x.row_indices(), x.values()]
+    return {"layout": str(x.layout), "size": list(x.size()), "parts": parts}
+
+
+def _joined(layout: str, size: list[int], parts: list[Tensor]) -> Tensor:
+    kind = getattr(torch, layout.removeprefix("torch."))
+    if kind == torch.sparse_coo:
+        indices, values = parts
+        return torch.sparse_coo_tensor(indices, values, size, check_invariants=True)
+    slow, fast, values = parts
+    return torch.sparse_compressed_tensor(slow, fast, values, size, layout=kind, check_invariants=True)

@@ -58,7 +58,8 @@ class Slot:
 
     def move_into(self, w: Tensor) -> None:
         """Make the parameter a view of `w`, keeping its values."""
-        self._part = apart(w[self.start : self.start + self.padded])
+        mine = w[self.start : self.start + self.padded]
+        self._part = from_dlpack(to_dlpack(mine))  # with its own storage: who saves it saves nothing else
         self._place = shaped(self._part, 0, self.tensor)
         self._place.copy_(self.tensor.detach())
         self._become(self._place)
@@ -227,11 +228,6 @@ def cost(shape: torch.Size) -> int:
     return numel * min(m, numel // m)
 
 
-def apart(x: Tensor) -> Tensor:
-    """`x` as a tensor with a storage of its own, in the same memory: who saves it saves nothing else."""
-    return from_dlpack(to_dlpack(x))
-
-
 def shaped(flat: Tensor, offset: int, like: Tensor) -> Tensor:
     """The elements of `flat` from `offset` on, in the shape and memory order of `like`."""
     return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + offset)
@@ -289,7 +285,10 @@ def _require_dense(name: str, param: nn.Parameter) -> None:
     if param.layout != torch.strided:
         raise UserError(f"parameter {name} has layout {param.layout}; only dense tensors can be averaged")
     if param.is_complex():
-        raise UserError(f"parameter {name} is of {param.dtype}; complex tensors cannot be averaged")
+        raise UserError(
+            f"parameter {name} is of {param.dtype}, and complex ones are not averaged: keep it as pairs of "
+            "real numbers, by torch.view_as_real"
+        )
     expected = 1
     for stride, size in sorted(zip(param.stride(), param.size(), strict=True)):
         if size != 1:

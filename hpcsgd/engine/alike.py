@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn, optim
 
+from hpcsgd.core.buffers import is_averaged, is_dense
 from hpcsgd.core.method import Method
 from hpcsgd.engine.joined import parts_of
 from hpcsgd.errors import JobError, in_one_line
@@ -49,16 +50,17 @@ def model_facts(model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]]) -
     every = [*(("parameter", *named) for named in trained), *rest]
     devices = list(dict.fromkeys(x.device for _, _, x in every))
     for kind, name, x in every:
-        strides = "" if x.is_contiguous() else f" and strides {x.stride()}"
+        strides = "" if not is_dense(x) or x.is_contiguous() else f" and strides {x.stride()}"
+        layout = f" and {x.layout}" * (not is_dense(x))
         # Buckets are of one device each; which one that is may be another on every rank.
         place = f" on device {devices.index(x.device)} of {len(devices)}" if len(devices) > 1 else ""
-        yield f"{kind} {name}", f"of shape {tuple(x.shape)} and {x.dtype}{strides}{place}"
+        yield f"{kind} {name}", f"of shape {tuple(x.shape)} and {x.dtype}{layout}{strides}{place}"
 
 
 def buffer_facts(model: nn.Module) -> Iterator[Fact]:
     """Of the buffers that `model` has now and that are averaged."""
     for name, x in model.named_buffers():
-        if x.is_floating_point():
+        if is_averaged(x):
             yield f"buffer {name}", f"of shape {tuple(x.shape)} and {x.dtype}"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor, nn
 
 from hpcsgd.averagers import agree, average_joined
 from hpcsgd.averagers.distance import distance
+from hpcsgd.core.buffers import averaged_buffers, make_writable, places
 from hpcsgd.core.method import Central
 from hpcsgd.core.shards import reshard
 from hpcsgd.core.step import Step
@@ -19,12 +20,9 @@ from hpcsgd.engine.meeting import gather_chunks
 from hpcsgd.transport import phase
 
 
-def float_buffers(model: nn.Module) -> list[Tensor]:
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-
-
 class Buffers(Sequence[Tensor]):
-    """The float buffers that `model` has at any time: a forward pass may assign others in their place."""
+    """The buffers that are averaged, as `model` has them at any time: a forward pass may assign others in
+    their place."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -36,30 +34,30 @@ class Buffers(Sequence[Tensor]):
     def __getitem__(self, i: slice) -> Sequence[Tensor]: ...
 
     def __getitem__(self, i: int | slice) -> Tensor | Sequence[Tensor]:
-        return float_buffers(self._model)[i]
+        return averaged_buffers(self._model)[i]
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(float_buffers(self._model))
+        return iter(averaged_buffers(self._model))
 
     def __len__(self) -> int:
-        return len(float_buffers(self._model))
+        return len(averaged_buffers(self._model))
 
 
 @contextlib.contextmanager
 def averaged(s: Step, central: Central | None, model: nn.Module) -> Generator[float, None, None]:
     """Inside the block the parameters of `model` are the mean over the groups, or what `central` keeps, and
-    its float buffers the mean over all ranks. Afterwards these are as before, bit for bit, whatever the block
-    has written into them, also where there is one group. Collective; a copy of w is kept for that, of what
-    this rank has of it.
+    its buffers the mean over all ranks, as far as buffers are averaged. Afterwards these are as before, bit
+    for bit, whatever the block has written into them, also where there is one group. Collective; a copy of w
+    is kept for that, of what this rank has of it.
 
     Gives D, how far the groups are from that model (see `averagers.distance`).
     """
     brought = [b.w.clone() for b in s.buckets]
     parameters = [(b.w, w) for b, w in zip(s.buckets, brought, strict=True)]
+    before = list(places(model))
+    make_writable(model)
     mine = s.buffers
     buffers = [(buffer, buffer.clone()) for buffer in mine]
-    modules: list[Any] = list(model.modules())
-    places = [(m._buffers, name, x) for m in modules for name, x in m._buffers.items()]
     with torch.no_grad(), phase("evaluation"):
         require_alike(s.job.world, list(buffer_facts(model)))
         D = _agree(s, central, brought) if s.job.P > 1 else 0.0
@@ -69,11 +67,11 @@ def averaged(s: Step, central: Central | None, model: nn.Module) -> Generator[fl
         yield D
     finally:
         reshard(model)
-        for table, name, buffer in places:
-            table[name] = buffer
         with torch.no_grad():
-            for tensor, before in parameters + buffers:
-                tensor.copy_(before)
+            for tensor, brought_along in parameters + buffers:
+                tensor.copy_(brought_along)
+        for table, name, buffer in before:
+            table[name] = buffer
 
 
 def _agree(s: Step, central: Central | None, brought: Sequence[Tensor]) -> float:

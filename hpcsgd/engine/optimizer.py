@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -21,6 +21,7 @@ from hpcsgd.engine.alike import facts, require_alike
 from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Buffers, averaged
+from hpcsgd.engine.broadcasting import broadcast_buffers
 from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.dividing import laid_out
 from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, once_in, publishing
@@ -30,11 +31,10 @@ from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.unmoved import Unmoved
 from hpcsgd.engine.updating import Updating
 from hpcsgd.engine.with_gradients import WithGradients
-from hpcsgd.engine.wrapping import Scaled, communicators, require_free, share_start, take, trained_parameters
-from hpcsgd.errors import UserError
+from hpcsgd.engine.wrapping import Guarded, communicators, require_free, share_start, take, trained_parameters
 
 
-class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimizer):
+class DistributedOptimizer(WithGradients, PassingThrough, Guarded):
     """Trains `model` by `method` over the ranks of `job`; the training loop stays as it is.
 
     The optimizer object, its `param_groups` and schedulers made from it keep working, before and after. All
@@ -69,6 +69,8 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
             False; views of them that somebody keeps, as `param.data`, cannot wait.
         master: a dtype, as torch.float32: parameters of fewer bits are updated by way of copies of that type,
             of the own chunk, and so is the optimizer's state. Default None: as they are.
+        broadcast_buffers: whether all ranks of a group have the buffers of its first rank after each step.
+            Default False: each rank keeps its own, and `averaged()` makes their mean.
 
     Raises:
         UserError: where ranks were given unlike ones of these, or the optimizer cannot be distributed.
@@ -97,6 +99,7 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         overlap: bool = True,
         prefetch: bool = False,
         master: torch.dtype | None = None,
+        broadcast_buffers: bool = False,
     ) -> None:
         job, self._number = communicators(job)
         with job.together("wrapping the optimizer"):
@@ -106,10 +109,10 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
             mine = facts(
                 optimizer, model, self.trained, method, elementwise=elementwise, tensorwise=tensorwise,
                 accumulate=accumulate, bucket_mb=bucket_mb, overlap=overlap, prefetch=prefetch, master=master,
+                broadcast_buffers=broadcast_buffers,
             )  # fmt: skip
         require_alike(job.world, mine)
-        self.model = model
-        self.method = method
+        self.model, self.method, self._broadcasts = model, method, broadcast_buffers
         self._exchange, buckets = laid_out(
             job, method, optimizer, model, self.trained, elementwise=elementwise, tensorwise=tensorwise,
             bucket_mb=bucket_mb,
@@ -130,7 +133,6 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         self._step, self._everyone, self._shared = Step(fixed), Agreement(job.world), Agreement.of_group(job)
         Agreement.of_position(job)  # its communicator is made while all ranks are here
         self._notes: dict[str, float] = {}
-        self._laid_out = False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
         self._laid_out = True
         self.state = optimizer.state
@@ -238,21 +240,6 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         if method is not None:
             self.method.load_state_dict(method)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Any `param_group` is refused after the wrapping: the flat vectors are laid out."""
-        if self._laid_out:
-            raise UserError(
-                "add_param_group after DistributedOptimizer was made: add it to the optimizer before"
-            )
-        super().add_param_group(param_group)
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be copied or pickled: a part of the state is on other ranks, and so are those to meet."""
-        raise UserError(
-            "a DistributedOptimizer cannot be copied or pickled: save optimizer.state_dict(), which all "
-            "ranks have to call, or copy the model alone"
-        )
-
     def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
         s = self._in_place
         self._as_wrapped.require()
@@ -281,6 +268,8 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         if unmoved:
             self._arrivals.finish()
             unmoved.restore()
+        if self._broadcasts:
+            broadcast_buffers(self.model, s.job.group)
         self._take_notes()
         self.updating.start_over()
 

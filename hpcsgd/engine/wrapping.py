@@ -7,12 +7,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn, optim
 
+from hpcsgd.core.buffers import make_writable, share
 from hpcsgd.core.capabilities import ForPeers
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
@@ -23,11 +24,28 @@ from hpcsgd.errors import UserError
 from hpcsgd.transport import Transport, phase
 
 
-class Scaled:
-    """Part of an optimizer of many ranks: refuses torch's GradScaler."""
+class Guarded(optim.Optimizer):
+    """Part of an optimizer of many ranks: refuses what torch's optimizers allow, and what would go wrong here
+    in silence."""
 
     scaled = False
     """Whether an `hpcsgd.GradScaler` sees to it that ranks skip the same steps."""
+    _laid_out = False
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Any `param_group` is refused after the wrapping: the flat vectors are laid out."""
+        if self._laid_out:
+            raise UserError(
+                "add_param_group after DistributedOptimizer was made: add it to the optimizer before"
+            )
+        super().add_param_group(param_group)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to be copied or pickled: a part of the state is on other ranks, and so are those to meet."""
+        raise UserError(
+            "a DistributedOptimizer cannot be copied or pickled: save optimizer.state_dict(), which all "
+            "ranks have to call, or copy the model alone"
+        )
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -139,6 +157,7 @@ def share_start(
 ) -> None:
     """Every rank gets rank 0's parameters and buffers, of what is sharded those of its position in group 0;
     collective."""
+    make_writable(model)
     if job.size == 1:
         return
     theirs = {param for _, param in trained}
@@ -148,11 +167,7 @@ def share_start(
         for bucket in buckets:
             (job.cross if by_position else job.world).bcast(bucket.w).wait()
         for each in [*model.buffers(), *frozen]:
-            here = local(each)
-            shared = here.detach().contiguous()
-            ranks = job.cross if is_sharded(each) else job.world
-            ranks.bcast(shared.view(torch.uint8) if shared.dtype == torch.bool else shared).wait()
-            here.copy_(shared)
+            share(local(each), job.cross if is_sharded(each) else job.world)
 
 
 _users: WeakValueDictionary[int, optim.Optimizer] = WeakValueDictionary()
@@ -171,7 +186,7 @@ def require_free(job: Job, method: Method, optimizer: optim.Optimizer) -> None:
     """Raise `UserError` where `method` is not for this job, the `optimizer` is wrapped already, or another
     one is trained by `method` or by a part of it that remembers something."""
     require_peers(job, method)
-    if isinstance(getattr(getattr(optimizer, "zero_grad", None), "__self__", None), Scaled):
+    if isinstance(getattr(getattr(optimizer, "zero_grad", None), "__self__", None), Guarded):
         raise UserError("the optimizer is a DistributedOptimizer already, or part of one")
     parts = list(_remembering(method))
     if any(id(part) in _users for part in parts):

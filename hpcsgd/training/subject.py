@@ -16,12 +16,12 @@ from torch import nn, optim
 
 from hpcsgd import models
 from hpcsgd.config.schema import Config, MethodSection
+from hpcsgd.core.buffers import averaged_buffers
 from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.method import Method
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.machine import Machine, measured
 from hpcsgd.cost.traffic import averages_with_peers
-from hpcsgd.engine.averaged import float_buffers
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
 from hpcsgd.engine.joined import parts_of
 from hpcsgd.errors import UserError, located
@@ -88,7 +88,7 @@ class Subject:
         divided = K > 1 and method.exchange.shards and self._by_tensors(method)
         bucket = bucket_bytes(nbytes(p for _, p in trained), self.config.training.bucket_mb)
         return Sizes.of(
-            trained, P, K, bucket, self.moments, self.numbers, float_buffers(self.model), ranks_per_host,
+            trained, P, K, bucket, self.moments, self.numbers, averaged_buffers(self.model), ranks_per_host,
             whole=seen_whole(self.optimizer) if divided else frozenset(), units=self._units(),
         )  # fmt: skip
 

@@ -1,0 +1,89 @@
+"""What a model has beside the parameters that are trained: buffers, and frozen parameters, of any kind.
+
+All ranks get rank 0's when the optimizer is made. After that floating-point and complex buffers are averaged
+over all ranks, in `averaged()` and where a checkpoint goes on on other ranks; 8-bit floats by way of float32.
+Whatever else there is (integers, booleans, sparse and quantized tensors) stays each rank's own, and on other
+ranks all get rank 0's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.core.shards import is_sharded
+from hpcsgd.transport import Transport
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether its elements lie in memory one by one, as numbers."""
+    return x.layout == torch.strided and not x.is_quantized
+
+
+def is_averaged(x: Tensor) -> bool:
+    """Whether ranks have the mean of such a buffer."""
+    return is_dense(x) and (x.is_floating_point() or x.is_complex())
+
+
+def averaged_buffers(model: nn.Module) -> list[Tensor]:
+    """Return the real numbers of all buffers that are averaged, in the memory of the buffers."""
+    return [torch.view_as_real(x) if x.is_complex() else x for x in model.buffers() if is_averaged(x)]
+
+
+def places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Yield each buffer with the table that the module keeps it in, and its key there."""
+    modules: list[Any] = list(model.modules())
+    return ((m._buffers, key, x) for m in modules for key, x in m._buffers.items() if x is not None)
+
+
+def make_writable(model: nn.Module) -> None:
+    """Give what cannot be written in place memory of its own: expanded tensors, conjugated ones, and buffers
+    that were made in inference mode."""
+    copies: dict[Tensor, Tensor] = {}
+    for table, key, x in places(model):
+        if not _is_writable(x):
+            table[key] = copies.setdefault(x, _plain(x))
+    for param in model.parameters():
+        if not is_sharded(param) and not _is_writable(param):
+            param.data = _plain(param.detach())
+
+
+def put(x: Tensor, values: Tensor) -> None:
+    """Make `values`, of the same kind, those of `x`."""
+    here = values.to(x.device)
+    if x.layout != torch.strided:  # `x.data = here` would leave the values of compressed ones as they were
+        x.detach().resize_as_sparse_(here)
+    elif x.is_quantized:
+        x.data = here
+    x.copy_(here)
+
+
+def share(x: Tensor, ranks: Transport) -> None:
+    """Give all `ranks` what the first one has in `x`, to the bit; collective."""
+    if is_dense(x):
+        here = x.detach().contiguous()
+        bits = here.view(-1).view(torch.uint8)
+        ranks.bcast(bits).wait()
+        x.copy_(here)
+    else:
+        put(x, ranks.gather_objects(x.detach().cpu() if ranks.rank == 0 else None)[0])
+
+
+def _is_writable(x: Tensor) -> bool:
+    if x.is_inference():
+        return False
+    if not is_dense(x):
+        return True
+    reach = 1  # elements that one dimension after the other goes over
+    for stride, size in sorted(zip(x.stride(), x.size(), strict=True)):
+        if size > 1 and stride < reach:
+            return False
+        reach += stride * (size - 1)
+    return not (x.is_conj() or x.is_neg())
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,46 @@
+"""Buffers that are the same on all ranks of a group: after each step they have those of its first rank.
+
+This is what `broadcast_buffers` of torch's DistributedDataParallel does before each forward pass. Codebooks,
+queues and their pointers need it where all ranks are to go on from one state, and so do running statistics
+that are to be the same.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.averagers.joined import require_same_layout
+from hpcsgd.core.buffers import is_dense, make_writable, share
+from hpcsgd.transport import Transport, phase
+
+
+def broadcast_buffers(model: nn.Module, group: Transport) -> None:
+    """Give all ranks of the `group` the buffers that the first one's `model` has; collective.
+
+    Raises:
+        UserError: If the ranks have different ones.
+    """
+    if group.size == 1:
+        return
+    with phase("buffers"):
+        make_writable(model)
+        buffers = list(model.buffers())
+        require_same_layout({"buffers": buffers}, group, "models", "rank")
+        for device in dict.fromkeys(x.device for x in buffers):
+            _broadcast([x for x in buffers if x.device == device and is_dense(x)], group)
+        for x in buffers:
+            if not is_dense(x):
+                share(x, group)
+
+
+def _broadcast(buffers: list[Tensor], group: Transport) -> None:
+    """In one message."""
+    if not buffers:
+        return
+    bits = torch.cat([x.detach().contiguous().view(-1).view(torch.uint8) for x in buffers])
+    group.bcast(bits).wait()
+    if group.rank == 0:
+        return
+    for x, theirs in zip(buffers, torch.split(bits, [x.nbytes for x in buffers]), strict=True):
+        x.copy_(theirs.clone().view(x.dtype).view(x.shape))  # a copy is aligned in memory, a part is not
