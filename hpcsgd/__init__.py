@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         switch,
     )
     from hpcsgd.models.sharded import shard
+    from hpcsgd.models.sync_batch_norm import sync_batch_norm
     from hpcsgd.natural_gradient import NaturalGradient
     from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, SIDCo, TopK
     from hpcsgd.start import init
@@ -146,6 +147,7 @@ _HOMES = {
     "ssp": "methods",
     "streamed": "methods",
     "switch": "methods",
+    "sync_batch_norm": "models.sync_batch_norm",
     "wires": "",
 }
 
@@ -216,6 +218,7 @@ __all__ = [
     "ssp",
     "streamed",
     "switch",
+    "sync_batch_norm",
     "wires",
 ]
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -135,9 +135,20 @@ def trained_parameters(
     named += others
     if job.size > 1:
         _require_values(model)
+        _require_synchronized(model)
     if any(is_sharded(param) for param in theirs):
         require_sharded_alike(named, range(job.g * job.K, (job.g + 1) * job.K))
     return named
+
+
+def _require_synchronized(model: nn.Module) -> None:
+    """Torch's layer goes by the samples of this rank alone, or of all groups together, without a word."""
+    for name, module in cast(Any, model).named_modules():
+        if isinstance(module, nn.SyncBatchNorm) and module.process_group is None:
+            raise UserError(
+                f"{name or 'the model'} is torch's SyncBatchNorm and has no process group: call "
+                "hpcsgd.sync_batch_norm(model, job) before"
+            )
 
 
 def _require_values(model: nn.Module) -> None:

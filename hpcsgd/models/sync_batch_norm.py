@@ -1,0 +1,200 @@
+"""Batch norm whose mean and variance are those of the samples of all ranks of a group together.
+
+As `torch.nn.SyncBatchNorm`, for which the group has to be one of torch.distributed and the tensors on GPUs.
+This one goes by the ranks of a job, on CPUs, too. Of n_i values with mean m_i and sum of squared deviations
+M_i on rank i, all together have, by T. F. Chan et al.: Updating Formulae and a Pairwise Algorithm for Computing
+Sample Variances, 1979,
+
+    n = Σ n_i,   m = Σ n_i m_i / n,   M = Σ M_i + n_i (m_i − m)²,   variance M / n.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from hpcsgd.core.topology import Job
+from hpcsgd.errors import UserError
+from hpcsgd.transport import Transport, phase
+
+Plain = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+
+
+def sync_batch_norm(model: nn.Module, job: Job) -> nn.Module:
+    """Let the batch norm layers of `model` go by the samples of all ranks of a group together.
+
+    In training each layer sends a few numbers per channel, by an allgather in the forward pass and by an
+    allreduce in the backward pass. In evaluations nothing is sent. Parameters and buffers are those of the
+    layers that are replaced; call it before `DistributedOptimizer` is made. Collective.
+
+    Not to be confused with `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, which needs a process group of
+    torch.distributed, and without one makes plain batch norm of each rank's samples. Layers that it has made
+    are replaced here, too.
+
+    Args:
+        model: any; what is replaced are `BatchNorm1d`, `2d` and `3d`, and torch's `SyncBatchNorm`.
+        job: from `init`.
+
+    Returns:
+        The model, or what has taken its place where it is itself a batch norm.
+
+    Raises:
+        UserError: if the model has none of these layers.
+
+    Example:
+        >>> net = torch.nn.Sequential(model, torch.nn.BatchNorm1d(3))
+        >>> net = hpcsgd.sync_batch_norm(net, job)
+        >>> net(torch.ones(5, 4)).shape
+        torch.Size([5, 3])
+
+    Source:
+        S. Ioffe, C. Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing Internal
+        Covariate Shift, 2015 (arXiv:1502.03167).
+    """
+    ranks = job.group.apart()  # beside the gradients, which leave in an order of their own
+    if isinstance(model, Plain):
+        return SyncBatchNorm(model, ranks)
+    replaced: dict[nn.Module, nn.Module] = {}
+    for module in list(model.modules()):
+        for name, layer in module._modules.items():
+            if isinstance(layer, Plain):
+                replaced[layer] = replaced.get(layer) or SyncBatchNorm(layer, ranks)
+                setattr(module, name, replaced[layer])
+    if not replaced:
+        raise UserError(
+            f"sync_batch_norm: {type(model).__name__} has no BatchNorm1d, 2d, 3d or SyncBatchNorm"
+        )
+    return model
+
+
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # pyright: ignore[reportPrivateUsage]
+    """Takes the place of a `layer`, with its parameters, buffers and settings, on these `ranks`."""
+
+    def __init__(self, layer: Plain, ranks: Transport) -> None:
+        super().__init__(
+            layer.num_features, layer.eps, layer.momentum, affine=False, track_running_stats=False
+        )
+        self.affine, self.track_running_stats = layer.affine, layer.track_running_stats
+        self.training = layer.training
+        self.weight, self.bias = layer.weight, layer.bias
+        for name, buffer in layer._buffers.items():
+            self.register_buffer(name, buffer)
+        self._ranks = ranks
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
+        """As a moving average of a model is made: the copy goes by the samples of the same ranks."""
+        memo[id(self._ranks)] = self._ranks
+        memo[id(self)] = made = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    def __getstate__(self) -> NoReturn:
+        raise UserError(
+            "a model with layers of hpcsgd.sync_batch_norm cannot be pickled: save its state_dict()"
+        )
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch calls it so
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch calls it so
+        """Normalize, in training by the samples of all ranks."""
+        if self._ranks.size == 1 or not (self.training or self.running_mean is None):
+            return super().forward(input)
+        self._check_input_dim(input)
+        momentum = self._factor()
+        return _Normalize.apply(
+            input,
+            self.weight,
+            self.bias,
+            self.eps,
+            self.running_mean,
+            self.running_var,
+            momentum,
+            self._ranks,
+        )
+
+    def _factor(self) -> float:
+        """How much the running statistics move in this step."""
+        if not self.training or self.num_batches_tracked is None:
+            return self.momentum or 0.0
+        self.num_batches_tracked.add_(1)
+        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+
+class _Normalize(Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+        ranks: Transport,
+    ) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        n, mean, M = _together(wide, ranks)
+        if n < 2:
+            raise ValueError(
+                f"expected more than 1 value per channel when training, got size {list(x.shape)}"
+            )
+        scale = torch.rsqrt(M / n + eps)
+        centred = wide - _per_channel(mean, x)
+        if running_mean is not None and running_var is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_((M / (n - 1)).to(running_var.dtype), momentum)
+        ctx.save_for_backward(centred, scale, weight)
+        ctx.n, ctx.ranks, ctx.dtype = n, ranks, x.dtype
+        out = centred * _per_channel(scale if weight is None else scale * weight, x)
+        if bias is not None:
+            out += _per_channel(bias, x)
+        return out.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        centred, scale, weight = ctx.saved_tensors
+        wide = dy.to(centred.dtype)
+        others = [d for d in range(dy.dim()) if d != 1]
+        sums = torch.stack([wide.sum(others), (wide * centred).sum(others)])
+        of_bias, of_weight = sums[0].clone(), sums[1] * scale
+        with phase("batch norm"):
+            ctx.ranks.allreduce(sums, "sum").wait()
+        along = sums[1] / ctx.n * scale.square()
+        dx = wide - _per_channel(sums[0] / ctx.n, dy) - centred * _per_channel(along, dy)
+        dx *= _per_channel(scale if weight is None else scale * weight, dy)
+        asks = ctx.needs_input_grad
+        return (
+            dx.to(ctx.dtype) if asks[0] else None,
+            None if weight is None or not asks[1] else of_weight.to(weight.dtype),
+            None if weight is None or not asks[2] else of_bias.to(weight.dtype),
+            None, None, None, None, None,
+        )  # fmt: skip
+
+
+def _together(x: Tensor, ranks: Transport) -> tuple[float, Tensor, Tensor]:
+    """Return how many values of a channel all ranks have, and of each channel their mean and the sum of their
+    squared deviations from it."""
+    flat = x.transpose(0, 1).reshape(x.size(1), -1)
+    mean = flat.mean(1) if flat.size(1) else flat.new_zeros(flat.size(0))
+    M = (flat - mean[:, None]).square().sum(1)
+    mine = torch.cat([flat.new_tensor([flat.size(1)]), mean, M])
+    everyone = mine.new_empty(ranks.size * mine.numel())
+    with phase("batch norm"):
+        ranks.allgather(everyone, mine).wait()
+    counts, means, squares = everyone.view(ranks.size, -1).split([1, x.size(1), x.size(1)], dim=1)
+    n = counts.sum()
+    mean = (counts * means).sum(0) / n
+    return float(n), mean, squares.sum(0) + (counts * (means - mean).square()).sum(0)
+
+
+def _per_channel(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(1, -1, *[1] * (like.dim() - 2))
