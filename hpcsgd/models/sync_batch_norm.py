@@ -2,8 +2,8 @@
 
 As `torch.nn.SyncBatchNorm`, for which the group has to be one of torch.distributed and the tensors on GPUs.
 This one goes by the ranks of a job, on CPUs, too. Of n_i values with mean m_i and sum of squared deviations
-M_i on rank i, all together have, by T. F. Chan et al.: Updating Formulae and a Pairwise Algorithm for Computing
-Sample Variances, 1979,
+M_i on rank i, all together have, by T. F. Chan et al.: Updating Formulae and a Pairwise Algorithm for
+Computing Sample Variances, 1979,
 
     n = Σ n_i,   m = Σ n_i m_i / n,   M = Σ M_i + n_i (m_i − m)²,   variance M / n.
 """
