@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Overlapping,
         Sampler,
         SelDP,
+        equal_batches,
     )
     from hpcsgd.engine.joined import Joined
     from hpcsgd.engine.lr import WarmUp, lr_scale
@@ -126,6 +127,7 @@ _HOMES = {
     "des_loco": "methods",
     "diloco": "methods",
     "ensemble": "methods",
+    "equal_batches": "data",
     "fedavg": "methods",
     "graphs": "core",
     "hierarchical": "methods",
@@ -197,6 +199,7 @@ __all__ = [
     "des_loco",
     "diloco",
     "ensemble",
+    "equal_batches",
     "fedavg",
     "graphs",
     "hierarchical",

@@ -48,7 +48,7 @@ RAISES = re.compile(r"\braise (\w+\.)?(User|Job)Error\b")
 NO_PAPER = {
     "Averaged", "Dirichlet", "DistributedOptimizer", "Job", "JobError", "Joined", "Loader", "Method",
     "Reset", "Sampler", "UserError", "graphs.Complete", "graphs.Graph", "graphs.senders", "init", "kept",
-    "load", "save",
+    "equal_batches", "load", "save",
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (

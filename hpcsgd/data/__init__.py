@@ -6,6 +6,7 @@ from hpcsgd.data.arrays import Arrays
 from hpcsgd.data.augment import crop_and_flip
 from hpcsgd.data.batches import Batches
 from hpcsgd.data.convert import Summary, convert, convert_images, convert_npz, convert_pairs, convert_text
+from hpcsgd.data.equal import equal_batches
 from hpcsgd.data.formats import READERS
 from hpcsgd.data.image_files import ImageFiles
 from hpcsgd.data.injection import Injected, InjectedBatches, Injection
@@ -13,8 +14,9 @@ from hpcsgd.data.loader import Loader, reading, require_a_batch
 from hpcsgd.data.open_split import open_split
 from hpcsgd.data.pairs import Pairs
 from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlapping, Partition, SelDP
+from hpcsgd.data.placement import AsRank
 from hpcsgd.data.ratings import Ratings
-from hpcsgd.data.sampler import AsRank, Sampler, Stream
+from hpcsgd.data.sampler import Sampler, Stream
 from hpcsgd.data.split import Batch, Split, collate
 from hpcsgd.data.store import Store
 from hpcsgd.data.windows import Windows
@@ -52,6 +54,7 @@ __all__ = [
     "convert_pairs",
     "convert_text",
     "crop_and_flip",
+    "equal_batches",
     "open_split",
     "reading",
     "require_a_batch",

@@ -28,8 +28,9 @@ from torch.utils.data import DataLoader
 
 from hpcsgd.core.topology import Job
 from hpcsgd.data.batches import Batches
+from hpcsgd.data.placement import Placement
 from hpcsgd.data.rng import Purpose, shuffled
-from hpcsgd.data.sampler import Placement, Sampler
+from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import Drawn
 from hpcsgd.errors import UserError
 from hpcsgd.transport import phase

@@ -13,37 +13,16 @@ disk goes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch.utils.data
 from numpy.typing import NDArray
 
+from hpcsgd.data.drawing import Drawing, drawn, require_whole
 from hpcsgd.data.partition import Partition, Samples
+from hpcsgd.data.placement import Placement
 from hpcsgd.errors import UserError
-
-
-class _World(Protocol):
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-
-
-class Placement(Protocol):
-    """Of P groups of K, group g and in it position j: what samplers need to know of a job."""
-
-    @property
-    def world(self) -> _World: ...
-    @property
-    def P(self) -> int: ...
-    @property
-    def K(self) -> int: ...
-    @property
-    def g(self) -> int: ...
-    @property
-    def j(self) -> int: ...
 
 
 @runtime_checkable
@@ -61,32 +40,6 @@ class Stream(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class AsRank:
-    """One of `size` that samples are dealt to, K of them a group, where that is no rank of a job: a virtual
-    rank, an island."""
-
-    rank: int
-    size: int
-    K: int = 1
-
-    @property
-    def world(self) -> AsRank:
-        return self
-
-    @property
-    def P(self) -> int:
-        return self.size // self.K
-
-    @property
-    def g(self) -> int:
-        return self.rank // self.K
-
-    @property
-    def j(self) -> int:
-        return self.rank % self.K
-
-
 class Sampler(torch.utils.data.Sampler[int]):
     """The indices of this rank's samples in one epoch; `set_epoch` goes to another.
 
@@ -99,19 +52,27 @@ class Sampler(torch.utils.data.Sampler[int]):
     another P, or another partition, hands are others: a group goes on where the same part of its new hand is
     behind it, so that in this epoch some samples come again and some do not come.
 
+    Given another sampler in place of data, such as torch's `WeightedRandomSampler` or one that sorts by
+    length, it deals out what that one draws, which is the same on all ranks: the random generators of the
+    process, and the sampler's own, are set for it by `seed` and epoch. Of one that draws batches it deals
+    whole batches, for `DataLoader(batch_sampler=…)`.
+
     Not to be confused with torch's `DistributedSampler`, which knows no groups and no place to go on from.
 
     Args:
-        data: a dataset with a length, or its length n. A `Stream` is shuffled in runs.
+        data: a dataset with a length, its length n, or another sampler. A `Stream` is shuffled in runs.
         job: tells the rank, P and K.
         seed: of the shuffles, 0 or more, the same on all ranks. Default 0.
         shuffle: whether an epoch has an order of its own. Default True; False for evaluations.
         partition: how samples are divided among groups: `SelDP()`, `DefDP()`, `ByLabel()`, `Dirichlet(alpha)`
             or `Overlapping(share)`. Default None: all samples are dealt to all ranks.
         labels: (n,), one of each sample, for partitions that go by them. Default None.
+        drop_last: whether n mod N samples are left out. Default True; with False no sample is left out, and
+            some ranks have one more than others, or the only one: for evaluations.
 
     Raises:
-        UserError: if there are fewer samples than ranks, or the partition cannot be.
+        UserError: if there are fewer samples than ranks, the partition cannot be, or a sampler deals to ranks
+            already.
 
     Example:
         >>> sampler = hpcsgd.Sampler(data, job)
@@ -126,22 +87,32 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     def __init__(
         self,
-        data: Sized | int,
+        data: Sized | int | Drawing,
         job: Placement,
         *,
         seed: int = 0,
         shuffle: bool = True,
         partition: Partition | None = None,
         labels: Sequence[int] | NDArray[np.int64] | None = None,
+        drop_last: bool = True,
     ) -> None:
-        self._total = data if isinstance(data, int) else len(data)
+        self._total = data if isinstance(data, int) else len(data)  # pyright: ignore[reportArgumentType]
         self._ranks = job.world.size
-        if self._total < self._ranks:
+        if self._total < self._ranks and drop_last:
             raise UserError(
-                f"{self._total} samples cannot be dealt to {self._ranks} ranks: each needs at least one"
+                f"{self._total} samples cannot be dealt to {self._ranks} ranks: each needs at least one, or "
+                "drop_last=False in an evaluation"
             )
         if seed < 0:
             raise UserError(f"seed {seed}: must not be negative")
+        self._drawing = data if isinstance(data, torch.utils.data.Sampler) else None
+        if self._drawing is not None:
+            require_whole(self._drawing, Sampler)
+        if partition is not None and (self._drawing is not None or not drop_last):
+            raise UserError(
+                "a partition divides the samples of a dataset: neither a sampler nor drop_last=False"
+            )
+        self._drop_last = drop_last
         self._partition = partition
         self._labels = None if labels is None else np.asarray(labels)
         self._shuffle = shuffle
@@ -195,19 +166,28 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     def advance(self, samples: int) -> None:
         """Note that training has consumed so many `samples` more on this rank, and as many on every other
-        one.
+        one, or with `drop_last=False` as many as there are.
         """
-        self._consumed = self._checked(self._consumed + samples * self._ranks)
+        consumed = self._consumed + samples * self._ranks
+        self._consumed = self._checked(consumed if self._drop_last else min(consumed, self._dealt))
 
     def __len__(self) -> int:
-        return (self._dealt - self._consumed) // self._ranks
+        left = self._dealt - self._consumed
+        return left // self._ranks if self._drop_last else max(0, -((self._g - left) // self._ranks))
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.rows().tolist())
+    def __iter__(self) -> Iterator[Any]:
+        left = self._left()[: len(self)]
+        return iter(left if isinstance(left, list) else left.tolist())
 
     def rows(self) -> NDArray[np.int64]:
-        """What iterating gives."""
-        return self._left()[: len(self)]
+        """What iterating gives. Raises `UserError` where that is batches."""
+        left = self._left()[: len(self)]
+        if isinstance(left, list) and any(not isinstance(row, int) for row in left):
+            raise UserError(
+                f"{type(self._drawing).__name__} draws batches: give the hpcsgd.Sampler to DataLoader, as "
+                "batch_sampler"
+            )
+        return np.asarray(left, np.int64)
 
     def expect(self, rows: NDArray[np.int64]) -> None:
         """Tell the data that `rows` will be read soon."""
@@ -266,8 +246,10 @@ class Sampler(torch.utils.data.Sampler[int]):
             return self._total
         return self._P * self._partition.length(self._total, self._P)
 
-    def _left(self) -> NDArray[np.int64]:
+    def _left(self) -> NDArray[np.int64] | list[Any]:
         """What this rank has still to take, and maybe some more."""
+        if self._drawing is not None:
+            return drawn(self._drawing, self._seed, self._epoch)[self._consumed :][self._g :: self._P]
         if self._partition is None:
             return self._samples.of_epoch(self._epoch)[self._consumed :][self._g :: self._P]
         hand = self._partition.hand(self._samples, self._g, self._epoch)

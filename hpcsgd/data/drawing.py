@@ -1,0 +1,71 @@
+"""What somebody else's sampler draws in an epoch, the same on all ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch.utils.data.distributed import DistributedSampler
+
+from hpcsgd.core.generators import generators_state, load_generators_state, seed_generators
+from hpcsgd.errors import UserError
+
+Drawing = torch.utils.data.Sampler[Any]
+_seeding = threading.Lock()
+"""The random generators of the process are everybody's."""
+
+
+def require_whole(sampler: Drawing, ours: type[Drawing]) -> None:
+    """Raise `UserError` for a sampler that deals samples to ranks by itself, as `ours` does."""
+    if isinstance(sampler, DistributedSampler | ours):
+        raise UserError(
+            f"data is a {type(sampler).__name__}, which deals samples to ranks already: give hpcsgd.Sampler "
+            "the dataset, or the sampler that you would use in one process"
+        )
+
+
+def drawn(sampler: Drawing, seed: int, epoch: int) -> list[Any]:
+    """Return all that `sampler` gives in an epoch, by chance that belongs to `seed` and `epoch`.
+
+    Raises:
+        UserError: If that is more or less than its length.
+    """
+    with _seeding, _seeded(sampler, seed * 1_000_003 + epoch):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
+        found = list(sampler)
+    expected = len(sampler)  # pyright: ignore[reportArgumentType]
+    if len(found) != expected:
+        raise UserError(
+            f"{type(sampler).__name__} has drawn {len(found)} samples in epoch {epoch}, and says that it has "
+            f"{expected}: its length has to be that of the epoch"
+        )
+    return found
+
+
+@contextmanager
+def _seeded(sampler: Any, seed: int) -> Iterator[None]:
+    """Set all generators that it may draw from by `seed`, for the length of a block."""
+    of_process, own = generators_state(), list(_generators(sampler))
+    before = [generator.get_state() for generator in own]
+    seed_generators(seed)
+    for generator in own:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        load_generators_state(of_process)
+        for generator, state in zip(own, before, strict=True):
+            generator.set_state(state)
+
+
+def _generators(sampler: Any) -> Iterator[torch.Generator]:
+    """Those of the sampler and of one that it goes around, as torch's BatchSampler does."""
+    while sampler is not None:
+        if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+            yield generator
+        sampler = getattr(sampler, "sampler", None)

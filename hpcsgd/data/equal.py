@@ -1,0 +1,58 @@
+"""As many batches on every rank, of loaders that have unlike numbers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from itertools import islice
+from typing import TypeVar
+
+from hpcsgd.core.topology import Job
+from hpcsgd.errors import UserError
+
+Batch = TypeVar("Batch")
+_END = object()
+
+
+def equal_batches(loader: Iterable[Batch], job: Job) -> Iterator[Batch]:
+    """Iterate `loader` for as long as every rank has a batch; collective.
+
+    All ranks have to make the same number of steps. A loader whose length is not the same on all ranks, or
+    that has no length, ends for all of them where it ends for the first one: what others have left is not
+    used. Lengths are compared once; where a loader has none, ranks ask each other before each batch.
+
+    Not to be confused with torch's `Join`, where ranks that have no batch left answer the others, so that
+    these go on. `hpcsgd.Sampler` deals the same number to all ranks in the first place.
+
+    Args:
+        loader: this rank's, of any length; with a length on all ranks or on none.
+        job: from `init`.
+
+    Returns:
+        An iterator over the batches.
+
+    Raises:
+        JobError: where an exception has ended the loader of a rank, or some have a length and others not.
+
+    Example:
+        >>> unlike = [0.5] * (3 + job.rank)
+        >>> len(list(hpcsgd.equal_batches(unlike, job)))
+        3
+    """
+    length = len(loader) if isinstance(loader, Sized) else None
+    lengths = job.world.gather_objects(length)
+    with job.together("counting batches"):
+        if len({each is None for each in lengths}) > 1:
+            raise UserError(
+                f"the loader of rank {lengths.index(None)} has no length, and others have one: give "
+                "all ranks loaders of one kind"
+            )
+    if length is not None:
+        yield from islice(loader, min(lengths))
+        return
+    batches = iter(loader)
+    while True:
+        with job.together("reading a batch"):
+            batch = next(batches, _END)
+        if any(job.world.gather_objects(batch is _END)):
+            return
+        yield batch  # pyright: ignore[reportReturnType]

@@ -1,0 +1,200 @@
+"""Other samplers and evaluations, dealt to ranks: every draw comes once, and hands need not be equal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+import hpcsgd
+from hpcsgd.core.topology import form
+from hpcsgd.data import AsRank, Loader, Sampler, SelDP
+from hpcsgd.errors import JobError, UserError
+from hpcsgd.transport import Transport, threads
+
+WEIGHTS = torch.tensor([1.0] * 90 + [9.0] * 10)
+
+
+class ByLength(torch.utils.data.Sampler[int]):
+    """Sorted by a length that is drawn anew in each epoch, by Python's and numpy's generators."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __iter__(self) -> Iterator[int]:
+        lengths = np.random.rand(50) + random.random()
+        return iter(np.argsort(lengths).tolist())
+
+
+def samplers(ranks: int, new: Any, **options: Any) -> list[Sampler]:
+    """Each with a sampler of its own inside, as in as many processes, which begin by other chance."""
+    made: list[Sampler] = []
+    for rank in range(ranks):
+        torch.manual_seed(rank)
+        np.random.seed(rank)
+        random.seed(rank)
+        made.append(Sampler(new(), AsRank(rank, ranks), **options))
+    return made
+
+
+KINDS = {
+    "weighted": lambda: WeightedRandomSampler(WEIGHTS.tolist(), 100),
+    "with its own generator": lambda: WeightedRandomSampler(
+        WEIGHTS.tolist(), 100, generator=torch.Generator()
+    ),
+    "random": lambda: RandomSampler(range(100)),
+    "a subset": lambda: SubsetRandomSampler(range(20, 80)),
+    "by length": ByLength,
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_are_dealt_one_draw(kind: str, ranks: int) -> None:
+    total = len(KINDS[kind]())
+    (alone,) = samplers(1, KINDS[kind], seed=3)
+    epochs: list[list[int]] = []
+    for epoch in range(3):
+        alone.set_epoch(epoch)
+        whole = list(alone)
+        assert len(whole) == total
+        hands: list[list[int]] = []
+        for sampler in samplers(ranks, KINDS[kind], seed=3):
+            sampler.set_epoch(epoch)
+            hands.append(list(sampler))
+            assert len(hands[-1]) == len(sampler) == total // ranks
+        assert [x for card in zip(*hands, strict=True) for x in card] == whole[: total // ranks * ranks]
+        epochs.append(whole)
+    assert len({tuple(each) for each in epochs}) == 3
+
+
+def test_weights_count() -> None:
+    drawn = [x for sampler in samplers(4, KINDS["weighted"]) for x in sampler]
+    assert 30 <= sum(x >= 90 for x in drawn) <= 70  # half of them; a tenth without weights
+
+
+def test_the_chance_of_others_is_left_alone() -> None:
+    (sampler,) = samplers(1, KINDS["with its own generator"])
+    states = [torch.get_rng_state(), sampler._drawing.generator.get_state()]  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+    expected = random.Random()
+    expected.setstate(random.getstate())
+    list(sampler)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert torch.equal(sampler._drawing.generator.get_state(), states[1])  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+    assert random.random() == expected.random()
+
+
+@pytest.mark.parametrize("then", [1, 2, 5])
+def test_it_goes_on_in_the_middle_of_an_epoch_on_other_ranks(then: int) -> None:
+    (alone,) = samplers(1, KINDS["weighted"], seed=2)
+    alone.set_epoch(1)
+    whole = list(alone)
+    first = samplers(4, KINDS["weighted"], seed=2)
+    for sampler in first:
+        sampler.set_epoch(1)
+        sampler.advance(10)
+    rest: list[list[int]] = []
+    for sampler in samplers(then, KINDS["weighted"]):
+        sampler.load_state_dict(first[0].state_dict())
+        rest.append(list(sampler))
+    assert [x for card in zip(*rest, strict=True) for x in card] == whole[40:]
+
+
+def test_whole_batches_are_dealt() -> None:
+    def batches() -> BatchSampler:
+        return BatchSampler(WeightedRandomSampler(WEIGHTS.tolist(), 100), 8, drop_last=False)
+
+    (alone,) = samplers(1, batches)
+    whole = list(alone)
+    hands = [list(sampler) for sampler in samplers(3, batches)]
+    assert [batch for card in zip(*hands, strict=True) for batch in card] == whole[:12]
+    (first, *_) = samplers(3, batches)
+    data = torch.arange(100)
+    loader = DataLoader(data, batch_sampler=first)  # pyright: ignore[reportArgumentType]
+    assert [batch.tolist() for batch in loader] == hands[0]
+    with pytest.raises(
+        UserError, match=r"BatchSampler draws batches: give the hpcsgd\.Sampler to DataLoader"
+    ):
+        list(Loader(range(100), 4, first))  # pyright: ignore[reportArgumentType]
+
+
+def test_samplers_that_deal_are_refused() -> None:
+    job = AsRank(0, 2)
+    torchs = DistributedSampler(range(10), num_replicas=2, rank=0)  # pyright: ignore[reportArgumentType]
+    for given in (torchs, Sampler(10, job)):
+        with pytest.raises(UserError, match="Sampler, which deals samples to ranks already: give hpcsgd"):
+            Sampler(given, job)
+    with pytest.raises(UserError, match="neither a sampler nor drop_last=False"):
+        Sampler(RandomSampler(range(10)), job, partition=SelDP())
+    with pytest.raises(UserError, match="neither a sampler nor drop_last=False"):
+        Sampler(10, job, partition=SelDP(), drop_last=False)
+
+
+def test_a_length_that_is_not_that_of_the_epoch_is_told() -> None:
+    class Longer(ByLength):
+        def __len__(self) -> int:
+            return 51
+
+    (sampler,) = samplers(1, Longer)
+    with pytest.raises(UserError, match="Longer has drawn 50 samples in epoch 0, and says that it has 51"):
+        list(sampler)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 7])
+@pytest.mark.parametrize("total", [1, 3, 4, 100, 103])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_evaluation_counts_every_sample_once(total: int, ranks: int, shuffle: bool) -> None:
+    each = [Sampler(total, AsRank(rank, ranks), shuffle=shuffle, drop_last=False) for rank in range(ranks)]
+    hands = [list(sampler) for sampler in each]
+    assert sorted(x for hand in hands for x in hand) == list(range(total))
+    assert [len(sampler) for sampler in each] == [len(hand) for hand in hands]
+    assert max(map(len, hands)) - min(map(len, hands)) <= 1
+    for sampler, hand in zip(each, hands, strict=True):
+        batches = list(DataLoader(range(total), 2, sampler=sampler))  # pyright: ignore[reportArgumentType]
+        assert [x for batch in batches for x in batch.tolist()] == hand
+        sampler.advance(len(hand) or 1)
+        sampler.advance(1)  # also where others have one more
+        assert len(sampler) == 0 or len(hand) < max(map(len, hands))
+
+
+def lengths(world: Transport, loader: Any) -> int:
+    return sum(1 for _ in hpcsgd.equal_batches(loader, form(world, 2)))
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("sized", [True, False])
+def test_all_ranks_have_as_many_batches_as_the_one_with_the_fewest(run, sized: bool) -> None:
+    def body(world: Transport) -> int:
+        batches = [torch.ones(2)] * [5, 3, 7, 4][world.rank]
+        return lengths(world, batches if sized else (x for x in batches))
+
+    assert list(run(4, body)) == [3] * 4
+
+
+def test_a_loader_that_fails_on_one_rank_ends_all() -> None:
+    def failing(world: Transport) -> Iterator[int]:
+        yield 1
+        if world.rank == 1:
+            raise ZeroDivisionError("no more")
+        yield 2
+
+    with pytest.raises(JobError, match="rank 1 of 2, reading a batch: ZeroDivisionError: no more"):
+        threads.run(2, lambda world: lengths(world, failing(world)))
+
+
+def test_loaders_with_and_without_a_length_are_refused() -> None:
+    with pytest.raises(JobError, match="the loader of rank 1 has no length, and others have one"):
+        threads.run(2, lambda world: lengths(world, iter([1]) if world.rank else [1]))
