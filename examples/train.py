@@ -12,30 +12,36 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hpcsgd
 
-pixels, labels = load_digits(return_X_y=True)
-x = torch.tensor(pixels, dtype=torch.float32) / 16
-y = torch.tensor(labels)
-train, test = TensorDataset(x[:1400], y[:1400]), (x[1400:], y[1400:])
 
-job = hpcsgd.init(groups=2)
-sampler = hpcsgd.Sampler(train, job)
-loader = DataLoader(train, batch_size=16, sampler=sampler)
+def main() -> None:
+    pixels, labels = load_digits(return_X_y=True)
+    x = torch.tensor(pixels, dtype=torch.float32) / 16
+    y = torch.tensor(labels)
+    train, test = TensorDataset(x[:1400], y[:1400]), (x[1400:], y[1400:])
 
-model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
-optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))
+    job = hpcsgd.init(groups=2)
+    sampler = hpcsgd.Sampler(train, job)
+    loader = DataLoader(train, batch_size=16, sampler=sampler)
 
-for epoch in range(10):
-    sampler.set_epoch(epoch)
-    for images, labels in loader:
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    scheduler.step()
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
+    optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method=hpcsgd.hierarchical(every=8))
 
-with optimizer.averaged():
-    accuracy = (model(test[0]).argmax(1) == test[1]).float().mean().item()
-if job.rank == 0:
-    print(f"{job.P} groups of {job.K}: test accuracy {accuracy:.3f}")
+    for epoch in range(10):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            loss = nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        scheduler.step()
+
+    with optimizer.averaged():
+        accuracy = (model(test[0]).argmax(1) == test[1]).float().mean().item()
+    if job.rank == 0:
+        print(f"{job.P} groups of {job.K}: test accuracy {accuracy:.3f}")
+
+
+if __name__ == "__main__":
+    main()

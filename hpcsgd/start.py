@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -49,12 +51,25 @@ def init(
         >>> job.P, job.K
         (2, 2)
     """
+    _require_no_worker()
     from hpcsgd.transport import mpi  # MPI starts when it is imported
 
     world = mpi.world(timeout)
     with together(world, "choosing transports"):
         wishes = Wishes.of(transport or {})
     return form_as_launched(world, groups, group_size, wishes)
+
+
+def _require_no_worker() -> None:
+    """A process that multiprocessing has spawned imports the script again, as if it were to train, too. It
+    does not print what a SystemExit says."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        print(
+            "hpcsgd: a worker process, which imports the script to find what it works with, has come to "
+            'hpcsgd.init: put what the script does under `if __name__ == "__main__":`',
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        raise SystemExit(1)
 
 
 def form_as_launched(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +16,8 @@ from hpcsgd.errors import JobError, UserError
 from hpcsgd.start import form_as_launched
 from hpcsgd.transport import Transport, threads
 from hpcsgd.transport.launcher import LAUNCHERS
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_without_a_launcher_it_is_one_rank(
@@ -27,6 +32,47 @@ def test_without_a_launcher_it_is_one_rank(
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     with pytest.raises(UserError, match="groups = 4 is more than the 1 ranks"):
         threads.run(1, lambda world: form_as_launched(world, 4, None))
+
+
+SCRIPT = "import hpcsgd; hpcsgd.init(groups=1)"
+COMMANDS = {
+    "a script": ["-c", SCRIPT],
+    **{name: ["-m", "hpcsgd", name, "examples/digits.toml"] for name in ("train", "probe")},
+    "compare": ["-m", "hpcsgd", "compare", "examples/digits.toml", "--methods", "bsp"],
+    "measure": ["-m", "hpcsgd", "measure"],
+    "doctor": ["-m", "hpcsgd", "doctor"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_an_mpi_library_one_line_says_so(command: str) -> None:
+    nothing = {**os.environ, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    done = programs.run([sys.executable, *COMMANDS[command]], env=nothing, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"hpcsgd: no MPI library can be loaded \(.*\): .* `pip install hpcsgd\[mpich\]`\n", done.stderr
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_workers_that_import_the_script_are_told_of_the_guard(tmp_path: Path, start: str) -> None:
+    body = f"""
+import hpcsgd
+from torch.utils.data import DataLoader
+job = hpcsgd.init(groups=1)
+loader = DataLoader(range(8), 2, num_workers=1, multiprocessing_context={start!r})
+print(*[len(batch) for batch in loader])
+"""
+    (tmp_path / "without.py").write_text(body)
+    guarded = body.replace("import hpcsgd\n", "import hpcsgd\nif __name__ == '__main__':\n  ", 1)
+    head, rest = guarded.split("  from torch", 1)
+    (tmp_path / "with.py").write_text(head + "  from torch" + rest.replace("\n", "\n  "))
+    wrong = programs.run([sys.executable, "without.py"], cwd=tmp_path, check=False)
+    assert wrong.returncode == 1
+    assert 'put what the script does under `if __name__ == "__main__":`' in wrong.stderr.splitlines()[0]
+    assert programs.run([sys.executable, "with.py"], cwd=tmp_path).stdout == "2 2 2 2\n"
 
 
 @pytest.mark.slow

@@ -57,15 +57,14 @@ def run(path: Path, overrides: Sequence[str], methods: str, target: float | None
 
     Ends with exit code `STOPPED` after a signal or the time limit, with a checkpoint to go on from.
     """
-    end_as(lambda: _run(path, overrides, methods, target, resume))
+    from hpcsgd.transport import mpi  # MPI starts when it is imported
+
+    end_as(lambda: _run(mpi.world(), path, overrides, methods, target, resume))
 
 
 def _run(
-    path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool
+    world: Transport, path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool
 ) -> str | None:
-    from hpcsgd.transport import mpi  # MPI starts when it is imported
-
-    world = mpi.world()
     with together(world, "reading the job file"):
         chosen = configs(path, overrides, methods)
     log_to_stdout(world.rank)

@@ -48,7 +48,9 @@ def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: 
 
     Ends with exit code `STOPPED` after a signal or the time limit, with a checkpoint to go on from.
     """
-    end_as(lambda: _run(path, overrides, resume, probe))
+    from hpcsgd.transport import mpi  # MPI starts when it is imported
+
+    end_as(lambda: _run(mpi.world(), path, overrides, resume, probe))
 
 
 def end_as(training: Callable[[], str | None]) -> None:
@@ -63,10 +65,9 @@ def end_as(training: Callable[[], str | None]) -> None:
         leave_together(STOPPED)
 
 
-def _run(path: Path, overrides: Sequence[str], resume: bool, probe: Path | None) -> str | None:
-    from hpcsgd.transport import mpi  # MPI starts when it is imported
-
-    world = mpi.world()
+def _run(
+    world: Transport, path: Path, overrides: Sequence[str], resume: bool, probe: Path | None
+) -> str | None:
     with together(world, "reading the job file"):
         config = load(path, overrides)
     log_to_stdout(world.rank)

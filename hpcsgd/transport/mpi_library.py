@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import warnings
 
+from hpcsgd.transport.backend import first_line
+
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
-    from mpi4py import MPI
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        # Whoever imports this is about to start: without MPI there is nobody else to tell in one line.
+        raise SystemExit(
+            f"hpcsgd: no MPI library can be loaded ({first_line(error)}): load the machine's MPI module, or "
+            "install one by `pip install hpcsgd[mpich]`"
+        ) from error
 
 __all__ = ["MPI"]

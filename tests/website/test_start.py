@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -63,13 +64,14 @@ def _script(folder: Path) -> Path:
     section = (ROOT / "docs/start.md").read_text().split("### Saving and resuming in a script")[1]
     loop, end = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     example = (ROOT / "examples/train.py").read_text()
-    begin, rest = example.split("for epoch in range(10):\n")
-    rest = rest[rest.index("with optimizer.averaged()") :]
+    begin, rest = example.split("    for epoch in range(10):\n")
+    rest, main = rest[rest.index("    with optimizer.averaged()") :].split("\n\nif __name__")
     assert loop.count("    scheduler.step()\n") == 1
     dies = (
         "    if epoch == 3 and job.rank == 2 and os.path.exists('stop'):\n        os.kill(os.getpid(), 9)\n"
     )
     loop = loop.replace("    scheduler.step()\n", f"    scheduler.step()\n{dies}")
     folder.mkdir()
-    (folder / "train.py").write_text(f"import os\n{begin}{loop}{rest}{end}")
+    loop, end = (textwrap.indent(text, "    ") for text in (loop, end))
+    (folder / "train.py").write_text(f"import os\n{begin}{loop}{rest}{end}\n\nif __name__{main}")
     return folder
