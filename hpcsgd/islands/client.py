@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hpcsgd.islands import whereabouts
-from hpcsgd.islands.handshake import Unwelcome, introduce
+from hpcsgd.islands.handshake import COORDINATOR, Unwelcome, introduce
 from hpcsgd.islands.register import Ballot, Phase, Register
 from hpcsgd.islands.watch import Watch, beat
 from hpcsgd.transport import PeerLost
@@ -181,7 +181,7 @@ class Client:
         connection = socket.create_connection((host, int(port)), timeout=self._silence)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            introduce(connection, self._token)
+            introduce(connection, self._token, COORDINATOR)
             connection.sendall(json.dumps(self._hello).encode() + b"\n")
         except OSError:
             connection.close()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpcsgd.islands.handshake import CHALLENGE, PROOF, challenge, proof, require
+from hpcsgd.islands.handshake import CHALLENGE, COORDINATOR, PROOF, challenge, place, proof, require
 from hpcsgd.islands.watch import Watch
 
 
@@ -38,11 +38,12 @@ async def greeted(
 ) -> Connection:
     """Of a client that has proved that it knows the token, and said who it is. Raises what a stranger may
     cause: `OSError`, `EOFError`, `ValueError`, `KeyError`, `TypeError`."""
+    at = place(COORDINATOR, writer.get_extra_info("peername"), writer.get_extra_info("sockname"))
     host = challenge()
     writer.write(host)
     client, given = await reader.readexactly(CHALLENGE), await reader.readexactly(PROOF)
-    require(token, "client", host, client, given)
-    writer.write(proof(token, "host", host, client))
+    require(token, "client", at, host, client, given)
+    writer.write(proof(token, "host", at, host, client))
     hello = json.loads(await reader.readline())
     return Connection(
         hello["island"], hello["rank"], hello["ranks"], hello["life"], writer, heard=watch.look()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpcsgd.islands.handshake import GREETING, introduce, read, welcome
+from hpcsgd.islands.handshake import GREETING, RING, introduce, read, welcome
 from hpcsgd.islands.strangers import Strangers
 
 _LINE = 256
@@ -99,7 +99,7 @@ class Door:
         until = time.monotonic() + GREETING
         try:
             with self._strangers.one_more(lambda: _shut(connection)):
-                welcome(connection, self._token, until)
+                welcome(connection, self._token, RING, until)
                 said = json.loads(read(connection, _LINE, until))
         except (OSError, ValueError):
             connection.close()
@@ -211,7 +211,7 @@ def connect(
         raise Broken(1, f"the right neighbour does not answer: {error}") from error
     try:
         right.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _done(1, lambda: introduce(right, token))
+        _done(1, lambda: introduce(right, token, RING))
         right.sendall(json.dumps({"generation": generation, "chunk": chunk}).encode().ljust(_LINE))
         left = door.wait_for(generation, chunk, overdue, given_up)
     except OSError:

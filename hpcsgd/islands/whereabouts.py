@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpcsgd.files.atomic import replacing
 from hpcsgd.files.shared import text_of
-from hpcsgd.islands.handshake import CHALLENGE, PROOF, challenge, proof, require
+from hpcsgd.islands.handshake import CHALLENGE, COORDINATOR, PROOF, challenge, place, proof, require
 from hpcsgd.islands.journal import last_claimed
 from hpcsgd.transport import PeerLost
 
@@ -50,10 +50,11 @@ class Whereabouts:
     async def _greet(self) -> None:
         host_name, port = self.address.rsplit(":", 1)
         reader, writer = await asyncio.open_connection(host_name, int(port))
+        at = place(COORDINATOR, writer.get_extra_info("sockname"), writer.get_extra_info("peername"))
         try:
             host, client = await reader.readexactly(CHALLENGE), challenge()
-            writer.write(client + proof(self.token, "client", host, client))
-            require(self.token, "host", host, client, await reader.readexactly(PROOF))
+            writer.write(client + proof(self.token, "client", at, host, client))
+            require(self.token, "host", at, host, client, await reader.readexactly(PROOF))
         finally:
             writer.close()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpcsgd.islands.client import Client
-from hpcsgd.islands.handshake import welcome
+from hpcsgd.islands.handshake import COORDINATOR, welcome
 from hpcsgd.islands.register import Phase, Register
 from islands.conftest import SILENCE, TOKEN
 
@@ -25,7 +25,7 @@ def test_what_was_said_last_is_said_again_on_a_new_connection() -> None:
         for _ in range(2):
             connection, _ = listener.accept()
             with connection, connection.makefile("r") as lines:
-                welcome(connection, TOKEN)
+                welcome(connection, TOKEN, COORDINATOR)
                 connection.sendall(json.dumps({"register": NOW.to_json()}).encode() + b"\n")
                 said = (json.loads(line) for line in lines)
                 heard.append(next(said))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcsgd.islands.client import Client
-from hpcsgd.islands.handshake import introduce, welcome
+from hpcsgd.islands.handshake import COORDINATOR, introduce, welcome
 from hpcsgd.islands.register import Phase, Register
 from hpcsgd.islands.watch import Watch
 from islands.conftest import TOKEN, Desk, wait_for
@@ -59,7 +59,7 @@ class ScriptedClient:
     def __init__(self, address: str, island: int = 0) -> None:
         host, port = address.rsplit(":", 1)
         self.connection = socket.create_connection((host, int(port)), 60)
-        introduce(self.connection, TOKEN)
+        introduce(self.connection, TOKEN, COORDINATOR)
         self.say({**HELLO, "island": island})
         self._lines = self.connection.makefile("r")
         self.hear("register")
@@ -134,7 +134,7 @@ def mute() -> Iterator[tuple[str, list[socket.socket]]]:
         while True:
             try:
                 connection, _ = listener.accept()
-                welcome(connection, TOKEN)
+                welcome(connection, TOKEN, COORDINATOR)
                 connection.sendall(json.dumps({"register": Register().to_json()}).encode() + b"\n")
             except OSError:
                 return

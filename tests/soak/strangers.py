@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from hpcsgd.islands.handshake import CHALLENGE, PROOF, proof
+from hpcsgd.islands.handshake import CHALLENGE, COORDINATOR, PROOF, RING, place, proof
 
 Stranger = Callable[[socket.socket, random.Random], None]
 HELLO = json.dumps({"island": 0, "rank": 0, "ranks": 1, "life": "stranger"}).encode() + b"\n"
@@ -40,7 +40,8 @@ def never_ends_its_line(door: socket.socket, chance: random.Random) -> None:
 
 def guesses(door: socket.socket, chance: random.Random) -> None:
     host, client = door.recv(CHALLENGE), chance.randbytes(CHALLENGE)
-    door.sendall(client + proof(chance.choice(["", "guess"]), "client", host, client) + HELLO)
+    at = place(chance.choice([COORDINATOR, RING]), door.getsockname(), door.getpeername())
+    door.sendall(client + proof(chance.choice(["", "guess"]), "client", at, host, client) + HELLO)
 
 
 def answers_with_the_question(door: socket.socket, chance: random.Random) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from hpcsgd.islands import ring
 from hpcsgd.islands.client import Client
-from hpcsgd.islands.handshake import GREETING
+from hpcsgd.islands.handshake import GREETING, RING
 from hpcsgd.islands.register import Ballot, Register
 from islands.conftest import SILENCE, TOKEN, Desk, desk, wait_for
 from soak.conftest import Seeds
@@ -190,7 +190,7 @@ def door_address(door: ring.Door) -> tuple[str, int]:
 def neighbour(door: ring.Door) -> socket.socket:
     """An honest one."""
     connection = socket.create_connection(door_address(door), timeout=30)
-    ring.introduce(connection, TOKEN)
+    ring.introduce(connection, TOKEN, RING)
     connection.sendall(b'{"generation": 1, "chunk": 0}'.ljust(ring._LINE))
     return connection
 
