@@ -101,9 +101,8 @@ class Bucket:
         return vector.view(self._K, -1)[self._j]
 
     def found(self) -> list[Tensor]:
-        """Gradients where autograd put them, of those that have one."""
-        grads = [slot.gradient for slot in self.slots]
-        return [grad for grad in grads if grad is not None]
+        """Gradients where autograd put them, of those that have one; of a sparse one the values."""
+        return [values for slot in self.slots if (values := _values(slot)) is not None]
 
     def gather(self) -> None:
         """Make every parameter's gradient a view of `g`; a missing one counts as zero, and stays None."""
@@ -154,3 +153,12 @@ def _pieces(slots: Sequence[Slot], low: int, high: int) -> Iterator[Piece]:
         start, stop = max(slot.start, low), min(slot.stop, high)
         if start < stop:
             yield Piece(slot, slot.first + start - slot.start, slot.first + stop - slot.start, start - low)
+
+
+def _values(slot: Slot) -> Tensor | None:
+    """Return the numbers of a gradient that autograd has made; those of a sparse one are made one for each
+    element first."""
+    if (grad := slot.gradient) is None or not grad.is_sparse:
+        return grad
+    slot.param.grad = grad.coalesce()
+    return slot.param.grad._values()
