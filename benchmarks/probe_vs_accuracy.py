@@ -6,7 +6,7 @@
     python benchmarks/probe_vs_accuracy.py --data DATA [--jobs NAME …] [--json FILE] [--plot FILE]
 
 The jobs are those of benchmarks/jobs. All P·K ranks are virtual, so this takes as many processes as asked for
-(--processes) and no MPI. --keep FILE: jobs that are in an earlier --json FILE are not measured again.
+(--processes) and no MPI. --keep FILE: probes and trainings that are in an earlier --json FILE are not made again.
 --quick: a minute, of digits alone.
 """
 
@@ -181,14 +181,23 @@ def main() -> None:
             given.jobs, given.data, overrides = ["digits_cnn"], Path(folder), ["--training.epochs", "3"]
             convert("digits", None, given.data / "digits.h5")
         probes, rows = parted(run.kept(given.keep), given.jobs)
-        missing = [name for name in given.jobs if name not in {probed["job"] for probed in probes}]
-        configs = {name: prepared(name, given.data, Path(folder), overrides) for name in missing}
-        seeds = range(1, given.seeds + 1)
-        probes += [probe(name, config, given.seeds, given.device) for name, config in configs.items()]
+        probed = {each["job"] for each in probes}
+        trained = {row["job"] for row in rows}
+        configs = {
+            name: prepared(name, given.data, Path(folder), overrides)
+            for name in given.jobs
+            if name not in probed & trained
+        }
+        probes += [
+            probe(name, config, given.seeds, given.device)
+            for name, config in configs.items()
+            if name not in probed
+        ]
         tasks = [
             partial(train, name, config, P, seed, given.device)
             for name, config in configs.items()
-            for seed in seeds
+            if name not in trained
+            for seed in range(1, given.seeds + 1)
             for P in GROUPS
         ]
         rows += in_processes(given.processes, tasks)
