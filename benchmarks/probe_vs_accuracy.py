@@ -6,8 +6,8 @@
     python benchmarks/probe_vs_accuracy.py --data DATA [--jobs NAME …] [--json FILE] [--plot FILE]
 
 The jobs are those of benchmarks/jobs. All P·K ranks are virtual, so this takes as many processes as asked for
-(--processes) and no MPI. --keep FILE: probes and trainings that are in an earlier --json FILE are not made again.
---quick: a minute, of digits alone.
+(--processes) and no MPI. --keep FILE: probes and trainings that are in an earlier --json FILE are not made
+again. --quick: a minute, of digits alone.
 """
 
 from __future__ import annotations

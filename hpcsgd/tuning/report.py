@@ -103,8 +103,10 @@ def _growth(g: Growth, rule: str) -> dict[str, Any]:
 
 
 def plot(probe: Probe, path: Path) -> None:
-    """D against the number of the meeting, a line a P; and against P beside the proportional line, as much larger
-    from one P to the next as ρ says: the last meetings of the smallest and the largest are not the same."""
+    """Draw D against the number of the meeting, a line a P, and against P beside the proportional line.
+
+    Against P it grows from one P to the next as ρ says: the last meetings of any two P need not be the same.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

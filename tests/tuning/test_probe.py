@@ -28,6 +28,7 @@ class Scripted:
         self.trainees = [Scripted.trainee]
         self._D, self._loss, self._unrest = D, loss, unrest
         self._trained = 0
+        self.met = 0
         self._settled = False
 
     class trainee:
@@ -55,6 +56,7 @@ class Scripted:
     def meet(self) -> float:
         assert self._settled
         self._unrest -= 1
+        self.met += 1
         return 1.0 if math.isnan(self._D) else self._D * 2 ** max(self._unrest, 0)
 
     def loss(self) -> float:
@@ -115,7 +117,6 @@ class Falling(Scripted):
 
     def meet(self) -> float:
         D = super().meet()
-        self.met = getattr(self, "met", 0) + 1
         return D / 10 if self.met > 10 else D * 1.3 ** (self.met * (self.P == 4))
 
 
@@ -138,16 +139,15 @@ def test_where_the_smaller_diverges_as_it_goes_on() -> None:
 
     class Late(Scripted):
         def meet(self) -> float:
-            self.met = getattr(self, "met", 0) + 1
-            if self.P == bad and self.met > 10:
-                raise DivergedError(f"the loss with {bad} groups is nan")
+            if too_many == self.P and self.met >= 10:
+                raise DivergedError(f"the loss with {self.P} groups is nan")
             return super().meet()
 
-    bad = 4
+    too_many = 4
     result = probed({2: 1, 4: 2, 8: 4}, unrest={8: 12}, kind=Late)
     assert [row.P for row in result.rows] == [2, 4]
     assert answer(result) == "P = 2: with 4 groups the training diverged"
-    bad = 2
+    too_many = 2
     with pytest.raises(UserError, match="the loss with 2 groups is nan"):
         probed({2: 1, 4: 2}, unrest={4: 12}, kind=Late)
 
