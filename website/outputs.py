@@ -8,9 +8,11 @@ A comment stands before each block of text that a command has printed, and says 
     <!-- output of `hpcsgd plan job.toml`; 6 … 2; decimals differ -->
 
 The command is run in a folder with a copy of examples/ and the digits. Its first 6 and its last 2 lines are
-shown, or all of them. tests/website/test_outputs.py runs it again and expects the same text to the letter. Where
-"decimals differ" it does not compare numbers with a point, a comma or three digits; where "numbers differ", no
-numbers, and not the order of words in a line. A block that no command can make here says so: <!-- not made again: why -->.
+shown, or all of them. tests/website/test_outputs.py runs it again and expects the same text, to the letter.
+Where "decimals differ", it does not compare numbers with a point, a comma or three digits; where "numbers
+differ", no numbers, and not the order of words in a line. A block that no command can make here says so:
+
+    <!-- not made again: why -->
 """
 
 from __future__ import annotations
