@@ -158,7 +158,7 @@ def draw(path: Path, probes: list[dict[str, Any]], rows: list[dict[str, Any]]) -
         axes.set_xscale("log", base=2)
         axes.set_xticks(GROUPS, map(str, GROUPS))
         axes.set(xlabel="groups P", ylabel="test accuracy", title=probed["job"])
-        axes.legend()
+        axes.legend(loc="lower left")
     figure.savefig(path, dpi=120)
 
 
