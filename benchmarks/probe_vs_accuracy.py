@@ -143,7 +143,7 @@ def lines(probed: dict[str, Any], rows: list[dict[str, Any]]) -> list[list[objec
 
 def draw(path: Path, probes: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
     """Accuracy against P, a panel a job, the probe's answer and the tolerance marked."""
-    figure = Figure(figsize=(4.5 * len(probes), 4), layout="constrained")
+    figure = Figure(figsize=(4.5 * len(probes), 4.8), layout="constrained")
     for axes, probed in zip(figure.subplots(1, len(probes), squeeze=False)[0], probes, strict=True):
         mine = [row for row in rows if row["job"] == probed["job"]]
         accuracies = means(mine)
@@ -158,7 +158,7 @@ def draw(path: Path, probes: list[dict[str, Any]], rows: list[dict[str, Any]]) -
         axes.set_xscale("log", base=2)
         axes.set_xticks(GROUPS, map(str, GROUPS))
         axes.set(xlabel="groups P", ylabel="test accuracy", title=probed["job"])
-        axes.legend(loc="lower left")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
     figure.savefig(path, dpi=120)
 
 
