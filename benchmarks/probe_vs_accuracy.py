@@ -6,8 +6,8 @@
     python benchmarks/probe_vs_accuracy.py --data DATA [--jobs NAME …] [--json FILE] [--plot FILE]
 
 The jobs are those of benchmarks/jobs. All P·K ranks are virtual, so this takes as many processes as asked for
-(--processes) and no MPI. --keep FILE: jobs that are in an earlier --json FILE are not measured again.
---quick: a minute, of digits alone.
+(--processes) and no MPI. --keep FILE: probes and trainings that are in an earlier --json FILE are not made
+again. --quick: a minute, of digits alone.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def lines(probed: dict[str, Any], rows: list[dict[str, Any]]) -> list[list[objec
 
 def draw(path: Path, probes: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
     """Accuracy against P, a panel a job, the probe's answer and the tolerance marked."""
-    figure = Figure(figsize=(4.5 * len(probes), 4), layout="constrained")
+    figure = Figure(figsize=(4.5 * len(probes), 4.8), layout="constrained")
     for axes, probed in zip(figure.subplots(1, len(probes), squeeze=False)[0], probes, strict=True):
         mine = [row for row in rows if row["job"] == probed["job"]]
         accuracies = means(mine)
@@ -158,7 +158,7 @@ def draw(path: Path, probes: list[dict[str, Any]], rows: list[dict[str, Any]]) -
         axes.set_xscale("log", base=2)
         axes.set_xticks(GROUPS, map(str, GROUPS))
         axes.set(xlabel="groups P", ylabel="test accuracy", title=probed["job"])
-        axes.legend()
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15))
     figure.savefig(path, dpi=120)
 
 
@@ -181,14 +181,23 @@ def main() -> None:
             given.jobs, given.data, overrides = ["digits_cnn"], Path(folder), ["--training.epochs", "3"]
             convert("digits", None, given.data / "digits.h5")
         probes, rows = parted(run.kept(given.keep), given.jobs)
-        missing = [name for name in given.jobs if name not in {probed["job"] for probed in probes}]
-        configs = {name: prepared(name, given.data, Path(folder), overrides) for name in missing}
-        seeds = range(1, given.seeds + 1)
-        probes += [probe(name, config, given.seeds, given.device) for name, config in configs.items()]
+        probed = {each["job"] for each in probes}
+        trained = {row["job"] for row in rows}
+        configs = {
+            name: prepared(name, given.data, Path(folder), overrides)
+            for name in given.jobs
+            if name not in probed & trained
+        }
+        probes += [
+            probe(name, config, given.seeds, given.device)
+            for name, config in configs.items()
+            if name not in probed
+        ]
         tasks = [
             partial(train, name, config, P, seed, given.device)
             for name, config in configs.items()
-            for seed in seeds
+            if name not in trained
+            for seed in range(1, given.seeds + 1)
             for P in GROUPS
         ]
         rows += in_processes(given.processes, tasks)

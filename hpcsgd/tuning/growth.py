@@ -63,14 +63,15 @@ def is_flat(distances: Sequence[float]) -> bool:
 
 
 def growth(smaller: int, D: Sequence[Sequence[float]], larger: int, E: Sequence[Sequence[float]]) -> Growth:
-    """From P = `smaller` with distances `D` to P' = `larger` with `E`: one series a seed, compared meeting by
-    meeting over their last `COMPARED`."""
+    """From P = `smaller` with distances `D` to P' = `larger` with `E`, one series a seed.
+
+    The last `COMPARED` meetings that both have are compared, each with the meeting of the same number: before
+    it the groups of both have made the same number of updates, at the same point of their ramps.
+    """
     ratios: list[float] = []
     for d, e in zip(D, E, strict=True):
-        last = -min(len(d), len(e), COMPARED)
-        ratios += [
-            after / before / (larger / smaller) for before, after in zip(d[last:], e[last:], strict=True)
-        ]
+        common = list(zip(d, e, strict=False))  # the longer series goes on alone
+        ratios += [after / before / (larger / smaller) for before, after in common[-COMPARED:]]
     if len(ratios) == 1:
         return Growth(smaller, larger, ratios[0], ratios[0], ratios[0])
     low, _, high = quantiles(ratios, n=4, method="inclusive")

@@ -8,7 +8,9 @@ The hierarchical local SGD paper, section III-C. Differences from it:
   rate of the real run (at a fixed one they saturate at P ≈ 4 for any model), and the paper's figure 4 is of
   the time after the warm-up, too. A ramp from the first step on would not do: it meets the large gradients
   of the start, and what they leave behind has other distances (benchmarks/probe_distances.py);
-- every P goes on until its D is flat, and for as many meetings as the one before: D drifts slowly for all;
+- every P goes on until its D is flat, and two neighbouring P for the same number of meetings: D drifts slowly
+  for all, and growth compares the meetings of the same number. Where the larger P needs more of them, the
+  smaller is trained again, for as many: keeping its models meanwhile would take half as much memory again;
 - the loss of the averaged model stands beside D as second evidence.
 """
 
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 
 from torch import Tensor
@@ -109,9 +112,8 @@ class Probe:
     def seconds(self) -> float:
         return self.settled + sum(row.seconds for row in self.rows)
 
-    def meetings(self, seed: int) -> int:
-        """Of the last P that was measured with this seed."""
-        i = list(self.plan.seeds).index(seed)
+    def meetings(self, i: int) -> int:
+        """Of the last P that was measured, with the i-th seed."""
         return len(self.rows[-1].distances[i]) if self.rows else 0
 
     @property
@@ -171,10 +173,18 @@ def probe(
     result.settled = time.perf_counter() - began
     for P in plan.groups:
         row = Row(P, plan.lr * lr_scale(plan.rule, P))
-        for seed in plan.seeds:
-            _measure(row, _from(settled[seed], start, P, seed), plan, world, result.meetings(seed))
+        for i, seed in enumerate(plan.seeds):
+            state = settled[seed]
+            enough = partial(_flat_after, result.meetings(i), plan)
+            _measure(row, i, _from(state, start, P, seed), plan, world, enough)
             if row.diverged is not None:
                 break
+            if result.rows and (meetings := len(row.distances[i])) > result.meetings(i):
+                smaller, enough = result.rows[-1], partial(_as_many_as, meetings)
+                _measure(smaller, i, _from(state, start, smaller.P, seed), plan, world, enough)
+                if smaller.diverged is not None:
+                    row = result.rows.pop()  # too large already; what is larger tells nothing
+                    break
         if not result.rows and row.diverged is not None:
             raise UserError(row.diverged)
         result.rows.append(row)
@@ -182,6 +192,18 @@ def probe(
         if len(result.rows) > 1 and result.verdict.final:
             break
     return result
+
+
+Enough = Callable[[Sequence[float]], bool]
+"""Whether a training has met often enough, by its distances so far."""
+
+
+def _flat_after(meetings: int, plan: Plan, distances: Sequence[float]) -> bool:
+    return len(distances) >= meetings and is_flat(distances[plan.ramp :])
+
+
+def _as_many_as(meetings: int, distances: Sequence[float]) -> bool:
+    return len(distances) >= meetings
 
 
 def settle(
@@ -237,12 +259,13 @@ def _require_room(
 
 def _measure(
     row: Row,
+    i: int,
     start: Callable[[Transport], VirtualGroups],
     plan: Plan,
     world: Transport,
-    at_least: int,
+    enough: Enough,
 ) -> None:
-    """One seed of one P, for so many meetings and until D is flat.
+    """The i-th seed of one P, until its distances are `enough`; the series take the place of earlier ones.
 
     Ranks beyond the P-th have no group to host; they hear of the result.
     """
@@ -251,21 +274,19 @@ def _measure(
     series: list[tuple[float, float]] = []
     if world.rank < row.P:
         try:
-            _meet(start(hosts), plan, at_least, series)
+            _meet(start(hosts), plan, enough, series)
         except DivergedError as error:
             row.diverged = str(error)
     series, row.diverged = world.gather_objects((series, row.diverged))[0]
-    row.distances.append([d for d, _ in series])
-    row.losses.append([loss for _, loss in series])
+    row.distances[i : i + 1] = [[d for d, _ in series]]
+    row.losses[i : i + 1] = [[loss for _, loss in series]]
     row.samples += len(series) * plan.every * plan.batch_size * row.P
     row.seconds += time.perf_counter() - began
 
 
-def _meet(groups: VirtualGroups, plan: Plan, at_least: int, series: list[tuple[float, float]]) -> None:
+def _meet(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[float, float]]) -> None:
     """Add distance and loss of one meeting after the other to `series`."""
-    while len(series) < plan.cap:
-        if len(series) >= at_least and is_flat([D for D, _ in series[plan.ramp :]]):
-            return
+    while len(series) < plan.cap and not enough([D for D, _ in series]):
         groups.train(plan.every)
         D = groups.meet()
         if D == 0:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.files.pictures import save
-from hpcsgd.tuning.growth import WINDOW, Growth, Verdict, ideal
+from hpcsgd.tuning.growth import COMPARED, Growth, Verdict, ideal
 from hpcsgd.tuning.probe import Probe, Row
 
 HEAD = (
@@ -103,7 +103,10 @@ def _growth(g: Growth, rule: str) -> dict[str, Any]:
 
 
 def plot(probe: Probe, path: Path) -> None:
-    """D against the number of the meeting, a line a P; and D against P beside the proportional line."""
+    """Draw D against the number of the meeting, a line a P, and against P beside the proportional line.
+
+    Against P it grows from one P to the next as ρ says: the last meetings of any two P need not be the same.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -120,9 +123,11 @@ def plot(probe: Probe, path: Path) -> None:
     left.legend()
 
     sound = [row for row in probe.rows if row.diverged is None]
-    Ps, D = [row.P for row in sound], [row.D for row in sound]
+    Ps, D = [row.P for row in sound], [sound[0].D]
+    for g in probe.growths:
+        D.append(D[-1] * g.rho * g.further / g.P)
     right.plot(Ps, [D[0] * P / Ps[0] for P in Ps], "--", color="0.6", label="in proportion to P")
-    right.plot(Ps, D, "o-", color="C0", label=f"D, median of the last {WINDOW} meetings")
+    right.plot(Ps, D, "o-", color="C0", label=f"D, by ρ, the median of {COMPARED} meetings")
     chosen = probe.verdict.P
     right.plot(
         [chosen], [D[Ps.index(chosen)]], "o", ms=14, mfc="none", color="C3", label=f"answer: P = {chosen}"

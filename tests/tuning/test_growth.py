@@ -33,9 +33,18 @@ def test_the_ratio_of_growth() -> None:
     assert (step.P, step.further, step.rho) == (2, 4, 0.75)
 
 
-def test_the_last_meetings_are_compared() -> None:
-    step = growth(2, [[9, 1, 1, 1, 1]], 4, [[7, 30, 50, 2, 2, 2, 2]])
-    assert (step.low, step.rho, step.high) == (1, 1, 1)
+def test_meetings_of_the_same_number_are_compared() -> None:
+    """D falls with the number of the meeting, and is in proportion to P at each; one went on for longer."""
+    course = [1 / meeting for meeting in range(1, 21)]
+    double = [2 * D for D in course]
+    for short, long in ((course[:8], double), (course, double[:8])):
+        step = growth(2, [short, course], 4, [long, double])
+        assert (step.low, step.rho, step.high) == (1, 1, 1)
+
+
+def test_the_last_meetings_that_both_have_are_compared() -> None:
+    step = growth(2, [[9, 9, 1, 1, 1, 1]], 4, [[9, 9, 3, 3, 3, 3, 7, 7, 7, 7]])
+    assert (step.low, step.rho, step.high) == (1.5, 1.5, 1.5)
 
 
 def test_seeds_show_how_sure_it_is() -> None:

@@ -28,6 +28,7 @@ class Scripted:
         self.trainees = [Scripted.trainee]
         self._D, self._loss, self._unrest = D, loss, unrest
         self._trained = 0
+        self.met = 0
         self._settled = False
 
     class trainee:
@@ -55,6 +56,7 @@ class Scripted:
     def meet(self) -> float:
         assert self._settled
         self._unrest -= 1
+        self.met += 1
         return 1.0 if math.isnan(self._D) else self._D * 2 ** max(self._unrest, 0)
 
     def loss(self) -> float:
@@ -74,12 +76,13 @@ def probed(
     ranks: int = 1,
     losses: dict[int, float] | None = None,
     unrest: Mapping[int, int] | None = None,
+    kind: type[Scripted] = Scripted,
     **given: Any,
 ) -> Probe:
     def start(P: int, seed: int, world: Any) -> Any:
         assert world.size == min(P, ranks)
         assert world.rank < P
-        return Scripted(P, {1: 0, **D}[P], (losses or {}).get(P, 1.0), (unrest or {}).get(P, 0))
+        return kind(P, {1: 0, **D}[P], (losses or {}).get(P, 1.0), (unrest or {}).get(P, 0))
 
     results = threads.run(ranks, lambda world: probe(start, a_plan(**given), world))
     assert all(result == results[0] or result.verdict == results[0].verdict for result in results)
@@ -97,7 +100,7 @@ def test_it_stops_when_the_answer_cannot_change(ranks: int) -> None:
     assert answer(result) == "P = 4: at 8 the distance falls behind (ρ = 0.82 < 0.87)"
 
 
-def test_every_P_goes_on_for_as_long_as_it_and_the_one_before_need() -> None:
+def test_every_P_goes_on_for_as_long_as_it_and_its_neighbours_need() -> None:
     shortest = a_plan().ramp + COMPARED
 
     def meetings(**given: Any) -> list[int]:
@@ -105,7 +108,48 @@ def test_every_P_goes_on_for_as_long_as_it_and_the_one_before_need() -> None:
 
     assert meetings() == [shortest] * 3
     assert meetings(unrest={2: 12}) == [11 + COMPARED] * 3
-    assert meetings(unrest={4: 12}) == [shortest, 11 + COMPARED, 11 + COMPARED]
+    assert meetings(unrest={4: 12}) == [11 + COMPARED] * 3
+    assert meetings(unrest={8: 12}) == [shortest, 11 + COMPARED, 11 + COMPARED]
+
+
+class Falling(Scripted):
+    """D falls to a tenth after the tenth meeting, whatever P; that of 4 groups climbs until then."""
+
+    def meet(self) -> float:
+        D = super().meet()
+        return D / 10 if self.met > 10 else D * 1.3 ** (self.met * (self.P == 4))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_falls_for_all_is_not_taken_for_groups_that_fall_behind(ranks: int) -> None:
+    """In proportion to P where D is flat for both; P = 2 alone is so before D falls."""
+    result = probed({2: 1, 4: 2}, ranks=ranks, groups=(2, 4), seeds=(1, 2), kind=Falling)
+    assert [len(d) for row in result.rows for d in row.distances] == [14] * 4
+    assert result.growths[0].rho == 1
+    assert answer(result).startswith("P = 4 or more")
+
+
+def test_the_smaller_is_charged_for_going_on() -> None:
+    row = probed(PAPER, unrest={4: 12}).rows[0]
+    assert row.samples == (a_plan().ramp + COMPARED + 11 + COMPARED) * 8 * 128 * 2
+
+
+def test_where_the_smaller_diverges_as_it_goes_on() -> None:
+    """It is too large itself, though it did not seem so at first."""
+
+    class Late(Scripted):
+        def meet(self) -> float:
+            if too_many == self.P and self.met >= 10:
+                raise DivergedError(f"the loss with {self.P} groups is nan")
+            return super().meet()
+
+    too_many = 4
+    result = probed({2: 1, 4: 2, 8: 4}, unrest={8: 12}, kind=Late)
+    assert [row.P for row in result.rows] == [2, 4]
+    assert answer(result) == "P = 2: with 4 groups the training diverged"
+    too_many = 2
+    with pytest.raises(UserError, match="the loss with 2 groups is nan"):
+        probed({2: 1, 4: 2}, unrest={4: 12}, kind=Late)
 
 
 def test_the_cap() -> None:
