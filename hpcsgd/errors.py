@@ -80,6 +80,14 @@ def in_one_line(message: object) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in joined)
 
 
+def require_utf8(name: str) -> None:
+    """Raise `UserError` for a name, or a word typed, that no file of text can have in it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{name}: not UTF-8: give another name, and rename what it names") from error
+
+
 def near_miss(given: str, allowed: Iterable[str]) -> str:
     """The end of an error line: the likely intended name, then all the allowed ones.
 

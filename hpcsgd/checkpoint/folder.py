@@ -23,8 +23,9 @@ from typing import Any
 from hpcsgd.checkpoint import tree
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.files.atomic import reach_disk, replacing
+from hpcsgd.files.atomic import reach_disk, remove_left, replacing
 from hpcsgd.files.hdf5 import new_file
+from hpcsgd.files.reading import parsed
 from hpcsgd.transport.on_host import on_host
 
 log = logging.getLogger(__name__)
@@ -104,8 +105,7 @@ class Checkpoints:
     def _write_hidden(self, hidden: Path, step: int, state: Mapping[str, Any]) -> None:
         with self._job.together("writing a checkpoint"), _writing(hidden):
             if self._job.rank == 0:
-                for left_by_a_killed_run in self._folder.glob(f"{_HIDDEN}*"):
-                    shutil.rmtree(left_by_a_killed_run)
+                remove_unfinished(self._folder)
                 hidden.mkdir(parents=True)
         entry: dict[str, Any] = {}
         with self._job.together("writing a checkpoint"), _writing(hidden):
@@ -131,7 +131,7 @@ class Checkpoints:
             saved, files = _read_manifest(path)
             mine = range(self._job.rank, len(files), self._job.size)
             found = next((d for i in mine if (d := _differs(path / _name(i), files[i]))), None)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
             found = f"{MANIFEST}: {error}"
         damage = next((d for d in self._job.world.gather_objects(found) if d is not None), None)
         return (saved if damage is None else None), damage
@@ -157,6 +157,13 @@ class Checkpoints:
         shutil.rmtree(self._folder / f"{_HIDDEN}{_title(step)}.old", ignore_errors=True)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove from a folder of checkpoints what a killed run has left; nobody else may write there."""
+    for hidden in [*folder.glob(f"{_HIDDEN}*")]:
+        shutil.rmtree(hidden)
+    remove_left(folder)
+
+
 def titles(folder: Path) -> list[str]:
     """The names of all checkpoints in `folder`, the newest first."""
     names = [path.name for path in folder.glob("step-*") if path.is_dir()]
@@ -164,7 +171,7 @@ def titles(folder: Path) -> list[str]:
 
 
 def _read_manifest(path: Path) -> tuple[Saved, list[dict[str, Any]]]:
-    manifest = json.loads((path / MANIFEST).read_text())
+    manifest = parsed((path / MANIFEST).read_bytes())
     if manifest["format"] != _FORMAT:
         raise ValueError(f"format {manifest['format']}, this version reads {_FORMAT}")
     saved = Saved(path, manifest["step"], manifest["P"], manifest["K"])

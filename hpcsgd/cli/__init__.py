@@ -21,7 +21,8 @@ from hpcsgd.cli.probe import probe
 from hpcsgd.cli.report import report
 from hpcsgd.cli.simulate import simulate
 from hpcsgd.cli.train import train
-from hpcsgd.errors import in_one_line
+from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.errors import in_one_line, require_utf8
 
 app = App(
     name="hpcsgd",
@@ -72,6 +73,9 @@ app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [-
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command line (or ``words``); one line on stderr and exit code 1 where it makes no sense."""
     try:
+        with told_in_one_line():
+            for word in sys.argv[1:] if words is None else words:
+                require_utf8(word)
         app(words)
     except CycloptsError as error:
         print(f"hpcsgd: {in_one_line(error)}", file=sys.stderr)

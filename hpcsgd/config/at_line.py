@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcsgd.config import lines
 from hpcsgd.errors import UserError
+from hpcsgd.files.reading import read_text
 
 _SECTION = re.compile(r"\[(?P<name>[^\]\s]+)(?: (?P<number>\d+))?\]")
 _HINTS = re.compile(r"; |: did you mean |Allowed: ")
@@ -39,9 +40,9 @@ def line_of(message: str, file: Path, overrides: Sequence[str] = ()) -> int | No
         return None
     about = message.removeprefix(f"{file}: ")
     try:
-        text = file.read_bytes().decode()
+        text = read_text(file)
         tables = tomllib.loads(text)
-    except (OSError, ValueError):
+    except (ValueError, RecursionError):
         return None
     places = lines.lines(text)
     path = _path(about, places)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from hpcsgd.config.kinds import convert, expectation, without_none
 from hpcsgd.config.overrides import first_typed, plain
 from hpcsgd.errors import UserError, near_miss
+from hpcsgd.files.reading import read_text
 
 T = TypeVar("T")
 BESIDE = "beside"
@@ -28,13 +29,11 @@ KEYS_BESIDE = {BESIDE: True}  # metadata of the dict field that collects its sec
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises `UserError` where it cannot be read, with line and column."""
     try:
-        return tomllib.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+        return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: not valid TOML: {error}") from error
+    except RecursionError:
+        raise UserError(f"{path}: too many lists or tables inside each other") from None
 
 
 def read_section(kind: type[T], table: Mapping[str, Any], file: Path, name: str = "") -> T:

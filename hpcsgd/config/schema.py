@@ -19,7 +19,7 @@ from hpcsgd.config.kinds import Above, Minimum
 from hpcsgd.config.overrides import Typed, overlay
 from hpcsgd.config.reader import KEYS_BESIDE, as_table, read_section, read_toml
 from hpcsgd.config.windows import windows
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, require_utf8
 
 Count = Annotated[int, Minimum(1)]
 Seconds = Annotated[float, Above(0)]
@@ -275,7 +275,9 @@ def _with_paths(arguments: dict[str, Any], said: Any, path: Path) -> dict[str, A
 
 
 def _absolute(given: Path, said: Any, path: Path) -> Path:
-    return Path(os.path.abspath(given if isinstance(said, Typed) else path.parent / given))
+    absolute = os.path.abspath(given if isinstance(said, Typed) else path.parent / given)
+    require_utf8(absolute)
+    return Path(absolute)
 
 
 def dump(config: Config) -> str:

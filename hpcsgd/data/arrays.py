@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcsgd.data.layout import dataset, label, open_store
-from hpcsgd.data.split import Batch, Split, damaged
+from hpcsgd.data.split import Batch, Split, damaged, require_labels
 from hpcsgd.errors import UserError, near_miss
 
 LABELS_A_CHUNK = 1 << 16
@@ -88,6 +88,7 @@ class Arrays(Split):
                 raise damaged(self.path, split, f"classes or labels cannot be read ({error})") from error
             if len(x) != len(self._labels) or x.chunks != (1, *x.shape[1:]):
                 raise damaged(self.path, split, f"samples {x.shape}, labels {len(self._labels)}")
+            require_labels(self.path, split, self._labels, len(self.classes))
             self.shape: tuple[int, ...] = x.shape[1:]
             self._dtype = x.dtype
 

@@ -18,7 +18,7 @@ from hpcsgd.data.image_folder import ImageFolder
 from hpcsgd.data.image_shards import Reader, Written, folder_of
 from hpcsgd.data.images import STATISTICS_SPLIT, mean_and_std
 from hpcsgd.data.layout import Header, open_store
-from hpcsgd.data.split import Batch, Drawn, Split, damaged
+from hpcsgd.data.split import Batch, Drawn, Split, damaged, require_labels
 from hpcsgd.errors import UserError, located, near_miss
 
 SCALE = 255.0
@@ -152,4 +152,5 @@ def _read_index(path: Path, split: str) -> tuple[Header, Mapping[str, NDArray[np
             raise damaged(path, split, f"header or index cannot be read ({error})") from error
     if len({len(column) for column in index.values()}) != 1 or not len(index["y"]):
         raise damaged(path, split, "the columns of its index are of unlike lengths")
+    require_labels(path, split, index["y"], len(header.classes))
     return header, index, shards

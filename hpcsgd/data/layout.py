@@ -32,6 +32,7 @@ import h5py
 import numpy as np
 
 from hpcsgd.errors import UserError
+from hpcsgd.files.reading import require_regular
 
 Form = Literal["images", "arrays", "image files", "pairs", "tokens", "ratings"]
 FORMATS: dict[bytes, Form] = {
@@ -125,6 +126,7 @@ def _open(path: Path) -> tuple[h5py.File, Form]:
     try:
         if not path.exists():
             raise UserError(f"{path}: no such file; `hpcsgd data convert` makes a store")
+        require_regular(path)
         # Nobody writes to a complete store, and parallel file systems often refuse locks.
         file = h5py.File(path, "r", locking=False)
         form, version = file.attrs.get("format"), file.attrs.get("version")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch.utils.data
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader
 from hpcsgd.data.batches import Batches
 from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import collate
+from hpcsgd.data.workers import end_by_owner_alone, start_fork_server
 from hpcsgd.errors import UserError
 
 
@@ -23,6 +26,8 @@ def reading(
     pinned: bool = False,
 ) -> DataLoader[Any]:
     """What reads `batches` of `data`, in so many processes beside this one; `pinned`: for a device."""
+    if workers:
+        start_fork_server()
     return DataLoader(
         data,
         batch_sampler=batches,
@@ -32,6 +37,7 @@ def reading(
         persistent_workers=workers > 0,
         generator=Generator("cpu"),  # or a resumed epoch would draw once more from the model's
         multiprocessing_context="forkserver" if workers else None,  # a fork would carry MPI's threads along
+        worker_init_fn=partial(end_by_owner_alone, os.getpid()) if workers else None,
     )
 
 

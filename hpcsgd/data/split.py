@@ -125,6 +125,14 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
         return self._opened
 
 
+def require_labels(path: Path, split: str, labels: NDArray[Any], classes: int) -> None:
+    """Raise `UserError` where one of the labels is of no class."""
+    if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        text = f"label {wrong[0]}, and its {classes} classes are 0 to {classes - 1}"
+        raise damaged(path, split, text)
+
+
 def damaged(path: Path, split: str, what: str) -> UserError:
     """A `UserError` that says so."""
     return UserError(f"{path}: split {split!r} is damaged: {what}; convert it again")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hpcsgd.data.layout import Header, dataset, open_store
-from hpcsgd.data.split import Batch, Split, damaged
+from hpcsgd.data.split import Batch, Split, damaged, require_labels
 from hpcsgd.errors import UserError, near_miss
 
 
@@ -71,4 +71,5 @@ def _read_header(path: Path, split: str) -> tuple[Header, Tensor]:
             raise damaged(path, split, f"header or labels cannot be read ({error})") from error
         if images.shape != (len(labels), *header.shape) or images.chunks != (1, *header.shape):
             raise damaged(path, split, f"images {images.shape}, labels {len(labels)}, header {header.shape}")
+    require_labels(path, split, labels.numpy(), len(header.classes))
     return header, labels

@@ -19,11 +19,10 @@ from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.models.weights import Weights, read
 from hpcsgd.report.metrics import read as read_metrics
-from hpcsgd.report.run_folder import JOB_FILE
+from hpcsgd.report.run_folder import CHECKPOINTS, JOB_FILE
 from hpcsgd.transport import threads
 
 MODEL = "model.pt"
-CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)

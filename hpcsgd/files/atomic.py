@@ -1,13 +1,22 @@
-"""Replace a file only by a complete one."""
+"""Replace a file only by a complete one.
+
+Until it is complete it is a hidden file beside its target, whose name tells who writes it: what a killed
+process has left there can be told from what another one is writing.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
+
+_HOST = re.sub(r"[^\w-]", "-", platform.node())
+_WRITER = re.compile(r"(\.(?P<host>[\w-]*)\.(?P<process>\d+))?\.[0-9a-f]{8}\.part$")
 
 
 @contextmanager
@@ -16,7 +25,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
     Until then `target` is as it was, even through a crash; if the block raises, what it wrote is removed.
     """
-    part = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
+    part = _beside(target)
     try:
         yield part
         reach_disk(part)
@@ -32,7 +41,7 @@ def new_file(target: Path) -> Iterator[Path]:
 
     Raises `FileExistsError` where there is a `target` by then, which stays as it is.
     """
-    part = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
+    part = _beside(target)
     try:
         yield part
         reach_disk(part)
@@ -48,7 +57,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
     There must be no `target` yet. If the block raises, what it wrote is removed.
     """
-    part = target.with_name(f".{target.name}.{uuid4().hex[:8]}.part")
+    part = _beside(target)
     part.mkdir()
     try:
         yield part
@@ -66,6 +75,40 @@ def overwrite(target: Path, text: str) -> None:
     part = target.with_name(f".{target.name}.part")
     part.write_text(text, encoding="utf-8")
     part.replace(target)
+
+
+def remove_left(folder: Path) -> None:
+    """Remove what processes that are gone have left in `folder` of files that they were writing.
+
+    Nobody else may be in the folder, except on this machine: of others it is not known who is alive.
+    """
+    for path in [*folder.glob(".*.part")]:
+        found = _WRITER.search(path.name)
+        if found is None:  # of `overwrite`, which uses the same name again
+            continue
+        if found["host"] == _HOST and _is_alive(int(found["process"])):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{_HOST}.{os.getpid()}.{uuid4().hex[:8]}.part")
+
+
+def _is_alive(process: int) -> bool:
+    """This one has only just come, perhaps with the number of the one that was killed."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def reach_disk(path: Path) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hpcsgd.errors import UserError
+
 
 def names_in(folder: Path) -> list[str]:
     """As they are now; none where there is no folder."""
@@ -19,10 +21,12 @@ def names_in(folder: Path) -> list[str]:
 
 
 def text_of(path: Path) -> str | None:
-    """None where there is no such file."""
+    """None where there is no such file. Raises `UserError` where it cannot be read."""
     if path.name not in names_in(path.parent):
         return None
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error

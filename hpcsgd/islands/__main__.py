@@ -19,6 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.errors import UserError, in_one_line
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.coordinator import Coordinator
 from hpcsgd.islands.event_log import NAME, EventLog
@@ -79,7 +80,10 @@ def _main() -> None:
     told["folder"] = Path(told["folder"])
     allotment = told.pop("allotment", None)
     told["allotment"] = None if allotment is None else Allotment(**allotment)
-    asyncio.run(_apart(**told) if "term" in told else _together(**told))
+    try:
+        asyncio.run(_apart(**told) if "term" in told else _together(**told))
+    except (UserError, OSError) as error:
+        sys.exit(f"hpcsgd: the coordinator: {in_one_line(error)}")
 
 
 if __name__ == "__main__":

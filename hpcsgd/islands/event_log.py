@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpcsgd.errors import UserError
+from hpcsgd.files.reading import parsed
 
 Event = dict[str, Any]
 NAME = "events.jsonl"
@@ -160,10 +161,10 @@ def _load(path: Path) -> tuple[list[Event], int]:
 
 def _event(line: bytes, where: str) -> Event:
     try:
-        found = json.loads(line)
+        found = parsed(line)
         event = {"event": found["event"], "unix": float(found["unix"]), "at": float(found["at"])}
         if "units" in found:
             event["units"] = {int(island): x for island, x in found["units"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UserError(f"{where}: not an event of an event log: {error!r}") from error
     return found | event

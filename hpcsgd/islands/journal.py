@@ -20,7 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import overwrite, replacing
+from hpcsgd.files.reading import parsed
 from hpcsgd.files.shared import names_in, text_of
 from hpcsgd.islands.register import Register
 
@@ -116,4 +118,7 @@ def newest(terms: Path) -> Register:
 def written(path: Path) -> Register | None:
     """In that file, if it is there."""
     text = text_of(path)
-    return None if text is None else Register.from_json(json.loads(text))
+    try:
+        return None if text is None else Register.from_json(parsed(text))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: not the register of a run, or damaged: {error}") from error

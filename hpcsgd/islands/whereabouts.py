@@ -15,7 +15,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import replacing
+from hpcsgd.files.reading import parsed
 from hpcsgd.files.shared import text_of
 from hpcsgd.islands.handshake import CHALLENGE, COORDINATOR, PROOF, challenge, place, proof, require
 from hpcsgd.islands.journal import last_claimed
@@ -61,8 +63,12 @@ class Whereabouts:
 
 def of_term(terms: Path, term: int) -> Whereabouts | None:
     """None where that term's coordinator has not told yet."""
-    text = text_of(terms / str(term) / NAME)
-    return None if text is None else Whereabouts(**json.loads(text))
+    path = terms / str(term) / NAME
+    text = text_of(path)
+    try:
+        return None if text is None else Whereabouts(**parsed(text))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: not where a coordinator is, or damaged: {error}") from error
 
 
 def token_for(terms: Path, term: int) -> str:

@@ -18,6 +18,7 @@ from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, dump, load
 from hpcsgd.errors import UserError, located
 from hpcsgd.files.atomic import new_folder
+from hpcsgd.islands import event_log
 from hpcsgd.islands.addresses import require_own
 from hpcsgd.islands.journal import FOLDER, last_claimed, newest
 from hpcsgd.islands.register import Phase
@@ -108,6 +109,7 @@ def _made_or_joined(path: Path, folder: Path, config: Config, K: int, *, resume:
     elif _abandoned(folder):
         run_folder.write_config(folder, config)
     _require_same(path, folder, config)
+    event_log.of_run(folder)  # or a coordinator finds that it is damaged
     return False
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.errors import UserError
 from hpcsgd.islands.journal import REGISTER, Alone
 from hpcsgd.islands.register import Register
 
@@ -47,7 +48,7 @@ class CoordinatorProcess:
         assert self._process.stdout is not None
         self.address = (await self._process.stdout.readline()).decode().strip()
         if not self.address:
-            raise OSError(f"no coordinator can listen on {self._told['host']}")
+            raise UserError(f"no coordinator can listen on {self._told['host']}")
         self._told["port"] = int(self.address.rsplit(":", 1)[1])
 
     def note(self, event: str, **fields: Any) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from hpcsgd.checkpoint.folder import remove_unfinished
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.capabilities import ForPeers
 from hpcsgd.errors import UserError, located
+from hpcsgd.islands import event_log
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.journal import FOLDER, REGISTER
 from hpcsgd.launch.coordinator_process import CoordinatorProcess
@@ -48,28 +50,31 @@ def launch(
             f"{folder}: the groups of this run are started apart: give --island, or another [run] folder"
         )
     fresh = not folder.exists()
-    run_folder.open_run_folder(folder, resume=resume)
-    job = replace(config.job, groups=len(K), group_size=None)
-    run_folder.write_config(folder, replace(config, job=job))
-    run_folder.write_versions(folder, mpi=None, groups=len(K), group_size=K[0])
-    (folder / REGISTER).unlink(missing_ok=True)  # of an earlier start, whose islands are gone
-    program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
-    allotment = allotment_of(config)
-    coordinator = CoordinatorProcess(
-        islands=len(K), token=secrets.token_hex(32), silence=silence, timeout=timeout, folder=str(folder),
-        host=by.host, port=0, allotment=None if allotment is None else asdict(allotment),
-    )  # fmt: skip
-    supervisor = Supervisor(
-        dict(enumerate(K)), len(K), program, folder, by, coordinator,
-        restarts=restarts, silence=silence, timeout=timeout,
-        moves_ranks=allotment is not None and allotment.unit == "ranks",
-    )  # fmt: skip
-    code = asyncio.run(supervisor.run())
-    if supervisor.fault and fresh:
-        shutil.rmtree(folder)  # it is in nobody's way when the mistake is mended
-    else:
-        report(folder)
-    return code
+    with run_folder.owned(folder, resume=resume):
+        with run_folder.usable(folder):
+            remove_unfinished(folder / run_folder.CHECKPOINTS)
+            job = replace(config.job, groups=len(K), group_size=None)
+            run_folder.write_config(folder, replace(config, job=job))
+            run_folder.write_versions(folder, mpi=None, groups=len(K), group_size=K[0])
+            (folder / REGISTER).unlink(missing_ok=True)  # of an earlier start, whose islands are gone
+            event_log.of_run(folder)  # or the coordinator finds that it is damaged
+        program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
+        allotment = allotment_of(config)
+        coordinator = CoordinatorProcess(
+            islands=len(K), token=secrets.token_hex(32), silence=silence, timeout=timeout, folder=str(folder),
+            host=by.host, port=0, allotment=None if allotment is None else asdict(allotment),
+        )  # fmt: skip
+        supervisor = Supervisor(
+            dict(enumerate(K)), len(K), program, folder, by, coordinator,
+            restarts=restarts, silence=silence, timeout=timeout,
+            moves_ranks=allotment is not None and allotment.unit == "ranks",
+        )  # fmt: skip
+        code = asyncio.run(supervisor.run())
+        if supervisor.fault and fresh:
+            shutil.rmtree(folder)  # it is in nobody's way when the mistake is mended
+        else:
+            report(folder)
+        return code
 
 
 def group_sizes(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import tomli_w
 from hpcsgd.config.schema import load
 from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import replacing
+from hpcsgd.files.reading import read_json
 
 _HEADER = re.compile(r"^\s*\[\[?\s*([^\]\s.]+)[^\]]*\]\]?\s*(#.*)?$")
 
@@ -49,9 +49,9 @@ def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int
     Raises `UserError` for what is no plan, and where the job is not the one that was recommended.
     """
     try:
-        choice = json.loads(plan.read_text())["choice"]
+        choice = read_json(plan)["choice"]
         nodes, ranks, groups, method = (choice[key] for key in ("nodes", "ranks", "groups", "method"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{plan}: not the plan.json of hpcsgd plan: {error}") from error
     config = load(path, overrides)
     job = {"name": config.method.name, **config.method.arguments}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import Machine
 from hpcsgd.errors import UserError, located
 from hpcsgd.files.atomic import replacing
+from hpcsgd.files.reading import read_json
 from hpcsgd.planning import report
 from hpcsgd.planning.candidates import Option, options, ranks_from, shapes
 from hpcsgd.planning.choice import Wishes, ranked
@@ -113,19 +113,19 @@ def estimates(
 def groups_of(probe: Path) -> int:
     """What a probe found."""
     try:
-        return int(json.loads(probe.read_text())["P"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return int(read_json(probe)["P"])
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise UserError(f"{probe}: not the probe.json of a probe: {error}") from error
 
 
 def measured_run(folder: Path, subject: Subject) -> dict[str, Any]:
     """Ranks and seconds of an epoch, of a run that was. Raises `UserError` for a folder without them."""
     try:
-        summary = json.loads((folder / "summary.json").read_text())
-        last = json.loads((folder / "versions.json").read_text())[-1]
+        summary = read_json(folder / "summary.json")
+        last = read_json(folder / "versions.json")[-1]
         seconds = subject.samples / summary["samples_per_s"]
         return {"run": str(folder), "ranks": last["P"] * last["K"], "epoch_seconds": seconds}
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, ArithmeticError) as error:
         raise UserError(f"--runs {folder}: not the folder of a run that was trained: {error}") from error
 
 

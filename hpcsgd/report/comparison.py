@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import replacing
+from hpcsgd.files.reading import read_json
 from hpcsgd.report.figures import FIGURES, Figure, found_in
 from hpcsgd.report.metrics import Record
 from hpcsgd.report.summary import byte_text, of_kind, second_text, summary
@@ -109,6 +111,18 @@ class Comparison:
 
 def _ratio(value: float | None, first: float | None) -> float | None:
     return None if value is None or not first else value / first
+
+
+def read_comparison(file: Path) -> dict[str, Any]:
+    """What `write_comparison` wrote. Raises `UserError` for anything else."""
+    found = read_json(file)
+    try:
+        for row in found["variants"]:
+            if not isinstance(row["label"], str) or not isinstance(row["complete"], bool):
+                raise TypeError("a variant has a label, and is complete or not")
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{file}: not the compare.json of a comparison: {error}") from error
+    return found
 
 
 def write_comparison(folder: Path, comparison: Comparison, **more: Any) -> None:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpcsgd.errors import UserError
+from hpcsgd.files.reading import parsed
 
 Record = dict[str, Any]
 
@@ -147,14 +148,59 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield end, _as_today(json.loads(line))
+                yield end, _require_sound(_as_today(parsed(line)))
             except ValueError as error:
                 raise UserError(f"{path}:{number}: not a metrics record: {error}") from error
 
 
+_NEEDED: Mapping[str, Mapping[str, type]] = {
+    "step": {
+        **{"epoch": int, "loss": float, "lr": float, "samples": int, "samples_per_s": float},
+        **{"phase_seconds": dict, "phase_bytes": dict},
+    },
+    "meeting": {"distance": float},
+    "evaluation": {"epoch": int, "loss": float, "distance": float, "seconds": float},
+    "epoch": {"epoch": int, "loss": float, "seconds": float},
+}
+"""The fields that every record of a kind has; where a number may have a fraction, it may also have none."""
+
+
+def _require_sound(record: Record) -> Record:
+    """Raise `ValueError` for what nobody writes here."""
+    for name, kind in {"step": int, **_NEEDED.get(record["kind"], {})}.items():
+        value = record.get(name)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"no {name!r}" if value is None else f"{name} = {value!r}")
+    if record["step"] < 0:
+        raise ValueError(f"step = {record['step']}")
+    for name, value in record.items():
+        if isinstance(value, dict):
+            _require_numbers(name, value, _NUMBERED.get(name, 0))
+        elif name not in ("kind", "step") and not isinstance(value, _PLAIN):
+            raise ValueError(f"{name} = {value!r}")
+    return record
+
+
+_PLAIN = (int, float, str, type(None))
+_NUMBERED = {"link_bytes": 1, "counts": 2}
+"""Tables by groups or counts, which are numbers; the second one of tables of these."""
+
+
+def _require_numbers(name: str, table: Mapping[str, Any], numbered: int) -> None:
+    for key, value in table.items():
+        if numbered == 2 and isinstance(value, dict):
+            _require_numbers(f"{name}.{key}", value, 1)
+        elif type(value) not in (int, float) or numbered == 2 or (numbered and not key.isdecimal()):
+            raise ValueError(f"{name}.{key} = {value!r}")
+
+
 def _as_today(record: Any) -> Record:
     """Of runs begun before notes were all of one kind, and counts in a table of their own."""
-    if not isinstance(record, dict) or not {"kind", "step"} <= record.keys():
+    if (
+        not isinstance(record, dict)
+        or not {"kind", "step"} <= record.keys()
+        or type(record["kind"]) is not str
+    ):
         raise ValueError("no kind and step in it")
     if record["kind"] in ("selection", "sparse"):
         return {**record, "kind": "notes"}

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,11 +19,16 @@ from typing import Any
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, dump
 from hpcsgd.errors import UserError
-from hpcsgd.files.atomic import replacing
+from hpcsgd.files import lock
+from hpcsgd.files.atomic import remove_left, replacing
+from hpcsgd.files.lock import locked
+from hpcsgd.files.reading import read_json
 
 logger = logging.getLogger(__name__)
 
 JOB_FILE = "job.toml"
+CHECKPOINTS = "checkpoints"
+"""Where in the run folder they are."""
 PACKAGES = ("hpcsgd", "torch", "numpy", "h5py", "mpi4py")
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 GIT_TIMEOUT = 10  # seconds; a repository on a slow file system must not hold up the job
@@ -34,10 +39,32 @@ def open_run_folder(folder: Path, *, resume: bool) -> None:
 
     Raises `UserError` where it already holds something and ``resume`` was not asked for.
     """
-    try:
+    with usable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not resume:
             require_unused(folder)
+
+
+@contextmanager
+def owned(folder: Path, *, resume: bool) -> Iterator[None]:
+    """`open_run_folder`, and keep other processes out of it while this lasts. What killed ones have left of
+    files that they were writing is removed.
+
+    Raises `UserError` where another process is in it, too.
+    """
+    with ExitStack() as held:
+        open_run_folder(folder, resume=resume)
+        with usable(folder):
+            held.enter_context(locked(folder))
+            remove_left(folder)
+        yield
+
+
+@contextmanager
+def usable(folder: Path) -> Iterator[None]:
+    """Raise `UserError` where the block cannot read or write in the run folder."""
+    try:
+        yield
     except OSError as error:
         raise UserError(f"{folder}: cannot be used as [run] folder: {error.strerror}") from error
 
@@ -49,7 +76,7 @@ def island_folder(folder: Path, island: int) -> Path:
 
 def require_unused(folder: Path) -> None:
     """Raise `UserError` where the folder already holds something."""
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and any(path.name != lock.NAME for path in folder.iterdir()):
         raise UserError(
             f"{folder}: holds a run: pass --resume to go on with it, or choose another [run] folder"
         )
@@ -95,7 +122,7 @@ def write_versions(
     ``devices`` tells how many ranks train on which, ``transport`` by what tensors there travel.
     """
     path = folder / "versions.json"
-    starts = json.loads(path.read_text()) if path.exists() else []
+    starts = _starts(path) if path.exists() else []
     start = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -112,6 +139,16 @@ def write_versions(
         "git": _git_state(),
     }
     _write(path, json.dumps([*starts, start], indent=2))
+
+
+def _starts(path: Path) -> list[Any]:
+    try:
+        found = read_json(path)
+        if not isinstance(found, list):
+            raise UserError(f"{path}: not the starts of a run")
+    except UserError as error:
+        raise UserError(f"{error}; move it away to go on without it") from error
+    return found
 
 
 def _version(package: str) -> str | None:

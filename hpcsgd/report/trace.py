@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import replacing
+from hpcsgd.files.reading import parsed
 from hpcsgd.transport.events import MESSAGE, SPAN, WAIT, Event
 
 NAME = "trace.json.gz"
@@ -153,16 +157,26 @@ def beginning(file: Path) -> float | None:
     """The moment, as `time.time` told it, from which the trace counts; None where there is none yet."""
     if not file.exists():
         return None
-    return json.loads(next(_lines(file)) + _END)["otherData"]["began"]
+    with _whole(file):
+        return float(parsed(next(_lines(file), "") + _END)["otherData"]["began"])
 
 
 def read(file: Path, only: str = "") -> Iterator[Line]:
     """Its events, or those alone in whose line `only` stands."""
-    found = _lines(file)
-    next(found)
-    for line in found:
-        if line.startswith(",") and only in line:
-            yield json.loads(line[1:])
+    with _whole(file):
+        found = _lines(file)
+        next(found, "")
+        for line in found:
+            if line.startswith(",") and only in line:
+                yield parsed(line[1:])
+
+
+@contextmanager
+def _whole(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: not a trace, or damaged: {error}") from error
 
 
 def _lines(file: Path) -> Iterator[str]:

@@ -25,6 +25,9 @@ LONGEST = 5.0
 FAILURES_SEEN = 40_000
 """In all repetitions together, so that the mean is known to half a percent of the lost time."""
 REPETITIONS = (64, 4096)
+MOST = 100_000
+"""Failures of a job: a minute's work."""
+HOUR = 3600.0
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,16 @@ def checkpointing(failures: Failures, hosts: int, seed: int, ranks: int = 0) -> 
         tried_seconds=tried.tolist(),
         tried_goodput=goodput.tolist(),
     )
+
+
+def require_few(failures: Failures, hosts: int, ranks: int) -> None:
+    """Raise `UserError` for more failures than can be gone through one after the other."""
+    M = failures.mtbf(hosts, ranks)
+    if failures.work_seconds / M > MOST:
+        raise UserError(
+            f"[failures] work_hours = {failures.work_seconds / HOUR:g}: something fails every {M:.4g} s, "
+            f"more than {MOST:,} times in all; allowed are {MOST * M / HOUR:.4g} hours"
+        )
 
 
 def young(C: float, M: float) -> float:

@@ -8,8 +8,11 @@ from hpcsgd.errors import UserError
 from hpcsgd.simulation.compute import Compute, Distribution, Stragglers
 from hpcsgd.simulation.course import Course, Rule
 from hpcsgd.simulation.durations import Durations, Layout
-from hpcsgd.simulation.failures import Checkpointing, Failures, checkpointing
+from hpcsgd.simulation.failures import Checkpointing, Failures, checkpointing, require_few
 from hpcsgd.simulation.ledger import Ledger
+
+MOST = 10**10
+"""Steps of all ranks: hours of simulation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,13 @@ class Simulation:
         for name in ("steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} = {getattr(self, name)}: expected 1 or more")
+        if self.steps * self.layout.N > MOST:
+            raise UserError(
+                f"[job] steps = {self.steps} of {self.layout.N} ranks: more than {MOST} together; "
+                f"allowed are {MOST // self.layout.N} steps"
+            )
+        if self.failures is not None and self.rule.dies_as_one:
+            require_few(self.failures, self.layout.hosts, self.layout.N)
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,21 @@ import json
 import logging
 import tomllib
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, dump
 from hpcsgd.config.variants import configs, folder_name
+from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import UserError, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.report import run_folder
-from hpcsgd.report.comparison import Comparison, Entry, comparison_text, write_comparison
+from hpcsgd.report.comparison import Comparison, Entry, comparison_text, read_comparison, write_comparison
 from hpcsgd.report.metrics import read
 from hpcsgd.training.assembly import assemble
 from hpcsgd.training.devices import form_job
@@ -96,9 +99,26 @@ def compare(
     """
     trials = [_prepared(world, path, label, config) for label, config in chosen.items()]
     folder = trials[0].folder.parent
-    with together(world, "opening the folder of the comparison"):
-        if world.rank == 0:
-            _open(folder, trials, world.size, resume=resume)
+    with ExitStack() as held:
+        with together(world, "opening the folder of the comparison"):
+            if world.rank == 0:
+                held.enter_context(run_folder.owned(folder, resume=resume))
+                with run_folder.usable(folder):
+                    _require_begun_so(folder, trials, world.size)
+        return _trained(world, path, trials, reasons, folder, target=target, resume=resume)
+
+
+def _trained(
+    world: Transport,
+    path: Path,
+    trials: Sequence[Trial],
+    reasons: Reasons,
+    folder: Path,
+    *,
+    target: float | None,
+    resume: bool,
+) -> str | None:
+    """Those of them that are not complete; why it stopped early, or None."""
     complete: set[str] = world.gather_objects(_completed(folder) if world.rank == 0 else None)[0]
     reason = None
     for number, trial in enumerate(trials, start=1):
@@ -107,14 +127,10 @@ def compare(
         if not done:
             reason = _train(trial, path, reasons, resume=resume)
             complete |= {trial.label} if reason is None else set()
-        with together(world, "comparing"):
-            if world.rank == 0:
-                write_comparison(folder, _comparison(trials, complete, target), ranks=world.size)
+        by_rank_0(world, "comparing", partial(_write, folder, trials, complete, target, world.size))
         if reason is not None:
             break
-    with together(world, "comparing"):
-        if world.rank == 0:
-            _show(folder, _comparison(trials, complete, target))
+    by_rank_0(world, "comparing", lambda: _show(folder, _comparison(trials, complete, target)))
     return reason
 
 
@@ -142,13 +158,12 @@ def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str |
     return reason
 
 
-def _open(folder: Path, trials: Sequence[Trial], ranks: int, *, resume: bool) -> None:
+def _require_begun_so(folder: Path, trials: Sequence[Trial], ranks: int) -> None:
     """Raises `UserError` where what is there was begun in another way."""
-    run_folder.open_run_folder(folder, resume=resume)
     if not _told(folder):
         with replacing(folder / "compare.json") as part:
             part.write_text(json.dumps({"ranks": ranks, "variants": []}))
-    before = _told(folder)["ranks"]
+    before = _told(folder).get("ranks")
     if before != ranks:
         raise UserError(f"{folder}: was begun on {before} ranks, and here are {ranks}: go on with as many")
     for trial in trials:
@@ -169,11 +184,17 @@ def _lasting(config: Config | dict[str, Any]) -> dict[str, Any]:
 def _told(folder: Path) -> dict[str, Any]:
     """What was written of it before."""
     file = folder / "compare.json"
-    return json.loads(file.read_text()) if file.exists() else {}
+    return read_comparison(file) if file.exists() else {}
 
 
 def _completed(folder: Path) -> set[str]:
     return {row["label"] for row in _told(folder)["variants"] if row["complete"]}
+
+
+def _write(
+    folder: Path, trials: Sequence[Trial], complete: set[str], target: float | None, ranks: int
+) -> None:
+    write_comparison(folder, _comparison(trials, complete, target), ranks=ranks)
 
 
 def _comparison(trials: Sequence[Trial], complete: set[str], target: float | None) -> Comparison:

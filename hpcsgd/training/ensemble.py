@@ -227,9 +227,10 @@ class Island:
         open_files.callback(self.meetings.close)
         with self.job.together("opening the folder of the island"):
             if self.job.rank == 0:
-                run_folder.open_run_folder(self.folder, resume=True)
-                open_files.enter_context(run_folder.log_into(self.folder))
-                record_start(self.folder, self.job, devices)
+                open_files.enter_context(run_folder.owned(self.folder, resume=True))
+                with run_folder.usable(self.folder):
+                    open_files.enter_context(run_folder.log_into(self.folder))
+                    record_start(self.folder, self.job, devices)
 
     def goes_on(self, resume: bool) -> bool:
         return True

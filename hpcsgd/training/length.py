@@ -28,11 +28,15 @@ class Length:
     samples: int | None = None
     """Of each rank in the last epoch, after which it ends."""
 
-    def over(self, epoch: int, t: int, batches: Batches | InjectedBatches) -> bool:
-        """Whether it is complete after so many epochs and steps; `batches` are those left of the epoch."""
-        if self.steps is None:
-            return epoch >= self.epochs
-        return t >= self.steps and not batches.sampler.taken  # or results of the last epoch are missing
+    def over(self, epoch: int, t: int, batches: Batches | InjectedBatches, *, cut: bool) -> bool:
+        """Whether it is complete after so many epochs and steps; `batches` are those left of the epoch.
+
+        `cut`: the results of what was done of that epoch are known.
+        """
+        if self.steps is None and epoch >= self.epochs:
+            return True
+        known = cut or (self.steps is not None and not batches.sampler.taken)
+        return known and not self.left(epoch, t, batches)
 
     def left(self, epoch: int, t: int, batches: Batches | InjectedBatches) -> int:
         """How many of the `batches` left of this epoch, counted from 0, are to be trained on."""

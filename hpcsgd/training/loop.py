@@ -20,8 +20,9 @@ from hpcsgd.report.meter import Meter, Reading
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.progress import Progress
 from hpcsgd.training.assembly import Assembly
-from hpcsgd.training.divergence import diverged, require_finite
+from hpcsgd.training.divergence import diverged
 from hpcsgd.training.evaluation import evaluate
+from hpcsgd.training.passes import backward
 from hpcsgd.training.readings import Readings
 from hpcsgd.training.scheduler import scheduler_state, take_up_schedule
 from hpcsgd.training.stopping import Stopping
@@ -51,7 +52,8 @@ class Loop(ABC):
         self._epoch = 0
         self._lr = 0.0  # of the last update
         self._epoch_sums = _no_sums()
-        self._saved_at = (-1, -1)  # step, epoch
+        self._cut = False  # the run has ended within an epoch, whose results so far are known
+        self._saved_at = (-1, -1, False)  # step, epoch, whether it is cut
         self._scaled_for = parts.optimizer.job.groups  # the learning rates in the param groups
         self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
         self._met_at = 0  # the last step after which groups met
@@ -68,7 +70,8 @@ class Loop(ABC):
         parts = self._parts
         self._epoch = shared["epoch"]
         self._epoch_sums = shared["epoch_sums"]
-        self._saved_at = parts.optimizer.t, self._epoch
+        self._cut = shared.get("cut", False)
+        self._saved_at = parts.optimizer.t, self._epoch, self._cut
         self._scaled_for = shared.get("scaled_for", self._scaled_for)
         parts.sampler.load_state_dict(shared["sampler"])
         parts.warm_up.load_state_dict(shared["warm_up"])
@@ -115,7 +118,8 @@ class Loop(ABC):
         self.tracer.waited(data_seconds)
         if (optimizer.t + 1) % self._config.log_every == 0:
             optimizer.updating.norm.want()
-        loss = self._backward(*parts.vary(x, y))
+        loss, passes = backward(parts, self.tracer, *parts.vary(x, y), size=self._pass_size or len(y))
+        self._meter.passes(passes)
         self._lr = optimizer.rates[0]
         with self.tracer.span("update"):
             made = parts.precision.step(optimizer, loss=loss)
@@ -140,27 +144,6 @@ class Loop(ABC):
         self._tell_readings()
         if self._checkpoint_due() and self._left():  # at the end of an epoch its results belong in it
             self._save()
-
-    def _backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """In one pass, or in several of at most `_pass_size` samples; the mean loss."""
-        parts = self._parts
-        weight = parts.batches.weight(len(y))
-        size = self._pass_size or len(y)
-        pieces = list(zip(x.split(size), y.split(size), strict=True))
-        total = torch.zeros((), device=parts.device)
-        parts.optimizer.zero_grad()
-        parts.optimizer.accumulate(len(pieces))
-        self._meter.passes(len(pieces))
-        for some_x, some_y in pieces:
-            with self.tracer.span("forward"), parts.precision.computing():
-                loss = parts.task.loss(parts.model(some_x), some_y)
-            if loss.is_cpu:  # for a device nobody waits: the next reading tells
-                require_finite(loss, parts.optimizer.t + 1)
-            share = weight * len(some_y) / len(y)
-            with self.tracer.span("backward"):
-                parts.precision.backward(loss if share == 1 else loss * share)
-            total = total + loss.detach() * (len(some_y) / len(y))
-        return total
 
     def _note(self, notes: Mapping[str, float]) -> None:
         """What the engine and a meeting said of this step, and what else the method did."""
@@ -193,27 +176,35 @@ class Loop(ABC):
             yield x, y, seconds
             asked = time.perf_counter()
 
-    def _close_epoch(self) -> None:
-        parts = self._parts
+    def _close_epoch(self, *, cut: bool = False) -> None:
+        """`cut`: the run ends within it. A longer one, which it may become, goes on there."""
+        parts, number = self._parts, self._epoch + 1
         self._read_meter()
-        self._epoch += 1
-        if parts.scheduler is not None and not self._per_step:
-            parts.scheduler.step()
         total, samples, seconds = self._epoch_sums.tolist()
         if self.metrics is not None:
             self.metrics.epoch(
-                step=parts.optimizer.t, epoch=self._epoch, loss=total / max(samples, 1), seconds=seconds
+                step=parts.optimizer.t, epoch=number, loss=total / max(samples, 1), seconds=seconds
             )
-        self._epoch_sums = _no_sums()
-        parts.sampler.set_epoch(self._epoch)
+        self._cut = cut
+        if not cut:
+            self._begin_epoch(number)
         last = self._over()
-        if self._epoch % self._config.evaluate_every == 0 or last:
-            self._evaluate()
+        if number % self._config.evaluate_every == 0 or last:
+            self._evaluate(number)
         if self._config.checkpoint_every is None or self._checkpoint_due() or last:
             self._save()
 
+    def _begin_epoch(self, number: int) -> None:
+        parts = self._parts
+        self._epoch = number
+        if parts.scheduler is not None and not self._per_step:
+            parts.scheduler.step()
+        self._epoch_sums = _no_sums()
+        parts.sampler.set_epoch(number)
+
     def _over(self) -> bool:
-        return self._parts.length.over(self._epoch, self._parts.optimizer.t, self._parts.batches)
+        place = self._epoch, self._parts.optimizer.t, self._parts.batches
+        return self._parts.length.over(*place, cut=self._cut)
 
     def _left(self) -> int:
         """Batches to come in this epoch."""
@@ -224,7 +215,7 @@ class Loop(ABC):
         every = self._config.checkpoint_every
         return every is not None and self._parts.optimizer.t % every == 0
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, epoch: int) -> None:
         if not self._stands_for_all():
             return
         with self.tracer.span("evaluation"):
@@ -234,14 +225,14 @@ class Loop(ABC):
         if self.metrics is not None:
             self.metrics.evaluation(
                 step=self._parts.optimizer.t,
-                epoch=self._epoch,
+                epoch=epoch,
                 loss=score.loss,
                 distance=score.distance,
                 seconds=score.seconds,
                 **score.figures,
             )
         self._progress.note(
-            f"epoch {self._epoch}/{self._parts.length.epochs}  test {written(score.figures)}  "
+            f"epoch {epoch}/{self._parts.length.epochs}  test {written(score.figures)}  "
             f"loss {score.loss:.4f}  in {score.seconds:.1f} s"
         )
         self._meter.pause()
@@ -272,12 +263,13 @@ class Loop(ABC):
     def _save(self) -> None:
         """Begin to write a checkpoint of this step, once."""
         parts = self._parts
-        now = parts.optimizer.t, self._epoch
+        now = parts.optimizer.t, self._epoch, self._cut
         if self._saved_at == now or not self._stands_for_all():
             return
         self._read_meter()
         shared = {
             "epoch": self._epoch,
+            "cut": self._cut,
             "epoch_sums": self._epoch_sums,
             "scaled_for": self._scaled_for,
             "sampler": parts.sampler.state_dict(),

@@ -17,6 +17,7 @@ from hpcsgd.core.capabilities import Periodic, leaves_mean
 from hpcsgd.core.topology import together
 from hpcsgd.errors import UserError, located
 from hpcsgd.files.atomic import replacing
+from hpcsgd.files.reading import read_json
 from hpcsgd.report.run_folder import changes
 from hpcsgd.training.devices import device_of
 from hpcsgd.training.parts import make_method
@@ -158,11 +159,11 @@ def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, Distanc
     Warns where the probe was of another training. Raises `UserError` for a file that is no probe.
     """
     try:
-        found = json.loads(file.read_text())
+        found = read_json(file)
         P, of = int(found["P"]), found["setting"]
         groups = fitting(P, ranks)
         monitor = DistanceMonitor.read(found, groups)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise UserError(f"{file}: not the probe.json of a probe: {error}") from error
     if differing := changes(of, setting(config)):
         log.warning("%s was of another training: %s", file, differing)

@@ -14,6 +14,7 @@ import torch
 from hpcsgd.checkpoint import Checkpoints, Writer, restore_newest
 from hpcsgd.checkpoint.folder import titles
 from hpcsgd.config.schema import Config, load
+from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Job, together
 from hpcsgd.errors import MOVED, STOPPED, located
 from hpcsgd.files.atomic import replacing
@@ -21,6 +22,7 @@ from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.models.weights import whole_state
 from hpcsgd.report import trace
 from hpcsgd.report.metrics import Metrics
+from hpcsgd.report.run_folder import CHECKPOINTS, usable
 from hpcsgd.report.sinks.outlets import Outlets, sink_run
 from hpcsgd.report.summary import byte_text, count_text
 from hpcsgd.training.assembly import Assembly, assemble
@@ -38,9 +40,6 @@ from hpcsgd.transport import Transport, leave_together
 from hpcsgd.tuning.monitor import DistanceMonitor
 
 log = logging.getLogger(__name__)
-
-CHECKPOINTS = "checkpoints"
-"""Where in the run's folder they are."""
 
 
 def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: Path | None = None) -> None:
@@ -136,15 +135,16 @@ def _train(
     if (steps := setting.config.run.trace) is not None:
         loop.tracer = Trace(job, job.world.apart(), setting.folder / trace.NAME, steps, parts.optimizer.t)
     said, t, sinks = setting.config.run.sinks, parts.optimizer.t, None
-    if job.rank == 0:
-        loop.monitor = monitor
-        if said:
-            sinks = Outlets(said, sink_run(setting.folder, setting.config, t))
-            open_files.enter_context(sinks)
-        also = None if sinks is None else sinks.put
-        loop.metrics = open_files.enter_context(
-            Metrics(setting.folder / "metrics.jsonl", resumed_step=t, also=also)
-        )
+    with job.together("opening the metrics"), usable(folder):
+        if job.rank == 0:
+            loop.monitor = monitor
+            if said:
+                sinks = Outlets(said, sink_run(setting.folder, setting.config, t))
+                open_files.enter_context(sinks)
+            also = None if sinks is None else sinks.put
+            loop.metrics = open_files.enter_context(
+                Metrics(setting.folder / "metrics.jsonl", resumed_step=t, also=also)
+            )
     try:
         reason = loop.train()
     except Over:
@@ -163,9 +163,7 @@ def _train(
 
 def _close_sinks(sinks: Outlets | None, job: Job) -> None:
     """Others wait here, and not where they leave: there they would not for so long."""
-    with job.together("closing the sinks"):
-        if sinks is not None:
-            sinks.close()
+    by_rank_0(job.world, "closing the sinks", lambda: None if sinks is None else sinks.close())
 
 
 def to_begin(config: Config, goes_on: bool) -> Config:
@@ -198,7 +196,9 @@ def _save_model(folder: Path, parts: Assembly) -> None:
     job = parts.optimizer.job
     with parts.optimizer.averaged():
         state = whole_state(parts.model, keeps=job.rank == 0)
-    with job.together("saving the model"):
-        if job.rank == 0:
-            with replacing(folder / "model.pt") as part:
-                torch.save(state, part)
+
+    def write() -> None:
+        with replacing(folder / "model.pt") as part:
+            torch.save(state, part)
+
+    by_rank_0(job.world, "saving the model", write)

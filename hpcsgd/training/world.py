@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.checkpoint import Writer
+from hpcsgd.checkpoint.folder import remove_unfinished
 from hpcsgd.config.schema import Config
+from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Job
 from hpcsgd.report import run_folder, trace
 from hpcsgd.report.metrics import read
@@ -46,7 +48,7 @@ class WorldLoop(Loop):
             if (reason := self._stopping.now()) is not None:
                 self._read_meter()
                 return reason
-        self._close_epoch()
+        self._close_epoch(cut=len(self._parts.batches) > 0)
         return None
 
 
@@ -79,10 +81,12 @@ class World:
         job, folder = self.job, self.folder
         with job.together("opening the run folder"):
             if job.rank == 0:
-                run_folder.open_run_folder(folder, resume=resume)
-                open_files.enter_context(run_folder.log_into(folder))
-                run_folder.write_config(folder, self.config)
-                record_start(folder, job, devices)
+                open_files.enter_context(run_folder.owned(folder, resume=resume))
+                with run_folder.usable(folder):
+                    remove_unfinished(folder / run_folder.CHECKPOINTS)
+                    open_files.enter_context(run_folder.log_into(folder))
+                    run_folder.write_config(folder, self.config)
+                    record_start(folder, job, devices)
 
     def goes_on(self, resume: bool) -> bool:
         """Whether to begin at the newest checkpoint, if there is one."""
@@ -97,9 +101,7 @@ class World:
 
     def conclude(self, complete: bool) -> None:
         """After the training; where it is complete its model has been saved."""
-        with self.job.together("reporting"):
-            if self.job.rank == 0:
-                _report(self.folder)
+        by_rank_0(self.job.world, "reporting", lambda: _report(self.folder))
 
 
 def _report(folder: Path) -> None:

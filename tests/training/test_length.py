@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import Absent, form
@@ -95,6 +96,33 @@ def test_it_ends_in_the_middle_of_an_epoch(
         for _ in range(2):  # the second time there is nothing left to do
             assert train(job_file, other, *options, resume=True) == [None]
             assert_same_outcome(other, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "first", "then"), [("steps", 4, 8), ("steps", 4, 5), ("samples", 64, 112)])
+@pytest.mark.parametrize("per", ["epoch", "step"])
+def test_a_longer_run_goes_on_within_the_epoch(
+    job_file: Path, tmp_path: Path, what: str, first: int, then: int, per: str
+) -> None:
+    """As if it had been so long from the start, but for the results where it was to end first."""
+    schedule = (
+        "--schedule.build",
+        "ExponentialLR",
+        "--schedule.arguments.gamma",
+        "0.5",
+        "--schedule.per",
+        per,
+    )
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    train(job_file, whole, f"--training.{what}", str(then), *schedule)
+    train(job_file, longer, f"--training.{what}", str(first), *schedule)
+    train(job_file, longer, f"--training.{what}", str(then), *schedule, resume=True)
+    model, records = outcome(longer)
+    expected, their_records = outcome(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in model.items())
+    meant_as_last = [r for r in records if r["step"] == 4 and r["kind"] in ("epoch", "evaluation")]
+    assert [r["epoch"] for r in meant_as_last] == [2, 2]
+    assert [r for r in records if r not in meant_as_last] == their_records
 
 
 def test_steps_count_on_other_ranks_too(job_file: Path, tmp_path: Path) -> None:

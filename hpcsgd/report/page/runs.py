@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,8 +14,10 @@ from typing import Any
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.variants import folder_name
 from hpcsgd.errors import UserError
+from hpcsgd.files.reading import read_json
 from hpcsgd.islands import event_log
 from hpcsgd.report import metrics, trace
+from hpcsgd.report.comparison import read_comparison
 from hpcsgd.report.metrics import Record
 from hpcsgd.report.page.attempts import COMPLETE, OPEN, STOPPED, Story, story
 from hpcsgd.report.page.ranks import Rank, ranks
@@ -86,8 +87,9 @@ def _runs_in(path: Path) -> dict[Path, str]:
         raise UserError(f"{path}: no such folder")
     if _is_run(path):
         return {path: path.name}
-    told = _json(path / "compare.json", {"variants": []})
-    named = {folder_name(row["label"]): row["label"] for row in told["variants"]}
+    compared = path / "compare.json"
+    variants = read_comparison(compared)["variants"] if compared.exists() else []
+    named = {folder_name(row["label"]): row["label"] for row in variants}
     inside = [child for child in sorted(path.iterdir()) if child.is_dir() and _is_run(child)]
     if not inside:
         raise UserError(
@@ -126,23 +128,11 @@ def load(label: str, folder: Path) -> Run:
 
 
 def _story(versions: Path, log: Path) -> Story:
-    starts = _json(versions, [])
+    starts = read_json(versions) if versions.exists() else []
     try:
         return story(starts, log)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{versions}: not the starts of a run: {error}") from error
-
-
-def _json(file: Path, missing: Any) -> Any:
-    if not file.exists():
-        return missing
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file}: not JSON: {error}") from error
-    if type(found) is not type(missing) or (isinstance(missing, dict) and not missing.keys() <= found.keys()):
-        raise UserError(f"{file}: not what a run leaves there")
-    return found
 
 
 def _records(folder: Path) -> Iterable[Record]:

@@ -1,0 +1,92 @@
+"""One process at a time in a folder, by a lock that is gone when the process is, however it ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from hpcsgd.errors import UserError
+
+log = logging.getLogger(__name__)
+
+NAME = "run.lock"
+PATIENCE = 5.0
+"""Seconds for which a process that is being killed may still have the lock."""
+PAUSE = 0.1
+JOBS = (("SLURM_JOB_ID", "Slurm"), ("PBS_JOBID", "PBS"), ("FLUX_JOB_ID", "Flux"))
+_HELD = {errno.EACCES, errno.EAGAIN}
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes, also of other machines, out of `folder`, which exists, while this lasts.
+
+    Where the file system has no locks a warning says so. The lock is one of POSIX: whichever network file
+    system has locks has these, and the kernel gives them back for a process that was killed.
+
+    Raises:
+        UserError: Where another process is in the folder; it says which one.
+    """
+    path, deadline = folder / NAME, time.monotonic() + PATIENCE
+    while (file := _locked(path)) is None:
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{folder}: in use by {_in_it(path)}: let it end first, or choose another folder "
+                f"(if its machine is gone for good, remove {path})"
+            )
+        time.sleep(PAUSE)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it is in nobody's way
+            path.unlink()
+        file.close()
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """The file, which has the name of this process in it and is to be closed; None where it is another's."""
+    file = path.open("a+", encoding="utf-8")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            file.close()
+            if error.errno in _HELD:
+                return None
+            raise
+        log.warning(
+            "%s: this file system has no locks (%s): see to it that no other job uses the folder",
+            path.parent, error.strerror,
+        )  # fmt: skip
+        return file
+    if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        file.close()  # whoever had it has just removed it
+        return None
+    file.truncate(0)
+    file.write(_this_process())
+    file.flush()
+    os.fsync(file.fileno())  # other machines read it
+    return file
+
+
+def _in_it(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
+    except FileNotFoundError:
+        return "another process"
+
+
+def _this_process() -> str:
+    job = "".join(f" of {title} job {os.environ[name]}" for name, title in JOBS if name in os.environ)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return f"process {os.getpid()}{job} on {platform.node()}, since {now}\n"

@@ -1,0 +1,53 @@
+"""Files that a user names or a run has left, read whole: they may be missing, damaged, or something else."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.errors import UserError
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def read_text(path: Path) -> str:
+    """Raises `UserError` where it cannot be read, is no regular file or not UTF-8."""
+    try:
+        require_regular(path)
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def read_json(path: Path) -> Any:
+    """Raises `UserError` where it cannot be read, or is no JSON."""
+    text = read_text(path)
+    try:
+        return parsed(text)
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON: {error}") from error
+
+
+def parsed(text: str | bytes) -> Any:
+    """JSON; raises `ValueError` for what is none, however deep its lists are."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("too many lists or tables inside each other") from None
+
+
+def require_regular(path: Path) -> None:
+    """Raise `UserError` for a folder, or a pipe, which readers wait for; `OSError` where nothing is."""
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind != stat.S_IFREG:
+        raise UserError(f"{path}: {_KINDS.get(kind, 'something else')}, and not a file")
