@@ -12,7 +12,7 @@ import programs
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.start import form_as_launched
 from hpcsgd.transport import Transport, threads
-from hpcsgd.transport.launcher import LAUNCHERS
+from hpcsgd.launcher import LAUNCHERS
 
 
 def test_without_a_launcher_it_is_one_rank(

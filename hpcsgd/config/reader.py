@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hpcsgd.config.kinds import convert, expectation, without_none
 from hpcsgd.config.overrides import first_typed, plain
-from hpcsgd.errors import UserError, near_miss
+from hpcsgd.errors import UserError, near_miss, shortened
 
 T = TypeVar("T")
 BESIDE = "beside"
@@ -77,7 +77,7 @@ def _toml(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _section_kind(kind: Any) -> Any:
+def section_kind(kind: Any) -> Any:
     """The dataclass that `kind` is, or is besides None."""
     if get_origin(kind) in (Union, UnionType):
         kind = without_none(kind)
@@ -86,7 +86,7 @@ def _section_kind(kind: Any) -> Any:
 
 def _listed_kind(kind: Any) -> Any:
     """The dataclass that `kind` is a tuple of."""
-    return _section_kind(get_args(kind)[0]) if get_origin(kind) is tuple else None
+    return section_kind(get_args(kind)[0]) if get_origin(kind) is tuple else None
 
 
 def _required(field: Field[Any]) -> bool:
@@ -102,7 +102,7 @@ class _Section:
     table: Mapping[str, Any]
 
     def read(self, kind: Any, key: str) -> Any:
-        if (section := _section_kind(kind)) is not None:
+        if (section := section_kind(kind)) is not None:
             return self._subsection(section, key)
         if (section := _listed_kind(kind)) is not None:
             return self._subsections(section, key)
@@ -144,4 +144,4 @@ class _Section:
             return str(typed)
         if isinstance(value, Mapping):
             return f"{self.file}: [{f'{self.name}.{key}' if self.name else key}]"
-        return f"{self._spot(key)} = {json.dumps(value, default=str, ensure_ascii=False)}"
+        return f"{self._spot(key)} = {shortened(json.dumps(value, default=str, ensure_ascii=False))}"

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from hpcsgd.core.topology import groups_across_nodes
 from hpcsgd.doctor.finding import Finding, error, ok, warning
 from hpcsgd.doctor.rank_info import RankInfo
-from hpcsgd.transport.launcher import launched
+from hpcsgd.launcher import launched
 
 
 def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list[Finding]:

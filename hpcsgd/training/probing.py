@@ -39,7 +39,7 @@ def run(
     overrides: Sequence[str],
     *,
     groups: str | None,
-    seeds: int,
+    repeats: int,
     ranks: int | None,
     idle: Path | None,
 ) -> None:
@@ -52,7 +52,7 @@ def run(
     world = mpi.world()
     with together(world, "reading the job file"):
         config = load(path, overrides)
-        plan = plan_of(config, path, _numbers(groups), seeds)
+        plan = plan_of(config, path, _numbers(groups), repeats)
         if ranks is not None and ranks < 1:
             raise UserError(f"--ranks {ranks}: at least 1 is needed")
         folder = config.run.folder.with_name(f"{config.run.folder.name}-probe")
@@ -81,10 +81,10 @@ def _numbers(groups: str | None) -> list[int] | None:
         raise UserError(f"--groups {groups}: expected numbers, as 2,4,8") from None
 
 
-def plan_of(config: Config, path: Path, groups: Sequence[int] | None, seeds: int) -> Plan:
+def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: int) -> Plan:
     """Raises `UserError` where the job's method is not one that the distance can judge."""
-    if seeds < 1:
-        raise UserError(f"--seeds {seeds}: at least 1 is needed")
+    if repeats < 1:
+        raise UserError(f"--repeats {repeats}: at least 1 is needed")
     with located(str(path)):
         _require_plain(config)
         method = make_method(config, steps_per_epoch=10**9)  # what goes by epochs is refused below
@@ -101,7 +101,7 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, seeds: int
         batch_size=config.data.batch_size,
         lr=config.optimizer.lr,
         rule=config.schedule.scaling,
-        seeds=tuple(range(config.seed, config.seed + seeds)),
+        seeds=tuple(range(config.seed, config.seed + repeats)),
     )
 
 

@@ -41,7 +41,7 @@ def test_images_and_pairs_are_converted(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_mistake_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     words: str,
     line: str,
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_mistake_is_one_line(
     with pytest.raises(SystemExit) as ended:
         main(["data", "convert", *words.split()])
     assert ended.value.code == 1
-    assert capsys.readouterr().err == f"hpcsgd: {line}\n"
+    assert capfd.readouterr().err == f"hpcsgd: {line}\n"
 
 
 @pytest.mark.parametrize("watched", [False, True])

@@ -13,7 +13,7 @@ from hpcsgd.training import devices
 from hpcsgd.training.devices import Delivery
 from hpcsgd.transport import threads
 from hpcsgd.transport.choice import place_on_node
-from hpcsgd.transport.launcher import LAUNCHERS, Launcher
+from hpcsgd.launcher import LAUNCHERS, Launcher
 from hpcsgd.transport.streams import HOST, Moment, device_for
 
 
