@@ -1,4 +1,4 @@
-"""What a job tells its users: errors of one clear line without a traceback, and exit codes."""
+"""What a job tells its users: errors of one clear line without a traceback, counts, and exit codes."""
 
 from __future__ import annotations
 
@@ -73,6 +73,11 @@ def located(place: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise type(error)(f"{place}: {error}") from error
+
+
+def count_text(n: int, noun: str) -> str:
+    """So many of them: ``1 group``, ``2 groups``, ``1,000 steps``."""
+    return f"{n:,} {noun}{'s' if n != 1 else ''}"
 
 
 def shortened(text: str, most: int = LONG_VALUE) -> str:

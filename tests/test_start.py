@@ -10,9 +10,9 @@ import pytest
 import hpcsgd.transport
 import programs
 from hpcsgd.errors import JobError, UserError
+from hpcsgd.launcher import LAUNCHERS
 from hpcsgd.start import form_as_launched
 from hpcsgd.transport import Transport, threads
-from hpcsgd.launcher import LAUNCHERS
 
 
 def test_without_a_launcher_it_is_one_rank(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from hpcsgd.errors import JobError, UserError, in_one_line
+from hpcsgd.errors import JobError, UserError, count_text, in_one_line
 from hpcsgd.transport import PeerLost, Transport, mesh
 from hpcsgd.transport.by_node import levels
 
@@ -116,6 +116,11 @@ class Job:
     shares_nodes: bool = False
     peers: Peers = NOBODY
     """Other jobs that average with this one."""
+
+    def __repr__(self) -> str:
+        """P × K, and where this rank is."""
+        groups = f"{count_text(self.P, 'group')} of {self.K}"
+        return f"Job({groups}, rank {self.rank}: position {self.j} of group {self.g})"
 
     @property
     def has_peers(self) -> bool:

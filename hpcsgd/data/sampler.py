@@ -31,6 +31,7 @@ class _World(Protocol):
     def size(self) -> int: ...
 
 
+@runtime_checkable
 class Placement(Protocol):
     """Of P groups of K, group g and in it position j: what samplers need to know of a job."""
 
@@ -134,7 +135,9 @@ class Sampler(torch.utils.data.Sampler[int]):
         partition: Partition | None = None,
         labels: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> None:
-        self._total = data if isinstance(data, int) else len(data)
+        self._total = _length(data)
+        if not isinstance(job, Placement):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UserError(f"job = {_shown(job)}: expected what hpcsgd.init(groups=…) returns")
         self._ranks = job.world.size
         if self._total < self._ranks:
             raise UserError(
@@ -277,3 +280,21 @@ class Sampler(torch.utils.data.Sampler[int]):
         if not 0 <= consumed <= self._dealt:
             raise UserError(f"{consumed} samples consumed of an epoch of {self._dealt}: impossible")
         return consumed
+
+
+def _length(data: object) -> int:
+    """Raises `UserError` for what has none."""
+    if isinstance(data, int):
+        return data
+    if isinstance(data, Placement):
+        raise UserError("data and job are swapped: expected Sampler(data, job)")
+    if not isinstance(data, Sized):
+        raise UserError(
+            f"data = {_shown(data)}, which has no length: expected a dataset with a length, or the length; "
+            "what is read as a stream takes no sampler: give each rank a part of its own, by job.rank"
+        )
+    return len(data)
+
+
+def _shown(given: object) -> str:
+    return "None" if given is None else f"an object of type {type(given).__name__}"

@@ -18,6 +18,7 @@ from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.engine import own_state
 from hpcsgd.engine.alike import facts, require_alike
+from hpcsgd.engine.arguments import of_their_kinds
 from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Buffers, averaged
@@ -98,7 +99,7 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         prefetch: bool = False,
         master: torch.dtype | None = None,
     ) -> None:
-        job, self._number = communicators(job)
+        job, self._number = communicators(of_their_kinds(optimizer, model, job, method))
         with job.together("wrapping the optimizer"):
             require_free(job, method, optimizer)
             self._arrivals = Arrivals(model, prefetch)
@@ -129,8 +130,7 @@ class DistributedOptimizer(WithGradients, PassingThrough, Scaled, optim.Optimize
         fixed = Fixed(job, buckets, self.local, Buffers(model), self._exchange.shards, self.exchanges)
         self._step, self._everyone, self._shared = Step(fixed), Agreement(job.world), Agreement.of_group(job)
         Agreement.of_position(job)  # its communicator is made while all ranks are here
-        self._notes: dict[str, float] = {}
-        self._laid_out = False
+        self._notes, self._laid_out = dict[str, float](), False
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
         self._laid_out = True
         self.state = optimizer.state

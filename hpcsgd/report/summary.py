@@ -114,11 +114,6 @@ def _shares(amounts: Mapping[str, float]) -> str:
     return ", ".join(f"{phase} {amount / total:.0%}" for phase, amount in amounts.items())
 
 
-def count_text(n: int, noun: str) -> str:
-    """So many of them: ``1 group``, ``2 groups``."""
-    return f"{n} {noun}{'s' if n != 1 else ''}"
-
-
 def byte_text(size: float) -> str:
     """A number of bytes to read: ``12.3 MB``; powers of 1000."""
     return _scaled(size, ("B", "kB", "MB", "GB", "TB"))

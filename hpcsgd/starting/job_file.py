@@ -10,8 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from hpcsgd.errors import UserError, near_miss
-from hpcsgd.report.summary import count_text
+from hpcsgd.errors import UserError, count_text, near_miss
 from hpcsgd.starting.choices import AFTER_STORE, COLLECTIONS, METHODS, Data, data_of_store
 
 

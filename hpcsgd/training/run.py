@@ -15,14 +15,14 @@ from hpcsgd.checkpoint import Checkpoints, Writer, restore_newest
 from hpcsgd.checkpoint.folder import titles
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.topology import Job, together
-from hpcsgd.errors import MOVED, STOPPED, located
+from hpcsgd.errors import MOVED, STOPPED, count_text, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.models.weights import whole_state
 from hpcsgd.report import trace
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.sinks.outlets import Outlets, sink_run
-from hpcsgd.report.summary import byte_text, count_text
+from hpcsgd.report.summary import byte_text
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.devices import form_job
 from hpcsgd.training.ensemble import Island, Moved
