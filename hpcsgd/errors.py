@@ -76,8 +76,9 @@ def located(place: str) -> Iterator[None]:
 
 
 def count_text(n: int, noun: str) -> str:
-    """So many of them: ``1 group``, ``2 groups``, ``1,000 steps``."""
-    return f"{n:,} {noun}{'s' if n != 1 else ''}"
+    """So many of them: ``1 group``, ``2 classes``, ``1,000 steps``."""
+    ending = "" if n == 1 else "es" if noun.endswith("s") else "s"
+    return f"{n:,} {noun}{ending}"
 
 
 def shortened(text: str, most: int = LONG_VALUE) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 from hpcsgd.checkpoint import tree
 from hpcsgd.core.topology import Job
-from hpcsgd.errors import JobError, UserError
+from hpcsgd.errors import JobError, UserError, count_text
 from hpcsgd.files.atomic import reach_disk, replacing
 from hpcsgd.files.hdf5 import new_file
 from hpcsgd.transport.on_host import on_host
@@ -171,7 +171,7 @@ def _read_manifest(path: Path) -> tuple[Saved, list[dict[str, Any]]]:
     if _title(saved.step) != path.name:
         raise ValueError(f"of step {saved.step}")
     if len(manifest["files"]) != saved.P * saved.K:
-        raise ValueError(f"{len(manifest['files'])} files for {saved.P} × {saved.K} ranks")
+        raise ValueError(f"{count_text(len(manifest['files']), 'file')} for {saved.P} × {saved.K} ranks")
     return saved, manifest["files"]
 
 

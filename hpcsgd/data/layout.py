@@ -31,7 +31,7 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 
 Form = Literal["images", "arrays", "image files", "pairs", "tokens", "ratings"]
 FORMATS: dict[bytes, Form] = {
@@ -65,7 +65,7 @@ class Header:
     @property
     def holds(self) -> str:
         """In words, for whoever has converted it."""
-        return f"{' x '.join(map(str, self.shape))}, {len(self.classes)} classes"
+        return f"{' x '.join(map(str, self.shape))}, {count_text(len(self.classes), 'class')}"
 
     def write(self, file: h5py.File, form: Form = "images") -> None:
         """Set the attributes of `file`."""

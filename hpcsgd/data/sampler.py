@@ -13,7 +13,6 @@ disk goes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -21,30 +20,8 @@ import torch.utils.data
 from numpy.typing import NDArray
 
 from hpcsgd.data.partition import Partition, Samples
-from hpcsgd.errors import UserError
-
-
-class _World(Protocol):
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-
-
-@runtime_checkable
-class Placement(Protocol):
-    """Of P groups of K, group g and in it position j: what samplers need to know of a job."""
-
-    @property
-    def world(self) -> _World: ...
-    @property
-    def P(self) -> int: ...
-    @property
-    def K(self) -> int: ...
-    @property
-    def g(self) -> int: ...
-    @property
-    def j(self) -> int: ...
+from hpcsgd.data.placement import Placement, length_of, require_placement
+from hpcsgd.errors import UserError, count_text
 
 
 @runtime_checkable
@@ -60,32 +37,6 @@ class Stream(Protocol):
     def expect(self, rows: NDArray[np.int64]) -> None:
         """These will be read soon."""
         ...
-
-
-@dataclass(frozen=True)
-class AsRank:
-    """One of `size` that samples are dealt to, K of them a group, where that is no rank of a job: a virtual
-    rank, an island."""
-
-    rank: int
-    size: int
-    K: int = 1
-
-    @property
-    def world(self) -> AsRank:
-        return self
-
-    @property
-    def P(self) -> int:
-        return self.size // self.K
-
-    @property
-    def g(self) -> int:
-        return self.rank // self.K
-
-    @property
-    def j(self) -> int:
-        return self.rank % self.K
 
 
 class Sampler(torch.utils.data.Sampler[int]):
@@ -135,13 +86,13 @@ class Sampler(torch.utils.data.Sampler[int]):
         partition: Partition | None = None,
         labels: Sequence[int] | NDArray[np.int64] | None = None,
     ) -> None:
-        self._total = _length(data)
-        if not isinstance(job, Placement):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UserError(f"job = {_shown(job)}: expected what hpcsgd.init(groups=…) returns")
+        self._total = length_of(data)
+        require_placement(job)
         self._ranks = job.world.size
         if self._total < self._ranks:
             raise UserError(
-                f"{self._total} samples cannot be dealt to {self._ranks} ranks: each needs at least one"
+                f"{count_text(self._total, 'sample')} cannot be dealt to "
+                f"{count_text(self._ranks, 'rank')}: each needs at least one"
             )
         if seed < 0:
             raise UserError(f"seed {seed}: must not be negative")
@@ -251,7 +202,8 @@ class Sampler(torch.utils.data.Sampler[int]):
         over = dealt - state["consumed"] < state["ranks"]
         if state["consumed"] and not over:
             raise UserError(
-                f"the sampler's state is in the middle of an epoch of {state['samples']} samples, of which "
+                "the sampler's state is in the middle of an epoch of "
+                f"{count_text(state['samples'], 'sample')}, of which "
                 f"{state['consumed']} have been taken, and now there are {self._total}: go on with the same "
                 f"samples, or leave the state out and begin another epoch by set_epoch({state['epoch'] + 1})"
             )
@@ -278,23 +230,7 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     def _checked(self, consumed: int) -> int:
         if not 0 <= consumed <= self._dealt:
-            raise UserError(f"{consumed} samples consumed of an epoch of {self._dealt}: impossible")
+            raise UserError(
+                f"{count_text(consumed, 'sample')} consumed of an epoch of {self._dealt}: impossible"
+            )
         return consumed
-
-
-def _length(data: object) -> int:
-    """Raises `UserError` for what has none."""
-    if isinstance(data, int):
-        return data
-    if isinstance(data, Placement):
-        raise UserError("data and job are swapped: expected Sampler(data, job)")
-    if not isinstance(data, Sized):
-        raise UserError(
-            f"data = {_shown(data)}, which has no length: expected a dataset with a length, or the length; "
-            "what is read as a stream takes no sampler: give each rank a part of its own, by job.rank"
-        )
-    return len(data)
-
-
-def _shown(given: object) -> str:
-    return "None" if given is None else f"an object of type {type(given).__name__}"

@@ -15,7 +15,7 @@ from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, dump
 from hpcsgd.config.variants import configs, folder_name
 from hpcsgd.core.topology import Job, together
-from hpcsgd.errors import UserError, located
+from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.report import run_folder
 from hpcsgd.report.comparison import Comparison, Entry, comparison_text, write_comparison
@@ -151,7 +151,9 @@ def _open(folder: Path, trials: Sequence[Trial], ranks: int, *, resume: bool) ->
             part.write_text(json.dumps({"ranks": ranks, "variants": []}))
     before = _told(folder)["ranks"]
     if before != ranks:
-        raise UserError(f"{folder}: was begun on {before} ranks, and here are {ranks}: go on with as many")
+        raise UserError(
+            f"{folder}: was begun on {count_text(before, 'rank')}, and here are {ranks}: go on with as many"
+        )
     for trial in trials:
         job = trial.folder / run_folder.JOB_FILE
         asked = as_it_began(trial.config)

@@ -15,7 +15,7 @@ import torch
 from hpcsgd.config.schema import Config, dump, load
 from hpcsgd.core.capabilities import Periodic, leaves_mean
 from hpcsgd.core.topology import together
-from hpcsgd.errors import UserError, located
+from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.report.run_folder import changes
 from hpcsgd.training.devices import device_of
@@ -70,7 +70,7 @@ def run(
         print(answer(result))
         if ranks is not None:
             P = fitting(result.verdict.P, ranks)
-            print(f"for {ranks} ranks: {P} groups of K = {ranks // P}")
+            print(f"for {count_text(ranks, 'rank')}: {count_text(P, 'group')} of K = {ranks // P}")
         _write(result, config, folder)
 
 
@@ -168,7 +168,7 @@ def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, Distanc
         log.warning("%s was of another training: %s", file, differing)
     if found["unclear"] is not None:
         log.warning("%s: not clear between %d and %d groups", file, P, found["unclear"])
-    log.info("%s: %d groups; %d for %d ranks", file, P, groups, ranks)
+    log.info("%s: %s; %d for %s", file, count_text(P, "group"), groups, count_text(ranks, "rank"))
     job = dataclasses.replace(config.job, groups=groups, group_size=None)
     return dataclasses.replace(config, job=job), monitor
 

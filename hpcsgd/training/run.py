@@ -105,8 +105,9 @@ def train(
         setting.open_folder(resume, open_files, devices)
         where = "" if devices.keys() == {"cpu"} else f", on {', '.join(sorted(devices))}"
         log.info(
-            "%s of %s, %d steps an epoch%s",
-            count_text(job.groups, "group"), count_text(job.K, "rank"), parts.steps_per_epoch, where,
+            "%s of %s, %s an epoch%s",
+            count_text(job.groups, "group"), count_text(job.K, "rank"),
+            count_text(parts.steps_per_epoch, "step"), where,
         )  # fmt: skip
         warn_of_few(len(parts.sampler) * job.K, begun.data.batch_size)
         if parts.by_torch is not None:
@@ -188,7 +189,7 @@ def _go_on(setting: World | Island, parts: Assembly, checkpoints: Checkpoints, l
     loop.take_up(shared, setting.own(own))
     cut = "" if own is not None else f", cut anew for {job.P} × {job.K}"
     if saved.P != job.P:
-        cut += f"; the learning rate stays that of {saved.P} groups"
+        cut += f"; the learning rate stays that of {count_text(saved.P, 'group')}"
     log.info("resuming at step %d from a checkpoint of %d × %d ranks%s", saved.step, saved.P, saved.K, cut)
 
 

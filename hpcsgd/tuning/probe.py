@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hpcsgd.core.topology import together
 from hpcsgd.engine.lr import lr_scale
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.transport import Transport
 from hpcsgd.transport.streams import HOST
 from hpcsgd.tuning.growth import COMPARED, THRESHOLD, Growth, Verdict, growths_of, is_flat, verdict
@@ -147,7 +147,8 @@ class Probe:
         if ours <= BEHIND * theirs:
             return None
         return (
-            f"after {meetings * self.plan.every} updates the loss of P = {row.P} is {ours:.4g}, that of P = "
+            f"after {count_text(meetings * self.plan.every, 'update')} the loss of P = {row.P} is "
+            f"{ours:.4g}, that of P = "
             f"{first.P} is {theirs:.4g}: fewer groups may train better than the distances tell"
         )
 
@@ -269,7 +270,9 @@ def _meet(groups: VirtualGroups, plan: Plan, at_least: int, series: list[tuple[f
         groups.train(plan.every)
         D = groups.meet()
         if D == 0:
-            raise UserError(f"D = 0 with {groups.P} groups: their models stay equal, so nothing trains them")
+            raise UserError(
+                f"D = 0 with {count_text(groups.P, 'group')}: their models stay equal, so nothing trains them"
+            )
         series.append((D, groups.loss()))
 
 
