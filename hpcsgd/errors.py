@@ -75,10 +75,10 @@ def located(place: str) -> Iterator[None]:
         raise type(error)(f"{place}: {error}") from error
 
 
-def count_text(n: int, noun: str) -> str:
-    """So many of them: ``1 group``, ``2 classes``, ``1,000 steps``."""
+def count_text(n: float, noun: str) -> str:
+    """So many of them: ``1 group``, ``2 classes``, ``1,000 steps``, ``0.5 hours``."""
     ending = "" if n == 1 else "es" if noun.endswith("s") else "s"
-    return f"{n:,} {noun}{ending}"
+    return f"{n:,} {noun}{ending}" if isinstance(n, int) else f"{n:.4g} {noun}{ending}"
 
 
 def shortened(text: str, most: int = LONG_VALUE) -> str:

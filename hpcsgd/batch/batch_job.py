@@ -44,7 +44,8 @@ class BatchJob:
             [
                 f"script    {self.script}",
                 f"ranks     {a.ranks} on {count_text(a.nodes, 'node')}: {self.placement}",
-                f"asks for  {times}{count_text(a.nodes, 'node')} for {a.time}: {hours:.4g} node hours{again}",
+                f"asks for  {times}{count_text(a.nodes, 'node')} for {a.time}: "
+                f"{count_text(hours, 'node hour')}{again}",
             ]
         )
 

@@ -30,7 +30,7 @@ def told_of() -> Callable[[int, int], None]:
         last = now
         speed = (done - first) / max(now - begun, 1e-9)
         left = "" if ended or not speed else f", {timedelta(seconds=round((everything - done) / speed))} left"
-        line = f"{done} of {count_text(everything, 'image')}{left}"
+        line = f"{done:,} of {count_text(everything, 'image')}{left}"
         print(f"\r{line:<60}" if watched else line, end="\n" if ended or not watched else "", file=sys.stderr)
 
     return told

@@ -175,7 +175,7 @@ def test_convert_text_hands_on_its_files_and_options(
     [
         (
             "data convert text a --tokenizer bytes",
-            "hpcsgd: data convert text: 1 paths given, expected FILES… DST\n",
+            "hpcsgd: data convert text: 1 path given, expected FILES… DST\n",
         ),
         (
             "data convert text a b",
