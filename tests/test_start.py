@@ -25,7 +25,7 @@ def test_without_a_launcher_it_is_one_rank(
     assert (job.P, job.K) == (1, 1)
     assert "one rank, one group; groups = 4 is for `mpiexec -n …` or srun" in caplog.text
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    with pytest.raises(UserError, match="groups = 4 is more than the 1 ranks"):
+    with pytest.raises(UserError, match="groups = 4 is more than the 1 rank"):
         threads.run(1, lambda world: form_as_launched(world, 4, None))
 
 
