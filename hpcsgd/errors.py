@@ -1,8 +1,10 @@
-"""What a job tells its users: errors of one clear line without a traceback, and exit codes."""
+"""What a job tells its users: errors of one clear line without a traceback, counts, and exit codes."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
@@ -15,6 +17,10 @@ STOPPED = 75
 """Exit code of a run that saved a checkpoint and can go on with --resume (EX_TEMPFAIL)."""
 MOVED = 76
 """Exit code of an island that is to be started again with the ranks that it has been given."""
+LONG_VALUE = 200
+"""Characters of a value, or of a word, that an error line quotes whole."""
+LONG_LINE = 2000
+"""Characters of a whole error line."""
 
 
 class UserError(ValueError):
@@ -69,15 +75,54 @@ def located(place: str) -> Iterator[None]:
         raise type(error)(f"{place}: {error}") from error
 
 
+def count_text(n: float, noun: str) -> str:
+    """So many of them: ``1 group``, ``2 classes``, ``1,000 steps``, ``0.5 hours``."""
+    ending = "" if n == 1 else "es" if noun.endswith("s") else "s"
+    return f"{n:,} {noun}{ending}" if isinstance(n, int) else f"{n:.4g} {noun}{ending}"
+
+
+def shortened(text: str, most: int = LONG_VALUE) -> str:
+    """`text` as an error line quotes it: of a long one the middle is left out, and the line says how much.
+
+    >>> shortened("x" * 5000, most=10)
+    'xxxxx…(4,990 characters left out)…xxxxx'
+    """
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    return f"{text[: most // 2]}…({left_out:,} characters left out)…{text[len(text) - (most - most // 2) :]}"
+
+
 def in_one_line(message: object) -> str:
     """What is said of a mistake, without what would break its line, or hide a part of it: what users give and
-    libraries say is quoted in it.
+    libraries say is quoted in it. Long words and long lines are `shortened`.
 
     >>> in_one_line("--x a\\nb: unknown key")
     '--x a b: unknown key'
     """
     joined = re.sub(r"\s*[\n\r]\s*", " ", str(message).strip())
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in joined)
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in joined)
+    return shortened(re.sub(r"\S+", lambda word: shortened(word[0]), shown), LONG_LINE)
+
+
+def tell(text: str) -> None:
+    """Print a fault of the job's own on stderr. The first rank to do so also writes it to the file that a
+    batch script named: otherwise that sees no more than how the other ranks were ended."""
+    if name := os.environ.get("HPCSGD_FAILURE"):
+        try:
+            with open(name, "x", encoding="utf-8") as file:
+                print(text, file=file)
+        except FileExistsError:
+            return
+        except OSError as error:
+            print_at_once(f"hpcsgd: {name}: cannot be written: {error.strerror}")
+    print_at_once(text)
+
+
+def print_at_once(text: str) -> None:
+    """Print to where it is seen whatever becomes of us: torch.distributed holds back what an excepthook
+    prints."""
+    print(text, file=sys.__stderr__ or sys.stderr, flush=True)
 
 
 def require_utf8(name: str) -> None:

@@ -12,9 +12,9 @@ from dataclasses import replace
 from hpcsgd.core.topology import Job, form, together
 from hpcsgd.errors import located
 from hpcsgd.islands.invitation import invitation
+from hpcsgd.launcher import launched
 from hpcsgd.transport import Transport
 from hpcsgd.transport.choice import AUTO, Wished, Wishes, beside, chosen, own_device
-from hpcsgd.transport.launcher import launched
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Warnings are suppressed in one thread without being brought back by another."""
+"""Warnings are suppressed in one thread without being brought back by another; what is counted is told."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from hpcsgd.errors import without_warnings
+from hpcsgd.errors import count_text, without_warnings
 
 
 def test_two_threads_do_not_bring_back_each_others_warnings():
@@ -39,3 +39,13 @@ def test_two_threads_do_not_bring_back_each_others_warnings():
     assert warnings.filters == before
     with pytest.raises(UserWarning, match="as ever"):
         warnings.warn("as ever", stacklevel=1)
+
+
+def test_one_is_not_counted_in_the_plural():
+    assert [count_text(n, "group") for n in (0, 1, 2, 1000)] == [
+        "0 groups",
+        "1 group",
+        "2 groups",
+        "1,000 groups",
+    ]
+    assert [count_text(n, "class") for n in (1, 2)] == ["1 class", "2 classes"]

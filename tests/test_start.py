@@ -13,9 +13,9 @@ import pytest
 import hpcsgd.transport
 import programs
 from hpcsgd.errors import JobError, UserError
+from hpcsgd.launcher import LAUNCHERS
 from hpcsgd.start import form_as_launched
 from hpcsgd.transport import Transport, threads
-from hpcsgd.transport.launcher import LAUNCHERS
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,7 +30,7 @@ def test_without_a_launcher_it_is_one_rank(
     assert (job.P, job.K) == (1, 1)
     assert "one rank, one group; groups = 4 is for `mpiexec -n …` or srun" in caplog.text
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    with pytest.raises(UserError, match="groups = 4 is more than the 1 ranks"):
+    with pytest.raises(UserError, match="groups = 4 is more than the 1 rank"):
         threads.run(1, lambda world: form_as_launched(world, 4, None))
 
 

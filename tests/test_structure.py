@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import programs
-from hpcsgd.transport.launcher import LAUNCHERS
+from hpcsgd.launcher import LAUNCHERS
 from program_starts import program_starts
 
 ROOT = Path(__file__).parents[1]
@@ -93,7 +93,7 @@ def told_by_launchers(root: Path) -> list[str]:
     return [
         f"{path.relative_to(root)}:{number}: {found[0]}"
         for path in sources(root)
-        if str(path.relative_to(root)) != "hpcsgd/transport/launcher.py"
+        if str(path.relative_to(root)) != "hpcsgd/launcher.py"
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if (found := named.search(line))
     ]
@@ -171,7 +171,7 @@ def test_what_launchers_leave_is_known_in_one_place():
 
 def test_a_variable_of_a_launcher_is_found_elsewhere(tmp_path):
     text = 'a = os.environ["PMI_RANK"]\nb = "SLURM_JOB_ID"\nc = "MY_PMI_RANK"\n'
-    plant(tmp_path, {"hpcsgd/a.py": text, "hpcsgd/transport/launcher.py": text})
+    plant(tmp_path, {"hpcsgd/a.py": text, "hpcsgd/launcher.py": text})
     assert told_by_launchers(tmp_path) == ["hpcsgd/a.py:1: PMI_RANK"]
 
 

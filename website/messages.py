@@ -100,8 +100,19 @@ def found(package: Path) -> list[Message]:
 def said(node: ast.AST) -> str | None:
     """A string as a reader sees it."""
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(x.value) if isinstance(x, ast.Constant) else OPEN for x in node.values)
+        return "".join(str(x.value) if isinstance(x, ast.Constant) else _filled_in(x) for x in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _filled_in(value: ast.expr) -> str:
+    """Of `count_text` the noun, as that of several."""
+    match value:
+        case ast.FormattedValue(
+            value=ast.Call(func=ast.Name(id="count_text"), args=[_, ast.Constant(value=str(noun))])
+        ):
+            return f"{OPEN} {noun}s"
+        case _:
+            return OPEN
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.transport import Transport
 
 
@@ -47,7 +47,9 @@ def require_same_layout(
     if extremes.sum() == 0:
         return
     counts = {name: sum(x.numel() for x in tensors) for name, tensors in named.items()}
-    everyone = ranks.gather_objects(", ".join(f"{n} elements of {name}" for name, n in counts.items()))
+    everyone = ranks.gather_objects(
+        ", ".join(f"{count_text(n, 'element')} of {name}" for name, n in counts.items())
+    )
     other = next((i for i, theirs in enumerate(everyone) if theirs != everyone[0]), 0)
     raise UserError(f"{what} differ between {who}s: {everyone[0]} in {who} 0, {everyone[other]} in {other}")
 

@@ -15,7 +15,7 @@ from hpcsgd.batch.precheck import Checked
 from hpcsgd.batch.scheduler import Order, Scheduler, scheduler_of
 from hpcsgd.batch.script import fill, template
 from hpcsgd.batch.site import Site
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.files.atomic import replacing
 from hpcsgd.launch.python import of_ranks
 
@@ -43,8 +43,9 @@ class BatchJob:
         return "\n".join(
             [
                 f"script    {self.script}",
-                f"ranks     {a.ranks} on {a.nodes} nodes: {self.placement}",
-                f"asks for  {times}{a.nodes} nodes for {a.time}: {hours:.4g} node hours{again}",
+                f"ranks     {a.ranks} on {count_text(a.nodes, 'node')}: {self.placement}",
+                f"asks for  {times}{count_text(a.nodes, 'node')} for {a.time}: "
+                f"{count_text(hours, 'node hour')}{again}",
             ]
         )
 

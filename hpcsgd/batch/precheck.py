@@ -13,7 +13,7 @@ from hpcsgd.batch.allocation import Allocation
 from hpcsgd.config.schema import Config, load
 from hpcsgd.config.variants import configs
 from hpcsgd.core.topology import NOBODY, Absent, Peers, form, groups_across_nodes, shape
-from hpcsgd.errors import located
+from hpcsgd.errors import count_text, located
 from hpcsgd.islands.journal import FOLDER as COORDINATORS
 from hpcsgd.launch.run import group_sizes
 from hpcsgd.launch.supervisor import sizes
@@ -72,7 +72,9 @@ def check_comparison(
         with located(f"variant {label!r}"):
             _require_buildable(config, path)
             placements.append(_placed(config, path, allocation))
-    return Checked(first, f"{len(chosen)} variants in turn, {'; '.join(dict.fromkeys(placements))}")
+    return Checked(
+        first, f"{count_text(len(chosen), 'variant')} in turn, {'; '.join(dict.fromkeys(placements))}"
+    )
 
 
 def check_ensemble(
@@ -162,4 +164,4 @@ def _placement(allocation: Allocation, P: int, K: int) -> str:
             f"{len(spread)} of them on more than one node: their gradients cross the network at every step; "
             "let group_size divide --ranks-per-node"
         )
-    return f"{P} groups of {K}, {where}"
+    return f"{count_text(P, 'group')} of {K}, {where}"

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from hpcsgd.batch.allocation import Allocation, seconds
 from hpcsgd.batch.script import SBATCH, Directives
 from hpcsgd.batch.site import Site
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ def _gpus_of_rank(a: Allocation) -> str | None:
     if a.gpus_on_node % a.ranks_per_node:
         raise UserError(
             f"--gpus-per-node {a.gpus_on_node}: Flux gives each rank as many: a multiple of the "
-            f"{a.ranks_per_node} ranks of a node"
+            f"{count_text(a.ranks_per_node, 'rank')} of a node"
         )
     return str(a.gpus_on_node // a.ranks_per_node)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from hpcsgd.checkpoint import tree
 from hpcsgd.core.topology import Job
-from hpcsgd.errors import JobError, UserError
+from hpcsgd.errors import JobError, UserError, count_text
 from hpcsgd.files.atomic import reach_disk, remove_left, replacing
 from hpcsgd.files.hdf5 import new_file
 from hpcsgd.files.reading import parsed
@@ -178,7 +178,7 @@ def _read_manifest(path: Path) -> tuple[Saved, list[dict[str, Any]]]:
     if _title(saved.step) != path.name:
         raise ValueError(f"of step {saved.step}")
     if len(manifest["files"]) != saved.P * saved.K:
-        raise ValueError(f"{len(manifest['files'])} files for {saved.P} × {saved.K} ranks")
+        raise ValueError(f"{count_text(len(manifest['files']), 'file')} for {saved.P} × {saved.K} ranks")
     return saved, manifest["files"]
 
 

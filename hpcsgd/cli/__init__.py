@@ -21,8 +21,9 @@ from hpcsgd.cli.probe import probe
 from hpcsgd.cli.report import report
 from hpcsgd.cli.simulate import simulate
 from hpcsgd.cli.train import train
-from hpcsgd.cli.user_errors import told_in_one_line
-from hpcsgd.errors import in_one_line, require_utf8
+from hpcsgd.cli.user_errors import end_all_ranks
+from hpcsgd.cli.words import require_known
+from hpcsgd.errors import UserError, require_utf8
 
 app = App(
     name="hpcsgd",
@@ -35,7 +36,7 @@ app = App(
 app.command(train, usage="Usage: hpcsgd train JOB [--resume] [--probe FILE] [--SECTION.KEY VALUE]...")
 app.command(
     probe,
-    usage="Usage: hpcsgd probe JOB [--groups 2,4,8] [--seeds N] [--ranks N] [--delta [--steps N]] "
+    usage="Usage: hpcsgd probe JOB [--groups 2,4,8] [--repeats N] [--ranks N] [--delta [--steps N]] "
     "[--SECTION.KEY VALUE]...",
 )
 app.command(
@@ -71,12 +72,18 @@ app.command(doctor, usage="Usage: hpcsgd doctor [--groups P | --group-size K] [-
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line (or ``words``); one line on stderr and exit code 1 where it makes no sense."""
+    """Run the command line (or ``words``); one line on stderr and exit code 1 where it makes no sense.
+
+    That is found out before torch and MPI are loaded, on every rank alike: one of them tells it.
+    """
+    words = sys.argv[1:] if words is None else words
     try:
-        with told_in_one_line():
-            for word in sys.argv[1:] if words is None else words:
-                require_utf8(word)
+        for word in words:
+            require_utf8(word)
+        require_known(app, words)
+    except UserError as error:
+        end_all_ranks(error)
+    try:
         app(words)
     except CycloptsError as error:
-        print(f"hpcsgd: {in_one_line(error)}", file=sys.stderr)
-        sys.exit(1)
+        end_all_ranks(error)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.words import JobKeys
 
 
-def cite(job: Path, /, *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+def cite(job: Path, /, *overrides: JobKeys) -> None:
     """Print BibTeX of what a job file uses: method, parts, model, optimizer, and hpcsgd.
 
     :param job: The job file, or a run folder.

@@ -12,6 +12,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from hpcsgd.cli.user_errors import read_at_once
+from hpcsgd.cli.words import JobKeys
+from hpcsgd.config.variants import configs
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +40,7 @@ class Compared:
 def compare(
     job: Path,
     /,
-    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *overrides: JobKeys,
     compared: Compared,
     resume: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -51,6 +55,9 @@ def compare(
     # Slurm's warning may come while torch is loading, and would end this rank; the run knows its end, too.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
+    typed = (*overrides, *compared.overrides())
+    read_at_once(job, typed, lambda: configs(job, typed, compared.methods))
+
     from hpcsgd.training.comparing import run
 
-    run(job, (*overrides, *compared.overrides()), compared.methods, compared.target, resume)
+    run(job, typed, compared.methods, compared.target, resume)

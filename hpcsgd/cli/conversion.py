@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+from hpcsgd.errors import count_text
+
 WATCHED, UNWATCHED = 0.5, 10.0
 """Seconds between one line and the next."""
 
@@ -28,7 +30,7 @@ def told_of() -> Callable[[int, int], None]:
         last = now
         speed = (done - first) / max(now - begun, 1e-9)
         left = "" if ended or not speed else f", {timedelta(seconds=round((everything - done) / speed))} left"
-        line = f"{done} of {everything} images{left}"
+        line = f"{done:,} of {count_text(everything, 'image')}{left}"
         print(f"\r{line:<60}" if watched else line, end="\n" if ended or not watched else "", file=sys.stderr)
 
     return told

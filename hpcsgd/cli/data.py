@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from hpcsgd.cli.conversion import told_of
 from hpcsgd.cli.user_errors import told_in_one_line
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 
 data = App(name="data", help="Make stores to train on.")
 OF_ALL = "hpcsgd data convert KIND [SRC] DST"
@@ -35,7 +35,7 @@ def collection(kind: str, /, *paths: Path) -> None:
     """
     with told_in_one_line():
         if len(paths) not in (1, 2):
-            raise UserError(f"data convert: {len(paths)} paths given, expected [SRC] DST")
+            raise UserError(f"data convert: {count_text(len(paths), 'path')} given, expected [SRC] DST")
         from hpcsgd.data import convert
 
         *source, target = paths
@@ -51,7 +51,9 @@ def npz(*paths: Path) -> None:
     """
     with told_in_one_line():
         if len(paths) < 2:
-            raise UserError(f"data convert npz: {len(paths)} paths given, expected TRAIN.npz [TEST.npz] DST")
+            raise UserError(
+                f"data convert npz: {count_text(len(paths), 'path')} given, expected TRAIN.npz [TEST.npz] DST"
+            )
         from hpcsgd.data import convert_npz
 
         *sources, target = paths
@@ -79,7 +81,7 @@ def text(
     """
     with told_in_one_line():
         if len(paths) < 2:
-            raise UserError(f"data convert text: {len(paths)} paths given, expected FILES… DST")
+            raise UserError(f"data convert text: {count_text(len(paths), 'path')} given, expected FILES… DST")
         from hpcsgd.data import convert_text
 
         *sources, target = paths

@@ -11,13 +11,13 @@ from cyclopts import App, Parameter
 
 from hpcsgd.cli.compare import Compared
 from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.words import JobKeys
 
 if TYPE_CHECKING:
     from hpcsgd.batch import Allocation, Checked
 
 job = App(name="job", help="Make and submit batch jobs for Slurm, PBS or Flux.")
 USAGE = "JOB [--nodes N] [--ranks-per-node N] [--time H:MM:SS] [--submit] [--SECTION.KEY VALUE]..."
-Overrides = Annotated[str, Parameter(allow_leading_hyphen=True)]
 Flag = Annotated[bool, Parameter(negative="")]
 
 
@@ -67,7 +67,7 @@ class Wanted:
 def train(
     path: Path,
     /,
-    *overrides: Overrides,
+    *overrides: JobKeys,
     resume: Flag = False,
     probe: Path | None = None,
     plan: Path | None = None,
@@ -102,7 +102,7 @@ def train(
 def compare(
     path: Path,
     /,
-    *overrides: Overrides,
+    *overrides: JobKeys,
     compared: Compared,
     resume: Flag = False,
     wanted: Wanted | None = None,
@@ -128,7 +128,7 @@ def compare(
 def ensemble(
     path: Path,
     /,
-    *overrides: Overrides,
+    *overrides: JobKeys,
     independent: Flag = False,
     resume: Flag = False,
     wanted: Wanted | None = None,
@@ -155,7 +155,7 @@ def ensemble(
 
 
 @job.command(usage=f"Usage: hpcsgd job probe {USAGE}")
-def probe(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) -> None:
+def probe(path: Path, /, *overrides: JobKeys, wanted: Wanted | None = None) -> None:
     """Write a script that finds out how many groups the training can stand.
 
     :param path: The job file, as for hpcsgd probe.
@@ -168,7 +168,7 @@ def probe(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) ->
 
 
 @job.command(usage=f"Usage: hpcsgd job bench {USAGE}")
-def bench(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) -> None:
+def bench(path: Path, /, *overrides: JobKeys, wanted: Wanted | None = None) -> None:
     """Write a script that looks at the allocation with hpcsgd doctor and trains for two minutes.
 
     :param path: The job file, as for hpcsgd train.
@@ -182,7 +182,7 @@ def bench(path: Path, /, *overrides: Overrides, wanted: Wanted | None = None) ->
 
 
 @job.command(usage=f"Usage: hpcsgd job measure {USAGE}")
-def measure(path: Path, /, *overrides: Overrides, quick: Flag = False, wanted: Wanted | None = None) -> None:
+def measure(path: Path, /, *overrides: JobKeys, quick: Flag = False, wanted: Wanted | None = None) -> None:
     """Write a script that finds out what messages, and the job's model, take on these nodes.
 
     :param path: The job file, as for hpcsgd measure.

@@ -10,13 +10,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.words import JobKeys
 from hpcsgd.errors import UserError
 
 
 def launch(
     job: Path,
     /,
-    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *overrides: JobKeys,
     groups: int | None = None,
     group_size: int | None = None,
     restarts: int = 3,

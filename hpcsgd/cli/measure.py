@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from hpcsgd.cli.user_errors import read_at_once
+from hpcsgd.cli.words import JobKeys
+from hpcsgd.config.schema import load
+
 
 def measure(
     job: Path | None = None,
     /,
-    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *overrides: JobKeys,
     out: Path = Path("machine.toml"),
     quick: Annotated[bool, Parameter(negative="")] = False,
     max_bytes: int | None = None,
@@ -29,6 +34,9 @@ def measure(
     :param max_bytes: The largest messages; 64 MB, and 16 MB with --quick.
     :param seconds: About how long to measure; 220, and 33 with --quick.
     """
+    if job is not None:
+        read_at_once(job, overrides, partial(load, job, overrides))
+
     from hpcsgd.measuring import run
 
     run(job, overrides, out=out, quick=quick, max_bytes=max_bytes, seconds=seconds)

@@ -8,12 +8,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.words import JobKeys
 
 
 def plan(
     job: Path,
     /,
-    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *overrides: JobKeys,
     machine: Path,
     probe: Path | None = None,
     ranks: str | None = None,
@@ -23,7 +24,7 @@ def plan(
     every: str | None = None,
     meets: float | None = None,
     samples: int | None = None,
-    runs: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
+    runs: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
     scenario: Path | None = None,
     write: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:

@@ -7,13 +7,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from hpcsgd.cli.user_errors import read_at_once
+from hpcsgd.cli.words import JobKeys
+from hpcsgd.config.schema import load
+
 
 def probe(
     job: Path,
     /,
-    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *overrides: JobKeys,
     groups: str | None = None,
-    seeds: int = 1,
+    repeats: int = 1,
     ranks: int | None = None,
     idle: Path | None = None,
     delta: Annotated[bool, Parameter(negative="")] = False,
@@ -26,12 +30,13 @@ def probe(
     :param job: The job file, as for hpcsgd train.
     :param overrides: Keys of the file to change, as in --method.every 4.
     :param groups: The numbers of groups to try, as in 2,4,8; by default up to 32.
-    :param seeds: How often to repeat each, with other shuffles and other weights to start from.
+    :param repeats: How often to repeat each, with other shuffles and other weights to start from.
     :param ranks: For how many ranks to say the size of a group, too.
     :param idle: A folder for the models that wait for their turn, where they do not all fit into memory.
     :param delta: Say which delta lets a selsync job, started on all its ranks, meet how often.
     :param steps: How many steps to look at for that.
     """
+    read_at_once(job, overrides, lambda: load(job, overrides))
     if delta:
         from hpcsgd.training import delta as deltas
 
@@ -39,4 +44,4 @@ def probe(
         return
     from hpcsgd.training.probing import run
 
-    run(job, overrides, groups=groups, seeds=seeds, ranks=ranks, idle=idle)
+    run(job, overrides, groups=groups, repeats=repeats, ranks=ranks, idle=idle)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json as as_json
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from hpcsgd.cli.user_errors import told_in_one_line
+from hpcsgd.cli.words import ScenarioKeys
 from hpcsgd.errors import UserError
+from hpcsgd.files.pictures import require_format
 
 
 def simulate(
     scenario: Path,
     /,
-    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *overrides: ScenarioKeys,
     picture: Path | None = None,
     json: Path | None = None,
     goal: Path | None = None,
@@ -29,6 +28,8 @@ def simulate(
     :param goal: A file to write the events to, as a GOAL schedule.
     """
     with told_in_one_line():
+        if picture is not None:
+            require_format("--picture", picture)
         from hpcsgd.simulation import report
         from hpcsgd.simulation import simulate as simulated_of
         from hpcsgd.simulation.scenario import load

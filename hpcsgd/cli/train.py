@@ -11,13 +11,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from hpcsgd.cli.user_errors import read_at_once
+from hpcsgd.cli.words import JobKeys
 from hpcsgd.config.at_line import at_line
+from hpcsgd.config.schema import load
 
 
 def train(
     job: Path,
     /,
-    *overrides: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    *overrides: JobKeys,
     resume: Annotated[bool, Parameter(negative="")] = False,
     probe: Path | None = None,
     trace: Annotated[bool, Parameter(negative="")] = False,
@@ -33,7 +36,10 @@ def train(
     # Slurm's warning may come while torch is loading, and would end this rank; the run knows its end, too.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
+    typed = (*(["--run.trace", "auto"] if trace else []), *overrides)
+    read_at_once(job, typed, lambda: load(job, typed))
+
     from hpcsgd.training import run
 
     with at_line(job, overrides):
-        run(job, (*(["--run.trace", "auto"] if trace else []), *overrides), resume, probe)
+        run(job, typed, resume, probe)

@@ -1,14 +1,18 @@
-"""How a command that runs in one process tells the user what is wrong."""
+"""How a command tells the user what is wrong: one that runs in one process, and one of many ranks as long as
+these are not joined by MPI."""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import NoReturn
 
 from hpcsgd.config.at_line import at_line
-from hpcsgd.errors import JobError, UserError, in_one_line
+from hpcsgd.errors import JobError, UserError, in_one_line, tell
+from hpcsgd.launcher import launched
 
 
 @contextmanager
@@ -25,3 +29,27 @@ def told_in_one_line(job: Path | None = None, overrides: Sequence[str] = ()) -> 
     except KeyboardInterrupt:
         print("hpcsgd: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def end_all_ranks(error: Exception) -> NoReturn:
+    """End this process with exit code 1, for a mistake that every rank finds alike; rank 0 tells it."""
+    by = launched(os.environ)
+    if by is None or by.rank == 0:
+        tell(f"hpcsgd: {in_one_line(error)}")
+    sys.exit(1)
+
+
+def read_at_once(job: Path, overrides: Sequence[str], read: Callable[[], object]) -> None:
+    """Find mistakes in the job file, by this `read` of it, before torch and MPI are loaded.
+
+    Ranks on several nodes may see unlike files, and one that left alone would have the others wait for it in
+    the start of MPI: they `read` the file later, and agree.
+    """
+    by = launched(os.environ)
+    if by is not None and by.size != (by.local_size or 1):
+        return
+    try:
+        with at_line(job, overrides):
+            read()
+    except UserError as error:
+        end_all_ranks(error)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.config import lines
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, shortened
 from hpcsgd.files.reading import read_text
 
 _SECTION = re.compile(r"\[(?P<name>[^\]\s]+)(?: (?P<number>\d+))?\]")
@@ -94,4 +94,4 @@ def _is_another(about: str, path: lines.Path, tables: Any) -> bool:
     if told is None or isinstance(value, Mapping):
         return False
     spellings = (str(value), repr(value), json.dumps(value, default=str, ensure_ascii=False))
-    return not told[1].startswith(spellings)
+    return not told[1].startswith((*spellings, *map(shortened, spellings)))

@@ -154,6 +154,11 @@ def without_none(kind: Any) -> Any:
     return inner
 
 
+def alternatives_to_none(kind: Any) -> list[Any]:
+    """What the annotation allows beside None: ``int`` and ``str`` of ``int | str | None``."""
+    return _members(kind) or [kind]
+
+
 def _members(kind: Any) -> list[Any]:
     """Of a union, but for None."""
     if get_origin(kind) not in (Union, UnionType):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,16 @@ class Typed:
         return self.text
 
     def __str__(self) -> str:
-        return f"{self.flag} {self.text}"
+        return f"{self.flag} {shortened(self.text)}"
 
 
 def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
     """Lay ``--section.key value`` (or ``--section.key=value``) overrides over ``table``, in place.
 
-    ``--section '{ key = value, … }'`` is in place of the whole section.
+    ``--section '{ key = value, … }'`` is in place of the whole section; keys of it may be typed after that.
 
-    Raises `UserError` for words of another form, and for keys below a single value.
+    Raises `UserError` for words of another form, for keys below a single value, and for a section that would
+    be in place of a key that was typed before it.
     """
     for typed in _typed_pairs(words):
         *sections, key = typed.flag.removeprefix("--").split(".")
@@ -44,6 +45,11 @@ def overlay(table: dict[str, Any], words: Sequence[str]) -> None:
             node = node.setdefault(section, {})
             if not isinstance(node, dict):
                 raise UserError(f"{typed}: {section!r} is a single value, it has no keys of its own")
+        if isinstance(node.get(key), dict) and (before := first_typed(node[key])) is not None:
+            raise UserError(
+                f"{typed}: it is in place of all of that section, and so of {before}, which was typed before "
+                f"it: type {typed.flag} first"
+            )
         whole = None if sections else typed.value()
         node[key] = _each(typed.flag, whole) if isinstance(whole, dict) else typed
 

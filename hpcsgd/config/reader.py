@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hpcsgd.config.kinds import convert, expectation, without_none
 from hpcsgd.config.overrides import first_typed, plain
-from hpcsgd.errors import UserError, near_miss
+from hpcsgd.errors import UserError, near_miss, shortened
 from hpcsgd.files.reading import read_text
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def _toml(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _section_kind(kind: Any) -> Any:
+def section_kind(kind: Any) -> Any:
     """The dataclass that `kind` is, or is besides None."""
     if get_origin(kind) in (Union, UnionType):
         kind = without_none(kind)
@@ -85,7 +85,7 @@ def _section_kind(kind: Any) -> Any:
 
 def _listed_kind(kind: Any) -> Any:
     """The dataclass that `kind` is a tuple of."""
-    return _section_kind(get_args(kind)[0]) if get_origin(kind) is tuple else None
+    return section_kind(get_args(kind)[0]) if get_origin(kind) is tuple else None
 
 
 def _required(field: Field[Any]) -> bool:
@@ -101,7 +101,7 @@ class _Section:
     table: Mapping[str, Any]
 
     def read(self, kind: Any, key: str) -> Any:
-        if (section := _section_kind(kind)) is not None:
+        if (section := section_kind(kind)) is not None:
             return self._subsection(section, key)
         if (section := _listed_kind(kind)) is not None:
             return self._subsections(section, key)
@@ -143,4 +143,4 @@ class _Section:
             return str(typed)
         if isinstance(value, Mapping):
             return f"{self.file}: [{f'{self.name}.{key}' if self.name else key}]"
-        return f"{self._spot(key)} = {json.dumps(value, default=str, ensure_ascii=False)}"
+        return f"{self._spot(key)} = {shortened(json.dumps(value, default=str, ensure_ascii=False))}"

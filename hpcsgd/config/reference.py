@@ -8,17 +8,20 @@ import importlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin
 
-from hpcsgd.errors import UserError, located, near_miss
+from hpcsgd.errors import UserError, located, near_miss, shortened
 
 T = TypeVar("T")
 UNREADABLE = (NameError, TypeError, AttributeError, SyntaxError)  # annotations in strings
 _CACHES = threading.Lock()  # ranks may be threads, and Python forgets what it has found unlocked
-_KINDS: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+_KINDS: Mapping[Any, tuple[type, ...]] = {
+    **{int: (int,), float: (int, float), str: (str,), bool: (bool,), list: (list, tuple), dict: (dict,)},
+}
+_LISTS = (list, tuple, Sequence)
 
 
 def resolve(reference: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
@@ -97,15 +100,18 @@ def call_named(
         return call(function, arguments, *leading)
     except UserError:
         raise
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:
+        given = shortened(", ".join(f"{key} = {value!r}" for key, value in arguments.items()))
         if name not in table:
+            error.add_note(f"{name} was called with {given or 'no arguments'}, as the job file says")
             raise
-        raise UserError(f"{name}: {error}") from error
-    except (ArithmeticError, AttributeError, LookupError, MemoryError) as error:  # these say little
-        if name not in table:
-            raise
-        given = ", ".join(f"{key} = {value!r}" for key, value in arguments.items())
-        raise UserError(f"{name}: {type(error).__name__} ({error}) of {given or 'no arguments'}") from error
+        if isinstance(error, TypeError | ValueError | RuntimeError):
+            raise UserError(f"{name}: {error}") from error
+        if isinstance(error, ArithmeticError | AttributeError | LookupError | MemoryError):
+            # These say little.
+            told = f"{type(error).__name__} ({error}) of {given or 'no arguments'}"
+            raise UserError(f"{name}: {told}") from error
+        raise
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
@@ -187,12 +193,20 @@ def _check(
         plain = _plain(accepted[given].annotation) if given in accepted else []
         if plain and type(value) not in [kind for each in plain for kind in _KINDS[each]]:  # a bool is no int
             expected = " or ".join(kind.__name__ for kind in plain)
-            raise UserError(f"{name}: {given} = {value!r}: expected {expected}")
+            raise UserError(f"{name}: {given} = {shortened(repr(value))}: expected {expected}")
+
+
+def _of_toml(kind: Any) -> Any:
+    """A list or a table where it is one of something, as ``Sequence[int]``; else as it is."""
+    origin = get_origin(kind) or kind
+    if origin in _LISTS:
+        return list
+    return dict if origin in (dict, Mapping) else kind
 
 
 def _plain(annotation: Any) -> list[type]:
     """What it allows beside None, if that is numbers, text and the like and nothing else: a job file has no
     None."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else [annotation]
-    given = [kind for kind in kinds if kind is not NoneType]
+    given = [_of_toml(kind) for kind in kinds if kind is not NoneType]
     return given if all(isinstance(kind, type) and kind in _KINDS for kind in given) else []

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hpcsgd.core.topology import Job
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.transport import Transport, Work, phase
 
 _FORM = struct.Struct("<28sIqdII")
@@ -131,4 +131,4 @@ class Agreement:
 def _where(rank: int, told: tuple[bytes, int, int, float, int, int]) -> str:
     name, optimizer, t = told[:3]
     which = f" of optimizer {optimizer}" if optimizer else ""
-    return f"rank {rank} is in {name.rstrip(bytes(1)).decode()}{which} after {t} updates"
+    return f"rank {rank} is in {name.rstrip(bytes(1)).decode()}{which} after {count_text(t, 'update')}"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from hpcsgd.errors import JobError, UserError, in_one_line
+from hpcsgd.errors import JobError, UserError, count_text, in_one_line
 from hpcsgd.transport import PeerLost, Transport, mesh
 from hpcsgd.transport.by_node import levels
 
@@ -117,6 +117,11 @@ class Job:
     peers: Peers = NOBODY
     """Other jobs that average with this one."""
 
+    def __repr__(self) -> str:
+        """P × K, and where this rank is."""
+        groups = f"{count_text(self.P, 'group')} of {self.K}"
+        return f"Job({groups}, rank {self.rank}: position {self.j} of group {self.g})"
+
     @property
     def has_peers(self) -> bool:
         """Whether anybody averages with it from outside its world."""
@@ -206,18 +211,22 @@ def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, i
     if groups is not None and group_size is not None:
         if groups * group_size != size:
             raise UserError(
-                f"groups = {groups} of group_size = {group_size} are {groups * group_size} ranks, "
-                f"but the job has {size}: give one of the two, or start {groups * group_size} ranks"
+                f"groups = {groups} of group_size = {group_size} are "
+                f"{count_text(groups * group_size, 'rank')}, "
+                f"but the job has {size}: give one of the two, or start "
+                f"{count_text(groups * group_size, 'rank')}"
             )
         return groups, group_size
     given, value = ("groups", groups) if groups is not None else ("group_size", group_size)
     if value is None:
         return 1, size
     if value > size:
-        raise UserError(f"{given} = {value} is more than the {size} ranks of the job")
+        raise UserError(f"{given} = {value} is more than the {count_text(size, 'rank')} of the job")
     if size % value:
         fitting = ", ".join(str(d) for d in range(1, size + 1) if size % d == 0)
-        raise UserError(f"{given} = {value} does not divide the {size} ranks of the job; allowed: {fitting}")
+        raise UserError(
+            f"{given} = {value} does not divide the {count_text(size, 'rank')} of the job; allowed: {fitting}"
+        )
     return (value, size // value) if given == "groups" else (size // value, value)
 
 

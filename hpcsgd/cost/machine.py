@@ -24,7 +24,7 @@ from hpcsgd.cost.compute import Compute
 from hpcsgd.cost.links import ANY, Count, Link, Points, require_operation
 from hpcsgd.cost.units import require_plausible
 from hpcsgd.cost.ways import Kind, Way
-from hpcsgd.errors import UserError, located
+from hpcsgd.errors import UserError, count_text, located
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,8 @@ class Machine:
         told = ", ".join(dict.fromkeys(f"{link.operation} {link.kind}" for link in self.link))
         where = "inside a host" if way.kind == "inside" else "between hosts"
         raise UserError(
-            f"{operation} over {way.ranks} ranks on {way.hosts} hosts: the machine file has nothing that "
+            f"{operation} over {count_text(way.ranks, 'rank')} on {count_text(way.hosts, 'host')}: the "
+            "machine file has nothing that "
             f"goes {where}; it has: {told}"
         )
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hpcsgd.data.layout import dataset, label, open_store
 from hpcsgd.data.split import Batch, Split, damaged, require_labels
-from hpcsgd.errors import UserError, near_miss
+from hpcsgd.errors import UserError, count_text, near_miss
 
 LABELS_A_CHUNK = 1 << 16
 LARGEST_BYTE = 255.0
@@ -61,7 +61,7 @@ class Holds:
     @property
     def holds(self) -> str:
         """In words."""
-        return f"samples of shape {list(self.shape)}, {self.classes} classes"
+        return f"samples of shape {list(self.shape)}, {count_text(self.classes, 'class')}"
 
 
 class Arrays(Split):

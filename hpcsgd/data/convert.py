@@ -18,7 +18,7 @@ from hpcsgd.data.image_shards import remove_others, shards_of
 from hpcsgd.data.reductions import Reductions
 from hpcsgd.data.texts import Texts
 from hpcsgd.data.tokenizers import tokenizer_of
-from hpcsgd.errors import UserError, near_miss
+from hpcsgd.errors import UserError, count_text, near_miss
 from hpcsgd.files.hdf5 import new_file
 
 
@@ -76,7 +76,9 @@ def convert_npz(sources: Sequence[Path], target: Path) -> Summary:
     Raises `UserError` as `convert` does, for more files, and for a target that is there and no store.
     """
     if len(sources) > 2:
-        raise UserError(f"data convert npz: {len(sources)} files given, expected TRAIN.npz [TEST.npz] DST")
+        raise UserError(
+            f"data convert npz: {count_text(len(sources), 'file')} given, expected TRAIN.npz [TEST.npz] DST"
+        )
     _require_place(target)
     _require_store(target)
     return _written(npz.read(sources), "npz", target)

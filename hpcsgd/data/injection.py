@@ -32,7 +32,7 @@ from hpcsgd.data.placement import Placement
 from hpcsgd.data.rng import Purpose, shuffled
 from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import Drawn
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.transport import phase
 
 
@@ -91,8 +91,10 @@ class Injection:
         S = self._sharing(P)
         if b <= S:
             raise UserError(
-                f"alpha = {self.alpha}: {S} of {P} groups would share a sample each, which leaves none of "
-                f"the {b} samples of a rank's batch: a larger batch is needed, or a smaller alpha"
+                f"alpha = {self.alpha}: {S} of {count_text(P, 'group')} would share a sample each, which "
+                "leaves none of "
+                f"the {count_text(b, 'sample')} of a rank's batch: a larger batch is needed, or a smaller "
+                "alpha"
             )
         s = max(1, min(round(self.beta * b / (1 + self.alpha * self.beta * P)), (b - 1) // S))
         return Portions(b - S * s, s, S)

@@ -31,7 +31,7 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.files.reading import require_regular
 
 Form = Literal["images", "arrays", "image files", "pairs", "tokens", "ratings"]
@@ -66,7 +66,7 @@ class Header:
     @property
     def holds(self) -> str:
         """In words, for whoever has converted it."""
-        return f"{' x '.join(map(str, self.shape))}, {len(self.classes)} classes"
+        return f"{' x '.join(map(str, self.shape))}, {count_text(len(self.classes), 'class')}"
 
     def write(self, file: h5py.File, form: Form = "images") -> None:
         """Set the attributes of `file`."""

@@ -15,7 +15,7 @@ from hpcsgd.data.batches import Batches
 from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import collate
 from hpcsgd.data.workers import end_by_owner_alone, start_fork_server
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 
 
 def reading(
@@ -45,7 +45,8 @@ def require_a_batch(batches: Batches) -> None:
     """Raise `UserError` where an epoch has none."""
     if not len(batches):
         raise UserError(
-            f"an epoch has {len(batches.sampler)} samples for each who is dealt to, of which a step takes "
+            f"an epoch has {count_text(len(batches.sampler), 'sample')} for each who is dealt to, of "
+            "which a step takes "
             f"{batches.per_step}"
         )
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.rng import Purpose, dirichlet, epoch_order, shuffled
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 
 Rows = NDArray[np.int64]
 
@@ -122,7 +122,9 @@ class Overlapping:
 
     def require(self, samples: Samples) -> None:
         if not 1 / samples.P <= self.share <= 1:
-            raise UserError(f"share {self.share} of the samples: each of {samples.P} groups needs 1/P to 1")
+            raise UserError(
+                f"share {self.share} of the samples: each of {count_text(samples.P, 'group')} needs 1/P to 1"
+            )
 
     def length(self, n: int, P: int) -> int:
         return max(int(self.share * n), n // P)  # where groups have died, 1/P may have come to be more
@@ -143,7 +145,9 @@ class Owned(ABC):
     def require(self, samples: Samples) -> None:
         for g, own in enumerate(self.shares(samples)):
             if not len(own):
-                raise UserError(f"{self}: none of {samples.n} samples for group {g} of {samples.P}")
+                raise UserError(
+                    f"{self}: none of {count_text(samples.n, 'sample')} for group {g} of {samples.P}"
+                )
 
     def length(self, n: int, P: int) -> int:
         return n // P
@@ -264,7 +268,7 @@ def _by_label(samples: Samples, partition: Partition) -> list[Rows]:
     labels = samples.labels
     if labels is None or labels.shape != (samples.n,):
         given = "none are given" if labels is None else f"given are labels of shape {labels.shape}"
-        raise UserError(f"{partition} divides {samples.n} samples by their labels: {given}")
+        raise UserError(f"{partition} divides {count_text(samples.n, 'sample')} by their labels: {given}")
     order = np.argsort(labels, kind="stable")
     _, starts = np.unique(labels[order], return_index=True)
     parts = np.split(order, starts[1:])

@@ -1,9 +1,12 @@
-"""Who samples are dealt to."""
+"""What a sampler needs to know: how many samples there are, and who takes which of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from hpcsgd.errors import UserError
 
 
 class _World(Protocol):
@@ -13,6 +16,7 @@ class _World(Protocol):
     def size(self) -> int: ...
 
 
+@runtime_checkable
 class Placement(Protocol):
     """Of P groups of K, group g and in it position j: what samplers need to know of a job."""
 
@@ -52,3 +56,27 @@ class AsRank:
     @property
     def j(self) -> int:
         return self.rank % self.K
+
+
+def length_of(data: object) -> int:
+    """Raises `UserError` for what has none."""
+    if isinstance(data, int):
+        return data
+    if isinstance(data, Placement):
+        raise UserError("data and job are swapped: expected Sampler(data, job)")
+    if not isinstance(data, Sized):
+        raise UserError(
+            f"data = {_shown(data)}, which has no length: expected a dataset with a length, or the length; "
+            "what is read as a stream takes no sampler: give each rank a part of its own, by job.rank"
+        )
+    return len(data)
+
+
+def require_placement(job: object) -> None:
+    """Raise `UserError` unless it says which rank this is of how many."""
+    if not isinstance(job, Placement):
+        raise UserError(f"job = {_shown(job)}: expected what hpcsgd.init(groups=…) returns")
+
+
+def _shown(given: object) -> str:
+    return "None" if given is None else f"an object of type {type(given).__name__}"

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from hpcsgd.data.drawing import Drawing, drawn, require_whole
 from hpcsgd.data.partition import Partition, Samples
-from hpcsgd.data.placement import Placement
-from hpcsgd.errors import UserError
+from hpcsgd.data.placement import Placement, length_of, require_placement
+from hpcsgd.errors import UserError, count_text
 
 
 @runtime_checkable
@@ -96,12 +96,14 @@ class Sampler(torch.utils.data.Sampler[int]):
         labels: Sequence[int] | NDArray[np.int64] | None = None,
         drop_last: bool = True,
     ) -> None:
-        self._total = data if isinstance(data, int) else len(data)  # pyright: ignore[reportArgumentType]
+        self._total = length_of(data)
+        require_placement(job)
         self._ranks = job.world.size
         if self._total < self._ranks and drop_last:
             raise UserError(
-                f"{self._total} samples cannot be dealt to {self._ranks} ranks: each needs at least one, or "
-                "drop_last=False in an evaluation"
+                f"{count_text(self._total, 'sample')} cannot be dealt to "
+                f"{count_text(self._ranks, 'rank')}: each needs at least one, or drop_last=False "
+                "in an evaluation"
             )
         if seed < 0:
             raise UserError(f"seed {seed}: must not be negative")
@@ -228,7 +230,8 @@ class Sampler(torch.utils.data.Sampler[int]):
         over = dealt - state["consumed"] < state["ranks"]
         if state["consumed"] and not over:
             raise UserError(
-                f"the sampler's state is in the middle of an epoch of {state['samples']} samples, of which "
+                "the sampler's state is in the middle of an epoch of "
+                f"{count_text(state['samples'], 'sample')}, of which "
                 f"{state['consumed']} have been taken, and now there are {self._total}: go on with the same "
                 f"samples, or leave the state out and begin another epoch by set_epoch({state['epoch'] + 1})"
             )
@@ -257,5 +260,7 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     def _checked(self, consumed: int) -> int:
         if not 0 <= consumed <= self._dealt:
-            raise UserError(f"{consumed} samples consumed of an epoch of {self._dealt}: impossible")
+            raise UserError(
+                f"{count_text(consumed, 'sample')} consumed of an epoch of {self._dealt}: impossible"
+            )
         return consumed

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate
 from hpcsgd.data.chunks import DamagedRowsError, read_rows
 from hpcsgd.data.layout import Form, dataset, open_store
 from hpcsgd.data.rng import Purpose, uniform
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 
 
 class Drawn(list[int]):
@@ -103,7 +103,9 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
         count = len(self)
         outside = [index for index in indices if not 0 <= index < count]
         if outside:
-            raise IndexError(f"{self.path}: split {self.split!r} has {count} samples, none at {outside}")
+            raise IndexError(
+                f"{self.path}: split {self.split!r} has {count_text(count, 'sample')}, none at {outside}"
+            )
         return self._read(indices)
 
     def __getstate__(self) -> dict[str, Any]:

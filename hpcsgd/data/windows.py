@@ -24,7 +24,7 @@ from hpcsgd.data.corpus import Vocabulary
 from hpcsgd.data.layout import open_store
 from hpcsgd.data.split import Batch, Split, damaged
 from hpcsgd.data.tokenizers import TOKENIZERS, Tokenizer, definition_of, fingerprint
-from hpcsgd.errors import UserError, near_miss
+from hpcsgd.errors import UserError, count_text, near_miss
 
 IGNORED = -100
 """The target that counts for nothing, as torch's cross-entropy has it."""
@@ -54,7 +54,8 @@ class Windows(Split):
         whole, rest = divmod(self.tokens - 1, bptt)
         if whole < 1:
             raise UserError(
-                f"bptt = {bptt}: the {self.tokens} tokens of split {split!r} of {self.path} are too few"
+                f"bptt = {bptt}: the {count_text(self.tokens, 'token')} of split {split!r} of {self.path} "
+                "are too few"
             )
         self._count = whole + (split != "train" and rest > 0)
         self._shards = shards.Shards(self.path, split, self.tokens, self.header.types)

@@ -12,7 +12,7 @@ import torch
 from hpcsgd.core.topology import Job
 from hpcsgd.doctor.exercise import LARGE_ROUNDS, bandwidth, finish, median_seconds, slowest
 from hpcsgd.doctor.finding import Finding, ok, warning
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.transport import Transport
 from hpcsgd.transport.choice import Device, Wish, chosen, own_device
 from hpcsgd.transport.streams import all_visible, on_accelerator, reaches
@@ -76,7 +76,9 @@ def travel(world: Transport, way: Wish, own: Device) -> Finding:
 
 def _without(having: Sequence[bool]) -> Finding:
     if any(having):
-        return warning(f"GPUs: {having.count(False)} of {len(having)} ranks have none that torch can use")
+        return warning(
+            f"GPUs: {having.count(False)} of {count_text(len(having), 'rank')} have none that torch can use"
+        )
     return ok(f"GPUs: none that torch {torch.__version__} can use")
 
 

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from hpcsgd.core.topology import groups_across_nodes
 from hpcsgd.doctor.finding import Finding, error, ok, warning
 from hpcsgd.doctor.rank_info import RankInfo
-from hpcsgd.transport.launcher import launched
+from hpcsgd.errors import count_text
+from hpcsgd.launcher import launched
 
 
 def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list[Finding]:
@@ -30,7 +31,9 @@ def launcher(size: int, environ: Mapping[str, str]) -> Finding:
     meant = launched(environ, size)
     if meant is not None:
         here = "" if meant.local_size is None else f", {meant.local_size} of them on this node"
-        return ok(f"launcher: {meant.size or size} ranks started by {meant.by}{here}, MPI sees {size}")
+        return ok(
+            f"launcher: {count_text(meant.size or size, 'rank')} started by {meant.by}{here}, MPI sees {size}"
+        )
     tasks = environ.get("SLURM_NTASKS", "1")
     command = "srun hpcsgd doctor" if tasks != "1" else "mpiexec -n 4 hpcsgd doctor, or srun -n 4 ..."
     return warning(f"launcher: none, so this is one rank: start {command}")
@@ -59,7 +62,8 @@ def threads(ranks: Sequence[RankInfo]) -> list[Finding]:
         if busy > max(have, len(here)):
             found.append(
                 warning(
-                    f"threads: {len(here)} ranks with {busy} threads in all on {have} cores of {host}: "
+                    f"threads: {count_text(len(here), 'rank')} with {count_text(busy, 'thread')} in all "
+                    f"on {count_text(have, 'core')} of {host}: "
                     f"set OMP_NUM_THREADS={max(have // len(here), 1)}"
                 )
             )
@@ -87,10 +91,11 @@ def groups(nodes: Sequence[int], K: int) -> Finding:
     spread = groups_across_nodes(nodes, K)
     if spread:
         return warning(
-            f"groups: {len(spread)} of {P} groups of {K} ranks are on more than one node, their gradients "
+            f"groups: {len(spread)} of {count_text(P, 'group')} of {count_text(K, 'rank')} are on more "
+            "than one node, their gradients "
             "cross the network at every step: let group_size divide the ranks of a node"
         )
-    return ok(f"groups: {P} of {K} ranks, each on one node")
+    return ok(f"groups: {P} of {count_text(K, 'rank')}, each on one node")
 
 
 def versions(ranks: Sequence[RankInfo]) -> Finding:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.doctor.finding import Finding, error, numbers, ok
+from hpcsgd.errors import count_text
 from hpcsgd.transport import Transport
 from hpcsgd.transport.streams import on_accelerator, settle
 
@@ -63,7 +64,9 @@ def latency(world: Transport) -> Finding:
     """How long the smallest allreduce takes."""
     x = torch.ones(1)
     seconds = slowest(world, median_seconds(lambda: world.allreduce(x).wait(), SMALL_ROUNDS))
-    return ok(f"latency: allreduce of 4 bytes over {world.size} ranks in {seconds * 1e6:,.0f} µs")
+    return ok(
+        f"latency: allreduce of 4 bytes over {count_text(world.size, 'rank')} in {seconds * 1e6:,.0f} µs"
+    )
 
 
 def bandwidth(
@@ -80,7 +83,7 @@ def bandwidth(
     seconds = slowest(world, median_seconds(round_trip, LARGE_ROUNDS))
     moved = sent.numel() * 4 * (world.size - 1) / world.size
     return ok(
-        f"{what}: alltoall of {sent.numel() * 4 / 1e6:.1f} MB over {world.size} ranks in "
+        f"{what}: alltoall of {sent.numel() * 4 / 1e6:.1f} MB over {count_text(world.size, 'rank')} in "
         f"{seconds * 1e3:,.1f} ms, {moved / seconds / 1e9:.2f} GB/s out of each rank"
     )
 
@@ -106,7 +109,7 @@ def _judge(world: Transport, what: str, right: dict[str, bool]) -> Finding:
             f"{what} of {', '.join(types)}: wrong on rank {numbers(wrong)}; training would go wrong too: use "
             f"another MPI library or version than {world.backend.name}"
         )
-    return ok(f"{what}: right on {world.size} ranks ({', '.join(right)})")
+    return ok(f"{what}: right on {count_text(world.size, 'rank')} ({', '.join(right)})")
 
 
 def _name(dtype: torch.dtype) -> str:

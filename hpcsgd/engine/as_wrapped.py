@@ -19,6 +19,7 @@ from hpcsgd.core.layout import Slot
 from hpcsgd.core.shards import is_sharded, reshard
 from hpcsgd.engine.joined import parts_of
 from hpcsgd.engine.sharding import ShardedOptimizer
+from hpcsgd.engine.wrapping import is_trained_by_another
 from hpcsgd.errors import UserError
 
 END = (object(),)
@@ -33,7 +34,7 @@ class AsWrapped:
         self, outer: optim.Optimizer, local: ShardedOptimizer, model: nn.Module, buckets: Sequence[Bucket]
     ) -> None:
         self._parameters = Registered(model, buckets)
-        self._memory = InPlace(buckets, [param for param in local.groups() if not param.requires_grad])
+        self._memory = InPlace(outer, buckets, [x for x in local.groups() if not x.requires_grad])
         self._groups = Grouped(outer, local.optimizer)
         self._local = local
 
@@ -99,7 +100,10 @@ class Registered:
 class InPlace:
     """The memory of what is trained, which is that of the flat vectors; what is frozen has no place there."""
 
-    def __init__(self, buckets: Sequence[Bucket], frozen: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self, outer: optim.Optimizer, buckets: Sequence[Bucket], frozen: Sequence[nn.Parameter]
+    ) -> None:
+        self._outer = outer
         self._slots = [slot for b in buckets for slot in b.slots]
         self._sharded = [slot for slot in self._slots if is_sharded(slot.param)]
         self._whole = [slot.param for slot in self._slots if not is_sharded(slot.param)]
@@ -118,6 +122,11 @@ class InPlace:
 
     def _require_home(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
+            if not slot.at_home() and is_trained_by_another(slot.param, self._outer):
+                raise UserError(
+                    f"another DistributedOptimizer, made after this one, trains parameter {slot.name}: go on "
+                    "with that alone, or wrap several optimizers of one model together, as hpcsgd.Joined"
+                )
             if not slot.at_home():
                 raise UserError(
                     f"parameter {slot.name} was moved {SINCE}: convert the model or change its device or "

@@ -18,6 +18,7 @@ from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.engine import own_state
 from hpcsgd.engine.alike import facts, require_alike
+from hpcsgd.engine.arguments import of_their_kinds
 from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.as_wrapped import AsWrapped
 from hpcsgd.engine.averaged import Buffers, averaged
@@ -101,7 +102,7 @@ class DistributedOptimizer(WithGradients, PassingThrough, Guarded):
         master: torch.dtype | None = None,
         broadcast_buffers: bool = False,
     ) -> None:
-        job, self._number = communicators(job)
+        job, self._number = communicators(of_their_kinds(optimizer, model, job, method))
         with job.together("wrapping the optimizer"):
             require_free(job, method, optimizer)
             self._arrivals = Arrivals(model, prefetch)

@@ -182,15 +182,21 @@ def share_start(
 
 
 _users: WeakValueDictionary[int, optim.Optimizer] = WeakValueDictionary()
-"""By the id of what remembers something in a method: the optimizer that is trained by it."""
+"""By the id of what remembers something in a method, or of a parameter: the optimizer that has it."""
 
 _collecting = threading.Lock()
 """A collection that begins while another one is running, on another thread, does nothing."""
 
 
 def take(method: Method, optimizer: optim.Optimizer) -> None:
-    """`method` is this one's, for as long as that lives: so do ids."""
-    _users.update(dict.fromkeys(map(id, _remembering(method)), optimizer))
+    """`method`, and what is trained, are this one's, for as long as that lives: so do ids."""
+    trained = [param for group in optimizer.param_groups for param in group["params"]]
+    _users.update(dict.fromkeys(map(id, [*_remembering(method), *trained]), optimizer))
+
+
+def is_trained_by_another(param: nn.Parameter, optimizer: optim.Optimizer) -> bool:
+    """Whether a later one than this `optimizer` has taken it over."""
+    return _users.get(id(param), optimizer) is not optimizer
 
 
 def require_free(job: Job, method: Method, optimizer: optim.Optimizer) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SUFFIX = ".png"
 STYLE: dict[Any, Any] = {
     "font.size": 11,
     "axes.titlesize": 12,
@@ -22,6 +24,12 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 """For matplotlib's `rc_context`."""
+
+
+def require_format(flag: str, target: Path) -> None:
+    """Raise `UserError` unless the name of the picture that was given after `flag` is that of a PNG."""
+    if target.suffix.lower() != SUFFIX:
+        raise UserError(f"{flag} {target}: pictures are written as PNG: expected the name of a {SUFFIX} file")
 
 
 def save(figure: Figure, target: Path) -> None:

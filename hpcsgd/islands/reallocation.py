@@ -24,7 +24,7 @@ from fractions import Fraction
 from math import floor, isfinite
 from statistics import fmean
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 
 
 def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
@@ -41,7 +41,9 @@ def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
         if not (isfinite(a) and a > 0):
             raise UserError(f"island {island}: alpha = {a}, must be positive and finite")
     if len(alpha) > X:
-        raise UserError(f"{X} units for {len(alpha)} islands: each needs at least one")
+        raise UserError(
+            f"{count_text(X, 'unit')} for {count_text(len(alpha), 'island')}: each needs at least one"
+        )
     exact = _lemma_1({island: Fraction(a) for island, a in sorted(alpha.items())}, X)
     x = {island: floor(share) for island, share in exact.items()}
     by_remainder = sorted(x, key=lambda island: x[island] - exact[island])  # stable: ties by island
@@ -79,7 +81,7 @@ class Reallocation:
 
     def __post_init__(self) -> None:
         if self.X < 1:
-            raise UserError(f"{self.X} units: there must be at least one")
+            raise UserError(f"{count_text(self.X, 'unit')}: there must be at least one")
         if not 0 <= self.margin < 1:
             raise UserError(f"margin {self.margin}: must be at least 0 and less than 1")
 
@@ -104,7 +106,7 @@ class Reallocation:
         """
         for island, x in units.items():
             if x < 0:
-                raise UserError(f"island {island}: {x} units, must not be negative")
+                raise UserError(f"island {island}: {count_text(x, 'unit')}, must not be negative")
         if cost < 0 or ahead < 0:
             raise UserError(f"a cost of {cost} s, {ahead} epochs ahead: neither may be negative")
         alpha = _alpha(seconds, units)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, dump, load
-from hpcsgd.errors import UserError, located
+from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.files.atomic import new_folder
 from hpcsgd.islands import event_log
 from hpcsgd.islands.addresses import require_own
@@ -56,7 +56,7 @@ def launch_island(
     (K,) = sizes(1, group_size or config.job.group_size, by.ranks)
     count = len(group_sizes(path, config, 0, groups, K))
     if not 0 <= island < count:
-        raise UserError(f"--island {island}: of {count} groups, they are 0 to {count - 1}")
+        raise UserError(f"--island {island}: of {count_text(count, 'group')}, they are 0 to {count - 1}")
     if config.reallocation.unit == "ranks":
         raise UserError(f"{path}: [reallocation] unit = ranks: groups that are started apart keep theirs")
     with located(str(path)):

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcsgd.checkpoint.folder import remove_unfinished
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.capabilities import ForPeers
-from hpcsgd.errors import UserError, located
+from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.islands import event_log
 from hpcsgd.islands.allotment import Allotment
 from hpcsgd.islands.journal import FOLDER, REGISTER
@@ -88,7 +88,9 @@ def group_sizes(
     K = sizes(groups or config.job.groups, group_size or config.job.group_size, ranks)
     B = config.data.batch_size
     if max(K) > B:
-        raise UserError(f"{path}: [data] batch_size = {B}: too few samples for a group of {max(K)} ranks")
+        raise UserError(
+            f"{path}: [data] batch_size = {B}: too few samples for a group of {count_text(max(K), 'rank')}"
+        )
     return K
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.islands import addresses
 from hpcsgd.launch.python import of_ranks
 from hpcsgd.training.job_end import slurm_job
@@ -88,7 +88,10 @@ class Srun:
         if len(before) == count and set(before) <= set(now):
             return before
         if count > len(now):
-            raise UserError(f"a group of {K} ranks needs {count} nodes, the job has {len(now)}")
+            raise UserError(
+                f"a group of {count_text(K, 'rank')} needs {count_text(count, 'node')}, the job has "
+                f"{len(now)}"
+            )
         used = Counter(node for other, nodes in self._at.items() if other != island for node in nodes)
         return sorted(sorted(now, key=now.index), key=lambda node: used[node])[:count]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpcsgd.errors import MOVED, STOPPED, UserError
+from hpcsgd.errors import MOVED, STOPPED, UserError, count_text
 from hpcsgd.islands import event_log
 from hpcsgd.islands.invitation import Invitation
 from hpcsgd.islands.register import Phase, Register
@@ -178,7 +178,9 @@ class Supervisor:
                 self._kill_all()
                 return
             if island.deaths > self._restarts:
-                self._say(island, f"was started {island.lives} times: the others go on without it")
+                self._say(
+                    island, f"was started {count_text(island.lives, 'time')}: the others go on without it"
+                )
                 return
             island.in_vain = 0 if self._met(island, before) else island.in_vain + 1
             await asyncio.sleep(PAUSE * 2 ** max(island.in_vain - 1, 0))
@@ -283,8 +285,14 @@ def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:
         raise UserError("how many groups? give --groups, or groups in the [job] section")
     if group_size is None:
         if ranks and ranks % groups:
-            raise UserError(f"{groups} groups of {ranks} tasks: give a group size, or fitting tasks")
+            raise UserError(
+                f"{count_text(groups, 'group')} of {count_text(ranks, 'task')}: give a group size, or "
+                "fitting tasks"
+            )
         group_size = ranks // groups if ranks else 1
     if ranks and groups * group_size > ranks:
-        raise UserError(f"{groups} groups of {group_size} are more than the {ranks} tasks of this job")
+        raise UserError(
+            f"{count_text(groups, 'group')} of {group_size} are more than the {count_text(ranks, 'task')} "
+            "of this job"
+        )
     return [group_size] * groups

@@ -9,6 +9,7 @@ from hpcsgd.core.layout import bucket_bytes
 from hpcsgd.cost.links import Link, Points
 from hpcsgd.cost.machine import Machine
 from hpcsgd.cost.ways import Way
+from hpcsgd.errors import count_text
 from hpcsgd.measuring.messages import Series
 
 ASYMPTOTIC = 0.9
@@ -45,8 +46,10 @@ def answers(machine: Machine, measured: Sequence[Series]) -> Iterator[str]:
 
 def told(way: Way) -> str:
     """A way in a few words."""
-    where = "inside a host" if way.kind == "inside" else f"on {way.hosts} hosts"
-    return f"{way.ranks} ranks {where}" + (f", {way.at_once} at once" if way.at_once > 1 else "")
+    where = "inside a host" if way.kind == "inside" else f"on {count_text(way.hosts, 'host')}"
+    return f"{count_text(way.ranks, 'rank')} {where}" + (
+        f", {way.at_once} at once" if way.at_once > 1 else ""
+    )
 
 
 def _of(machine: Machine, link: Link) -> list[Points]:

@@ -28,7 +28,7 @@ from hpcsgd.averagers import AroundMoments, Measured, kept
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.exchanges import Dense
 from hpcsgd.transport import wide
 
@@ -44,7 +44,8 @@ class PerEpoch:
     def __post_init__(self) -> None:
         if type(self.x) is not int or not 1 <= self.x <= self.S:
             raise UserError(
-                f"per_epoch = {self.x}: expected 1 to {self.S} meetings in an epoch of {self.S} steps"
+                f"per_epoch = {self.x}: expected 1 to {count_text(self.S, 'meeting')} in an epoch of "
+                f"{count_text(self.S, 'step')}"
             )
 
     @property

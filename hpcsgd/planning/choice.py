@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.planning.estimate import Estimate
 
 WORTH = 0.5
@@ -91,6 +91,6 @@ def _out_of_reach(estimates: Sequence[Estimate], wishes: Wishes) -> str:
     ]
     return (
         f"{' and '.join(limits)}: none of {len(estimates)} ways to run it; the fastest ({fastest.option} on "
-        f"{fastest.N} ranks) takes {fastest.hours:.3g} h, the cheapest ({cheapest.option} on {cheapest.N} "
-        f"ranks) {cheapest.node_hours:.3g} node hours"
+        f"{count_text(fastest.N, 'rank')}) takes {fastest.hours:.3g} h, the cheapest ({cheapest.option} "
+        f"on {count_text(cheapest.N, 'rank')}) {cheapest.node_hours:.3g} node hours"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hpcsgd.cost.machine import Machine, measured
 from hpcsgd.cost.memory import kept
 from hpcsgd.cost.price import StepCost, computed, price
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.planning.candidates import Option, shapes
 from hpcsgd.training.subject import Subject
 
@@ -69,7 +69,10 @@ def estimate(
     m, elementwise = subject.sizes(P, K, machine.ranks_per_host, method), subject.elementwise(method)
     steps = subject.steps_per_epoch(P)
     if steps < 1:
-        raise UserError(f"{subject.samples} samples are not one batch of {subject.B} for each of {P} groups")
+        raise UserError(
+            f"{count_text(subject.samples, 'sample')} are not one batch of {subject.B} for each of "
+            f"{count_text(P, 'group')}"
+        )
     compute = measured(machine)
     own = computed(method, m, compute, subject.B / K, elementwise=elementwise)
     training = subject.config.training

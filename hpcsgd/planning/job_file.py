@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 
 from hpcsgd.config.schema import load
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.files.atomic import replacing
 from hpcsgd.files.reading import read_json
 
@@ -57,7 +57,8 @@ def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int
     job = {"name": config.method.name, **config.method.arguments}
     if (config.job.groups, job) != (groups, method):
         raise UserError(
-            f"{path}: the plan is for {groups} groups and {choice['label']}: put it there with hpcsgd plan "
+            f"{path}: the plan is for {count_text(groups, 'group')} and {choice['label']}: put it there "
+            "with hpcsgd plan "
             "--write, or leave --plan out"
         )
     return nodes, ranks // nodes

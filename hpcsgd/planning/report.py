@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpcsgd.errors import count_text
 from hpcsgd.planning.estimate import Estimate
 
 HEAD = (
@@ -33,7 +34,7 @@ def in_words(best: Estimate, why: str) -> str:
     shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share >= LEAST)
     where = "1 node" if best.nodes == 1 else f"{best.nodes} nodes"
     return (
-        f"recommended: {best.option} in {best.P} groups of {best.K} on {where}: {why}.\n"
+        f"recommended: {best.option} in {count_text(best.P, 'group')} of {best.K} on {where}: {why}.\n"
         f"A step is {shares}; {best.step.hidden:.3g} s of communication are hidden behind computing."
     )
 

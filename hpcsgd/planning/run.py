@@ -10,7 +10,7 @@ from typing import Any
 from hpcsgd.config.schema import load
 from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import Machine
-from hpcsgd.errors import UserError, located
+from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.files.reading import read_json
 from hpcsgd.planning import report
@@ -72,7 +72,7 @@ def run(
         print(f"written {scenario}: hpcsgd simulate {scenario}")
     if write:
         write_choice(path, ordered[0].P, ordered[0].option.table)
-        print(f"written into {path}: {ordered[0].P} groups, {ordered[0].option}")
+        print(f"written into {path}: {count_text(ordered[0].P, 'group')}, {ordered[0].option}")
 
 
 def estimates(
@@ -105,7 +105,8 @@ def estimates(
         few = (
             f"no P groups of K among {', '.join(map(str, ranks))} ranks whose batches of {subject.B} can be "
         )
-        raise UserError(reasons or few + f"shared by K, with {limit or 'any number of'} groups at most")
+        most = count_text(limit, "group") if limit else "any number of groups"
+        raise UserError(reasons or few + f"shared by K, with {most} at most")
     priced = {str(e.option) for e in found}
     return found, {name: reason for name, reason in left_out.items() if name not in priced}
 
@@ -135,7 +136,9 @@ def _ranks(text: str | None, machine: Machine) -> list[int]:
     given = ranks_from(text or f"{R}..{R * machine.hosts}")
     fitting = [N for N in given if N % R == 0 or N < R]
     if not fitting:
-        raise UserError(f"--ranks {text}: the machine has {R} ranks a node, and none of these fills nodes")
+        raise UserError(
+            f"--ranks {text}: the machine has {count_text(R, 'rank')} a node, and none of these fills nodes"
+        )
     return fitting
 
 

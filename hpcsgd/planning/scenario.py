@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from hpcsgd.cost.traffic import BY_TORCH
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.planning.estimate import Estimate
 from hpcsgd.simulation.course import Rule
 from hpcsgd.simulation.rules import RULES
@@ -51,7 +51,7 @@ def scenario_of(e: Estimate) -> str:
         "messages": messages,
         "method": table,
     }
-    return f"# {e.option} on {e.N} ranks, by hpcsgd plan\n\n{tomli_w.dumps(scenario)}"
+    return f"# {e.option} on {count_text(e.N, 'rank')}, by hpcsgd plan\n\n{tomli_w.dumps(scenario)}"
 
 
 def _late(e: Estimate, waited: float, every: int, table: dict[str, Any]) -> float:

@@ -24,6 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from matplotlib.transforms import ScaledTranslation, Transform
 
+from hpcsgd.errors import count_text
 from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.islands.event_log import Event, Loss
 from hpcsgd.report.curves import GREY, PHASE_COLOURS
@@ -155,7 +156,9 @@ def _progress(axes: Axes, story: Story) -> None:
     losses = sum(map(len, story.marks.values())) - returns - left
     told = f"{losses} lost, {returns} returned" if losses or returns else "nobody lost"
     told += f", {left} left" if left else ""
-    axes.set(title=f"{epochs:.4g} epochs in {second_text(story.end)}: {told}", ylabel="progress, epochs")
+    axes.set(
+        title=f"{count_text(epochs, 'epoch')} in {second_text(story.end)}: {told}", ylabel="progress, epochs"
+    )
     axes.margins(x=0.02, y=0.1)
     axes.yaxis.set_major_locator(MaxNLocator("auto", integer=epochs > 2, steps=[1, 2, 5, 10]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from hpcsgd.errors import count_text
 from hpcsgd.islands import event_log
 from hpcsgd.report import run_folder
 from hpcsgd.report.curves import plot_curves
@@ -55,5 +56,6 @@ def _deaths(events: list[event_log.Event]) -> str:
     ends = [event["kind"] for event in events if event["event"] == "lost"]
     left = ends.count(event_log.Loss.LEFT)
     back = sum(len(event["newcomers"]) for event in events if event["event"] == "generation")
-    told = f"{rounds:,} rounds, lost {len(ends) - left} times, returned {back} times"
-    return f"{told}, left {left} times" if left else told
+    lost = count_text(len(ends) - left, "time")
+    told = f"{count_text(rounds, 'round')}, lost {lost}, returned {count_text(back, 'time')}"
+    return f"{told}, left {count_text(left, 'time')}" if left else told

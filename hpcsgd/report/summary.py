@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from hpcsgd.errors import count_text
 from hpcsgd.report.figures import FIGURES, found_in, speed_text, written
 from hpcsgd.report.metrics import Record
 from hpcsgd.report.totals import Totals
@@ -32,7 +33,8 @@ def summary(records: Iterable[Record]) -> Summary:
 def summary_text(numbers: Summary) -> str:
     """The lines a user reads at the end of a run, from what `summary` returned."""
     lines = [
-        f"trained   {numbers['steps']:,} steps, {numbers['epochs']} epochs, {numbers['samples']:,} samples"
+        f"trained   {count_text(numbers['steps'], 'step')}, {count_text(numbers['epochs'], 'epoch')}, "
+        f"{count_text(numbers['samples'], 'sample')}"
         f" in {timedelta(seconds=round(numbers['seconds']))}"
     ]
     if numbers["samples_per_s"] is not None:
@@ -42,7 +44,7 @@ def summary_text(numbers: Summary) -> str:
     if numbers["loss"] is not None:
         lines.append(f"test      {_tested(numbers)}, loss {numbers['loss']:.4g}")
     if numbers["median_distance"] is not None:
-        met = f"{numbers['meetings']:,} times, median distance {numbers['median_distance']:.3g}"
+        met = f"{count_text(numbers['meetings'], 'time')}, median distance {numbers['median_distance']:.3g}"
         lines.append(f"groups    met {met}; {numbers['lssr']:.1%} of the steps alone")
     elif numbers["lssr"]:
         lines.append(f"groups    shared gradients, but for {numbers['lssr']:.1%} of the steps")
@@ -67,7 +69,8 @@ def summary_text(numbers: Summary) -> str:
         lines.append(f"by torch  {size} in groups, for the sharded model, by formula")
     if links := numbers["bytes_per_link"]:
         lines.append(
-            f"links     from rank 0 to {len(links)} groups, {byte_text(max(links.values()))} at most"
+            f"links     from rank 0 to {count_text(len(links), 'group')}, "
+            f"{byte_text(max(links.values()))} at most"
         )
     return "\n".join(lines)
 
@@ -101,7 +104,7 @@ def _traced(found: Summary) -> str:
         for name, seconds in both.most_common()
         if seconds >= TOLD * both.total()
     )
-    return f"{found['steps']} steps, of one {'; '.join(told)}"
+    return f"{count_text(found['steps'], 'step')}, of one {'; '.join(told)}"
 
 
 def _ahead(numbers: Summary) -> str:
@@ -112,11 +115,6 @@ def _ahead(numbers: Summary) -> str:
 def _shares(amounts: Mapping[str, float]) -> str:
     total = sum(amounts.values()) or 1
     return ", ".join(f"{phase} {amount / total:.0%}" for phase, amount in amounts.items())
-
-
-def count_text(n: int, noun: str) -> str:
-    """So many of them: ``1 group``, ``2 groups``."""
-    return f"{n} {noun}{'s' if n != 1 else ''}"
 
 
 def byte_text(size: float) -> str:

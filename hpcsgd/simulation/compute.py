@@ -11,7 +11,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.simulation.durations import Layout
 
 Seconds = NDArray[np.float64]
@@ -104,7 +104,7 @@ class Lasting:
     def factors(self, steady: Generator, anew: Generator, n: int) -> Seconds:
         slow = list(self.ranks) or steady.permutation(n)[: round(self.fraction * n)]
         if max(self.ranks, default=0) >= n:
-            raise UserError(f"ranks = {self.ranks!r}: there are {n} ranks, the last is {n - 1}")
+            raise UserError(f"ranks = {self.ranks!r}: there are {count_text(n, 'rank')}, the last is {n - 1}")
         factors = np.ones(n)
         factors[slow] = self.factor
         return factors

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TextIO
 
 from hpcsgd.core.graphs import Graph, senders
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.files.atomic import replacing
 from hpcsgd.simulation.compute import Compute
 from hpcsgd.simulation.simulate import Simulation
@@ -133,7 +133,8 @@ class _Rank:
         carried = seconds / rounds - self._d.message.latency
         if carried < 0:
             raise UserError(
-                f"{p} ranks meet for {seconds:g} s, in {rounds} rounds of messages of at least "
+                f"{count_text(p, 'rank')} meet for {seconds:g} s, in {count_text(rounds, 'round')} of "
+                "messages of at least "
                 f"{self._d.message.latency:g} s (latency_seconds): there is no schedule of that"
             )
         for k in range(rounds):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcsgd.errors import count_text
 from hpcsgd.simulation.failures import Checkpointing
 from hpcsgd.simulation.ledger import WAITING
 from hpcsgd.simulation.simulate import Simulated
@@ -13,8 +14,9 @@ def lines(simulated: Simulated) -> list[str]:
     """One a subject, as at the end of a training."""
     of, layout = simulated.of, simulated.of.layout
     told = [
-        f"job       {layout.P:,} groups of {layout.K} ranks on {layout.hosts:,} hosts, {of.rule}",
-        f"trained   {of.steps:,} steps in {_time(simulated.seconds)}",
+        f"job       {count_text(layout.P, 'group')} of {count_text(layout.K, 'rank')} on "
+        f"{count_text(layout.hosts, 'host')}, {of.rule}",
+        f"trained   {count_text(of.steps, 'step')} in {_time(simulated.seconds)}",
         f"speed     {simulated.steps_per_second:.4g} steps/s, {simulated.samples_per_second:,.4g} samples/s",
         f"time      {_shares({k: v for k, v in simulated.shares.items() if k not in WAITING})}",
         f"waiting   {_shares({k: v for k, v in simulated.shares.items() if k in WAITING}) or 'none'}",

@@ -10,8 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from hpcsgd.errors import UserError, near_miss
-from hpcsgd.report.summary import count_text
+from hpcsgd.errors import UserError, count_text, near_miss
 from hpcsgd.starting.choices import AFTER_STORE, COLLECTIONS, METHODS, Data, data_of_store
 
 
@@ -50,7 +49,10 @@ def require_sense(wanted: Wanted, data: Data) -> None:
             raise UserError(f"--{name} {value}: at least 1 is needed")
     if wanted.ranks % wanted.groups:
         fitting = ", ".join(str(n) for n in range(1, wanted.ranks + 1) if wanted.ranks % n == 0)
-        raise UserError(f"--groups {wanted.groups}: does not divide {wanted.ranks} ranks; allowed: {fitting}")
+        raise UserError(
+            f"--groups {wanted.groups}: does not divide {count_text(wanted.ranks, 'rank')}; allowed: "
+            f"{fitting}"
+        )
 
 
 def job_text(wanted: Wanted, data: Data, file: Path) -> str:

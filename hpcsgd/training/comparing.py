@@ -18,7 +18,7 @@ from hpcsgd.config.schema import Config, dump
 from hpcsgd.config.variants import configs, folder_name
 from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Job, together
-from hpcsgd.errors import UserError, located
+from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.report import run_folder
 from hpcsgd.report.comparison import Comparison, Entry, comparison_text, read_comparison, write_comparison
@@ -165,7 +165,10 @@ def _require_begun_so(folder: Path, trials: Sequence[Trial], ranks: int) -> None
             part.write_text(json.dumps({"ranks": ranks, "variants": []}))
     before = _told(folder).get("ranks")
     if before != ranks:
-        raise UserError(f"{folder}: was begun on {before} ranks, and here are {ranks}: go on with as many")
+        raise UserError(
+            f"{folder}: was begun on {count_text(before or 0, 'rank')}, and here are {ranks}: go on with "
+            "as many"
+        )
     for trial in trials:
         job = trial.folder / run_folder.JOB_FILE
         asked = as_it_began(trial.config)

@@ -14,7 +14,7 @@ from hpcsgd.config.reference import annotations_of, resolve
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.capabilities import Threshold
 from hpcsgd.core.topology import Job, together
-from hpcsgd.errors import JobError, UserError, located
+from hpcsgd.errors import JobError, UserError, count_text, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.methods import METHODS
 from hpcsgd.training.assembly import Assembly, assemble
@@ -42,7 +42,10 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
     job = form_job(world, config)
     changes = measure(config, job, path, steps)
     if world.rank == 0:
-        print(f"{len(changes.deltas)} steps of {changes.deltas.shape[1]} groups, all of them shared")
+        print(
+            f"{count_text(len(changes.deltas), 'step')} of "
+            f"{count_text(changes.deltas.shape[1], 'group')}, all of them shared"
+        )
         print("\n".join(table(changes)))
         _write(changes, config)
 
@@ -76,7 +79,9 @@ def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
         with parts.precision.computing():
             loss = parts.task.loss(parts.model(x), y)
         if not loss.isfinite():
-            raise JobError(f"the loss is {loss.item()} after {parts.optimizer.t} steps: try a lower rate")
+            raise JobError(
+                f"the loss is {loss.item()} after {count_text(parts.optimizer.t, 'step')}: try a lower rate"
+            )
         parts.optimizer.zero_grad()
         parts.precision.backward(loss)
         parts.batches.advance()

@@ -23,7 +23,7 @@ from hpcsgd.data import (
     open_split,
     require_a_batch,
 )
-from hpcsgd.errors import UserError, located
+from hpcsgd.errors import UserError, count_text, located
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class DealtToRanks:
             batches = InjectedBatches(sampler, self.place, b, injection)
         if not len(batches):
             raise UserError(
-                f"[data] injection: a rank has {len(sampler)} samples an epoch, and loads "
+                f"[data] injection: a rank has {count_text(len(sampler), 'sample')} an epoch, and loads "
                 f"{batches.portions.own + batches.portions.shared} in a step"
             )
         return batches
@@ -90,7 +90,9 @@ class DealtToPeers:
         if data.injection is not None:
             raise UserError("[data] injection: groups that `hpcsgd launch` starts do not share samples")
         if B < K:
-            raise UserError(f"[data] batch_size = {B} is the batch of a group of {K} ranks: too few samples")
+            raise UserError(
+                f"[data] batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: too few samples"
+            )
         return _some(Batches(sampler, B, K, self.job.j))
 
 
@@ -109,7 +111,8 @@ def _sampler(train: Split, place: Job | AsRank, config: Config) -> Sampler:
 def batch_of_rank(B: int, K: int) -> int:
     if B % K:
         raise UserError(
-            f"[data] batch_size = {B} is the batch of a group of {K} ranks: give a multiple of {K}"
+            f"[data] batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: give a multiple "
+            f"of {K}"
         )
     return B // K
 

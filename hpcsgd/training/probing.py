@@ -15,7 +15,7 @@ import torch
 from hpcsgd.config.schema import Config, dump, load
 from hpcsgd.core.capabilities import Periodic, leaves_mean
 from hpcsgd.core.topology import together
-from hpcsgd.errors import UserError, located
+from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.files.reading import read_json
 from hpcsgd.report.run_folder import changes
@@ -40,7 +40,7 @@ def run(
     overrides: Sequence[str],
     *,
     groups: str | None,
-    seeds: int,
+    repeats: int,
     ranks: int | None,
     idle: Path | None,
 ) -> None:
@@ -53,7 +53,7 @@ def run(
     world = mpi.world()
     with together(world, "reading the job file"):
         config = load(path, overrides)
-        plan = plan_of(config, path, _numbers(groups), seeds)
+        plan = plan_of(config, path, _numbers(groups), repeats)
         if ranks is not None and ranks < 1:
             raise UserError(f"--ranks {ranks}: at least 1 is needed")
         folder = config.run.folder.with_name(f"{config.run.folder.name}-probe")
@@ -71,7 +71,7 @@ def run(
         print(answer(result))
         if ranks is not None:
             P = fitting(result.verdict.P, ranks)
-            print(f"for {ranks} ranks: {P} groups of K = {ranks // P}")
+            print(f"for {count_text(ranks, 'rank')}: {count_text(P, 'group')} of K = {ranks // P}")
         _write(result, config, folder)
 
 
@@ -82,10 +82,10 @@ def _numbers(groups: str | None) -> list[int] | None:
         raise UserError(f"--groups {groups}: expected numbers, as 2,4,8") from None
 
 
-def plan_of(config: Config, path: Path, groups: Sequence[int] | None, seeds: int) -> Plan:
+def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: int) -> Plan:
     """Raises `UserError` where the job's method is not one that the distance can judge."""
-    if seeds < 1:
-        raise UserError(f"--seeds {seeds}: at least 1 is needed")
+    if repeats < 1:
+        raise UserError(f"--repeats {repeats}: at least 1 is needed")
     with located(str(path)):
         _require_plain(config)
         method = make_method(config, steps_per_epoch=10**9)  # what goes by epochs is refused below
@@ -102,7 +102,7 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, seeds: int
         batch_size=config.data.batch_size,
         lr=config.optimizer.lr,
         rule=config.schedule.scaling,
-        seeds=tuple(range(config.seed, config.seed + seeds)),
+        seeds=tuple(range(config.seed, config.seed + repeats)),
     )
 
 
@@ -169,7 +169,7 @@ def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, Distanc
         log.warning("%s was of another training: %s", file, differing)
     if found["unclear"] is not None:
         log.warning("%s: not clear between %d and %d groups", file, P, found["unclear"])
-    log.info("%s: %d groups; %d for %d ranks", file, P, groups, ranks)
+    log.info("%s: %s; %d for %s", file, count_text(P, "group"), groups, count_text(ranks, "rank"))
     job = dataclasses.replace(config.job, groups=groups, group_size=None)
     return dataclasses.replace(config, job=job), monitor
 

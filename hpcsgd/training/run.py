@@ -16,7 +16,7 @@ from hpcsgd.checkpoint.folder import titles
 from hpcsgd.config.schema import Config, load
 from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Job, together
-from hpcsgd.errors import MOVED, STOPPED, located
+from hpcsgd.errors import MOVED, STOPPED, count_text, located
 from hpcsgd.files.atomic import replacing
 from hpcsgd.islands.meetings import Meetings, Over
 from hpcsgd.models.weights import whole_state
@@ -24,7 +24,7 @@ from hpcsgd.report import trace
 from hpcsgd.report.metrics import Metrics
 from hpcsgd.report.run_folder import CHECKPOINTS, usable
 from hpcsgd.report.sinks.outlets import Outlets, sink_run
-from hpcsgd.report.summary import byte_text, count_text
+from hpcsgd.report.summary import byte_text
 from hpcsgd.training.assembly import Assembly, assemble
 from hpcsgd.training.devices import form_job
 from hpcsgd.training.ensemble import Island, Moved
@@ -105,8 +105,9 @@ def train(
         setting.open_folder(resume, open_files, devices)
         where = "" if devices.keys() == {"cpu"} else f", on {', '.join(sorted(devices))}"
         log.info(
-            "%s of %s, %d steps an epoch%s",
-            count_text(job.groups, "group"), count_text(job.K, "rank"), parts.steps_per_epoch, where,
+            "%s of %s, %s an epoch%s",
+            count_text(job.groups, "group"), count_text(job.K, "rank"),
+            count_text(parts.steps_per_epoch, "step"), where,
         )  # fmt: skip
         warn_of_few(len(parts.sampler) * job.K, begun.data.batch_size)
         if parts.by_torch is not None:
@@ -187,7 +188,7 @@ def _go_on(setting: World | Island, parts: Assembly, checkpoints: Checkpoints, l
     loop.take_up(shared, setting.own(own))
     cut = "" if own is not None else f", cut anew for {job.P} × {job.K}"
     if saved.P != job.P:
-        cut += f"; the learning rate stays that of {saved.P} groups"
+        cut += f"; the learning rate stays that of {count_text(saved.P, 'group')}"
     log.info("resuming at step %d from a checkpoint of %d × %d ranks%s", saved.step, saved.P, saved.K, cut)
 
 

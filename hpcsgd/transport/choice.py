@@ -14,12 +14,12 @@ from typing import Literal, Protocol
 import torch
 
 from hpcsgd.errors import UserError, near_miss
+from hpcsgd.launcher import launched
 from hpcsgd.transport import process_group, proof
 from hpcsgd.transport.backend import Backend, PeerLost, first_line
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.gpu_mpi import GpuAware, TakesAddresses
-from hpcsgd.transport.launcher import launched
 from hpcsgd.transport.process_group import LIBRARIES, GroupBackend
 from hpcsgd.transport.streams import identity, of_place
 

@@ -22,7 +22,7 @@ from typing import NoReturn, Protocol
 
 import torch
 
-from hpcsgd.errors import PEER_LOST, JobError, UserError, in_one_line
+from hpcsgd.errors import PEER_LOST, JobError, UserError, in_one_line, print_at_once, tell
 from hpcsgd.transport.backend import Backend, PeerLost, first_line
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.deadlock import Reports
@@ -58,7 +58,7 @@ class Ending:
     def fail(self, message: str) -> None:
         """End every rank of the job with this line, which is about all of them."""
         with self._telling:
-            _tell(f"hpcsgd: {message}")
+            tell(f"hpcsgd: {message}")
             self._abort(1)
 
     def install(self) -> None:
@@ -69,7 +69,7 @@ class Ending:
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, JobError):
             if self._world.rank == 0:
-                _tell(f"hpcsgd: {error}")
+                tell(f"hpcsgd: {error}")
             self.part(1)
             return
         with self._telling:
@@ -82,13 +82,13 @@ class Ending:
         code = _exit_code(error)
         self._wait_for_turn(code)
         if isinstance(error, KeyboardInterrupt):
-            _tell(f"hpcsgd: {rank}interrupted")
+            tell(f"hpcsgd: {rank}interrupted")
         elif _is_loss(error):
-            _print(f"hpcsgd: {rank}{first_line(error)}")
+            print_at_once(f"hpcsgd: {rank}{first_line(error)}")
         elif isinstance(error, UserError):
-            _tell(f"hpcsgd: {rank}{in_one_line(error)}")
+            tell(f"hpcsgd: {rank}{in_one_line(error)}")
         else:
-            _tell(f"hpcsgd: {rank}{kind.__name__}\n{''.join(traceback.format_exception(kind, error, trace))}")
+            tell(f"hpcsgd: {rank}{kind.__name__}\n{''.join(traceback.format_exception(kind, error, trace))}")
         self._abort(code)
 
     def _wait_for_turn(self, code: int) -> None:
@@ -122,7 +122,7 @@ class Ending:
             self._uncaught(PeerLost, error, None)
             return
         if not closed:
-            _print(f"hpcsgd: rank {self._world.rank} leaves with communication in flight")
+            print_at_once(f"hpcsgd: rank {self._world.rank} leaves with communication in flight")
             self._abort(1)
         if self._watch is not None:
             self._watch.left()
@@ -239,22 +239,3 @@ def _unread(file: int) -> bool:
     except OSError:  # it is closed
         pass
     return False
-
-
-def _tell(text: str) -> None:
-    """A fault of the job's own. The first rank to tell one also leaves it in the file that a batch script
-    named: otherwise that sees no more than how the other ranks were ended."""
-    if name := os.environ.get("HPCSGD_FAILURE"):
-        try:
-            with open(name, "x", encoding="utf-8") as file:
-                print(text, file=file)
-        except FileExistsError:
-            return
-        except OSError as error:
-            _print(f"hpcsgd: {name}: cannot be written: {error.strerror}")
-    _print(text)
-
-
-def _print(text: str) -> None:
-    """Where it is seen whatever becomes of us: torch.distributed holds back what an excepthook prints."""
-    print(text, file=sys.__stderr__ or sys.stderr, flush=True)

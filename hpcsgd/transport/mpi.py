@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from hpcsgd.errors import JobError
+from hpcsgd.launcher import check_world, misfit
 from hpcsgd.transport import by_node, gpu_mpi, ring, sums
 from hpcsgd.transport.backend import ANY, Backend, Ending, Reduction
 from hpcsgd.transport.base import Transport
 from hpcsgd.transport.by_device import ByDevice
 from hpcsgd.transport.by_node import ByNode
 from hpcsgd.transport.ending import guard
-from hpcsgd.transport.launcher import check_world, misfit
 from hpcsgd.transport.mpi_library import MPI
 from hpcsgd.transport.mpi_reports import MpiReports
 from hpcsgd.transport.rank_watch import WORLD, Member

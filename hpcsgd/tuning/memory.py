@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.transport import Transport
 
 PROC = Path("/proc")
@@ -24,7 +24,8 @@ def require_room(each: int, Ps: Sequence[int], free: int, world: Transport) -> N
     if too_many:
         raise UserError(
             f"{too_many[0]} models of {each / 2**20:.0f} MiB, with gradients and the optimizer's state, do "
-            f"not fit into {world.size} times {room / 2**30:.1f} GiB: up to {fitting} groups do; or give "
+            f"not fit into {world.size} times {room / 2**30:.1f} GiB: up to "
+            f"{count_text(fitting, 'group')} do; or give "
             "more ranks, or keep idle models elsewhere (--idle FOLDER; idle= in Python)"
         )
 

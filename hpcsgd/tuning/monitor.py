@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from hpcsgd.errors import count_text
 from hpcsgd.tuning.growth import COMPARED
 
 FACTOR = 2.0
@@ -41,7 +42,7 @@ class DistanceMonitor:
         before, self._state = self._state, self._judged(D, lr)
         if self._state == before:
             return None
-        saw = f"D = {D:.3g}, the probe saw {self.D:.3g} with {self.P} groups"
+        saw = f"D = {D:.3g}, the probe saw {self.D:.3g} with {count_text(self.P, 'group')}"
         return {
             "far": f"the groups are further apart than probed ({saw}): accuracy may suffer, probe again",
             "close": f"the groups are closer than probed ({saw}): more may do from here on, probe again",

@@ -2,16 +2,16 @@
 
 The hierarchical local SGD paper, section III-C. Differences from it:
 
-- virtual groups on few ranks instead of P × K real ones;
+- virtual groups on few ranks, not P × K real ones;
 - the warm-up is cut short: one model, from which all groups start, trains alone for `Plan.settle` steps at
   the rate of a single group, and a ramp of `Plan.ramp` meetings follows. Distances tell something only at the
   rate of the real run (at a fixed one they saturate at P ≈ 4 for any model), and the paper's figure 4 is of
   the time after the warm-up, too. A ramp from the first step on would not do: it meets the large gradients
-  of the start, and what they leave behind has other distances (benchmarks/probe_distances.py);
+  of the start, and what they leave has other distances (benchmarks/probe_distances.py);
 - every P goes on until its D is flat, and two neighbouring P for the same number of meetings: D drifts slowly
-  for all, and growth compares the meetings of the same number. Where the larger P needs more of them, the
-  smaller is trained again, for as many: keeping its models meanwhile would take half as much memory again;
-- the loss of the averaged model stands beside D as second evidence.
+  for all, and growth compares meetings of the same number. Where the larger P needs more of them, the smaller
+  is trained again, for as many: keeping its models would take half as much memory again;
+- the loss of the averaged model is second evidence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from hpcsgd.core.topology import together
 from hpcsgd.engine.lr import lr_scale
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 from hpcsgd.transport import Transport
 from hpcsgd.transport.streams import HOST
 from hpcsgd.tuning.growth import COMPARED, THRESHOLD, Growth, Verdict, growths_of, is_flat, verdict
@@ -149,7 +149,8 @@ class Probe:
         if ours <= BEHIND * theirs:
             return None
         return (
-            f"after {meetings * self.plan.every} updates the loss of P = {row.P} is {ours:.4g}, that of P = "
+            f"after {count_text(meetings * self.plan.every, 'update')} the loss of P = {row.P} is "
+            f"{ours:.4g}, that of P = "
             f"{first.P} is {theirs:.4g}: fewer groups may train better than the distances tell"
         )
 
@@ -180,7 +181,7 @@ def probe(
             if row.diverged is not None:
                 break
             if result.rows and (meetings := len(row.distances[i])) > result.meetings(i):
-                smaller, enough = result.rows[-1], partial(_as_many_as, meetings)
+                smaller, enough = result.rows[-1], lambda distances: len(distances) >= meetings
                 _measure(smaller, i, _from(state, start, smaller.P, seed), plan, world, enough)
                 if smaller.diverged is not None:
                     row = result.rows.pop()  # too large already; what is larger tells nothing
@@ -200,10 +201,6 @@ Enough = Callable[[Sequence[float]], bool]
 
 def _flat_after(meetings: int, plan: Plan, distances: Sequence[float]) -> bool:
     return len(distances) >= meetings and is_flat(distances[plan.ramp :])
-
-
-def _as_many_as(meetings: int, distances: Sequence[float]) -> bool:
-    return len(distances) >= meetings
 
 
 def settle(
@@ -290,7 +287,9 @@ def _meet(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[
         groups.train(plan.every)
         D = groups.meet()
         if D == 0:
-            raise UserError(f"D = 0 with {groups.P} groups: their models stay equal, so nothing trains them")
+            raise UserError(
+                f"D = 0 with {count_text(groups.P, 'group')}: their models stay equal, so nothing trains them"
+            )
         series.append((D, groups.loss()))
 
 

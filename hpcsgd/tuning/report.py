@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.errors import count_text
 from hpcsgd.files.pictures import save
 from hpcsgd.tuning.growth import COMPARED, Growth, Verdict, ideal
 from hpcsgd.tuning.probe import Probe, Row
@@ -21,7 +22,8 @@ def table_row(probe: Probe) -> str:
     """The line of the last P."""
     row = probe.rows[-1]
     if row.diverged is not None:
-        return f"{row.P:>4}  {row.lr:>8.4g}  diverged after {len(row.distances[-1])} meetings: {row.diverged}"
+        met = count_text(len(row.distances[-1]), "meeting")
+        return f"{row.P:>4}  {row.lr:>8.4g}  diverged after {met}: {row.diverged}"
     loss = row.losses[-1][-1]
     equal = probe.loss_after_equal_samples(row)
     cells = f"{row.P:>4}  {row.lr:>8.4g}  {row.D:>9.4g}  {_rho(probe)}  {loss:>8.4g}  {equal:>16.4g}"
@@ -48,7 +50,7 @@ def answer(probe: Probe) -> str:
 def _verdict(probe: Probe, found: Verdict) -> str:
     threshold = probe.plan.threshold
     if probe.diverged is not None and found.P == probe.rows[-2].P:
-        return f"P = {found.P}: with {probe.diverged.P} groups the training diverged"
+        return f"P = {found.P}: with {count_text(probe.diverged.P, 'group')} the training diverged"
     if found.unclear is not None:
         near = next(g for g in probe.growths if g.P == found.P)
         reason = f"ρ = {near.rho:.2f} ({near.low:.2f}–{near.high:.2f}) is too near {threshold} for its spread"

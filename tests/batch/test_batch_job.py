@@ -206,7 +206,7 @@ def test_the_script_of_a_comparison(folder: Path) -> None:
     )
     assert order.script == Path("runs/job-compare.sbatch")
     assert order.placement == (
-        "3 variants in turn, 1 groups of 8, 1 of them on more than one node: their gradients cross the "
+        "3 variants in turn, 1 group of 8, 1 of them on more than one node: their gradients cross the "
         "network at every step; let group_size divide --ranks-per-node; 4 groups of 2, each on one node"
     )
     assert order.starts > 1

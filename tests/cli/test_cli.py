@@ -10,6 +10,31 @@ import programs
 from hpcsgd.cli import app, main
 from hpcsgd.errors import UserError
 
+JOB = """\
+[data]
+store = "digits.h5"
+batch_size = 64
+[model]
+build = "mlp"
+[optimizer]
+lr = 0.1
+[method]
+name = "hierarchical"
+every = 8
+[training]
+epochs = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with job files that are in order."""
+    for name in ("job.toml", "bad.toml"):
+        (tmp_path / name).write_text(JOB)
+    (tmp_path / "m.toml").write_text('[gossip]\nmethod = { name = "sgp" }\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
@@ -150,7 +175,7 @@ def test_convert_text_hands_on_its_files_and_options(
     [
         (
             "data convert text a --tokenizer bytes",
-            "hpcsgd: data convert text: 1 paths given, expected FILES… DST\n",
+            "hpcsgd: data convert text: 1 path given, expected FILES… DST\n",
         ),
         (
             "data convert text a b",
@@ -168,29 +193,31 @@ def test_convert_text_hands_on_its_files_and_options(
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_1(
-    calls: list[object], capsys: pytest.CaptureFixture[str], words: str, line: str
+    calls: list[object], capfd: pytest.CaptureFixture[str], words: str, line: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert ended.value.code == 1
-    assert capsys.readouterr().err == line
+    assert capfd.readouterr().err == line
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (["simulate", "no\nwhere.toml"], "no where.toml: cannot be read: No such file or directory"),
-        (["cite", "examples/digits.toml", "--x", "a\n\x1b[2Jb"], r"--x a \x1b[2Jb: unknown key: Allowed: "),
+        (
+            ["cite", "job.toml", "--x", "a\n\x1b[2Jb"],
+            r"--x a \x1b[2Jb: hpcsgd cite has no such option: Allowed: ",
+        ),
         (["a\nb"], 'Unknown command "a b"'),
     ],
 )
 def test_a_line_is_one_whatever_is_quoted_in_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], line: str
+    capfd: pytest.CaptureFixture[str], words: list[str], line: str
 ) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
     with pytest.raises(SystemExit):
         main(words)
-    told = capsys.readouterr().err
+    told = capfd.readouterr().err
     assert told.startswith(f"hpcsgd: {line}")
     assert told.count("\n") == 1
 
@@ -271,6 +298,17 @@ def test_a_file_that_cannot_be_written_is_one_line(
         main(["simulate", str(example), "--job.groups", "2", "--job.steps", "3", "--json", nowhere])
     assert ended.value.code == 1
     assert capsys.readouterr().err == f"hpcsgd: {nowhere}: cannot be written: No such file or directory\n"
+
+
+@pytest.mark.parametrize("name", ["job.xyz", "job.svg", "job"])
+def test_a_picture_of_another_format_is_refused_before_the_scenario_is_read(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", "nowhere.toml", "--picture", name])
+    assert ended.value.code == 1
+    told = f"hpcsgd: --picture {name}: pictures are written as PNG: expected the name of a .png file\n"
+    assert capsys.readouterr().err == told
 
 
 def test_a_mistake_in_a_scenario_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ def test_images_and_pairs_are_converted(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_mistake_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     words: str,
     line: str,
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_mistake_is_one_line(
     with pytest.raises(SystemExit) as ended:
         main(["data", "convert", *words.split()])
     assert ended.value.code == 1
-    assert capsys.readouterr().err == f"hpcsgd: {line}\n"
+    assert capfd.readouterr().err == f"hpcsgd: {line}\n"
 
 
 @pytest.mark.parametrize("watched", [False, True])
@@ -68,13 +68,13 @@ def test_lines_now_and_then(
     if watched:
         lines = err.split("\r")[1:]
         assert len(lines) == 80
-        assert lines[-1] == f"{'4000 of 4000 images':<60}\n"
+        assert lines[-1] == f"{'4,000 of 4,000 images':<60}\n"
         assert err.count("\n") == 1
-        assert lines[39].strip() == "2000 of 4000 images, 0:00:20 left"
+        assert lines[39].strip() == "2,000 of 4,000 images, 0:00:20 left"
     else:
         assert err.splitlines() == [
-            "1000 of 4000 images, 0:00:30 left",
-            "2000 of 4000 images, 0:00:20 left",
-            "3000 of 4000 images, 0:00:10 left",
-            "4000 of 4000 images",
+            "1,000 of 4,000 images, 0:00:30 left",
+            "2,000 of 4,000 images, 0:00:20 left",
+            "3,000 of 4,000 images, 0:00:10 left",
+            "4,000 of 4,000 images",
         ]

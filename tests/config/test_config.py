@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import string
 from pathlib import Path
 from typing import Any
@@ -331,3 +332,13 @@ def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> N
     )
     (tmp_path / "job.toml").write_text(dump(config))
     assert dataclasses.asdict(load(tmp_path / "job.toml")) == dataclasses.asdict(config)
+
+
+def test_a_section_is_not_in_place_of_a_key_that_was_typed_before_it(folder: Path) -> None:
+    section = '{ build = "cnn" }'
+    told = f"--model {section}: it is in place of all of that section, and so of --model.start x.pt, which "
+    with pytest.raises(UserError, match=f"^{re.escape(told)}was typed before it: type --model first$"):
+        loaded(JOB, "--model.start", "x.pt", "--model", section)
+    with pytest.raises(UserError, match=r"^--model\.arguments \{a=1\}: it is in place of .* type --model"):
+        loaded(JOB, "--model.arguments.depth", "3", "--model.arguments", "{a=1}")
+    assert loaded(JOB, "--model", section, "--model.start", "x.pt").model.start == folder / "x.pt"

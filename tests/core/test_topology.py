@@ -106,3 +106,16 @@ def test_what_succeeds_goes_on(run, n: int) -> None:
         return found
 
     assert run(n, succeed) == [3] * n
+
+
+@pytest.mark.parametrize("n", [4])
+def test_a_job_says_in_one_line_where_this_rank_is(run, n: int) -> None:
+    def said(world: Transport) -> tuple[str, str, str]:
+        return repr(form(world, groups=2)), repr(form(world, groups=4)), repr(form(world))
+
+    last = run(n, said)[3]
+    assert last == (
+        "Job(2 groups of 2, rank 3: position 1 of group 1)",
+        "Job(4 groups of 1, rank 3: position 0 of group 3)",
+        "Job(1 group of 4, rank 3: position 3 of group 0)",
+    )

@@ -248,7 +248,7 @@ def test_islands_start_from_weights_of_others(launch: Launch) -> None:
         ([*TWO, "--group-size", "9"], "job.toml:2: [data] batch_size = 8: too few samples for a group of 9"),
         ([*TWO, "--srun=--mpi=pmi2"], "--srun --mpi=pmi2: not inside a Slurm job"),
         ([*TWO, "--silence", "0"], "--silence 0: must be more than 0"),
-        ([*TWO, "--training.epoch", "3"], "--training.epoch 3: unknown key: did you mean 'epochs'?"),
+        ([*TWO, "--training.epoch", "3"], "--training.epoch 3: unknown key: did you mean --training.epochs?"),
     ],
     ids=["method", "groups", "folder", "batch", "srun", "silence", "key"],
 )

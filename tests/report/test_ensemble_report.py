@@ -64,7 +64,7 @@ def test_samples_are_those_of_all(run_folder: Path, capsys: pytest.CaptureFixtur
     assert (run_folder / "curves.png").exists()
     assert (run_folder / "islands.png").exists()
     told = capsys.readouterr().out
-    assert "\nislands   2 rounds, lost 1 times, returned 1 times, left 1 times\n" in told
+    assert "\nislands   2 rounds, lost 1 time, returned 1 time, left 1 time\n" in told
     assert told.endswith(f"written   {run_folder}\n")
 
 

@@ -91,7 +91,7 @@ def test_wandering_stragglers_do_not() -> None:
         (lambda: Measured([0.1, 0.0]), r"seconds\[1\] = 0.0: expected a number above 0"),
         (lambda: Lasting(2.0), "give their ranks, or the fraction of all"),
         (lambda: Lasting(2.0, ranks=[1], fraction=0.5), "give their ranks, or the fraction of all"),
-        (lambda: drawn(Constant(0.1), Lasting(2.0, ranks=[1000])), "there are 1000 ranks, the last is"),
+        (lambda: drawn(Constant(0.1), Lasting(2.0, ranks=[1000])), "there are 1,000 ranks, the last is"),
         (lambda: Wandering(0.0, 0.5), "factor = 0.0: expected a number above 0"),
         (lambda: Wandering(2.0, 1.5), "fraction = 1.5: a part of all ranks, from 0 to 1"),
         (lambda: Layout(0, 1), "groups = 0: expected 1 or more"),

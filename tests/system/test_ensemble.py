@@ -190,7 +190,7 @@ def test_a_rank_is_killed(cluster: Cluster) -> None:
     assert groups.of(1, "ended")[0]["code"] == 137
     assert [event["life"] for event in groups.of(1, "started")][:2] == ["1", "2"]
     assert cluster.restarts(groups.job) == 0
-    assert "lost 1 times, returned 1 times" in groups.log() or len(groups.events("lost")) > 1
+    assert "lost 1 time, returned 1 time" in groups.log() or len(groups.events("lost")) > 1
 
 
 @pytest.mark.long

@@ -30,7 +30,7 @@ class Array:
         words = ["job", "ensemble", "job.toml", "--independent", "--run.folder", str(RUN), "--time", "10"]
         shape = ["--job.groups", "3", "--ranks-per-node", "2", "--submit"]
         said = cluster.do(sys.executable, "-m", "hpcsgd", *words, *shape)
-        assert "asks for  3 × 1 nodes for 10: 0.5 node hours a start" in said
+        assert "asks for  3 × 1 node for 10: 0.5 node hours a start" in said
         self.number = said.split()[-1]
 
     def task(self, island: int) -> str:

@@ -47,7 +47,7 @@ def test_four_ranks_see_one_world(srun):
 
 TOLD = """
 import dataclasses, json, os
-from hpcsgd.transport.launcher import launched
+from hpcsgd.launcher import launched
 told = launched(os.environ)
 print(json.dumps({**dataclasses.asdict(told), "by": told.by}), flush=True)
 """

@@ -191,7 +191,7 @@ def test_what_goes_on_has_to_be_the_same(job_file: Path, tmp_path: Path) -> None
         JobError, match=r"run-compare/bsp: was begun otherwise: training.epochs 1 → 2: choose"
     ):
         compare(job_file, run, "bsp", *STEADY, "--training.epochs", "2", n=1, resume=True)
-    with pytest.raises(JobError, match="was begun on 1 ranks, and here are 2"):
+    with pytest.raises(JobError, match="was begun on 1 rank, and here are 2"):
         compare(job_file, run, "bsp", *STEADY, n=2, resume=True)
     compare(job_file, run.absolute(), "bsp", *STEADY, "--training.time_limit", "9", n=1, resume=True)
 
@@ -213,7 +213,7 @@ def test_ranks_count_before_anything_is_complete(job_file: Path, tmp_path: Path)
     """As where the first variant is killed."""
     with pytest.raises(UserError, match="the loss is nan"):
         compare(job_file, tmp_path / "run", "bsp", *STEADY, "--optimizer.lr", "1e30", n=1)
-    with pytest.raises(JobError, match="was begun on 1 ranks, and here are 2"):
+    with pytest.raises(JobError, match="was begun on 1 rank, and here are 2"):
         compare(job_file, tmp_path / "run", "bsp", *STEADY, "--optimizer.lr", "1e30", n=2, resume=True)
 
 

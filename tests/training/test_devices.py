@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from hpcsgd.errors import UserError
+from hpcsgd.launcher import LAUNCHERS, Launcher
 from hpcsgd.training import devices
 from hpcsgd.training.devices import Delivery
 from hpcsgd.transport import threads
 from hpcsgd.transport.choice import place_on_node
-from hpcsgd.transport.launcher import LAUNCHERS, Launcher
 from hpcsgd.transport.streams import HOST, Moment, device_for
 
 

@@ -78,7 +78,7 @@ def test_which_delta(folder: Path) -> None:
         (["--groups", "1"], "hpcsgd: groups = [1]: at least two numbers of groups from 2 on can be compared"),
         (["--groups", "few"], "hpcsgd: --groups few: expected numbers, as 2,4,8"),
         (["--idle", "nowhere"], "hpcsgd: nowhere: no place for idle models: No such file or directory"),
-        (["--seeds", "0"], "hpcsgd: --seeds 0: at least 1 is needed"),
+        (["--repeats", "0"], "hpcsgd: --repeats 0: at least 1 is needed"),
         (["--groups", "2,500"], "hpcsgd: 400 samples cannot be dealt to 500 ranks: each needs at least one"),
         (["--optimizer.lr", "1e30"], "hpcsgd: the loss with one group is "),
         (["--optimizer.lr", "1e-300"], "hpcsgd: D = 0 with 2 groups: their models stay equal"),

@@ -198,4 +198,4 @@ def test_a_batch_job_is_checked_where_its_model_has_no_room(folder: Path) -> Non
     large = ("--model.arguments.width", "512", "--model.arguments.layers", "40")
     limited = f"ulimit -d {10**6}; exec {shlex.join([*HPCSGD, *ON_NODES, *large])}"
     done = ended(start(folder, ["bash", "-c", limited]))
-    assert "ranks     4 on 1 nodes: 2 groups of 2, each on one node" in done.out, done.err
+    assert "ranks     4 on 1 node: 2 groups of 2, each on one node" in done.out, done.err

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch.distributed as dist
 
+from hpcsgd import errors
 from hpcsgd.errors import PEER_LOST, JobError
 from hpcsgd.transport import PeerLost, Transport, ending, threads
 from transport.jobs import KILLED, LIMIT, launch
@@ -294,12 +295,12 @@ def test_the_first_failure_is_the_one_that_a_batch_script_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HPCSGD_FAILURE", str(tmp_path / "failure"))
-    ending._tell("hpcsgd: the cause")
-    ending._tell("hpcsgd: what followed from it")
+    errors.tell("hpcsgd: the cause")
+    errors.tell("hpcsgd: what followed from it")
     assert (tmp_path / "failure").read_text() == "hpcsgd: the cause\n"
     assert capfd.readouterr().err == "hpcsgd: the cause\n"
     monkeypatch.setenv("HPCSGD_FAILURE", str(tmp_path / "no" / "folder"))
-    ending._tell("hpcsgd: the cause")
+    errors.tell("hpcsgd: the cause")
     assert capfd.readouterr().err.splitlines()[1:] == ["hpcsgd: the cause"]
 
 

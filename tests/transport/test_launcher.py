@@ -11,7 +11,7 @@ import pytest
 
 import programs
 from hpcsgd.errors import JobError
-from hpcsgd.transport.launcher import LAUNCHERS, check_world, launched, misfit
+from hpcsgd.launcher import LAUNCHERS, check_world, launched, misfit
 from training.launches import unlaunched
 
 SLURM_STEP = {
@@ -205,7 +205,7 @@ def test_the_message_names_launcher_variable_library_and_remedy() -> None:
 
 TELLS = """
 import json, os
-from hpcsgd.transport.launcher import launched
+from hpcsgd.launcher import launched
 told = launched(os.environ)
 print(json.dumps([told.by, told.size, told.rank, told.local_rank, told.local_size]))
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -66,6 +67,11 @@ def test_messages_are_read_as_they_are_seen(tmp_path: Path) -> None:
         Message("a.py", "nobody is late", ""),
         Message("a.py", "rank … is gone", ""),
     }
+
+
+def test_a_count_is_read_with_its_noun() -> None:
+    tree = ast.parse("""f"{count_text(n, 'rank')} of {n}: {count_text(n, noun)}" """, mode="eval")
+    assert messages.said(tree.body) == "… ranks of …: …".replace("…", messages.OPEN)
 
 
 def test_the_longest_beginning_decides() -> None:

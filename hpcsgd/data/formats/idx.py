@@ -14,7 +14,7 @@ import numpy as np
 
 from hpcsgd.data.formats.streams import InputStream, existing, opened
 from hpcsgd.data.images import BLOCK_ROWS, Block, Images
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, count_text
 
 CLASSES = 10
 PREFIXES = {"train": "train", "test": "t10k"}
@@ -58,7 +58,8 @@ def _counts(images: Path, labels: Path) -> list[int]:
         (label_count,) = _header(stream, 1)
     if label_count != dimensions[0]:
         raise UserError(
-            f"{labels}: byte 4: says {label_count} labels, but {images} says {dimensions[0]} images"
+            f"{labels}: byte 4: says {count_text(label_count, 'label')}, but {images} says "
+            f"{count_text(dimensions[0], 'image')}"
         )
     return dimensions
 
@@ -93,5 +94,5 @@ def _split_blocks(split: str, images: InputStream, labels: InputStream) -> Itera
         if len(wrong):
             raise labels.error(f"label {values[wrong[0]]} is not below {CLASSES}", 8 + start + int(wrong[0]))
         yield Block(split, start, pixels.reshape(shape), values)
-    images.expect_end(f"the file of {total} images")
-    labels.expect_end(f"the file of {total} labels")
+    images.expect_end(f"the file of {count_text(total, 'image')}")
+    labels.expect_end(f"the file of {count_text(total, 'label')}")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpcsgd.data.arrays import Labelled, Part
-from hpcsgd.errors import UserError, located
+from hpcsgd.errors import UserError, count_text, located
 
 TEST_EVERY = 10
 """Of each class, where there is no file to test on, one sample of so many is held out."""
@@ -40,7 +40,9 @@ def _part(source: Path) -> Part:
         if x.ndim < 2 or not x.size:
             raise UserError(f"x has shape {list(x.shape)}: a row for each sample is needed, [n, ...]")
         if y.shape != x.shape[:1]:
-            raise UserError(f"y has shape {list(y.shape)}: one label for each of {len(x)} samples is needed")
+            raise UserError(
+                f"y has shape {list(y.shape)}: one label for each of {count_text(len(x), 'sample')} is needed"
+            )
         return Part(_values(x), _labels(y))
 
 

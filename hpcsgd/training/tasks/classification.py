@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from hpcsgd.data import Arrays, ImageFiles, Store
+from hpcsgd.errors import count_text
 from hpcsgd.training.tasks.task import Result, tally_of, unfit
 
 
@@ -34,4 +35,6 @@ class Classification:
     def require(self, scores: Tensor, x: Tensor, model: str) -> None:
         classes = len(self._data.classes)
         if scores.dim() != 2 or len(scores) != len(x) or scores.shape[1] < classes:
-            raise unfit(model, scores, x, f"{self._data.path} has {classes} classes", [len(x), classes])
+            raise unfit(
+                model, scores, x, f"{self._data.path} has {count_text(classes, 'class')}", [len(x), classes]
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpcsgd.errors import JobError
+from hpcsgd.errors import JobError, count_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +214,7 @@ def check_world(size: int, library: str, environ: Mapping[str, str]) -> None:
     meant = misfit(size, environ)
     if meant is None:
         return
-    started = f"rank {meant.rank}" if meant.size is None else f"{meant.size} ranks"
+    started = f"rank {meant.rank}" if meant.size is None else count_text(meant.size, "rank")
     if not meant.launcher.of_mpi:
         raise JobError(
             f"{meant.by} started {started} but MPI sees a world of {size}: ranks of hpcsgd are those of MPI. "

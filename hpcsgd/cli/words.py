@@ -1,0 +1,146 @@
+"""The words of a command line, before they are bound: each flag is one of the command, or a key of its file.
+
+One parser for all commands. Whoever mistypes a flag is told the near misses among both.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_type_hints
+
+from cyclopts import App, Parameter
+
+from hpcsgd.config.keys import is_known, keys, meant
+from hpcsgd.errors import UserError, shortened
+
+
+@dataclass(frozen=True)
+class KeysOf:
+    """Marks the words of a command that are keys of a file: those that this dataclass describes."""
+
+    kind: Callable[[], type]
+
+
+def _job_file() -> type:
+    from hpcsgd.config.schema import Config
+
+    return Config
+
+
+def _scenario() -> type:
+    from hpcsgd.simulation.scenario import Scenario
+
+    return Scenario
+
+
+JobKeys = Annotated[str, Parameter(allow_leading_hyphen=True), KeysOf(_job_file)]
+"""The type of overrides of a job file."""
+ScenarioKeys = Annotated[str, Parameter(allow_leading_hyphen=True), KeysOf(_scenario)]
+"""The type of overrides of a scenario."""
+
+
+@dataclass(frozen=True)
+class _Command:
+    """What may be typed after its name."""
+
+    name: str
+    takes: dict[str, bool]
+    """Whether a flag is followed by a value."""
+    files: int
+    """How many words come before all others."""
+    kind: type | None
+    """That of the file whose keys may be typed, if any."""
+
+    @classmethod
+    def of(cls, command: App, names: Sequence[str]) -> _Command:
+        arguments = command.assemble_argument_collection()
+        takes = {
+            name.removeprefix("--"): argument.token_count()[0] > 0
+            for argument in arguments
+            for name in argument.names
+            if name.startswith("--")
+        }
+        first = sum(each.field_info.kind is inspect.Parameter.POSITIONAL_ONLY for each in arguments)
+        return cls(" ".join(["hpcsgd", *names]), takes, first, _kind(command.default_command))
+
+    def require(self, words: Sequence[str]) -> None:
+        """Raises `UserError` for the first flag that is neither of the command nor a key of its file, and for
+        the first word that is no flag, where there should be one."""
+        bare = 0
+        for flag, text in _split(words, self.takes):
+            if flag is None:
+                bare += 1
+                if self.kind is not None and bare > self.files:
+                    raise UserError(f"{text}: expected a flag here: {self._hint(text.lstrip('-'), None)}")
+            elif flag not in self.takes:
+                self._require_key(flag, text, bare)
+
+    def _require_key(self, flag: str, text: str | None, bare: int) -> None:
+        if self.kind is None or not is_known(flag, self.kind):
+            given = f"--{flag}" if text is None else f"--{flag} {shortened(text)}"
+            if self.kind is not None and "." in flag:
+                raise UserError(f"{given}: unknown key: {self._hint(flag, text)}")
+            raise UserError(f"{given}: {self.name} has no such option: {self._hint(flag, text)}")
+        if text is None:
+            inner = [f"--{key}" for key in keys(self.kind) if key.startswith(f"{flag}.")]
+            instead = _either([*meant(flag, None, self.takes, {}), *inner[:1]])
+            raise UserError(f"--{flag}: expected a value after it{instead and f'; {instead.rstrip()}'}")
+        if bare == 0:
+            raise UserError(f"--{flag} {shortened(text)}: a key of the file: name the file before it")
+
+    def _hint(self, flag: str, text: str | None) -> str:
+        """What may have been meant, and what is allowed."""
+        known = {} if self.kind is None else keys(self.kind)
+        found = meant(flag, text, self.takes, known) or meant(flag, None, self.takes, known)
+        return f"{_either(found)}Allowed: {', '.join(self._allowed(flag, known)) or 'none'}"
+
+    def _allowed(self, flag: str, known: Iterable[str]) -> list[str]:
+        """The keys of the section that `flag` is in, if there is one, or else options and sections."""
+        section = flag.rpartition(".")[0]
+        inside = [f"--{key}" for key in sorted(known) if section and key.rpartition(".")[0] == section]
+        if inside or not known:
+            return inside or [f"--{name}" for name in sorted(self.takes)]
+        example = next(key for key in known if "." in key)
+        sections = ", ".join(sorted(key for key in known if "." not in key))
+        options = [f"--{name}" for name in sorted(self.takes)]
+        return [*options, f"and keys of the file, as --{example}, in {sections}"]
+
+
+def require_known(app: App, words: Sequence[str]) -> None:
+    """Raise `UserError` unless each flag in the words of a command line is one of its command, or a key of
+    the file that this command reads."""
+    if any(word in (*app.help_flags, *app.version_flags) for word in words):
+        return
+    names, apps, rest = app.parse_commands(words)
+    if apps[-1].default_command is not None:
+        _Command.of(apps[-1], names).require(rest)
+
+
+def _split(words: Sequence[str], takes: dict[str, bool]) -> Iterator[tuple[str | None, Any]]:
+    """Each flag with the value after it, None where there is none; and None with each word that belongs to
+    no flag."""
+    rest = list(words)
+    while rest and rest[0] != "--":
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            yield None, word
+            continue
+        flag, equals, text = word.removeprefix("--").partition("=")
+        value: str | None = text if equals else None
+        if not equals and takes.get(flag, True) and rest and not rest[0].startswith("--"):
+            value = rest.pop(0)
+        yield flag, value
+
+
+def _kind(function: Any) -> type | None:
+    """Of the file whose keys a command takes, by the mark on its overrides."""
+    if function is None or "overrides" not in inspect.signature(function).parameters:
+        return None
+    marks = get_args(get_type_hints(function, include_extras=True)["overrides"])
+    return next(mark.kind() for mark in marks if isinstance(mark, KeysOf))
+
+
+def _either(names: Sequence[str]) -> str:
+    return f"did you mean {' or '.join(names)}? " if names else ""

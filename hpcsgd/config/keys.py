@@ -1,0 +1,84 @@
+"""The keys that a TOML file can have, as dotted paths, and which of them somebody meant who typed another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
+from typing import Any, get_origin, get_type_hints
+
+from hpcsgd.config.kinds import alternatives_to_none, convert
+from hpcsgd.config.overrides import Typed
+from hpcsgd.config.reader import BESIDE, section_kind
+
+CLOSE = 0.6
+"""How alike, from 0 to 1, a name and what was typed have to be."""
+AS_CLOSE = 0.1
+"""By how much a second near miss may be less alike than the first one."""
+SHOWN = 3
+"""Near misses at most."""
+
+
+def keys(kind: Any) -> dict[str, Any]:
+    """All keys of the file that the dataclass `kind` reads, sections included, each with its annotation."""
+    return dict(_keys(kind, ""))
+
+
+def _keys(kind: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    hints = get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        if BESIDE in field.metadata:
+            continue
+        path, inner = f"{prefix}{field.name}", section_kind(hints[field.name])
+        yield path, hints[field.name]
+        if inner is not None:
+            yield from _keys(inner, f"{path}.")
+
+
+def is_known(path: str, kind: Any) -> bool:
+    """Whether that file can have this key. A table whose keys are up to somebody else can have any."""
+    name, _, rest = path.partition(".")
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    if name not in fields or BESIDE in fields[name].metadata:
+        return any(BESIDE in field.metadata for field in fields.values())
+    annotation = get_type_hints(kind, include_extras=True)[name]
+    inner = section_kind(annotation)
+    if not rest or inner is None:
+        return not rest or any(get_origin(each) is dict for each in alternatives_to_none(annotation))
+    return is_known(rest, inner)
+
+
+def meant(given: str, text: str | None, flags: Iterable[str], known: Mapping[str, Any]) -> list[str]:
+    """The flags and the `known` keys that somebody may have meant by ``--given text``, likeliest first.
+
+    The last part of a key is enough to find it. A key that cannot have the value `text` was not meant.
+    """
+    scores = {f"--{flag}": _likeness(given, flag) for flag in flags}
+    for path, annotation in known.items():
+        if text is None or _takes(annotation, f"--{path}", text):
+            scores[f"--{path}"] = _likeness_to_key(given, path)
+    best = max(scores.values(), default=0.0)
+    close = [name for name, score in scores.items() if score >= max(CLOSE, best - AS_CLOSE)]
+    return sorted(close, key=lambda name: -scores[name])[:SHOWN]
+
+
+def _likeness(given: str, name: str) -> float:
+    one, other = (word.lower().replace("-", "_") for word in (given, name))
+    return SequenceMatcher(None, one, other).ratio()
+
+
+def _likeness_to_key(given: str, path: str) -> float:
+    """Somebody may have left the section out, or named another one."""
+    last = path.rpartition(".")[2]
+    of_last = 0.9 * _likeness(given.rpartition(".")[2], last) if "." in given else _likeness(given, last)
+    return max(_likeness(given, path), of_last)
+
+
+def _takes(annotation: Any, flag: str, text: str) -> bool:
+    if section_kind(annotation) is not None:
+        return isinstance(Typed(flag, text).value(), dict)
+    try:
+        convert(annotation, Typed(flag, text))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,124 @@
+"""Arguments in the wrong place, or of the wrong kind, are told in one line that names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.utils.data import IterableDataset
+
+import hpcsgd
+from hpcsgd import DistributedOptimizer, JobError, UserError, bsp
+from hpcsgd.core.topology import form
+from hpcsgd.transport import Transport
+from references import model as make_model
+
+CALL = "expected DistributedOptimizer(optimizer, model, job, method)"
+JOB = "expected what hpcsgd.init(groups=…) returns"
+MADE = "expected a method, which a call makes: did you mean"
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "its name": (
+        {"method": "hierarchical"},
+        f"method = 'hierarchical': {MADE} hpcsgd.hierarchical(every=…)?",
+    ),
+    "near its name": ({"method": "diloko"}, f"method = 'diloko': {MADE} hpcsgd.diloco(every=…)?"),
+    "no call": (
+        {"method": hpcsgd.hierarchical},
+        f"method = hierarchical: {MADE} hpcsgd.hierarchical(every=…)?",
+    ),
+    "no call of bsp": ({"method": bsp}, f"method = bsp: {MADE} hpcsgd.bsp()?"),
+    "no method": (
+        {"method": None},
+        "method = None: expected a method, as hpcsgd.hierarchical(every=…); allowed: ad_psgd, ",
+    ),
+    "a part of one": (
+        {"method": hpcsgd.TopK(0.5)},
+        "method = an object of type TopK: expected a method, as hpcsgd.hierarchical(every=…); allowed: ad_",
+    ),
+    "no job": ({"job": None}, f"job = None: {JOB}"),
+    "its number of groups": ({"job": 4}, f"job = 4: {JOB}"),
+    "parameters": (
+        {"model": [nn.Parameter(torch.zeros(1))]},
+        "model = an object of type list: expected the torch.nn.Module itself",
+    ),
+    "a class": (
+        {"optimizer": optim.SGD},
+        "optimizer = SGD: expected a torch optimizer that has been made, as torch.optim.SGD(",
+    ),
+}
+
+
+def given() -> dict[str, Any]:
+    net = make_model()
+    return {"optimizer": optim.SGD(net.parameters(), 0.1), "model": net, "method": bsp()}
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(("wrong", "line"), CASES.values(), ids=list(CASES))
+def test_an_argument_of_another_kind_is_named(run, n: int, wrong: dict[str, Any], line: str) -> None:
+    def refused(world: Transport) -> str:
+        with pytest.raises(UserError) as error:
+            DistributedOptimizer(**{**given(), "job": form(world), **wrong})
+        return str(error.value)
+
+    for told in run(n, refused):
+        assert told.startswith(line)
+        assert "\n" not in told
+
+
+@pytest.mark.ranks(2)
+def test_arguments_in_another_order_are_told(run) -> None:
+    def refused(world: Transport) -> tuple[str, str]:
+        job, right = form(world), given()
+        with pytest.raises(JobError) as optimizer_and_model:
+            DistributedOptimizer(right["model"], right["optimizer"], job, bsp())
+        with pytest.raises(UserError) as job_and_method:
+            DistributedOptimizer(right["optimizer"], right["model"], bsp(), job)  # pyright: ignore[reportArgumentType]
+        return str(optimizer_and_model.value), str(job_and_method.value)
+
+    for told in run(2, refused):
+        assert told == (f"optimizer and model are swapped: {CALL}", f"job and method are swapped: {CALL}")
+
+
+@pytest.mark.ranks(2)
+def test_the_first_of_two_optimizers_of_one_model_is_told_of_the_second(run) -> None:
+    def refused(world: Transport) -> str:
+        job, net = form(world), make_model()
+        first, second = (
+            DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, bsp()) for _ in range(2)
+        )
+        second.step()
+        with pytest.raises(UserError) as error:
+            first.step()
+        return str(error.value)
+
+    for told in run(2, refused):
+        assert told.startswith("another DistributedOptimizer, made after this one, trains parameter ")
+        assert told.endswith("wrap several optimizers of one model together, as hpcsgd.Joined")
+
+
+class Lines(IterableDataset[int]):
+    def __iter__(self):
+        return iter([1])
+
+
+@pytest.mark.ranks(2)
+def test_what_a_sampler_cannot_sample_from_is_named(run) -> None:
+    def refused(world: Transport) -> list[str]:
+        job, found = form(world), []
+        wrong: list[tuple[Any, Any]] = [(Lines(), job), (iter([1]), job), ([1, 2], None), (job, [1, 2])]
+        for data, place in wrong:
+            with pytest.raises(UserError) as error:
+                hpcsgd.Sampler(data, place)
+            found.append(str(error.value))
+        return found
+
+    for lines, iterator, no_job, swapped in run(2, refused):
+        assert lines.startswith(
+            "data = an object of type Lines, which has no length: expected a dataset with"
+        )
+        assert iterator.startswith("data = an object of type list_iterator, which has no length")
+        assert no_job == f"job = None: {JOB}"
+        assert swapped == "data and job are swapped: expected Sampler(data, job)"
