@@ -109,9 +109,7 @@ def test_updates_before_a_synchronization_are_told() -> None:
         optimizer.take_up(world.rank * 2, [{} for _ in optimizer.param_groups], None)
         train(world, net, optimizer, 0, 2)
 
-    line = (
-        "rank 0 is in a synchronization after 1 update, but rank 1 is in a synchronization after 3 updates"
-    )
+    line = "rank 0 is in a synchronization after 1 update, but rank 1 is in a synchronization after 3 updates"
     with pytest.raises(UserError, match=line):
         threads.run(2, body, timeout=PATIENCE)
 
