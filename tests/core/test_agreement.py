@@ -9,6 +9,7 @@ import pytest
 from hpcsgd import UserError
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.topology import Job, form
+from hpcsgd.errors import count_text
 from hpcsgd.transport import Transport
 
 
@@ -32,8 +33,8 @@ def test_ranks_have_their_numbers_in_the_job(
     calls = [Call("step()", t) for t in range(4)]
     for line, (first, other) in zip(run(4, refusals, of, calls), pairs, strict=True):
         assert line.startswith(
-            f"rank {first} is in step() after {first} updates, "
-            f"but rank {other} is in step() after {other} updates: "
+            f"rank {first} is in step() after {count_text(first, 'update')}, "
+            f"but rank {other} is in step() after {count_text(other, 'update')}: "
         )
 
 
