@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import string
 from pathlib import Path
 from typing import Any
@@ -331,3 +332,13 @@ def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> N
     )
     (tmp_path / "job.toml").write_text(dump(config))
     assert dataclasses.asdict(load(tmp_path / "job.toml")) == dataclasses.asdict(config)
+
+
+def test_a_path_that_is_not_utf8_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of the folder in which the job file is: nobody has typed it."""
+    folder = tmp_path / os.fsdecode(b"n\xff")
+    folder.mkdir()
+    (folder / "job.toml").write_text(JOB)
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=r"^/.*: not UTF-8: "):
+        load(Path("job.toml"))
