@@ -159,10 +159,9 @@ _NEEDED: Mapping[str, Mapping[str, type]] = {
         **{"phase_seconds": dict, "phase_bytes": dict},
     },
     "meeting": {"distance": float},
-    "evaluation": {"epoch": int, "loss": float, "distance": float, "seconds": float},
-    "epoch": {"epoch": int, "loss": float, "seconds": float},
+    "evaluation": {"epoch": int, "loss": float},
 }
-"""The fields that every record of a kind has; where a number may have a fraction, it may also have none."""
+"""The fields without which a record of a kind says nothing; a float may be written without a fraction."""
 
 
 def _require_sound(record: Record) -> Record:

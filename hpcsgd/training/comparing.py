@@ -191,7 +191,7 @@ def _told(folder: Path) -> dict[str, Any]:
 
 
 def _completed(folder: Path) -> set[str]:
-    return {row["label"] for row in _told(folder)["variants"] if row["complete"]}
+    return {row["label"] for row in _told(folder)["variants"] if row.get("complete")}
 
 
 def _write(

@@ -327,3 +327,10 @@ def test_help_does_not_wait_for_torch() -> None:
 def test_the_package_runs_as_a_module() -> None:
     finished = programs.run([sys.executable, "-m", "hpcsgd", "--help"])
     assert "Usage: hpcsgd COMMAND" in finished.stdout
+
+
+def test_a_word_that_is_not_utf8_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["report", "run-\udcff"])
+    assert end.value.code == 1
+    assert capsys.readouterr().err.startswith("hpcsgd: run-\\udcff: not UTF-8: ")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import string
 from pathlib import Path
@@ -342,3 +343,13 @@ def test_a_section_is_not_in_place_of_a_key_that_was_typed_before_it(folder: Pat
     with pytest.raises(UserError, match=r"^--model\.arguments \{a=1\}: it is in place of .* type --model"):
         loaded(JOB, "--model.arguments.depth", "3", "--model.arguments", "{a=1}")
     assert loaded(JOB, "--model", section, "--model.start", "x.pt").model.start == folder / "x.pt"
+
+
+def test_a_path_that_is_not_utf8_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of the folder in which the job file is: nobody has typed it."""
+    folder = tmp_path / os.fsdecode(b"n\xff")
+    folder.mkdir()
+    (folder / "job.toml").write_text(JOB)
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=r"^/.*: not UTF-8: "):
+        load(Path("job.toml"))

@@ -201,3 +201,18 @@ def test_a_damaged_file_is_refused_or_read_right(path: Path, tmp_path: Path, dat
         assert torch.equal(batch.y, whole.__getitems__(range(23)).y)
     damaged.unlink()
     assert str(damaged) in message
+
+
+def test_labels_of_no_class(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["test/y"][3] = 77
+    told = r"split 'test' is damaged: label 77, and its 10 classes are 0 to 9; convert it again$"
+    with pytest.raises(UserError, match=told):
+        Store(path, "test")
+    Store(path, "train")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "store.h5")
+    with pytest.raises(UserError, match=r"store.h5: a pipe, and not a file$"):
+        Store(tmp_path / "store.h5", "train")

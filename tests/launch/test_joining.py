@@ -10,6 +10,8 @@ import pytest
 import programs
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, load
+from hpcsgd.errors import UserError
+from hpcsgd.islands import event_log
 from hpcsgd.islands.journal import FOLDER, Term, claim
 from hpcsgd.islands.register import Member, Phase, Register
 from hpcsgd.launch import apart
@@ -105,3 +107,13 @@ def test_a_folder_whose_job_file_is_at_fault(recorded: Recorded, another: bool) 
     recorded.fault, recorded.another = True, another
     assert recorded.launch(0) == 1
     assert Path("run").exists() == another
+
+
+def test_a_damaged_event_log_is_one_line_before_anything_is_started(recorded: Recorded) -> None:
+    recorded.launch(1)
+    recorded.told.clear()
+    log = island_folder(Path("run"), 1) / event_log.NAME
+    log.write_text("{\n")
+    with pytest.raises(UserError, match=rf"^{log}:1: not an event of an event log"):
+        recorded.launch(1)
+    assert not recorded.told

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,8 @@ OLD = b"""\
 {"kind": "meeting", "step": 1, "distance": 2.0, "interval": 4}
 {"kind": "selection", "step": 1, "delta": 0.25, "vote": 0.0, "met": 1.0}
 {"kind": "sparse", "step": 1, "density": 0.01}
-{"kind": "step", "step": 1, "phase_seconds": {"data": 1.0}, "link_bytes": {"1": 8}, "ahead": {"2": 4}}
+{"kind": "step", "step": 1, "epoch": 1, "loss": 2.0, "lr": 0.1, "samples": 8, "samples_per_s": 1.0, \
+"phase_seconds": {"data": 1.0}, "phase_bytes": {}, "link_bytes": {"1": 8}, "ahead": {"2": 4}}
 """
 
 
@@ -94,7 +96,8 @@ def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
     with Metrics(path, resumed_step=2) as metrics:
         metrics.notes(3, {"density": 0.02})
     assert path.read_bytes().startswith(OLD)
-    of_step = {"phase_seconds": {"data": 1.0}, "link_bytes": {"1": 8}}
+    of_step = {"epoch": 1, "loss": 2.0, "lr": 0.1, "samples": 8, "samples_per_s": 1.0, "phase_bytes": {}}
+    of_step |= {"phase_seconds": {"data": 1.0}, "link_bytes": {"1": 8}}
     assert read(path) == [
         {"kind": "meeting", "step": 1, "distance": 2.0, "interval": 4},
         {"kind": "notes", "step": 1, "delta": 0.25, "vote": 0.0, "met": 1.0},
@@ -115,3 +118,28 @@ def test_damage_elsewhere_is_an_error_naming_the_line(tmp_path: Path) -> None:
     path.write_bytes(b'{"kind": "epoch", "step": 1}\n{"ki\n{"kind": "epoch", "step": 2}\n')
     with pytest.raises(UserError, match=r"metrics.jsonl:2: not a metrics record"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ('"lr"', '"mr"', "no 'lr'"),
+        ('"distance": 0.5', '"dirtance": 0.5', "no 'distance'"),
+        ('"step": 1,', '"step": "1",', "step = '1'"),
+        ('"step": 1,', '"step": -1,', "step = -1"),
+        ('"loss": 1.0', '"loss": [1]', "loss = [1]"),
+        ('"allgather": 8', '"allgather": "8"', "phase_bytes.allgather = '8'"),
+        ('"4": 1', '"x": 1', "counts.ahead.x = 1"),
+        ('"ahead": {', '"ahead": 2, "b": {', "counts.ahead = 2"),
+        ('"3": 16.0', '"s": 16.0', "link_bytes.s = 16.0"),
+        ('"delta": 0.25', '"delta": [[]]', "delta = [[]]"),
+    ],
+)
+def test_a_record_that_nobody_writes_is_named(tmp_path: Path, before: str, after: str, told: str) -> None:
+    with Metrics(tmp_path / "metrics.jsonl") as metrics:
+        add_all(metrics, range(1, 2))
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert before in text
+    (tmp_path / "metrics.jsonl").write_text(text.replace(before, after))
+    with pytest.raises(UserError, match=rf"metrics.jsonl:\d: not a metrics record: {re.escape(told)}$"):
+        read(tmp_path / "metrics.jsonl")

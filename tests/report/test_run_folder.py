@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,14 @@ import pytest
 import programs
 from hpcsgd.config.schema import Config, load
 from hpcsgd.errors import UserError
-from hpcsgd.report.run_folder import log_into, open_run_folder, write_config, write_summary, write_versions
+from hpcsgd.report.run_folder import (
+    log_into,
+    open_run_folder,
+    owned,
+    write_config,
+    write_summary,
+    write_versions,
+)
 
 JOB = """\
 data = {store = "x.h5", batch_size = 4}
@@ -107,3 +116,37 @@ def test_the_log_goes_to_the_folder_and_is_appended_to(folder: Path) -> None:
 def test_the_summary_is_json(folder: Path) -> None:
     write_summary(folder, {"accuracy": 0.5, "loss": None})
     assert json.loads((folder / "summary.json").read_text()) == {"accuracy": 0.5, "loss": None}
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "5", "[" * 100_000, ""])
+def test_damaged_versions_are_one_line(folder: Path, text: str) -> None:
+    (folder / "versions.json").write_text(text)
+    with pytest.raises(
+        UserError, match=r"^runs/first/versions.json: not .*; move it away to go on without it$"
+    ):
+        write_versions(folder, mpi=None, groups=1, group_size=1)
+    assert (folder / "versions.json").read_text() == text
+
+
+def test_the_folder_is_one_process_s_and_what_killed_ones_left_is_gone(config: Config) -> None:
+    folder = config.run.folder
+    folder.mkdir(parents=True)
+    (folder / "run.lock").touch()  # of a start that was killed at once
+    (folder / ".x.another.1.01234567.part").touch()
+    with pytest.raises(UserError, match=r"holds a run"):
+        open_run_folder(folder, resume=False)
+    with owned(folder, resume=True):
+        assert [path.name for path in folder.iterdir()] == ["run.lock"]
+    assert not any(folder.iterdir())
+    with owned(folder, resume=False):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "open", refused)
+    line = r"^runs/first: cannot be used as \[run\] folder: Read-only file system$"
+    with pytest.raises(UserError, match=line), owned(config.run.folder, resume=False):
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,3 +166,21 @@ def test_goodput_takes_its_part_of_the_samples() -> None:
     assert calm.goodput == 1
     assert calm.checkpointing is None
     assert rough.samples_per_second == pytest.approx(calm.samples_per_second * rough.goodput)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"failures": Failures(HOUR, 1.0, work_seconds=1e12 * HOUR)},
+            r"work_hours = 1e\+12: something fails .*; allowed are 2.5e\+04 hours",
+        ),
+        ({"steps": 10**10}, "steps = 10000000000 of 4 ranks: .*; allowed are 2500000000 steps"),
+    ],
+)
+def test_what_would_never_end_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        Simulation(
+            layout=Layout(4, 1), compute=Constant(0.1), durations=Durations(), rule=bsp(),
+            **{"steps": 1, **given},
+        )  # fmt: skip

@@ -130,6 +130,8 @@ def load(label: str, folder: Path) -> Run:
 def _story(versions: Path, log: Path) -> Story:
     starts = read_json(versions) if versions.exists() else []
     try:
+        if not isinstance(starts, list):
+            raise TypeError(f"a {type(starts).__name__}, and no list")
         return story(starts, log)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{versions}: not the starts of a run: {error}") from error

@@ -294,7 +294,7 @@ def test_many_courses_stay_below_the_largest_page(tmp_path: Path) -> None:
         ("metrics.jsonl", "[]\n", r"metrics\.jsonl:1: not a metrics record"),
         ("metrics.jsonl", lines(records()) + "\0\0\n", r"metrics\.jsonl:\d+: not a metrics record"),
         ("versions.json", "[", r"versions\.json: not JSON"),
-        ("versions.json", "{}", r"versions\.json: not what a run leaves there"),
+        ("versions.json", "{}", r"versions\.json: not the starts of a run"),
         ("versions.json", '[{"P": 1}]', r"versions\.json: not the starts of a run: 'started'"),
         ("job.toml", "= 3", r"job\.toml: not valid TOML"),
         ("trace.json.gz", "garbage", r"trace\.json\.gz: not a trace"),
