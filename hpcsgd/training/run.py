@@ -199,7 +199,7 @@ def _save_model(folder: Path, parts: Assembly) -> None:
         state = whole_state(parts.model, keeps=job.rank == 0)
 
     def write() -> None:
-        with replacing(folder / "model.pt") as part:
+        with usable(folder), replacing(folder / "model.pt") as part:
             torch.save(state, part)
 
     by_rank_0(job.world, "saving the model", write)

@@ -105,6 +105,11 @@ class World:
 
 
 def _report(folder: Path) -> None:
+    with run_folder.usable(folder):
+        _write_report(folder)
+
+
+def _write_report(folder: Path) -> None:
     from hpcsgd.report.curves import plot_curves  # matplotlib is slow to import
     from hpcsgd.report.timeline import plot_timeline
 
