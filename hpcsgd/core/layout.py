@@ -58,8 +58,9 @@ class Slot:
 
     def move_into(self, w: Tensor) -> None:
         """Make the parameter a view of `w`, keeping its values."""
-        mine = w[self.start : self.start + self.padded]
-        self._part = from_dlpack(to_dlpack(mine))  # with its own storage: who saves it saves nothing else
+        part = w[self.start : self.start + self.padded]
+        # With a storage of its own, in the same memory if it has any: who saves it saves nothing else.
+        self._part = part if part.is_meta else from_dlpack(to_dlpack(part))
         self._place = shaped(self._part, 0, self.tensor)
         self._place.copy_(self.tensor.detach())
         self._become(self._place)

@@ -102,8 +102,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         if self._total < self._ranks and drop_last:
             raise UserError(
                 f"{count_text(self._total, 'sample')} cannot be dealt to "
-                f"{count_text(self._ranks, 'rank')}: each needs at least one, or drop_last=False "
-                "in an evaluation"
+                f"{count_text(self._ranks, 'rank')}: each needs at least one"
             )
         if seed < 0:
             raise UserError(f"seed {seed}: must not be negative")

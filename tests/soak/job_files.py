@@ -7,6 +7,7 @@ import contextlib
 import io
 import random
 import resource
+import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator
@@ -99,10 +100,20 @@ def short_of_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+@contextlib.contextmanager
+def at_once_to(err: io.StringIO) -> Iterator[None]:
+    """Also what is printed past whoever holds stderr back."""
+    before, sys.__stderr__ = sys.__stderr__, err  # pyright: ignore[reportConstantRedefinition]
+    try:
+        yield
+    finally:
+        sys.__stderr__ = before  # pyright: ignore[reportConstantRedefinition]
+
+
 def told(words: list[str], call: Callable[[list[str]], None] = main) -> Told:
     """What comes of these words, typed after `hpcsgd`."""
     code, trace, out, err = 0, "", io.StringIO(), io.StringIO()
-    with short_of_memory(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with short_of_memory(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), at_once_to(err):
         try:
             call(words)
         except SystemExit as end:

@@ -30,8 +30,9 @@ class Wire:
 class Socket:
     """One end of a connection, of whoever took it."""
 
-    def __init__(self, stage: Stage, incoming: Wire, outgoing: Wire) -> None:
+    def __init__(self, stage: Stage, incoming: Wire, outgoing: Wire, own: Address, peer: Address) -> None:
         self._stage, self.incoming, self.outgoing = stage, incoming, outgoing
+        self._own, self._peer = own, peer
         self._timeout: float | None = None
         self.owner: object = None
 
@@ -43,6 +44,12 @@ class Socket:
 
     def setsockopt(self, *_: object) -> None:
         """Nothing is held back here."""
+
+    def getsockname(self) -> Address:
+        return self._own
+
+    def getpeername(self) -> Address:
+        return self._peer
 
     def readable(self) -> bool:
         return bool(self.incoming.content) or self.incoming.ended or self.incoming.deaf
@@ -132,7 +139,9 @@ class Network:
         if there is None or not there.open:
             raise ConnectionRefusedError(f"nobody is at {address}")
         one, other = Wire(), Wire()
-        mine, theirs = Socket(self.stage, one, other), Socket(self.stage, other, one)
+        own = "client", next(self._ports)
+        mine = Socket(self.stage, one, other, own, address)
+        theirs = Socket(self.stage, other, one, address, own)
         mine.owner, theirs.owner = troupe_of_caller(), there.owner
         mine.settimeout(timeout)
         there.came.append(theirs)
@@ -201,6 +210,8 @@ class Writer:
 
     def __init__(self, end: Socket) -> None:
         self.write, self.close = end.put, self._close
+        ends = {"sockname": end.getsockname(), "peername": end.getpeername()}
+        self.get_extra_info = ends.__getitem__
         self._end = end
         self.transport = types.SimpleNamespace(abort=end.close)
 

@@ -6,11 +6,10 @@ import json
 import random
 import socket
 import struct
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from hpcsgd.islands.handshake import CHALLENGE, COORDINATOR, PROOF, RING, place, proof
+from hpcsgd.islands.handshake import CHALLENGE, COORDINATOR, PROOF, RING, introduce, place, proof
 
 Stranger = Callable[[socket.socket, random.Random], None]
 HELLO = json.dumps({"island": 0, "rank": 0, "ranks": 1, "life": "stranger"}).encode() + b"\n"
@@ -81,28 +80,23 @@ def knocks(address: tuple[str, int], kind: Stranger, chance: random.Random) -> s
     return door
 
 
-class Recorder:
-    """Between a client and a host: passes on what they say, and keeps what the client said."""
+class Overheard:
+    """An honest client's end of a connection, of which somebody notes what is said."""
 
-    def __init__(self, host: tuple[str, int]) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self.said = b""
-        self._host = host
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._connection = connection
+        self.recv, self.settimeout = connection.recv, connection.settimeout
+        self.getsockname, self.getpeername = connection.getsockname, connection.getpeername
 
-    def close(self) -> None:
-        self._listener.close()
+    def sendall(self, data: bytes) -> None:
+        self.said += data
+        self._connection.sendall(data)
 
-    def _serve(self) -> None:
-        with suppress(OSError):
-            client, _ = self._listener.accept()
-            host = socket.create_connection(self._host)
-            threading.Thread(target=self._pass_on, args=(host, client, False), daemon=True).start()
-            self._pass_on(client, host, True)
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, keeps: bool) -> None:
-        with suppress(OSError), source, target:
-            while data := source.recv(65536):
-                self.said += data if keeps else b""
-                target.sendall(data)
+def overheard(host: tuple[str, int], token: str) -> bytes:
+    """What a client says that knows the token."""
+    with socket.create_connection(host, timeout=30) as connection:
+        client = Overheard(connection)
+        introduce(client, token, COORDINATOR)  # pyright: ignore[reportArgumentType]
+        return client.said + HELLO

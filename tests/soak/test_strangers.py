@@ -24,7 +24,7 @@ from hpcsgd.islands.register import Ballot, Register
 from islands.conftest import SILENCE, TOKEN, Desk, desk, wait_for
 from soak.conftest import Seeds
 from soak.sizes import cases
-from soak.strangers import KINDS, Recorder, Stranger, knocks, replays, says_nothing
+from soak.strangers import KINDS, Stranger, knocks, overheard, replays, says_nothing
 
 __all__ = ["desk"]
 ROOM = 24 << 20
@@ -104,15 +104,9 @@ def in_peace(desk: Desk) -> Iterator[tuple[Host, Rounds, bytes]]:
     """A host with two islands that make rounds, and what one of them said first."""
     with desk.killable(2) as address:
         host = Host(address, desk.pid)
-        recorder = Recorder(host.place)
-        clients = [desk.client(recorder.address, 0), desk.client(address, 1)]
-        clients[0]._coordinator = address
-        try:
-            with rounds_of(*clients) as rounds:
-                rounds.go_on()
-                yield host, rounds, recorder.said
-        finally:
-            recorder.close()
+        with rounds_of(desk.client(address, 0), desk.client(address, 1)) as rounds:
+            rounds.go_on()
+            yield host, rounds, overheard(host.place, TOKEN)
 
 
 def require_unharmed(desk: Desk, rounds: Rounds) -> None:
