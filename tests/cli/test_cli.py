@@ -329,8 +329,8 @@ def test_the_package_runs_as_a_module() -> None:
     assert "Usage: hpcsgd COMMAND" in finished.stdout
 
 
-def test_a_word_that_is_not_utf8_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_that_is_not_utf8_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["report", "run-\udcff"])
     assert end.value.code == 1
-    assert capsys.readouterr().err.startswith("hpcsgd: run-\\udcff: not UTF-8: ")
+    assert capfd.readouterr().err.startswith("hpcsgd: run-\\udcff: not UTF-8: ")
