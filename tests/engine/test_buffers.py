@@ -54,7 +54,7 @@ OWN: dict[str, Callable[[int], Tensor]] = {
     "int64": lambda rank: (drawn(rank, 4, 5) * 10).long(),
     "uint16": lambda rank: (drawn(rank, 4, 5).abs() * 10).int().to(torch.uint16),
     "bool": lambda rank: drawn(rank, 4, 5) > 0,
-    "coo": lambda rank: drawn(rank, 4, 6).clamp(min=0).to_sparse_coo(),
+    "coordinates": lambda rank: drawn(rank, 4, 6).clamp(min=0).to_sparse_coo(),
     "csr": lambda rank: compressed(rank, torch.sparse_csr),
     "csc": lambda rank: compressed(rank, torch.sparse_csc),
     "bsr": lambda rank: compressed(rank, torch.sparse_bsr),
