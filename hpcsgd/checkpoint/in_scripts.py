@@ -1,7 +1,7 @@
 """`save` and `load`: the checkpoints of `hpcsgd train` for training loops that somebody else has written.
 
 Beside what `snapshot` saves of each optimizer, rank 0 saves the script's items, and every other rank those
-that differ from rank 0's. On the same P × K each rank gets back what was its own.
+that are not the same on all ranks. On the same P × K each rank gets back what was its own.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
 
     On the same P × K each rank has its own again, to the bit, random generators included. On another P × K
     models and states are brought together and cut anew, as for `hpcsgd train --resume`. Random generators
-    then stay as they are, objects and values come from rank 0, and of what differed between the ranks that
-    saved it floating-point tensors come as the mean of all.
+    then stay as they are. Objects and values that were the same on all ranks come along. Of objects that were
+    not, floating-point and complex tensors come as the mean of all ranks, and anything else that differed is
+    refused; values that were not are those that you give, with a warning.
 
     Without a checkpoint nothing changes.
 
@@ -128,7 +129,7 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
         found = _states(saved, loop.job, wanted)
         if generators is not None:
             load_generators_state(generators, loop.device)
-        for name in found.keys() - given.keys():
+        for name in (name for name in state if name in found and name not in given):  # in the same order
             with located(name):
                 items.load(state[name], found[name])
     if loop.job.rank == 0:

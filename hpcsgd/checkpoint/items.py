@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcsgd.checkpoint.tree import parts_of_sparse
+from hpcsgd.core.buffers import is_averaged, widened
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.wrapping import Outermost
 from hpcsgd.errors import UserError
@@ -89,7 +90,7 @@ def digest(state: Any) -> str:
 
 class Mean:
     """The state that ranks have together, from what each of them has saved, one after the other: the mean of
-    floating-point tensors, as it is for a model's buffers; everything else has to be the same on all."""
+    tensors that are averaged where they are a model's buffers; everything else has to be the same on all."""
 
     def __init__(self, name: str) -> None:
         self._name, self._count, self._total = name, 0, None
@@ -106,16 +107,14 @@ class Mean:
         return self._divided(self._total, self._first)
 
     def _sum(self, total: Any, state: Any) -> Any:
-        if isinstance(total, Tensor) and isinstance(state, Tensor) and total.shape == state.shape:
-            if state.is_floating_point():
-                return total.add_(state)
-            if torch.equal(total, state):
-                return total
+        tensors = isinstance(total, Tensor) and isinstance(state, Tensor) and total.shape == state.shape
+        if tensors and is_averaged(state):
+            return total + widened(state)
         if isinstance(total, dict) and isinstance(state, dict) and total.keys() == state.keys():
             return {key: self._sum(value, state[key]) for key, value in total.items()}
         if isinstance(total, list | tuple) and isinstance(state, list | tuple) and len(total) == len(state):
             return [self._sum(a, b) for a, b in zip(total, state, strict=True)]
-        if not isinstance(total, Tensor) and digest(total) == digest(state):
+        if digest(total) == digest(state):
             return total
         raise UserError(
             f"{self._name} was not the same on all ranks that saved it, and these are other ranks: give "
@@ -123,7 +122,7 @@ class Mean:
         )
 
     def _divided(self, total: Any, like: Any) -> Any:
-        if isinstance(like, Tensor) and like.is_floating_point():
+        if isinstance(like, Tensor) and is_averaged(like):
             return (total / self._count).to(like.dtype)
         if isinstance(like, dict):
             divided = {key: self._divided(total[key], value) for key, value in like.items()}
@@ -135,7 +134,7 @@ class Mean:
 
 def _widened(state: Any) -> Any:
     if isinstance(state, Tensor):
-        return state.double() if state.is_floating_point() else state
+        return widened(state) if is_averaged(state) else state
     if isinstance(state, dict):
         return {key: _widened(value) for key, value in state.items()}
     return [_widened(value) for value in state] if isinstance(state, list | tuple) else state
@@ -143,14 +142,19 @@ def _widened(state: Any) -> Any:
 
 def _feed(told: Any, state: Any) -> None:
     told.update(type(state).__name__.encode())
-    if isinstance(state, Tensor):
+    if isinstance(state, Tensor) and state.layout != torch.strided:
+        _feed(told, parts_of_sparse(state))
+    elif isinstance(state, Tensor) and state.is_quantized:
+        told.update(repr(state).encode())
+    elif isinstance(state, Tensor):
         told.update(f"{state.dtype}{list(state.shape)}".encode())
-        told.update(state.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+        plain = state.detach().resolve_conj().resolve_neg().contiguous()
+        told.update(plain.reshape(-1).view(torch.uint8).numpy())
     elif isinstance(state, np.ndarray):
         told.update(f"{state.dtype}{state.shape}".encode())
         told.update(np.ascontiguousarray(state).tobytes())
     elif isinstance(state, Mapping):
-        told.update(json.dumps([str(key) for key in state]).encode())
+        told.update(repr(list(state)).encode())
         for value in state.values():
             _feed(told, value)
     elif isinstance(state, list | tuple):

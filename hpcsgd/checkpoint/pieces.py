@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcsgd.checkpoint import tree
-from hpcsgd.core.buffers import is_averaged
+from hpcsgd.core.buffers import is_averaged, widened
 from hpcsgd.core.flat import Bucket, Piece
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.sharding import PieceState
@@ -109,7 +109,7 @@ def mean(values: Iterator[Tensor]) -> Tensor:
     first = next(values)
     if not is_averaged(first):
         return first
-    total, count = first.to(torch.complex128 if first.is_complex() else torch.float64), 1
+    total, count = widened(first), 1
     for value in values:
         total += value.to(total.dtype)
         count += 1

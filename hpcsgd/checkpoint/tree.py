@@ -86,7 +86,7 @@ def _write_item(group: h5py.Group, name: str, key: str | int, value: Any) -> Non
     if isinstance(value, Tensor) and value.is_quantized:
         raise UserError(f"{key}: a quantized tensor cannot be saved in a checkpoint")
     if isinstance(value, Tensor) and value.layout != torch.strided:
-        _write_children(group.create_group(name), _SPARSE, _parts(value).items())
+        _write_children(group.create_group(name), _SPARSE, parts_of_sparse(value).items())
     elif isinstance(value, Tensor):
         _write_tensor(group, name, value)
     elif isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS:
@@ -113,7 +113,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _write_tensor(group: h5py.Group, name: str, value: Tensor) -> None:
-    plain = value.detach().cpu().contiguous()
+    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     carrier = _carrier(plain.dtype)
     data = plain.view(carrier) if carrier else plain
     chunked = {"chunks": True, "fletcher32": True} if data.numel() else {}
@@ -138,7 +138,7 @@ def _carrier(dtype: torch.dtype) -> torch.dtype | None:
     return None
 
 
-def _parts(x: Tensor) -> Tree:
+def parts_of_sparse(x: Tensor) -> Tree:
     """Return the dense tensors that a sparse one is made of."""
     x = x.detach().cpu()
     if x.layout == torch.sparse_coo:

@@ -8,7 +8,7 @@ ranks all get rank 0's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -40,24 +40,34 @@ def places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
 
 
 def make_writable(model: nn.Module) -> None:
-    """Give what cannot be written in place memory of its own: expanded tensors, conjugated ones, and buffers
-    that were made in inference mode."""
+    """Give buffers that cannot be written in place memory of their own: expanded ones, conjugated ones, and
+    those that were made in inference mode."""
     copies: dict[Tensor, Tensor] = {}
     for table, key, x in places(model):
         if not _is_writable(x):
             table[key] = copies.setdefault(x, _plain(x))
-    for param in model.parameters():
+
+
+def make_parameters_writable(params: Iterable[nn.Parameter]) -> None:
+    """Do so with those of `params` that are whole on this rank."""
+    for param in params:
         if not is_sharded(param) and not _is_writable(param):
             param.data = _plain(param.detach())
+
+
+def widened(x: Tensor) -> Tensor:
+    """`x` in a type in which a mean is made: it is rounded once."""
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
 
 
 def put(x: Tensor, values: Tensor) -> None:
     """Make `values`, of the same kind, those of `x`."""
     here = values.to(x.device)
-    if x.layout != torch.strided:  # `x.data = here` would leave the values of compressed ones as they were
+    if x.is_quantized:
+        x.data = here  # with their scale
+        return
+    if x.layout != torch.strided:
         x.detach().resize_as_sparse_(here)
-    elif x.is_quantized:
-        x.data = here
     x.copy_(here)
 
 

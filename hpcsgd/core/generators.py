@@ -15,6 +15,16 @@ from hpcsgd.transport.streams import HOST, generator_state, on_accelerator, set_
 def seed_generators(seed: int) -> None:
     """Start all of them anew."""
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType] - torch has no type for a seed
+    _seed_the_rest(seed)
+
+
+def seed_on_host(seed: int) -> None:
+    """Start those anew that `generators_state` saves of the host; those of devices go on."""
+    torch.default_generator.manual_seed(seed)
+    _seed_the_rest(seed)
+
+
+def _seed_the_rest(seed: int) -> None:
     np.random.seed(seed % 2**32)
     random.seed(seed)
 

@@ -11,7 +11,7 @@ import torch
 import torch.utils.data
 from torch.utils.data.distributed import DistributedSampler
 
-from hpcsgd.core.generators import generators_state, load_generators_state, seed_generators
+from hpcsgd.core.generators import generators_state, load_generators_state, seed_on_host
 from hpcsgd.errors import UserError
 
 Drawing = torch.utils.data.Sampler[Any]
@@ -34,7 +34,7 @@ def drawn(sampler: Drawing, seed: int, epoch: int) -> list[Any]:
     Raises:
         UserError: If that is more or less than its length.
     """
-    with _seeding, _seeded(sampler, seed * 1_000_003 + epoch):
+    with _seeding, _seeded(sampler, (seed * 1_000_003 + epoch) % 2**63):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
         found = list(sampler)
@@ -49,10 +49,10 @@ def drawn(sampler: Drawing, seed: int, epoch: int) -> list[Any]:
 
 @contextmanager
 def _seeded(sampler: Any, seed: int) -> Iterator[None]:
-    """Set all generators that it may draw from by `seed`, for the length of a block."""
+    """Set all generators that it may draw from by `seed`, for the length of a block; none of a device."""
     of_process, own = generators_state(), list(_generators(sampler))
     before = [generator.get_state() for generator in own]
-    seed_generators(seed)
+    seed_on_host(seed)
     for generator in own:
         generator.manual_seed(seed)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
@@ -13,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 from torch import nn, optim
 
-from hpcsgd.core.buffers import make_writable, share
+from hpcsgd.core.buffers import make_parameters_writable, make_writable, share
 from hpcsgd.core.capabilities import ForPeers
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
@@ -57,18 +58,18 @@ class Guarded(optim.Optimizer):
         return False
 
 
-class Outermost(optim.Optimizer):
+class Outermost(optim.Optimizer, ABC):
     """An `optimizer` that goes around a `DistributedOptimizer`, and never inside one."""
 
     optimizer: optim.Optimizer
 
+    @abstractmethod
     def estimates(self) -> dict[str, Any]:
         """Return what this rank alone has learned, beside the state of the wrapped optimizer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take_up(self, saved: Mapping[str, Any] | None) -> None:
         """Go on from `saved`, which `estimates` returned, or from nothing."""
-        raise NotImplementedError
 
 
 _optimizers: WeakKeyDictionary[Transport, int] = WeakKeyDictionary()
@@ -168,11 +169,12 @@ def share_start(
 ) -> None:
     """Every rank gets rank 0's parameters and buffers, of what is sharded those of its position in group 0;
     collective."""
-    make_writable(model)
-    if job.size == 1:
-        return
     theirs = {param for _, param in trained}
     frozen = [param for param in model.parameters() if param not in theirs]
+    make_writable(model)
+    make_parameters_writable(frozen)
+    if job.size == 1:
+        return
     by_position = any(is_sharded(param) for param in theirs)
     with phase("setup"):
         for bucket in buckets:

@@ -304,6 +304,69 @@ def test_objects_that_differed_need_the_same_ranks(tmp_path: Path) -> None:
     threads.run(1, second)
 
 
+class Kept:
+    """An object whose state is one tensor."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"x": self.x}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.x = state["x"]
+
+
+AVERAGED = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", AVERAGED, ids=str)
+def test_a_mean_is_rounded_once_in_every_type(tmp_path: Path, dtype: torch.dtype) -> None:
+    def drawn(rank: int) -> Tensor:
+        return torch.randn(7, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).to(dtype)
+
+    def first(world: Transport) -> None:
+        save(tmp_path, Script(world, 3).optimizer, kept=Kept(drawn(world.rank)))
+
+    def second(world: Transport) -> Tensor:
+        kept = Kept(torch.zeros(7, dtype=dtype))
+        load(tmp_path, Script(world, 1).optimizer, kept=kept)
+        return kept.x
+
+    threads.run(3, first)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    mean = (drawn(0).to(wide) + drawn(1).to(wide) + drawn(2).to(wide)) / 3
+    for found in threads.run(2, second):
+        assert found.dtype == dtype
+        assert torch.equal(found.to(wide), mean.to(dtype).to(wide))
+
+
+@pytest.mark.parametrize("kind", ["sparse", "conjugated"])
+def test_states_of_other_kinds_of_tensors(tmp_path: Path, kind: str) -> None:
+    def of(rank: int) -> Tensor:
+        x = torch.arange(6.0) - rank
+        return x.clamp(min=0).to_sparse_coo() if kind == "sparse" else torch.complex(x, x).conj()
+
+    def first(world: Transport) -> None:
+        kept = Kept(of(world.rank))
+        optimizer = Script(world, 2).optimizer
+        save(tmp_path, optimizer, kept=kept)
+        load(tmp_path, optimizer, kept=kept)
+        assert torch.equal(kept.x.to_dense(), of(world.rank).to_dense())
+
+    def second(world: Transport) -> None:
+        kept = Kept(of(5))
+        if kind == "sparse":
+            with pytest.raises(JobError, match="kept was not the same on all ranks"):
+                load(tmp_path, Script(world, 1).optimizer, kept=kept)
+        else:
+            load(tmp_path, Script(world, 1).optimizer, kept=kept)
+            assert torch.equal(kept.x, (of(0) + of(1)) / 2)
+
+    threads.run(2, first)
+    threads.run(1, second)
+
+
 def test_checkpoints_of_runs_are_not_for_scripts(tmp_path: Path) -> None:
     def body(world: Transport) -> None:
         script = Script(world, 1)

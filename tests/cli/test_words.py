@@ -9,24 +9,11 @@ from pathlib import Path
 import pytest
 
 import programs
+from cli.test_cli import JOB
 from hpcsgd.cli import main
 from hpcsgd.config.keys import is_known, keys, meant
 from hpcsgd.config.schema import Config
 
-JOB = """\
-[data]
-store = "digits.h5"
-batch_size = 64
-[model]
-build = "mlp"
-[optimizer]
-lr = 0.1
-[method]
-name = "hierarchical"
-every = 8
-[training]
-epochs = 3
-"""
 RANKS = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
 """What a launcher tells ranks that are all on one node."""
 

@@ -97,6 +97,20 @@ def test_the_chance_of_others_is_left_alone() -> None:
     assert random.random() == expected.random()
 
 
+def test_generators_of_devices_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.manual_seed` seeds those, too: dropout would be the same on all ranks."""
+    (sampler,) = samplers(1, KINDS["weighted"])
+    seeded: list[int] = []
+    monkeypatch.setattr(torch, "manual_seed", seeded.append)
+    list(sampler)
+    assert seeded == []
+
+
+def test_large_seeds_are_seeds() -> None:
+    (sampler,) = samplers(1, KINDS["weighted"], seed=2**60)
+    assert len(list(sampler)) == 100
+
+
 @pytest.mark.parametrize("then", [1, 2, 5])
 def test_it_goes_on_in_the_middle_of_an_epoch_on_other_ranks(then: int) -> None:
     (alone,) = samplers(1, KINDS["weighted"], seed=2)
