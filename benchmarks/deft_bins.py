@@ -30,8 +30,8 @@ from torch import Tensor
 from deft_scaling import LINEAR_UP_TO, TASKS, Task, accumulated, by_kernel, seconds
 from harness import Goal, Run, print_table
 from hpcsgd import kernels
-from hpcsgd.sparsifiers.base import wanted
-from hpcsgd.sparsifiers.deft import allocate, assign, partition
+from hpcsgd.parts.sparsifiers.base import wanted
+from hpcsgd.parts.sparsifiers.deft import allocate, assign, partition
 
 WORKERS = (4, 8, 16, 32)
 DEFT, EVEN = "size·log k", "even"

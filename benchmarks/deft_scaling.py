@@ -28,9 +28,9 @@ from torch.nn.functional import cross_entropy
 from harness import Contestant, Goal, Run, Spread, interleaved, print_table
 from hpcsgd import kernels
 from hpcsgd.models import lstm, ncf, resnet18
-from hpcsgd.sparsifiers import Accumulated
-from hpcsgd.sparsifiers.base import wanted
-from hpcsgd.sparsifiers.deft import partition, share_out
+from hpcsgd.parts.sparsifiers import Accumulated
+from hpcsgd.parts.sparsifiers.base import wanted
+from hpcsgd.parts.sparsifiers.deft import partition, share_out
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 LINEAR_UP_TO = 32

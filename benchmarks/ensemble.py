@@ -26,6 +26,8 @@ from ensemble.shares import shares
 from ensemble.speed import speed
 from harness import Goal, Run, print_table
 from harness.hosts import shaped_hosts
+from papers.beside.ensemblesync import unit_panels
+from papers.panels import draw
 
 
 def faults(runs: int, seed: int, keep: Path | None) -> tuple[list[dict[str, object]], list[Goal]]:
@@ -79,7 +81,9 @@ def main() -> None:
     elif given.shares:
         rows, goals = shares(given.data, quick=given.quick, epochs=given.epochs, seeds=given.seeds)
     elif given.reallocation:
-        rows, goals = reallocation(given.data, quick=given.quick, plot=given.plot)
+        rows, goals = reallocation(given.data, quick=given.quick)
+        if given.plot is not None:
+            draw(given.plot, unit_panels(rows))
     elif given.round:
         rows, goals = rounds(given.quick)
     else:

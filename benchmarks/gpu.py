@@ -1,94 +1,186 @@
 """Training on GPUs, as this machine has them: does it hold, and what does it cost?
 
-    python benchmarks/gpu.py [--quick] [--json FILE]
+    python benchmarks/gpu.py [--only SECTION …] [--quick] [--out FOLDER] [--json FILE]
+    python benchmarks/gpu.py --rehearse
 
-One command for whoever has a GPU: the tests of the kernels on it, the kernels beside torch.topk and a copy
-(`selection.py --cuda`), what travels by way of the host against the bus, a step and its memory beside plain
-torch and, with several GPUs, DistributedDataParallel over NCCL (`step_overhead.py`, a rank to a GPU). Where
-there is none it says so, and that nothing was measured.
+One command for whoever has a GPU, in sections that each are a process of their own with a time limit: one
+that crashes or hangs loses itself alone. Results and logs are written as they come. All of it takes at most
+--minutes; what a section leaves over the next ones have. Without a GPU nothing is measured; --rehearse runs
+the same lines with tiny sizes on the test device of tests/far, or on the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import json
+import os
 import sys
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
 
-from gpu import staging
-from harness import Goal, Run, print_table, programs
-from harness.launching import BENCHMARKS
-from hpcsgd import kernels
-from hpcsgd.transport import Transport, threads
-from hpcsgd.transport.streams import accelerator, settle
-from selection import cuda as selection
-from step_overhead import rows as steps
-
-BATTERY = ("tests/kernels/test_cuda.py",)
-"""Of the repository: what is skipped without a GPU."""
-SIZES = (64_000, 1_000_000, 16_000_000, 256_000_000)
-Rows = list[dict[str, Any]]
+from gpu.section import test_device
+from harness import Goal, Run, print_table
+from harness.launching import BENCHMARKS, python_path
+from harness.limited import run_limited
+from hpcsgd.cluster.doctor.accelerators import driver_version
+from hpcsgd.comm.streams import DRIVERS, accelerator, properties, why_none
 
 
-def battery() -> tuple[Rows, list[Goal]]:
-    """Whether all of it passes, skipping nothing."""
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", *BATTERY]
-    done = programs.run(command, cwd=BENCHMARKS.parent, timeout=3600, check=False)
-    said = done.stdout.strip().splitlines()[-1:]
-    print(*said)
-    held = done.returncode == 0 and "skipped" not in "".join(said)
-    row = {"part": "battery", "files": BATTERY, "code": done.returncode, "said": said}
-    return [row], [Goal("tests that fail or are skipped", float(not held), 0)]
+@dataclass(frozen=True)
+class Section:
+    """A module of `gpu/`."""
+
+    name: str
+    share: float
+    """Of all time."""
+    about: str
 
 
-def selecting(device: torch.device, quick: bool) -> tuple[Rows, list[Goal]]:
-    if device.type != "cuda" or kernels.cuda(device) is None:
-        print("no CUDA kernels here: torch.topk serves")
-        return [], []
-    rows = selection.rows_of(device, quick)
-    print_table(map(selection.cells, rows), selection.HEAD)
-    return [{"part": "selection", **row} for row in rows], selection.goals(rows)
+SECTIONS = {
+    section.name: section
+    for section in (
+        Section("build", 0.2, "the CUDA kernels: built, tested, under compute-sanitizer"),
+        Section("one_rank", 0.22, "steps, waits and memory of one rank beside plain torch"),
+        Section("four_ranks", 0.24, "2 x 2 ranks on one GPU, by MPI, against the CPU"),
+        Section("overlap", 0.08, "copies and messages beside kernels"),
+        Section("kernels", 0.1, "selection and wires beside torch.topk and a copy"),
+        Section("nccl", 0.06, "groups of NCCL: made, used, aborted, refused"),
+        Section("cores", 0.1, "steps and messages of ranks that have a core each"),
+    )
+}
+MINUTES, REHEARSAL = 8.0, 40.0
+LEAST = 5.0
+"""Seconds that a section has, whoever was before it."""
+NOTHING = "no GPU here: nothing was measured"
+HEAD = ["section", "seconds", "rows", "goals met", "ended"]
+TAIL = 1500
+"""Characters of the log of a section that failed."""
 
 
-def staged(device: torch.device, quick: bool) -> tuple[Rows, list[Goal]]:
-    def one_rank(world: Transport) -> Rows:
-        done = functools.partial(settle, device)
-        sizes, rounds = (SIZES[:3], 5) if quick else (SIZES, 30)
-        return staging.rows_of(device, sizes, rounds, lambda x: world.allreduce(x).wait(), done)
+@dataclass(frozen=True)
+class Ended:
+    """What became of a section."""
 
-    rows = threads.run(1, one_rank)[0]
-    print_table(map(staging.cells, rows), staging.HEAD)
-    return [{"part": "staging", **row} for row in rows], staging.goals(rows)
+    section: Section
+    failure: str
+    seconds: float
+    rows: list[dict[str, Any]]
+    goals: list[Goal]
+
+    def cells(self) -> list[object]:
+        met = f"{sum(goal.met for goal in self.goals)} of {len(self.goals)}"
+        return [self.section.name, f"{self.seconds:.0f}", len(self.rows), met, self.failure or "well"]
 
 
-def stepping(device: torch.device, quick: bool) -> tuple[Rows, list[Goal]]:
-    rounds, block = (3, 2) if quick else (16, 20)
-    counts = sorted({1, torch.accelerator.device_count()})
-    found = [steps.measured(n, rounds, block, timeout=1800, device=device.type)[0] for n in counts]
-    rows = [row for of_count in found for row in of_count]
-    with_memory = [[*steps.cells(row), f"{row['peak_device_bytes'] / 1e6:.0f}"] for row in rows]
-    print_table(with_memory, [*steps.HEAD, "memory MB"])
-    return [{"part": "step", **row} for row in rows], steps.goals(rows)
+def kind_of(given: argparse.Namespace) -> str | None:
+    """Of the device to run on; `None` where there is none to be measured."""
+    there = accelerator()
+    if given.device is not None:
+        return given.device
+    if given.rehearse:
+        return "far" if _has_test_device() else "cpu"
+    return None if there is None else there.type
+
+
+def _has_test_device() -> bool:
+    if why := test_device().missing():
+        print(f"rehearsed on the CPU: {why}")
+    return not why
+
+
+def setting_of(kind: str) -> dict[str, Any]:
+    """Which GPU it was, and what drives it."""
+    there = accelerator()
+    if there is None or there.type != kind:
+        return {"gpu": None, "device": kind}
+    told: Any = properties(torch.device(kind, 0))
+    named = {"gpu": told.name, "gpu_memory_gib": round(told.total_memory / 2**30, 1)}
+    versions = {"cuda": torch.version.cuda, "hip": torch.version.hip, "driver": driver_version(DRIVERS)}
+    return {**named, "gpus": torch.accelerator.device_count(), "device": kind, **versions}
+
+
+def run_section(section: Section, kind: str, given: argparse.Namespace, seconds: float) -> Ended:
+    """Its log is appended to log.txt."""
+    log = given.out / "log.txt"
+    with log.open("a") as file:
+        file.write(f"\n=== {section.name}: {section.about}\n")
+    before = log.stat().st_size
+    with tempfile.TemporaryDirectory() as scratch:
+        found = given.out / "unfinished.json"
+        script = BENCHMARKS / "gpu" / "section.py"
+        words = ["--file", found, "--folder", given.out, "--kind", kind, "--seconds", f"{seconds:.0f}"]
+        flags = [f"--{flag}" for flag in ("quick", "rehearse") if getattr(given, flag)]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": python_path(),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": scratch,
+        }
+        command = [sys.executable, "-P", str(script), section.name, *map(str, words), *flags]
+        failure, took = run_limited(command, log, timeout=seconds, env=environment, cwd=BENCHMARKS.parent)
+        told = json.loads(found.read_text()) if found.exists() else {"rows": [], "goals": []}
+        found.unlink(missing_ok=True)
+    print(f"\n=== {section.name}: {section.about} ({took:.0f} s)")
+    said = log.read_bytes()[before:].decode(errors="replace").strip()
+    print(said[-TAIL:] if failure else _short(said), flush=True)
+    goals = [Goal(goal["name"], goal["value"], goal["goal"]) for goal in told["goals"]]
+    rows = [{"section": section.name, **row} for row in told["rows"]]
+    return Ended(section, failure, took, rows, goals)
+
+
+def _short(said: str) -> str:
+    """Its goals, which are all that there is room for where only the end of the output is kept."""
+    return "\n".join(line for line in said.splitlines() if line.startswith(("met ", "MISSED ", "note: ")))
+
+
+def run_all(run: Run, results: Path, kind: str, given: argparse.Namespace) -> list[Ended]:
+    """One after the other. A section's time is over when those up to it have had their shares."""
+    chosen = [section for name, section in SECTIONS.items() if name in (given.only or SECTIONS)]
+    ended: list[Ended] = []
+    started, share = monotonic(), 0.0
+    for section in chosen:
+        share += section.share
+        left = started + share * 60 * given.minutes - monotonic()
+        ended.append(run_section(section, kind, given, max(left, LEAST)))
+        run.write(results, [row for each in ended for row in each.rows])
+    return ended
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Training on the GPUs of this machine.")
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), metavar="SECTION", help="in their order")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: that it runs")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    arguments = parser.parse_args()
-    run, kind = Run(), accelerator()
+    parser.add_argument("--rehearse", action="store_true", help="without a GPU: every line, with tiny sizes")
+    parser.add_argument("--device", choices=("cpu", "cuda", "far", "xpu"), help="default: what is there")
+    told = f"of all sections together; default {MINUTES:g}, and {REHEARSAL:g} to rehearse"
+    parser.add_argument("--minutes", type=float, help=told)
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"), metavar="FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the results; default FOLDER/results.json")
+    given = parser.parse_args()
+    given.out = given.out.absolute()
+    run, kind = Run(), kind_of(given)
     if kind is None:
-        print("no GPU here: nothing was measured")
-        return run.conclude([], [], arguments.json, {"gpu": None})
-    device = torch.device(kind.type, torch.accelerator.current_device_index())
-    parts = [battery(), *(part(device, arguments.quick) for part in (selecting, staged, stepping))]
-    rows = [row for found, _ in parts for row in found]
-    goals = [goal for _, found in parts for goal in found]
-    gpus = {"gpu": str(device), "gpus": torch.accelerator.device_count()}
-    run.conclude(rows, goals, arguments.json, gpus)
+        why = why_none("cuda")
+        print(f"{NOTHING} ({why})" if why else NOTHING)
+        return run.conclude([], [], given.json, {"gpu": None})
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "log.txt").unlink(missing_ok=True)
+    given.minutes = given.minutes or (REHEARSAL if given.rehearse else MINUTES)
+    results = given.json or given.out / "results.json"
+    ended = run_all(run, results, kind, given)
+    rows, goals = ([x for each in ended for x in getattr(each, name)] for name in ("rows", "goals"))
+    print()
+    run.conclude(rows, goals, results, {**setting_of(kind), "rehearsed": given.rehearse})
+    print()
+    print_table([each.cells() for each in ended], HEAD)
+    if failed := [each.section.name for each in ended if each.failure]:
+        raise SystemExit(f"not to their end: {', '.join(failed)}; see {given.out / 'log.txt'}")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import Machine
 from hpcsgd.cost.price import Computed, price
+from hpcsgd.engine.plan import StepPlan
 from model_error import picture
 from model_error.cells import METHODS, RANKS_PER_HOST, SHAPES, WIDTHS, B, network
 
@@ -79,9 +80,9 @@ def rows_of(rate: str, machine: Machine, found: dict[str, Any]) -> list[dict[str
         m = Sizes.of(net.named_parameters(), P, K, bucket, ranks_per_host=RANKS_PER_HOST)
         own = alone[model, B // K]
         method = METHODS[cell["method"]]()
-        updated = own["update"] / (K if method.exchange.shards else 1)
+        updated = own["update"] / (K if method.exchange.traits.shards else 1)
         computed = Computed(own["forward"], own["backward"], update=updated)
-        cost = price(method, m, machine, computed, ranks_per_host=RANKS_PER_HOST, meets=1.0)
+        cost = price(StepPlan.of(method), m, machine, computed, ranks_per_host=RANKS_PER_HOST, meets=1.0)
         spread = Spread.of(cell["seconds"])
         rows.append(
             {

@@ -18,8 +18,8 @@ import torch
 import hpcsgd
 from harness import Contestant, Goal, Run, Spread, interleaved, print_table, ratios
 from harness.workloads import WORKLOADS, Step, Workload, plain, sgd
-from hpcsgd.natural_gradient.optimizer import EVERY_TIME
-from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.engine.natural_gradient.optimizer import EVERY_TIME
+from hpcsgd.train.process import keep_freed_memory
 
 RANKS = (20, 40)
 """Of the estimates."""

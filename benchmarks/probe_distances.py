@@ -27,14 +27,14 @@ import torch
 from matplotlib.figure import Figure
 
 from harness import Goal, Run, WallClock, in_processes, print_table
+from hpcsgd.comm import Transport
 from hpcsgd.config.schema import Config
 from hpcsgd.data import Store, convert
-from hpcsgd.training.probing import plan_of
-from hpcsgd.training.virtual import virtual_groups
-from hpcsgd.transport import Transport
-from hpcsgd.tuning.growth import COMPARED, growths_of, verdict
-from hpcsgd.tuning.probe import Plan, settle
-from hpcsgd.tuning.replicas import DivergedError, VirtualGroups
+from hpcsgd.performance.probing.job_file import plan_of
+from hpcsgd.performance.probing.probe import Plan, settle
+from hpcsgd.performance.probing.replicas import DivergedError, VirtualGroups
+from hpcsgd.performance.probing.virtual import virtual_groups
+from hpcsgd.train.growth import COMPARED, growths_of, verdict
 from probe.virtual import GROUPS, alone, job, where
 
 PROBE, SHORT, LONG = "probe", "short ramp", "whole warm-up"

@@ -28,13 +28,13 @@ from matplotlib.figure import Figure
 
 from harness import Goal, Run, WallClock, in_processes, print_table
 from harness.stores import first_images
+from hpcsgd.comm import Transport
 from hpcsgd.config.schema import Config
 from hpcsgd.data import Store, convert
-from hpcsgd.training.probing import plan_of, probe_config, setting
-from hpcsgd.training.virtual import virtual_groups
-from hpcsgd.transport import Transport
-from hpcsgd.tuning.replicas import DivergedError
-from hpcsgd.tuning.report import answer, to_json
+from hpcsgd.performance.probing.job_file import plan_of, probe_config, setting
+from hpcsgd.performance.probing.replicas import DivergedError
+from hpcsgd.performance.probing.report import answer, to_json
+from hpcsgd.performance.probing.virtual import virtual_groups
 from probe.virtual import GROUPS, accuracy, alone, job, where
 
 NAMES = ("digits_cnn", "mnist_cnn", "cifar10_small")

@@ -21,10 +21,10 @@ from typing import Any
 
 from harness import Goal, Run, print_table
 from harness.hosts import on_hosts, shaped_hosts
-from hpcsgd.simulation import simulate
-from hpcsgd.simulation.compute import Constant
-from hpcsgd.simulation.durations import Layout
-from hpcsgd.simulation.simulate import Simulation
+from hpcsgd.performance.simulation import simulate
+from hpcsgd.performance.simulation.compute import Constant
+from hpcsgd.performance.simulation.durations import Layout
+from hpcsgd.performance.simulation.simulate import Simulation
 from simulation_error import kills
 from simulation_error.cases import CASES, RATE, AsInTheRun, P
 
@@ -42,12 +42,12 @@ def measured(methods: list[str], steps: int) -> dict[str, Any]:
 
 def simulated(method: str, late: str, computing: float, alone: float, steps: int) -> float:
     """Steps per second; `alone`: seconds of a real step with nobody late."""
-    rule, durations = CASES[method].rule(), CASES[method].durations(max(alone - computing, 0.0))
+    case = CASES[method]
     simulation = Simulation(
         layout=Layout(P, 1, 1),
         compute=Constant(computing),
-        durations=durations,
-        rule=rule,
+        durations=case.durations(max(alone - computing, 0.0)),
+        waits=case.method().waits,
         steps=steps,
         stragglers=AsInTheRun(late),
     )

@@ -12,37 +12,65 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import resource
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from harness import Goal, Run, WallClock, print_table
-from hpcsgd.simulation import RULES, Durations, Failures, Layout, LogNormal, Message, Simulation, simulate
+from hpcsgd.methods import (
+    Method,
+    ad_psgd,
+    async_sgd,
+    bsp,
+    d_psgd,
+    delayed,
+    ensemble,
+    hierarchical,
+    no_loco,
+    osgp,
+    sgp,
+    ssp,
+)
+from hpcsgd.performance.simulation import (
+    Durations,
+    Failures,
+    Layout,
+    LogNormal,
+    Message,
+    Simulation,
+    simulate,
+)
 
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "allreduce_local_sgd": {"every": 8},
-    "delayed": {"method": RULES["hierarchical"](every=8), "steps": 4},
-    "ensemble": {"every": 8},
-    "hierarchical": {"every": 8},
-    "osgp": {"staleness": 1},
-    "ssp": {"staleness": 2},
+METHODS: dict[str, Callable[[], Method]] = {
+    "ad_psgd": ad_psgd,
+    "async_sgd": async_sgd,
+    "bsp": bsp,
+    "d_psgd": d_psgd,
+    "delayed": lambda: delayed(hierarchical(every=8), steps=4),
+    "ensemble": lambda: ensemble(every=8),
+    "hierarchical": lambda: hierarchical(every=8),
+    "no_loco": lambda: no_loco(every=8),
+    "osgp": lambda: osgp(staleness=1),
+    "sgp": sgp,
+    "ssp": lambda: ssp(staleness=2),
 }
+"""One of each rule, at least."""
 SECONDS = {10_000: 60.0, 100_000: 600.0}
 """Goals, by the number of ranks."""
 GIGABYTES = 2.0
 RANKS_PER_HOST = 8
 
 
-def measured(rule: str, N: int, K: int, T: int) -> dict[str, Any]:
+def measured(method: str, N: int, K: int, T: int) -> dict[str, Any]:
     simulation = Simulation(
         layout=Layout(N // K, K, RANKS_PER_HOST),
         compute=LogNormal(0.1, 0.2),
         durations=Durations(
             exchange=0.01, update=0.002, meeting=0.05, gather=0.01, message=Message(latency=1e-5, link=5e-3)
         ),
-        rule=RULES[rule](**ARGUMENTS.get(rule, {})),
+        waits=METHODS[method]().waits,
         steps=T,
         failures=Failures(mtbf_seconds=1e7, checkpoint_seconds=10, restart_seconds=60),
     )
@@ -51,7 +79,7 @@ def measured(rule: str, N: int, K: int, T: int) -> dict[str, Any]:
     seconds = clock.stop()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
-        "rule": rule, "N": N, "K": K, "T": T, "seconds": seconds, "gigabytes": memory / 1e9,
+        "method": method, "N": N, "K": K, "T": T, "seconds": seconds, "gigabytes": memory / 1e9,
         "rank_steps_per_second": N * T / seconds, "simulated_seconds": simulated.seconds,
     }  # fmt: skip
 
@@ -64,18 +92,18 @@ def in_its_own_process(*case: Any) -> dict[str, Any]:
 def goals(rows: Iterable[dict[str, Any]]) -> list[Goal]:
     found = []
     for row in rows:
-        case = f"{row['rule']}, {row['N']:,} ranks in groups of {row['K']}, {row['T']:,} steps"
+        case = f"{row['method']}, {row['N']:,} ranks in groups of {row['K']}, {row['T']:,} steps"
         found.append(Goal(f"{case}: seconds", row["seconds"], SECONDS[row["N"]]))
         found.append(Goal(f"{case}: gigabytes", row["gigabytes"], GIGABYTES))
     return found
 
 
-HEAD = ["rule", "ranks", "K", "steps", "seconds", "GB", "rank steps/s"]
+HEAD = ["method", "ranks", "K", "steps", "seconds", "GB", "rank steps/s"]
 
 
 def cells(row: dict[str, Any]) -> list[object]:
     return [
-        row["rule"], f"{row['N']:,}", row["K"], f"{row['T']:,}", f"{row['seconds']:.2f}",
+        row["method"], f"{row['N']:,}", row["K"], f"{row['T']:,}", f"{row['seconds']:.2f}",
         f"{row['gigabytes']:.2f}", f"{row['rank_steps_per_second']:.3g}",
     ]  # fmt: skip
 
@@ -88,8 +116,8 @@ def main() -> None:
     run = Run()
     sizes, T = ((10_000,), 100) if arguments.quick else (tuple(SECONDS), 1000)
     rows = []
-    for N, K, rule in product(sizes, (8, 1), RULES):
-        rows.append(in_its_own_process(rule, N, K, T))
+    for N, K, method in product(sizes, (8, 1), METHODS):
+        rows.append(in_its_own_process(method, N, K, T))
         print(*cells(rows[-1]), flush=True)
     print_table(map(cells, rows), HEAD)
     run.conclude(rows, goals(rows), arguments.json)

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import Goal, Run, Spread, WallClock, mpiexec, print_table, programs
+from hpcsgd.cluster.environment import ask, pack
 from hpcsgd.data import convert
-from hpcsgd.environment import ask, pack
 
 JOB = """
 [data]

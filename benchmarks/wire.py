@@ -21,9 +21,9 @@ from harness.record import Goal, Run
 from harness.table import print_table
 from harness.timing import Contestant, Spread, interleaved, ratios
 from hpcsgd import kernels, wires
-from hpcsgd.averagers import PerRun
 from hpcsgd.methods.sparse_loco import VALUES, Code
-from hpcsgd.wires.base import Wire
+from hpcsgd.parts.averagers import PerRun
+from hpcsgd.parts.wires.base import Wire
 
 COPY = "copy"
 OVER_COPY = 2.0

@@ -1,4 +1,4 @@
-// How DEFT shares k out over layers and layers over workers; hpcsgd/sparsifiers/deft.py has the same in Python.
+// How DEFT shares k out over layers and layers over workers; hpcsgd/parts/sparsifiers/deft.py has the same in Python.
 #include <algorithm>
 #include <cmath>
 #include <functional>

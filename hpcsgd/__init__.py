@@ -11,230 +11,44 @@ loop of the README.
 
 from __future__ import annotations
 
+import ast
 import importlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from hpcsgd import wires
-    from hpcsgd.averagers import Averaged, OverPositions, PerRun, Reset, kept
-    from hpcsgd.checkpoint.in_scripts import load, save
-    from hpcsgd.core import graphs
-    from hpcsgd.core.topology import Job
-    from hpcsgd.data import (
-        ByLabel,
-        DefDP,
-        Dirichlet,
-        Injected,
-        InjectedBatches,
-        Injection,
-        Loader,
-        Overlapping,
-        Sampler,
-        SelDP,
-        equal_batches,
-    )
-    from hpcsgd.engine.joined import Joined
-    from hpcsgd.engine.lr import WarmUp, lr_scale
-    from hpcsgd.engine.muon import muon
-    from hpcsgd.engine.optimizer import DistributedOptimizer
-    from hpcsgd.engine.scaling import GradScaler
-    from hpcsgd.errors import JobError, UserError
-    from hpcsgd.exchanges import (
-        AllToAll,
-        Dense,
-        MomentumCorrection,
-        Packed,
-        RateInside,
-        ReduceScatter,
-        Sparse,
-    )
-    from hpcsgd.methods import (
-        Method,
-        ad_psgd,
-        adacomm,
-        allreduce_local_sgd,
-        async_sgd,
-        bsp,
-        d_psgd,
-        delayed,
-        des_loco,
-        diloco,
-        ensemble,
-        fedavg,
-        hierarchical,
-        no_loco,
-        osgp,
-        post_local,
-        sasgd,
-        selsync,
-        sgp,
-        sparse_loco,
-        ssp,
-        streamed,
-        switch,
-    )
-    from hpcsgd.models.sharded import shard
-    from hpcsgd.models.sync_batch_norm import sync_batch_norm
-    from hpcsgd.natural_gradient import NaturalGradient
-    from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, SIDCo, TopK
-    from hpcsgd.start import init
-    from hpcsgd.tuning.own import probe
+from hpcsgd import uncaught
 
-# Where each name is; the imports above, this and `__all__` are kept in step by tests/test_docstrings.py.
-_HOMES = {
-    "AllToAll": "exchanges",
-    "Averaged": "averagers",
-    "ByLabel": "data",
-    "CLTk": "sparsifiers",
-    "DefDP": "data",
-    "Deft": "sparsifiers",
-    "Dense": "exchanges",
-    "Dirichlet": "data",
-    "DistributedOptimizer": "engine.optimizer",
-    "GradScaler": "engine.scaling",
-    "HardThreshold": "sparsifiers",
-    "Injected": "data",
-    "InjectedBatches": "data",
-    "Injection": "data",
-    "Job": "core.topology",
-    "JobError": "errors",
-    "Joined": "engine.joined",
-    "Loader": "data",
-    "Method": "methods",
-    "MomentumCorrection": "exchanges",
-    "NaturalGradient": "natural_gradient",
-    "Overlapping": "data",
-    "OverPositions": "averagers",
-    "Packed": "exchanges",
-    "PerRun": "averagers",
-    "RateInside": "exchanges",
-    "ReduceScatter": "exchanges",
-    "Reset": "averagers",
-    "SIDCo": "sparsifiers",
-    "Sampler": "data",
-    "SelDP": "data",
-    "Sparse": "exchanges",
-    "TopK": "sparsifiers",
-    "UserError": "errors",
-    "WarmUp": "engine.lr",
-    "ad_psgd": "methods",
-    "adacomm": "methods",
-    "allreduce_local_sgd": "methods",
-    "async_sgd": "methods",
-    "bsp": "methods",
-    "d_psgd": "methods",
-    "delayed": "methods",
-    "des_loco": "methods",
-    "diloco": "methods",
-    "ensemble": "methods",
-    "equal_batches": "data",
-    "fedavg": "methods",
-    "graphs": "core",
-    "hierarchical": "methods",
-    "init": "start",
-    "kept": "averagers",
-    "load": "checkpoint.in_scripts",
-    "lr_scale": "engine.lr",
-    "muon": "engine.muon",
-    "no_loco": "methods",
-    "osgp": "methods",
-    "post_local": "methods",
-    "probe": "tuning.own",
-    "sasgd": "methods",
-    "save": "checkpoint.in_scripts",
-    "selsync": "methods",
-    "shard": "models.sharded",
-    "sgp": "methods",
-    "sparse_loco": "methods",
-    "ssp": "methods",
-    "streamed": "methods",
-    "switch": "methods",
-    "sync_batch_norm": "models.sync_batch_norm",
-    "wires": "",
-}
 
-__all__ = [
-    "AllToAll",
-    "Averaged",
-    "ByLabel",
-    "CLTk",
-    "DefDP",
-    "Deft",
-    "Dense",
-    "Dirichlet",
-    "DistributedOptimizer",
-    "GradScaler",
-    "HardThreshold",
-    "Injected",
-    "InjectedBatches",
-    "Injection",
-    "Job",
-    "JobError",
-    "Joined",
-    "Loader",
-    "Method",
-    "MomentumCorrection",
-    "NaturalGradient",
-    "OverPositions",
-    "Overlapping",
-    "Packed",
-    "PerRun",
-    "RateInside",
-    "ReduceScatter",
-    "Reset",
-    "SIDCo",
-    "Sampler",
-    "SelDP",
-    "Sparse",
-    "TopK",
-    "UserError",
-    "WarmUp",
-    "ad_psgd",
-    "adacomm",
-    "allreduce_local_sgd",
-    "async_sgd",
-    "bsp",
-    "d_psgd",
-    "delayed",
-    "des_loco",
-    "diloco",
-    "ensemble",
-    "equal_batches",
-    "fedavg",
-    "graphs",
-    "hierarchical",
-    "init",
-    "kept",
-    "load",
-    "lr_scale",
-    "muon",
-    "no_loco",
-    "osgp",
-    "post_local",
-    "probe",
-    "sasgd",
-    "save",
-    "selsync",
-    "sgp",
-    "shard",
-    "sparse_loco",
-    "ssp",
-    "streamed",
-    "switch",
-    "sync_batch_norm",
-    "wires",
-]
+def _homes(file: Path) -> dict[str, str]:
+    """The module of each public name. `__init__.pyi` has the only list: type checkers read it there. For the
+    methods it says ``*``: the list is that of the package's imports with ``as``."""
+    found: dict[str, str] = {}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            module = str(node.module)
+            if node.names[0].name == "*":
+                package = Path(__file__).parent.joinpath(*module.split(".")[1:])
+                found |= _homes(package / "__init__.py")
+            found |= {alias.name: module for alias in node.names if alias.asname}
+    return found
+
+
+_HOMES = _homes(Path(__file__).with_suffix(".pyi"))
+__all__ = sorted(_HOMES)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll] - the stub says which
 
 
 def __getattr__(name: str) -> Any:
     """Import what is asked for when it is asked for: the command line answers `--help` without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if not _HOMES[name]:
+    if _HOMES[name] == __name__:
         return importlib.import_module(f"{__name__}.{name}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
     """For completion at the prompt, which would not see what is only imported when asked for."""
     return sorted({*globals(), *_HOMES})
+
+
+uncaught.watch()

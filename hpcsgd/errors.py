@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from difflib import get_close_matches
+from os import PathLike
+from typing import NamedTuple
 
 PEER_LOST = 69
 """Exit code where other ranks did not answer: rather the machine's fault than the job's (EX_UNAVAILABLE)."""
@@ -21,6 +25,19 @@ LONG_VALUE = 200
 """Characters of a value, or of a word, that an error line quotes whole."""
 LONG_LINE = 2000
 """Characters of a whole error line."""
+KeyPath = tuple[str | int, ...]
+"""A key of a TOML file: the tables that it is in, its place in a list of tables, and its name."""
+
+
+class About(NamedTuple):
+    """The key of a configuration that an error is about, for those who look up where it stands."""
+
+    file: str | None = None
+    """The name of the file with which the error line begins."""
+    key: KeyPath = ()
+    """As far as those who raised it know: the places around it are added as `located` is left."""
+    value: str | float | None = None
+    """The value of the key that the message quotes, if it quotes a plain one."""
 
 
 class UserError(ValueError):
@@ -30,17 +47,44 @@ class UserError(ValueError):
 
     Not to be confused with `AssertionError`: that is a mistake of ours, to be reported.
 
+    Args:
+        message: One sentence: the key first, then what is wrong, what is allowed and what to do. Default ''.
+        key: The argument, or the key of a job file, that the message is about; for a path of keys a tuple, as
+            ``("job", "groups")``. The line on which it stands is found by it. Default ().
+        value: The value of that key, where the message quotes one. Default None.
+        file: The file that the key stands in; the error line begins with it. Default None.
+
     Example:
         >>> hpcsgd.hierarchical(every=0)
         Traceback (most recent call last):
         hpcsgd.errors.UserError: every = 0: groups meet after at least 1 step
     """
 
+    def __init__(
+        self,
+        message: object = "",
+        *,
+        key: str | KeyPath = (),
+        value: object = None,
+        file: str | PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(message if file is None else f"{file}: {message}")
+        self.message = str(message)
+        name = None if file is None else str(file)
+        plain = value if isinstance(value, str | int | float) else None
+        self.about = About(name, (key,) if isinstance(key, str) else key, plain)
+
 
 class JobError(UserError):
     """A `UserError` that every rank of the job raises alike, so that rank 0 alone prints it.
 
     Not to be confused with a `UserError` of one rank, after which that rank ends the job.
+
+    Args:
+        message: As that of `UserError`. Default ''.
+        key: What it is about. Default ().
+        value: The value of that key, where the message quotes one. Default None.
+        file: The file that the key stands in; the error line begins with it. Default None.
 
     Example:
         >>> with job.together("reading the data"):
@@ -67,12 +111,46 @@ def without_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def located(place: str) -> Iterator[None]:
-    """Begin the message of a `UserError` raised inside with the place in the configuration it is about."""
+def located(place: str, *key: str | int) -> Iterator[None]:
+    """Begin the message of a `UserError` raised inside with the place in the configuration it is about.
+
+    Where that place is a `key`, the error is about that key, or about the one in it that was named inside.
+    """
     try:
         yield
     except UserError as error:
-        raise type(error)(f"{place}: {error}") from error
+        inner = error.about if key and error.about.file is None else About()
+        raise type(error)(f"{place}: {error}", key=(*key, *inner.key), value=inner.value) from error
+
+
+def in_section(section: str, *keys: str | int) -> AbstractContextManager[None]:
+    """`located` at a section of a job file, or at a key of it: ``[model.arguments]``, ``[data] store``.
+
+    >>> with in_section("data", "store"):
+    ...     raise UserError("no such file")
+    Traceback (most recent call last):
+    hpcsgd.errors.UserError: [data] store: no such file
+    """
+    return located(spot(section, *keys), *section.split("."), *keys)
+
+
+def spot(section: str, *keys: str | int) -> str:
+    """How an error line names a section of a job file, or a key of it.
+
+    >>> spot("method", "exchange", "sparsifier")
+    '[method] exchange sparsifier'
+    """
+    return " ".join([f"[{section}]", *map(str, keys)])
+
+
+@contextmanager
+def in_file(file: str | PathLike[str]) -> Iterator[None]:
+    """Begin the message of a `UserError` raised inside with the file that its key stands in."""
+    try:
+        yield
+    except UserError as error:
+        inner = error.about if error.about.file is None else About()
+        raise type(error)(error, key=inner.key, value=inner.value, file=file) from error
 
 
 def count_text(n: float, noun: str) -> str:
@@ -107,7 +185,8 @@ def in_one_line(message: object) -> str:
 
 def tell(text: str) -> None:
     """Print a fault of the job's own on stderr. The first rank to do so also writes it to the file that a
-    batch script named: otherwise that sees no more than how the other ranks were ended."""
+    batch script named: otherwise that sees no more than how the other ranks were ended. torchrun names one
+    for each rank."""
     if name := os.environ.get("HPCSGD_FAILURE"):
         try:
             with open(name, "x", encoding="utf-8") as file:
@@ -116,13 +195,23 @@ def tell(text: str) -> None:
             return
         except OSError as error:
             print_at_once(f"hpcsgd: {name}: cannot be written: {error.strerror}")
+    _note_for_agent(text)
     print_at_once(text)
+
+
+def _note_for_agent(text: str) -> None:
+    """In the file that torchrun reads when this rank has ended, for its table of failures."""
+    if name := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        extra = {"py_callstack": text, "timestamp": str(int(time.time()))}
+        with suppress(OSError), open(name, "w", encoding="utf-8") as file:
+            json.dump({"message": {"message": text, "extraInfo": extra}}, file)
 
 
 def print_at_once(text: str) -> None:
     """Print to where it is seen whatever becomes of us: torch.distributed holds back what an excepthook
-    prints."""
-    print(text, file=sys.__stderr__ or sys.stderr, flush=True)
+    prints. Nowhere, if the script has closed its stderr."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.__stderr__ or sys.stderr, flush=True)
 
 
 def require_utf8(name: str) -> None:

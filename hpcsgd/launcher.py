@@ -33,16 +33,21 @@ class Launcher:
         return {name for name in names if name is not None}
 
 
+AGENT = "TORCHELASTIC_RUN_ID"
+"""Left by torchrun's agents, which look after the ranks that they have started."""
+TORCH_RANK, TORCH_SIZE, ADDRESS, PORT = "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
+"""torch.distributed's own, whoever sets them: which rank this is, of how many, and where they meet."""
+
 # In order of precedence: a launcher may start another one, whose ranks then know the numbers of both. Those
 # that may run inside of another come before it.
 LAUNCHERS = (
     Launcher(
         name="torchrun",  # and accelerate, which starts it
-        size="WORLD_SIZE",
-        rank="RANK",
+        size=TORCH_SIZE,
+        rank=TORCH_RANK,
         local_rank="LOCAL_RANK",
         local_size="LOCAL_WORLD_SIZE",
-        mark="TORCHELASTIC_RUN_ID",
+        mark=AGENT,
         of_mpi=False,
         source="https://docs.pytorch.org/docs/stable/elastic/run.html",
     ),
@@ -155,7 +160,7 @@ def launched(environ: Mapping[str, str], size: int | None = None) -> Launched | 
     What the first one does not say, another one may that means the same ranks: `srun --mpi=pmi2` leaves size
     and rank in the words of PMI, and the number on the node in Slurm's.
     """
-    told = _all_said(environ)
+    told = all_said(environ)
     if not told:
         return None
     if size is not None:
@@ -177,13 +182,14 @@ def misfit(size: int, environ: Mapping[str, str]) -> Launched | None:
     processes, one of the launchers has started them, and the others do not count. Where each finds itself
     alone, all of them have to have meant it.
     """
-    told = _all_said(environ)
+    told = all_said(environ)
     if size > 1 and any(said.fits(size) for said in told):
         return None
     return next((said for said in told if not said.fits(size)), None)
 
 
-def _all_said(environ: Mapping[str, str]) -> list[Launched]:
+def all_said(environ: Mapping[str, str]) -> list[Launched]:
+    """By each launcher that left a trace; those that say how many ranks they started come first."""
     told = [said for launcher in LAUNCHERS if (said := _said(launcher, environ)) is not None]
     return sorted(told, key=lambda said: said.size is None)
 
@@ -217,8 +223,8 @@ def check_world(size: int, library: str, environ: Mapping[str, str]) -> None:
     started = f"rank {meant.rank}" if meant.size is None else count_text(meant.size, "rank")
     if not meant.launcher.of_mpi:
         raise JobError(
-            f"{meant.by} started {started} but MPI sees a world of {size}: ranks of hpcsgd are those of MPI. "
-            f"Use mpiexec -n {meant.size}, or srun"
+            f"{meant.by} started {started} but MPI sees a world of {size}: that is no launcher of MPI. Use "
+            f'mpiexec -n {meant.size} or srun, or the backend "auto" or "gloo"'
         )
     alone = "" if size > 1 else f". To train alone in a shell that it started: env -u {meant.variable} …"
     raise JobError(

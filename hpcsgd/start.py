@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hpcsgd.core.topology import Job, form, together
-from hpcsgd.errors import located
-from hpcsgd.islands.invitation import invitation
+from hpcsgd.arguments import checked
+from hpcsgd.comm import Transport, joining
+from hpcsgd.comm.choice import AUTO, Wished, Wishes, beside, chosen, own_device
+from hpcsgd.core.topology import Job, form, require_counts, together
+from hpcsgd.elastic.invitation import invitation
+from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.launcher import launched
-from hpcsgd.transport import Transport
-from hpcsgd.transport.choice import AUTO, Wished, Wishes, beside, chosen, own_device
 
 log = logging.getLogger(__name__)
 
 
+@checked
 def init(
     groups: int | None = None,
     group_size: int | None = None,
     *,
     timeout: float = 600.0,
     transport: Mapping[str, str] | None = None,
+    backend: str = "auto",
 ) -> Job:
     """The ranks that the launcher started, as `groups` groups or as groups of `group_size`; else one group.
 
     Without a launcher it is one rank and one group, whatever is asked for, which is warned of. Collective.
 
-    Not to be confused with `torch.distributed.init_process_group`: no group of torch.distributed is made but
-    those of NCCL, where there are GPUs, and these are nobody else's.
+    Not to be confused with `torch.distributed.init_process_group`: hpcsgd has groups of its own, which are
+    nobody else's. Ranks that `torchrun` has started meet without MPI, by gloo.
 
     Args:
         groups: P; it must divide the number of ranks. `hpcsgd.probe` finds how many a training stands.
@@ -41,10 +45,12 @@ def init(
         timeout: seconds that a rank may wait for the others before the job is ended. Default 600.0.
         transport: by which library tensors on GPUs travel, in the `group` and in `cross`: each "auto", "mpi"
             (by way of host memory), "nccl" or "gpu_mpi". Default None: "auto" for both.
+        backend: what joins the ranks: "mpi", or torch's "gloo", which needs no MPI; "auto" goes by what has
+            started them. Default 'auto'.
 
     Raises:
-        UserError: where the numbers do not fit, the launcher started something else than MPI sees, or a
-            transport other than "auto" cannot be had.
+        UserError: where the numbers do not fit, the launcher started something else than MPI sees, ranks do
+            not come together, or a transport other than "auto" cannot be had.
 
     Example:
         >>> job = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
@@ -52,12 +58,23 @@ def init(
         (2, 2)
     """
     _require_no_worker()
-    from hpcsgd.transport import mpi  # MPI starts when it is imported
-
-    world = mpi.world(timeout)
+    require_counts(groups, group_size)
+    if not 0 < timeout < math.inf:
+        raise UserError(
+            f"timeout = {timeout}: expected a number of seconds > 0", key="timeout", value=timeout
+        )
+    world = joining.world(timeout, backend)
     with together(world, "choosing transports"):
         wishes = Wishes.of(transport or {})
-    return form_as_launched(world, groups, group_size, wishes)
+    job = form_as_launched(world, groups, group_size, wishes)
+    log_joined(world)
+    return job
+
+
+def log_joined(world: Transport) -> None:
+    """Log which backend joined the ranks of `world`, and why it was chosen."""
+    if world.rank == 0 and world.size > 1 and world.chosen:
+        log.info("%s by %s", count_text(world.size, "rank"), world.chosen)
 
 
 def _require_no_worker() -> None:
@@ -101,9 +118,15 @@ def _formed(world: Transport, groups: int | None, group_size: int | None) -> Job
 
 def _travelling(job: Job, wished: Wished, device: str) -> Job:
     own = own_device(job.world, device)
-    with together(job.world, "choosing a transport"), located(f"transport group = {wished.group!r}"):
+    with (
+        together(job.world, "choosing a transport"),
+        located(f"transport group = {wished.group!r}", "transport", "group"),
+    ):
         group, why_group = chosen(job.group, wished.group, own, inside=True)
-    with together(job.world, "choosing a transport"), located(f"transport cross = {wished.cross!r}"):
+    with (
+        together(job.world, "choosing a transport"),
+        located(f"transport cross = {wished.cross!r}", "transport", "cross"),
+    ):
         cross, why_cross = chosen(job.cross, wished.cross, own, inside=False)
     cross = beside(group, cross)
     if own.device is not None and job.rank == 0:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcsgd.transport import Transport
+from hpcsgd.comm import Transport
 
 PATIENCE = 60.0  # seconds; the machine may be busy
 LONGER = 1.8  # seconds in which a step more would be made

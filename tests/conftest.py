@@ -1,4 +1,5 @@
-"""How tests run on several ranks: as threads of one pytest, or as the processes of `mpiexec … --with-mpi`.
+"""How tests run on several ranks: as threads of one pytest, or as the processes of `mpiexec … --with-mpi` or
+of torchrun.
 
 `run(n, function, *args)` calls `function(world, *args)` on n ranks and returns the n results. Under a
 launcher every rank is a pytest of its own; all of them go through the same tests in the same order, see the
@@ -26,8 +27,8 @@ import torch
 
 import far
 from brief import brief, parameters
-from hpcsgd.transport import threads
-from ranks import LAUNCHED, RANK, RANKS, complain, end_late, processes
+from hpcsgd.comm import streams, threads
+from ranks import BY_TORCHRUN, LAUNCHED, RANK, RANKS, complain, end_late, processes
 
 torch.set_num_threads(1)
 
@@ -69,6 +70,16 @@ def far_device() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def any_device(request: pytest.FixtureRequest) -> None:
+    """The test device, or with `--on-devices` the accelerators of that kind which this machine has."""
+    kind = request.config.getoption("--on-devices") or "far"
+    if kind == "far":
+        request.getfixturevalue("far_device")
+    elif (there := streams.accelerator()) is None or there.type != kind:
+        pytest.fail(f"--on-devices {kind}: torch sees {'none' if there is None else there.type} here")
+
+
 if LAUNCHED:
 
     @pytest.fixture
@@ -85,6 +96,8 @@ if LAUNCHED:
 def pytest_addoption(parser: pytest.Parser) -> None:
     told = "leave out slow tests, and try each value of a parameter once (tests/brief.py)"
     parser.addoption("--brief", action="store_true", help=told)
+    told = "only the tests that hold on any device (fixture any_device), on devices of that kind"
+    parser.addoption("--on-devices", choices=("far", "cuda", "xpu"), help=told)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -103,19 +116,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Have the test device ready before the first test: compiling it takes longer than tests may."""
-    wanted = any("far_device" in getattr(item, "fixturenames", ()) for item in session.items)
+    kinds = {"far_device"} | ({"any_device"} if on_devices(session.config) in (None, "far") else set())
+    wanted = any(kinds.intersection(getattr(item, "fixturenames", ())) for item in session.items)
     if wanted and not session.config.option.collectonly:
         far.prepare()
 
 
+def on_devices(config: pytest.Config) -> str | None:
+    """The kind of device that alone is tested now."""
+    return config.getoption("--on-devices")
+
+
 def belongs_here(item: pytest.Item) -> bool:
-    """Under a launcher: it runs on as many ranks, and not on threads alone."""
+    """Under a launcher: it runs on as many ranks, and not on threads alone. Where one kind of device is
+    tested, whatever ranks do there is to be seen on processes."""
+    one_kind = on_devices(item.config)
+    if one_kind and "any_device" not in getattr(item, "fixturenames", ()):
+        return False
     if not LAUNCHED:
         return item.get_closest_marker("processes") is None
     if "run" not in getattr(item, "fixturenames", ()) or size(item) != RANKS:
         return False
-    item.add_marker(pytest.mark.mpi(min_size=size(item)))
-    if (alone := item.get_closest_marker("threads")) is None:
+    if BY_TORCHRUN and item.get_closest_marker("of_mpi") is not None:
+        return False
+    if not BY_TORCHRUN:
+        item.add_marker(pytest.mark.mpi(min_size=size(item)))
+    if (alone := item.get_closest_marker("threads")) is None or one_kind:
         return True
     given, unless = parameters(item), alone.kwargs.get("unless")
     return unless is not None and all(
@@ -150,7 +176,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--with-mpi") != LAUNCHED:
+    if config.getoption("--with-mpi") != (LAUNCHED and not BY_TORCHRUN):
         raise pytest.UsageError(f"{RANKS} processes: --with-mpi goes with mpiexec -n 2 and more")
     if RANK > 0:
         manager = config.pluginmanager

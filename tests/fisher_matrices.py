@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hpcsgd.natural_gradient.fisher import Fisher
+from hpcsgd.engine.natural_gradient.fisher import Fisher
 
 
 def dense(F: Fisher) -> Tensor:

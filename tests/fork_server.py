@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import hpcsgd.training.run  # noqa: F401 - what the commands import; MPI starts later
+import hpcsgd.train.run  # noqa: F401 - what the commands import; MPI starts later
 
 torch.optim.SGD([torch.zeros(1)], lr=1.0)  # the first optimizer imports torch's compiler
 

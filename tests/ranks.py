@@ -10,24 +10,23 @@ import pickle
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
 import pytest
 
-from hpcsgd.transport import PeerLost, Transport
-from hpcsgd.transport.ending import wait_for_readers
-
-if TYPE_CHECKING:
-    from hpcsgd.transport.mpi import MpiBackend
+from hpcsgd.comm import Backend, PeerLost, Transport, joining
+from hpcsgd.comm.by_device import ByDevice
+from hpcsgd.comm.readers import wait_for_readers
 
 
 def _from_launcher(*names: str) -> int | None:
     return next((int(os.environ[name]) for name in names if name in os.environ), None)
 
 
-RANKS = _from_launcher("PMI_SIZE", "OMPI_COMM_WORLD_SIZE") or 1
-RANK = _from_launcher("PMI_RANK", "OMPI_COMM_WORLD_RANK") or 0
+BY_TORCHRUN = "TORCHELASTIC_RUN_ID" in os.environ
+RANKS = _from_launcher(*(["WORLD_SIZE"] if BY_TORCHRUN else ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])) or 1
+RANK = _from_launcher(*(["RANK"] if BY_TORCHRUN else ["PMI_RANK", "OMPI_COMM_WORLD_RANK"])) or 0
 LAUNCHED = RANKS > 1
 GRACE = 10.0  # seconds in which the other ranks must learn of a failure before the job is ended
 _STDERR = os.dup(2)  # before pytest captures it
@@ -45,23 +44,21 @@ class Processes:
     """All ranks; what is called on one has to be called on every other."""
 
     def __init__(self) -> None:
-        from hpcsgd.transport import mpi
-
-        self.world = mpi.world()
+        self.world = joining.world()
         assert (self.world.rank, self.world.size) == (RANK, RANKS), "the launcher numbers ranks differently"
         self.control = self.world.apart()  # a rank that failed must not meet the others' collectives
 
     def run(self, n: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """The results of `function(world, *args)` on all ranks, or the exception of one of them."""
         assert n == RANKS, f"this world has {RANKS} ranks"
-        with splitting() as made:
+        with splitting(self.world.backend) as made:
             outcomes = self.gather(self.attempt(function, *args))
         tests = sorted({outcome.test for outcome in outcomes})
         assert len(tests) == 1, f"the ranks are in different tests: {', '.join(tests)}"
         if errors := [outcome.error for outcome in outcomes if outcome.error is not None]:
             raise cause(errors)
         for backend in reversed(made):  # an MPI library has some two thousand communicators
-            backend._comm.Free()
+            free(backend)
         return [outcome.value for outcome in outcomes]
 
     def attempt(self, function: Callable[..., Any], *args: Any) -> Outcome:
@@ -101,20 +98,25 @@ class Processes:
 
 
 @contextlib.contextmanager
-def splitting() -> Iterator[list[MpiBackend]]:
+def splitting(world: Backend) -> Iterator[list[Backend]]:
     """The communicators that are split off meanwhile, in the same order on all their ranks."""
-    from hpcsgd.transport.mpi import MpiBackend
+    assert isinstance(world, ByDevice)
+    made: list[Backend] = []
+    kind = type(world.host)
+    split = kind.split
 
-    made: list[MpiBackend] = []
-    split = MpiBackend.split
-
-    def noted(backend: MpiBackend, color: int, key: int) -> MpiBackend:
-        new = cast("MpiBackend", split(backend, color, key))
+    def noted(backend: Backend, color: int, key: int) -> Backend:
+        new = split(backend, color, key)
         made.append(new)
         return new
 
-    with mock.patch.object(MpiBackend, "split", noted):
+    with mock.patch.object(kind, "split", noted):
         yield made
+
+
+def free(backend: Any) -> None:
+    """What nobody uses any more; with MPI on all ranks at once."""
+    backend.close() if BY_TORCHRUN else backend._comm.Free()
 
 
 @functools.cache

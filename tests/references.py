@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport
 from hpcsgd.core.graphs import Graph
 from hpcsgd.core.topology import Job, form
 from hpcsgd.methods import Method
-from hpcsgd.transport import Transport
 
 BATCH = 3
 """Samples of one rank and step."""
@@ -43,7 +43,9 @@ def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def vector(net: nn.Module) -> Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in net.parameters()]).clone()
+    """Its parameters as reals."""
+    params = (p.detach() for p in net.parameters())
+    return torch.cat([(torch.view_as_real(p) if p.is_complex() else p).reshape(-1) for p in params]).clone()
 
 
 Rates = Sequence[float]

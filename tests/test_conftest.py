@@ -11,7 +11,7 @@ import torch
 
 import programs
 import ranks
-from hpcsgd.transport import PeerLost
+from hpcsgd.comm import PeerLost
 
 TESTS = Path(__file__).parent
 

@@ -42,7 +42,7 @@ def agreed() -> list[set[str]]:
 
 
 def test_what_pages_name_is_there() -> None:
-    for page in (*PAGES, "README.md", "CONTRIBUTING.md"):
+    for page in (*PAGES, "README.md", "CONTRIBUTING.md", "benchmarks/README.md"):
         path = ROOT / page
         assert lost(path.read_text(), path.parent) == [], page
 

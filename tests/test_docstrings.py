@@ -28,18 +28,18 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 
 import hpcsgd
-import hpcsgd.transport
-from hpcsgd.averagers.selection import Selection
-from hpcsgd.core import capabilities, method, step
+import hpcsgd.comm
+from hpcsgd.comm import Transport, threads
+from hpcsgd.core import averager, method, optional, step
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Holds, Searches, Sends
 from hpcsgd.data import Partition
-from hpcsgd.exchanges.by_torch import Separable
-from hpcsgd.exchanges.feedback import Feedback
-from hpcsgd.sparsifiers import Sparsifier
-from hpcsgd.sparsifiers.base import Foreseeing
-from hpcsgd.transport import Transport, threads
-from hpcsgd.wires.base import Rounding
+from hpcsgd.parts.averagers.selection import Selection
+from hpcsgd.parts.exchanges.by_torch import Separable
+from hpcsgd.parts.exchanges.feedback import Feedback
+from hpcsgd.parts.sparsifiers import Sparsifier
+from hpcsgd.parts.sparsifiers.base import Foreseeing
+from hpcsgd.parts.wires.base import Rounding
 from public_names import public
 
 SECTIONS = re.compile(r"^(Args|Raises|Example|Source):$", re.MULTILINE)
@@ -52,8 +52,8 @@ NO_PAPER = {
 }  # fmt: skip
 """They do what no paper had to say."""
 PROTOCOLS = (
-    capabilities.BucketByBucket, capabilities.KeepsGradients, capabilities.Regardless, method.Central,
-    method.Composed, method.Stateful, method.Wrapping, step.Averager, step.GroupExchange, step.Publishing,
+    averager.Averager, method.Central, optional.Composed, optional.Late, optional.Prepares,
+    optional.Stateful, optional.Wrapping, step.GroupExchange, step.Publishing,
     Feedback, Foreseeing, Holds, Partition, Rounding, Searches, Selection, Sends, Separable, Sparsifier,
     hpcsgd.graphs.Graph,
 )  # fmt: skip
@@ -162,8 +162,8 @@ here = threading.local()
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """`hpcsgd.init()` finds the ranks of the example, and does not start MPI."""
     mpi = types.SimpleNamespace(world=lambda timeout=0.0: here.world)
-    monkeypatch.setitem(sys.modules, "hpcsgd.transport.mpi", mpi)
-    monkeypatch.setattr(hpcsgd.transport, "mpi", mpi, raising=False)
+    monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi", mpi)
+    monkeypatch.setattr(hpcsgd.comm, "mpi", mpi, raising=False)
 
 
 def run_on(world: Transport, example: doctest.DocTest, folder: Path) -> str:
@@ -234,14 +234,26 @@ def test_examples_run_on_processes(run, example: doctest.DocTest, tmp_path: Path
     assert run(4, run_on, example, tmp_path)[0] == ""
 
 
-def test_the_public_names_are_written_down_alike() -> None:
-    tree = ast.parse(Path(hpcsgd.__file__).read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
-    typed = {alias.name: node.module for node in imports for alias in node.names}
-    assert typed == {name: f"hpcsgd.{home}".rstrip(".") for name, home in hpcsgd._HOMES.items()}
-    assert sorted(typed) == sorted(hpcsgd.__all__)
-    assert all(getattr(hpcsgd, name) is not None for name in typed)
+def imported(file: Path) -> list[ast.alias]:
+    body = ast.parse(file.read_text()).body
+    return [alias for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
+
+
+def test_each_public_name_is_written_down_once() -> None:
+    """In the stub, which type checkers read: there a name is public only as `from … import x as x`. Of
+    methods it says `*`, and they stand so in the `__init__.py` of their package."""
+    stub, methods = Path(hpcsgd.__file__).with_suffix(".pyi"), Path(hpcsgd.__file__).parent / "methods"
+    aliases = [alias for alias in imported(stub) if alias.name != "*"]
+    assert len(imported(stub)) == len(aliases) + 1
+    aliases += [alias for alias in imported(methods / "__init__.py") if alias.name != "METHODS"]
+    assert [alias.asname for alias in aliases] == [alias.name for alias in aliases]
+    assert sorted(alias.name for alias in aliases) == hpcsgd.__all__
+    own = {name: value for name, value in vars(hpcsgd).items() if name in hpcsgd.__all__}
+    assert all(getattr(hpcsgd, name) is not None for name in hpcsgd.__all__)
+    assert all(isinstance(value, types.ModuleType) for value in own.values()), "imported when asked for"
+    source = Path(hpcsgd.__file__).read_text().partition(hpcsgd.__doc__ or "")[2]
+    assert [name for name in hpcsgd.__all__ if re.search(rf"\b{name}\b", source)] == []
+    assert {*hpcsgd.__all__} <= {*dir(hpcsgd)}
 
 
 def test_those_without_a_paper_exist() -> None:

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-import hpcsgd.transport
+import hpcsgd.comm
 import programs
+from hpcsgd.comm import Transport, threads
 from hpcsgd.errors import JobError, UserError
 from hpcsgd.launcher import LAUNCHERS
 from hpcsgd.start import form_as_launched
-from hpcsgd.transport import Transport, threads
 
 ROOT = Path(__file__).parents[1]
 
@@ -44,15 +44,27 @@ COMMANDS = {
 }
 
 
+NO_MPI = {**os.environ, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_without_an_mpi_library_one_line_says_so(command: str) -> None:
-    nothing = {**os.environ, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
-    done = programs.run([sys.executable, *COMMANDS[command]], env=nothing, cwd=ROOT, check=False)
+def test_mpiexec_without_an_mpi_library_one_line_says_so(command: str) -> None:
+    by_mpiexec = {**NO_MPI, "PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALRANKID": "0"}
+    done = programs.run([sys.executable, *COMMANDS[command]], env=by_mpiexec, cwd=ROOT, check=False)
     assert done.returncode == 1
-    assert re.fullmatch(
-        r"hpcsgd: no MPI library can be loaded \(.*\): .* `pip install hpcsgd\[mpich\]`\n", done.stderr
-    )
+    said = r"started ranks, but there is no MPI for them \(.*\): start .* `pip install hpcsgd\[mpich\]`\n"
+    assert re.fullmatch(rf"hpcsgd: .*mpiexec of MPICH or Intel MPI \(PMI_SIZE\) {said}", done.stderr)
+
+
+@pytest.mark.slow
+def test_one_rank_needs_no_mpi_unless_it_is_asked_for() -> None:
+    script = "import hpcsgd; print(hpcsgd.init(groups=1, backend={!r}).world.backend.name)"
+    alone = programs.run([sys.executable, "-c", script.format("auto")], env=NO_MPI, cwd=ROOT)
+    assert alone.stdout.startswith("gloo of torch")
+    forced = programs.run([sys.executable, "-c", script.format("mpi")], env=NO_MPI, cwd=ROOT, check=False)
+    assert forced.returncode == 1
+    assert re.fullmatch(r"hpcsgd: no MPI library can be loaded \(.*\): .* needs none\n", forced.stderr)
 
 
 @pytest.mark.slow
@@ -82,7 +94,7 @@ def test_a_method_loads_no_islands() -> None:
         "import sys, torch; before = set(sys.modules); import hpcsgd; hpcsgd.hierarchical, hpcsgd.ensemble; "
         "print(*(name for name in set(sys.modules) - before "
         "if name.split('.')[0] in ('asyncio', 'socket', 'socketserver') "
-        "or name.startswith('hpcsgd.islands')))"
+        "or name.startswith('hpcsgd.elastic')))"
     )
     done = programs.run([sys.executable, "-c", code])
     assert done.stdout.split() == []
@@ -92,7 +104,7 @@ def test_a_method_loads_no_islands() -> None:
 def test_a_job_on_cpus_loads_nothing_of_process_groups() -> None:
     """But what torch has loaded by itself; and none is made."""
     code = (
-        "import sys, torch; before = set(sys.modules); import hpcsgd; from hpcsgd.transport import threads; "
+        "import sys, torch; before = set(sys.modules); import hpcsgd; from hpcsgd.comm import threads; "
         "from hpcsgd.start import form_as_launched; "
         "threads.run(2, lambda world: form_as_launched(world, 2, None)); "
         "print(*(name for name in set(sys.modules) - before if 'distributed' in name))"
@@ -106,8 +118,8 @@ def test_a_script_asks_for_a_transport(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ask(world: Transport) -> None:
         mpi = SimpleNamespace(world=lambda timeout: world)
-        monkeypatch.setattr(hpcsgd.transport, "mpi", mpi, raising=False)
-        monkeypatch.setitem(sys.modules, "hpcsgd.transport.mpi", mpi)
+        monkeypatch.setattr(hpcsgd.comm, "mpi", mpi, raising=False)
+        monkeypatch.setitem(sys.modules, "hpcsgd.comm.mpi", mpi)
         init(transport={"cross": "gpu-mpi"})
 
     with pytest.raises(JobError, match=r"^transport cross = 'gpu-mpi': did you mean 'gpu_mpi'\?"):

@@ -21,7 +21,7 @@ ABSOLUTE = re.compile(r"""["'](/(home|root|work|Users|scratch|data|mnt)/[^"']*|~
 
 _NAMES = r"(cuda|xpu|mps|accelerator|Stream|Event)\b"
 DEVICES = re.compile(rf"\btorch\.{_NAMES}|\bfrom torch import .*\b{_NAMES}")
-DOORS = ("hpcsgd/transport/streams.py", "hpcsgd/kernels/cuda.py")
+DOORS = ("hpcsgd/comm/streams.py", "hpcsgd/kernels/cuda.py")
 
 _READS = r"(?<!\w)(pickle|cloudpickle|dill|joblib|marshal|shelve)\b(?=[.\s]|$)"
 _BETWEEN = r"comm\.(all)?(bcast|gather|scatter|reduce|alltoall|send|recv|sendrecv)\((?!.*\.wait\(\))"
@@ -32,8 +32,9 @@ UNPICKLING = {
     "hpcsgd/data/formats/pickled.py": "knows arrays and containers only",
     "hpcsgd/models/metadata.py": "knows the index of a checkpoint only",
     "hpcsgd/models/weights.py": "after metadata.py has looked at it",
-    "hpcsgd/transport/mpi.py": "between ranks of one job",
-    "hpcsgd/transport/threads.py": "between ranks that are threads",
+    "hpcsgd/comm/gloo.py": "between ranks of one job",
+    "hpcsgd/comm/mpi.py": "between ranks of one job",
+    "hpcsgd/comm/threads.py": "between ranks that are threads",
 }
 """Where objects are unpickled, and why that is nobody else's word; docs/security.md says the same."""
 
@@ -129,10 +130,11 @@ def package(root: Path, files: dict[str, str]) -> Path:
     shutil.copy(ROOT / "pyproject.toml", root)
     good = {
         "__init__.py": "",
-        "transport/__init__.py": "",
-        "transport/mpi.py": "import mpi4py",
+        "comm/__init__.py": "",
+        "comm/mpi.py": "import mpi4py",
         "core/__init__.py": "",
         "core/flat.py": "",
+        **dict.fromkeys(("cluster/__init__.py", "parts/__init__.py", "performance/__init__.py"), ""),
     }
     return plant(root, {f"hpcsgd/{name}": text for name, text in (good | files).items()})
 
@@ -230,45 +232,65 @@ def test_imports_keep_their_contracts():
 
 
 def test_a_sound_package_keeps_the_contracts(tmp_path):
-    done = lint_imports(package(tmp_path, {"core/flat.py": "import hpcsgd.transport.mpi"}))
+    done = lint_imports(package(tmp_path, {"core/flat.py": "import hpcsgd.comm.mpi"}))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_an_import_upwards_is_found(tmp_path):
-    done = lint_imports(package(tmp_path, {"transport/mpi.py": "def f():\n    import hpcsgd.core.flat"}))
+    done = lint_imports(package(tmp_path, {"comm/mpi.py": "def f():\n    import hpcsgd.core.flat"}))
     assert done.returncode == 1
-    assert "hpcsgd.transport is not allowed to import hpcsgd.core" in done.stdout
+    assert "hpcsgd.comm is not allowed to import hpcsgd.core" in done.stdout
 
 
 def test_data_and_models_do_not_know_training(tmp_path):
     files = {
-        "training/__init__.py": "",
-        "data.py": "import hpcsgd.training",
+        "train/__init__.py": "",
+        "data.py": "import hpcsgd.train",
         "models.py": "import hpcsgd.cli",
     }
     done = lint_imports(package(tmp_path, files | {"cli.py": ""}))
     assert done.returncode == 1
-    assert "hpcsgd.data is not allowed to import hpcsgd.training" in done.stdout
+    assert "hpcsgd.data is not allowed to import hpcsgd.train" in done.stdout
     assert "hpcsgd.models is not allowed to import hpcsgd.cli" in done.stdout
 
 
-def test_mpi_outside_transport_is_found(tmp_path):
+def test_the_library_does_not_know_job_files(tmp_path):
+    files = {"config/__init__.py": "", "methods/__init__.py": "", "methods/a.py": "import hpcsgd.config"}
+    done = lint_imports(package(tmp_path, files))
+    assert done.returncode == 1
+    assert "hpcsgd.methods is not allowed to import hpcsgd.config" in done.stdout
+
+
+def test_parts_that_know_those_beside_them_are_found(tmp_path):
+    files = {
+        "parts/wires/__init__.py": "import hpcsgd.parts.averagers",
+        "parts/averagers/__init__.py": "",
+        "methods/__init__.py": "",
+        "parts/averagers/mean.py": "import hpcsgd.methods",
+    }
+    done = lint_imports(package(tmp_path, files))
+    assert done.returncode == 1
+    assert "hpcsgd.parts.wires is not allowed to import hpcsgd.parts.averagers" in done.stdout
+    assert "hpcsgd.parts is not allowed to import hpcsgd.methods" in done.stdout
+
+
+def test_mpi_outside_comm_is_found(tmp_path):
     done = lint_imports(package(tmp_path, {"core/flat.py": "def f():\n    from mpi4py import MPI"}))
     assert done.returncode == 1
     assert "hpcsgd is not allowed to import mpi4py" in done.stdout
     assert "hpcsgd.core.flat -> mpi4py" in done.stdout
 
 
-def test_a_socket_outside_transport_and_islands_is_found(tmp_path):
+def test_a_socket_outside_comm_and_elastic_is_found(tmp_path):
     files = {
-        "islands/__init__.py": "",
-        "islands/ring.py": "import socket",
+        "elastic/__init__.py": "",
+        "elastic/ring.py": "import socket",
         "core/flat.py": "def f():\n    import socket",
     }
     done = lint_imports(package(tmp_path, files))
     assert done.returncode == 1
     assert "hpcsgd.core.flat -> socket" in done.stdout
-    assert "hpcsgd.islands.ring -> socket" not in done.stdout
+    assert "hpcsgd.elastic.ring -> socket" not in done.stdout
 
 
 def test_a_module_without_a_place_is_found(tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -97,6 +99,7 @@ PARTS = {
     "fails": ("exit 3", 3),
     "leaves a file": ("touch $TMPDIR/left", 1),
     "leaves a process": ("sleep 2 >&- 2>&- &", 1),
+    "leaves shared memory": ("echo some > $TMPDIR/../../shared/left", 1),
 }
 
 
@@ -134,3 +137,19 @@ def test_what_killed_programs_left_is_removed_unless_somebody_has_it(monkeypatch
     with (tmp_path / "sem.mp-3").open("r+b") as file, mmap.mmap(file.fileno(), 0):
         tier.remove(set(tmp_path.iterdir()))
     assert {path.name for path in tmp_path.iterdir()} == {"of another program", "sem.mp-3"}
+
+
+def test_what_another_program_uses_was_not_left(monkeypatch, tmp_path):
+    begun = tmp_path / "mpich_shm_4"
+    monkeypatch.setattr(tier, "SHARED_MEMORY", tmp_path)
+    with ExitStack() as other:
+
+        def parts(*_: object) -> Iterator[tuple[str, list[str]]]:
+            begun.write_text("some")
+            file = other.enter_context(begun.open("r+b"))
+            other.enter_context(mmap.mmap(file.fileno(), 0))
+            yield "a shell", ["true"]
+
+        monkeypatch.setattr(tier, "parts", parts)
+        assert tier.main("test", "mpiexec") == 0
+    assert begun.exists()

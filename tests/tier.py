@@ -40,18 +40,24 @@ class Tier:
     """Whether pytest runs by itself, with ranks that are threads."""
     ranks: Sequence[int]
     """Numbers of MPI ranks on which pytest runs."""
+    torchrun: Mapping[int, Sequence[str]]
+    """Numbers of ranks that torchrun starts, and the tests that run on these: of the transport, and of what
+    goes by it."""
     kills: bool
     """Whether its tests kill programs by SIGKILL, which has no program remove its files."""
     told: str
     """What the last lines say when all has passed."""
 
 
+BY_TORCHRUN = ("tests/comm", "tests/methods/test_same_bits.py")
+FEW = tuple(f"tests/comm/test_{name}.py" for name in ("operations", "messages", "service", "posted"))
 WHOLE = "not long and not soak and not large"
 TIERS: Mapping[str, Tier] = {
     "test": Tier(
         options=("-m", WHOLE, "--brief"),
         threads=True,
         ranks=(4,),
+        torchrun={},
         kills=False,
         told="""\
 Covered: every method against plain torch on one awkward shape, every part, wire format and transport,
@@ -64,15 +70,17 @@ The rest: `make test-all` (20 minutes: all combinations, 2 and 8 MPI ranks, kill
         options=("-m", WHOLE),
         threads=True,
         ranks=(2, 4, 8),
+        torchrun={2: BY_TORCHRUN, 4: BY_TORCHRUN, 8: FEW},
         kills=True,
         told="""\
-Covered: all tests on threads, and on 2, 4 and 8 MPI ranks.
+Covered: all tests on threads, and on 2, 4 and 8 MPI ranks; those of the transport by torchrun, too.
 The rest: `make test-long` (an hour), `make soak` (an hour), `make test-openmpi` (the second MPI library).""",
     ),
     "test-openmpi": Tier(
         options=("-m", WHOLE),
         threads=False,
         ranks=(2, 4),
+        torchrun={},
         kills=False,
         told="Covered: the tests on 2 and 4 ranks of Open MPI.",
     ),
@@ -106,9 +114,9 @@ def main(name: str, mpiexec: str) -> int:
         remove(owned(SHARED_MEMORY) - shared)
     else:
         left += left_in(folder)
-    if left := [*left, *sorted(map(str, owned(SHARED_MEMORY) - shared))]:
+    if left := [*left, *sorted(map(str, unused(owned(SHARED_MEMORY) - shared)))]:
         print(f"make {name} failed: all tests passed, but they left something behind:", *left, sep="\n  ")
-        print("(In /dev/shm, it may belong to another program of yours.)")
+        print("(In /dev/shm, another program of yours may have left it.)")
         return 1
     shutil.rmtree(folder)
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
@@ -136,10 +144,13 @@ def parts(tier: Tier, mpiexec: str) -> Iterator[tuple[str, list[str]]]:
     pytest = [sys.executable, "-m", "pytest", *tier.options]
     if tier.threads:
         yield "threads", [*pytest, "--numprocesses", "auto", "--dist", "loadfile", "--no-loadscope-reorder"]
+    # --capture=sys: what the MPI library writes when it ends a job would not be seen otherwise.
+    quietly = ["-q", "--color=no", "--capture=sys", "-p", "no:cacheprovider"]
     for n in tier.ranks:
-        # --capture=sys: what the MPI library writes when it ends a job would not be seen otherwise.
-        options = ["--with-mpi", "-q", "--color=no", "--capture=sys", "-p", "no:cacheprovider"]
-        yield f"{n} MPI ranks", [mpiexec, "-n", str(n), *pytest, *options]
+        yield f"{n} MPI ranks", [mpiexec, "-n", str(n), *pytest, "--with-mpi", *quietly]
+    for n, tests in tier.torchrun.items():
+        agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n), "--no-python"]
+        yield f"{n} ranks of torchrun", [sys.executable, *agent, *pytest, *quietly, *tests]
 
 
 def left_running(mark: str) -> list[str]:
@@ -175,19 +186,21 @@ def owned(folder: Path) -> set[Path]:
 
 def remove(files: set[Path]) -> None:
     """Remove what killed programs left in shared memory, and nothing of other programs."""
-    ours = {path for path in files if path.name.startswith(LEFT_BY_KILLED)}
-    for path in ours - mapped(ours):
+    for path in unused({path for path in files if path.name.startswith(LEFT_BY_KILLED)}):
         path.unlink(missing_ok=True)
 
 
-def mapped(files: set[Path]) -> set[Path]:
-    """Return those of the files that a process has in its memory."""
-    found: set[Path] = set()
+def unused(files: set[Path]) -> set[Path]:
+    """Return those of the files that exist and that no process has in its memory.
+
+    After the tests the others belong to other programs, for a process of ours that still runs is told itself.
+    """
+    found = set(files)
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):  # it has just ended, or belongs to another user
             text = maps.read_text()
-            found |= {path for path in files if str(path) in text}
-    return found
+            found = {path for path in found if str(path) not in text}
+    return {path for path in found if path.exists()}
 
 
 if __name__ == "__main__":

@@ -21,12 +21,12 @@ TITLES = {
 }
 """Of the pages, in their order."""
 PAGES = {
-    "hpcsgd.averagers": "meetings",
+    "hpcsgd.parts.averagers": "meetings",
     "hpcsgd.core.graphs": "graphs",
     "hpcsgd.data": "data",
-    "hpcsgd.exchanges": "gradients",
-    "hpcsgd.sparsifiers": "gradients",
-    "hpcsgd.wires": "wires",
+    "hpcsgd.parts.exchanges": "gradients",
+    "hpcsgd.parts.sparsifiers": "gradients",
+    "hpcsgd.parts.wires": "wires",
 }
 """By where names are at home; the others are of the training itself."""
 

@@ -8,29 +8,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from repository import ROOT
+
 RESULTS = "benchmarks/results"
 HEAD = """
 ## Where all figures come from
 
 Every figure of these pages is in a file of the repository, with the machine, the versions and the command
-that made it. Goals are those set before measuring; what missed them is told where the figures are shown.
+that made it. Goals were set before measuring; the page that shows a figure says which goals it missed.
 
 | result | made by | begun | goals met |
 |---|---|---|---|
 """
 
 
-def table(root: Path) -> str:
-    return HEAD + "".join(_row(root, path) for path in sorted((root / RESULTS).rglob("*.json")))
+def table() -> str:
+    """What docs/performance.md ends with, with links from the repository's top."""
+    return HEAD + "".join(_row(path) for path in sorted((ROOT / RESULTS).rglob("*.json")))
 
 
-def _row(root: Path, path: Path) -> str:
+def _row(path: Path) -> str:
     result: Mapping[str, Any] = json.loads(path.read_text())
     goals = [goal["met"] for goal in result.get("goals", []) if goal.get("met") is not None]
     met = f"{sum(goals)} of {len(goals)}" if goals else ""
     command = shlex.join(_shown(result["command"]))
     return (
-        f"| [{path.stem}]({path.relative_to(root)}) | `{command}` | {result.get('date', '')[:10]} | {met} |\n"
+        f"| [{path.stem}]({path.relative_to(ROOT)}) | `{command}` | {result.get('date', '')[:10]} | {met} |\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +25,8 @@ from repository import ROOT
 CONTINUED: Mapping[str, Callable[[], str]] = {
     "job_file.md": lambda: job_file.tables() + names.table(),
     "messages.md": messages.page,
+    "methods.md": method_pages.listed,
+    "performance.md": lambda: repository.on_site(figures.table(), "", "performance.md"),
 }
 """Pages of docs/ that go on with what is made of the code."""
 
@@ -38,17 +41,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = repository.pages()
-    made["performance.md"] += figures.table(ROOT)
-    texts = [("", text) for text in made.values()]
+    texts = [("", text) for text in (*made.values(), figures.table())]
     texts += [("docs", page.content_string) for page in files.documentation_pages()]
     of_code = api.pages() | method_pages.pages()
     written = {uri: repository.on_site(text, "", uri) for uri, text in made.items()} | of_code
-    written["methods/index.md"] += method_pages.listed()
     for uri, text in written.items():
         files.append(File.generated(config, uri, content=text))
     for path in repository.linked_files(texts):
         place = repository.place_of(path)
-        files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
+        if path.endswith(".md"):  # a page, whose links are right where it lies in the repository
+            text = repository.on_site((ROOT / path).read_text(), posixpath.dirname(path), place)
+            files.append(File.generated(config, place, content=text))
+        else:
+            files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
     return files
 
 

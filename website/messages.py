@@ -19,7 +19,7 @@ from repository import ROOT
 
 OPEN = "…"
 """What is filled in."""
-ERRORS = {"UserError": "", "JobError": "", "DivergedError": "", "PeerLost": " (exit code 69)"}
+ERRORS = {"UserError": "", "JobError": "", "NoWorld": "", "DivergedError": "", "PeerLost": " (exit code 69)"}
 """Whose calls are messages, with what a reader is told of them."""
 LOGS = ("log.warning", "logger.warning")
 WARNING = " (a warning)"
@@ -183,7 +183,7 @@ def hears(words: str, quoted: str) -> bool:
 
 def _section(part: Part, messages: Sequence[Message], told: Mapping[str, str]) -> str:
     items = dict.fromkeys(f"- {shown(x)}{_more(x.words, told)}\n" for x in messages)
-    name = part.page.partition(".md")[0].removesuffix("/index").replace("_", " ")
+    name = part.page.partition(".md")[0].replace("_", " ")
     more = f"More: [{name}]({part.page})."
     return f"\n## {part.title}\n\n{part.cause.strip()} {more}\n\n{''.join(items)}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -13,13 +14,15 @@ import tomli_w
 import api
 import hpcsgd
 import pictures
-from hpcsgd.citing.bibtex import entries
-from hpcsgd.citing.uses import papers_of
+from hpcsgd.cli.citing.bibtex import entries
+from hpcsgd.cli.citing.uses import papers_of
 from hpcsgd.core.traffic import Sizes, Vector
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import of_step
+from hpcsgd.engine.plan import StepPlan
 from hpcsgd.methods import METHODS, Method
 from public_names import needed, summary
+from repository import ROOT
 
 INSIDE = {"bsp()": hpcsgd.bsp(), "hierarchical(every=8)": hpcsgd.hierarchical(every=8)}
 GIVEN = {
@@ -33,18 +36,8 @@ MEETS = 0.2
 P, K, M, WIDTH = 4, 4, 4_000_000, 4
 LEAST = 1e-4
 """Of M; what is less does not grow with the model."""
-MORE = {
-    "gossip.md": ("sgp", "osgp", "d_psgd", "ad_psgd", "ssp", "async_sgd"),
-    "selsync.md": ("selsync", "fedavg"),
-    "diloco.md": ("diloco", "no_loco", "des_loco"),
-    "late.md": ("delayed", "streamed"),
-    "ensemble.md": ("ensemble",),
-    "sparse.md": ("sparse_loco",),
-    "probe.md": ("hierarchical", "allreduce_local_sgd"),
-    "shard.md": ("bsp", "hierarchical"),
-    "muon.md": ("diloco",),
-}
-"""Pages that say more of a method, and what it brings."""
+MORE = re.compile(r"^<!-- methods: (.+) -->$", re.MULTILINE)
+"""On the pages that say more of some methods, and what they bring."""
 SENDS = """
 ## What it sends
 
@@ -92,16 +85,23 @@ def pages() -> dict[str, str]:
 
 
 def listed() -> str:
-    rows = "".join(f"| [`{x}`]({x}.md) | {summary(METHODS[x])} |\n" for x in METHODS)
+    rows = "".join(f"| [`{x}`](methods/{x}.md) | {summary(METHODS[x])} |\n" for x in METHODS)
     return f"\n## One by one\n\n| | |\n|---|---|\n{rows}"
 
 
 def page(name: str, factory: Callable[..., Method]) -> str:
     title, _, rest = inspect.cleandoc(sys.modules[factory.__module__].__doc__ or "").partition("\n\n")
-    more = [f"[{uri.removesuffix('.md')}](../{uri})" for uri, names in MORE.items() if name in names]
-    links = f"More, with what it brings: {', '.join(more)}.\n\n" if more else ""
+    pages = [uri for uri, names in more().items() if name in names]
+    links = ", ".join(f"[{uri.removesuffix('.md')}](../{uri})" for uri in pages)
+    links = f"More, with what it brings: {links}.\n\n" if links else ""
     made = sends(name, factory) + training(name) + citation(name)
     return f"# {name}\n\n{title}\n\n{links}{rest}\n{made}\n{api.entry(name, factory)}"
+
+
+def more() -> dict[str, list[str]]:
+    """The pages that say more of methods, with the names of these."""
+    found = {path.name: MORE.search(path.read_text()) for path in sorted((ROOT / "docs").glob("*.md"))}
+    return {page: match[1].split(", ") for page, match in found.items() if match}
 
 
 def training(name: str) -> str:
@@ -118,7 +118,7 @@ def citation(name: str) -> str:
 
 def sends(name: str, factory: Callable[..., Method]) -> str:
     found = defaultdict[tuple[str, str, str], float](float)
-    for x in of_step(example(factory), sizes(), meets=MEETS):
+    for x in of_step(StepPlan.of(example(factory)), sizes(), meets=MEETS):
         of_rank = sent(x.operation, x.nbytes, sizes().ranks(x.over))
         found[x.phase, x.operation, AMONG[x.over]] += float(of_rank) * x.times * x.senders / (M * WIDTH)
     rows = "".join(f"| {' | '.join(key)} | {_told(share)} |\n" for key, share in found.items() if share)

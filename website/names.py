@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hpcsgd.config.parts import alternatives
-from hpcsgd.config.reference import annotations_of
 from hpcsgd.data.partition import PARTITIONS
 from hpcsgd.methods import METHODS
 from hpcsgd.models import MODELS
-from hpcsgd.training.assembly import TRANSFORMS
-from hpcsgd.training.parts import FAMILIES
+from hpcsgd.named import annotations_of
+from hpcsgd.train.assembly import TRANSFORMS
+from hpcsgd.train.families import FAMILIES
 
 HEAD = """
 ## Names

@@ -7,10 +7,11 @@ A comment stands before each block of text that a command has printed, and says 
 
     <!-- output of `hpcsgd plan job.toml`; 6 … 2; decimals differ -->
 
-The command is run in a folder with a copy of examples/ and the digits. Its first 6 and its last 2 lines are
-shown, or all of them. tests/website/test_outputs.py runs it again and expects the same text, to the letter.
-Where "decimals differ", it does not compare numbers with a point, a comma or three digits; where "numbers
-differ", no numbers, and not the order of words in a line. A block that no command can make here says so:
+The command is run in a folder with a copy of examples/, the digits, and the README's script as train.py.
+Its first 6 and its last 2 lines are shown, or all of them. tests/website/test_outputs.py runs it again
+and expects the same text, to the letter. Where "decimals differ", it does not compare numbers with a
+point, a comma or three digits; where "numbers differ", no numbers, and not the order of words in a line.
+A block that no command can make here says so:
 
     <!-- not made again: why -->
 """
@@ -99,13 +100,22 @@ def prepare(folder: Path) -> None:
     """What the commands find in `folder`."""
     shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("*.h5"))
     convert("digits", None, folder / "examples/digits.h5")
+    (folder / "train.py").write_text(script())
+
+
+def script() -> str:
+    """The quick start of the README."""
+    (found,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    return found
 
 
 def words(command: str) -> list[str]:
-    """With the hpcsgd of this Python, and the mpiexec beside it where there is one."""
+    """With this Python and its hpcsgd, and the mpiexec beside it where there is one."""
     mpiexec = Path(sys.executable).with_name("mpiexec")
     python = [sys.executable, "-m", "hpcsgd"]
-    programs = {"hpcsgd": python} | ({"mpiexec": [str(mpiexec)]} if mpiexec.exists() else {})
+    programs = {"python": python[:1], "hpcsgd": python} | (
+        {"mpiexec": [str(mpiexec)]} if mpiexec.exists() else {}
+    )
     return [x for word in shlex.split(command) for x in programs.get(word, [word])]
 
 

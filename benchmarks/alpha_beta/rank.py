@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 import hpcsgd
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
-from hpcsgd.measuring.operations import BYTES, Room, elements_of, on_lane
-from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.performance.measuring.operations import BYTES, Room, elements_of, on_lane
+from hpcsgd.train.process import keep_freed_memory
 
 Vector = NDArray[np.float32]
 Call = Callable[[], Any]

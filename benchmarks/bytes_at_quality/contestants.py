@@ -9,8 +9,8 @@ from itertools import product
 from torch import nn, optim
 
 import hpcsgd
-from hpcsgd import wires
 from hpcsgd.methods.diloco import MakeOptimizer
+from hpcsgd.parts import wires
 
 EVERY = 64
 """H, steps from one meeting to the next."""

@@ -9,7 +9,7 @@ import torch
 from bytes_at_quality.contestants import CONTESTANTS
 from bytes_at_quality.training import QUICK, measure, read, start_of, train
 from harness import print_table
-from hpcsgd.transport import Transport
+from hpcsgd.comm import Transport
 
 HEAD = ["who", "loss, ranks of MPI", "threads", "difference, relative", "bytes a rank, MPI", "threads"]
 

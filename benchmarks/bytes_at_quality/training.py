@@ -16,15 +16,16 @@ from torch.optim.lr_scheduler import LambdaLR
 import hpcsgd
 from bytes_at_quality.contestants import CONTESTANTS, Settings
 from harness import WallClock
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import of_step
 from hpcsgd.data import Windows
+from hpcsgd.engine.plan import StepPlan
 from hpcsgd.models import gpt
-from hpcsgd.training.process import keep_freed_memory
-from hpcsgd.transport import Transport, threads
+from hpcsgd.train.process import keep_freed_memory
 from late_accuracy.training import rate
 
 AT_ONCE = 64
@@ -145,7 +146,7 @@ def judge(model: nn.Module, x: Tensor, y: Tensor) -> float:
 def foretold(setting: Setting, model: nn.Module, who: str, groups: int, tried: Settings) -> float:
     """Bytes that a rank sends, by the formulas of its method."""
     m = Sizes.of(model.named_parameters(), groups, 1, bucket_bytes(nbytes(model.parameters())))
-    messages = of_step(CONTESTANTS[who].method(tried, groups), m)
+    messages = of_step(StepPlan.of(CONTESTANTS[who].method(tried, groups)), m)
     return setting.steps * sum(
         x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages
     )

@@ -23,15 +23,15 @@ import hpcsgd
 from density.tasks import TASKS, Samples, Task
 from harness import WallClock
 from hpcsgd import kernels
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.data import ByLabel
 from hpcsgd.data.partition import Samples as Dealt
 from hpcsgd.data.windows import IGNORED
-from hpcsgd.exchanges.combining import union
-from hpcsgd.sparsifiers import Accumulated, Sparsifier
-from hpcsgd.sparsifiers.base import wanted
-from hpcsgd.training.process import keep_freed_memory
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.exchanges.combining import union
+from hpcsgd.parts.sparsifiers import Accumulated, Sparsifier
+from hpcsgd.parts.sparsifiers.base import wanted
+from hpcsgd.train.process import keep_freed_memory
 
 WORKERS = 16
 SEED = 1

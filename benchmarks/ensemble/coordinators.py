@@ -20,7 +20,7 @@ def coordinator(
     folder.mkdir(parents=True, exist_ok=True)
     told = {"islands": islands, "token": secrets.token_hex(16), "silence": 10.0, "timeout": 300.0}
     told |= {"folder": str(folder), "host": host, "port": 0}
-    command = [*launcher, sys.executable, "-m", "hpcsgd.islands"]
+    command = [*launcher, sys.executable, "-m", "hpcsgd.elastic"]
     with (
         (folder / "coordinator.log").open("w") as log,
         programs.start(command, stdin=programs.PIPE, stdout=programs.PIPE, stderr=log) as process,

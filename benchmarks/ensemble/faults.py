@@ -25,12 +25,12 @@ import torch
 
 from ensemble.faults_judge import Frames, Outcome, judge
 from harness import programs
-from hpcsgd.islands import event_log
-from hpcsgd.islands.coordinator import Coordinator
-from hpcsgd.islands.journal import Alone
-from hpcsgd.islands.meetings import Meetings, Over
-from hpcsgd.islands.register import Phase, Register
-from hpcsgd.transport import Transport, threads
+from hpcsgd.comm import Transport, threads
+from hpcsgd.elastic import event_log
+from hpcsgd.elastic.coordinator import Coordinator
+from hpcsgd.elastic.journal import Alone
+from hpcsgd.elastic.meetings import Meetings, Over
+from hpcsgd.elastic.register import Phase, Register
 
 ISLANDS = 4
 ROUNDS = 40

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcsgd.islands import event_log
+from hpcsgd.elastic import event_log
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -24,9 +23,9 @@ from torch import Tensor, nn
 
 from harness import Goal, print_table, programs
 from harness.launching import python_path
-from hpcsgd.islands import event_log
-from hpcsgd.islands.invitation import invitation
-from hpcsgd.islands.reallocation import shares
+from hpcsgd.elastic import event_log
+from hpcsgd.elastic.invitation import invitation
+from hpcsgd.elastic.reallocation import shares
 
 B, X = 120, 16
 EPOCHS, QUICK = 60, 34
@@ -105,7 +104,7 @@ class Epoch:
 
 
 def run(folder: Path, store: Path, epochs: int) -> list[Epoch]:
-    """The whole story by `hpcsgd launch`, with the picture in `folder`."""
+    """The whole story by `hpcsgd launch`."""
     folder.mkdir(parents=True)
     job = folder.parent / "reallocation.toml"
     job.write_text(JOB.format(store=store.resolve(), folder=folder.resolve(), epochs=epochs))
@@ -154,13 +153,11 @@ def _overhead(usual: float) -> float:
     return max(usual / (steps * B / (X / 2)) - PASS, 0.0)
 
 
-def reallocation(data: Path, *, quick: bool, plot: Path | None) -> tuple[list[dict[str, Any]], list[Goal]]:
+def reallocation(data: Path, *, quick: bool) -> tuple[list[dict[str, Any]], list[Goal]]:
     """The rows and goals of the story."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run"
         rows, goals = judge(run(folder, data / "digits.h5", QUICK if quick else EPOCHS))
-        if plot is not None:
-            shutil.copy(folder / "islands.png", plot)
     head = ["epoch", "units", "Lemma 1", "seconds", "t*"]
     table = [
         (row["epoch"], row["units"], row["lemma_1"], f"{row['seconds']:.2f}", f"{row['ideal_seconds']:.2f}")

@@ -19,10 +19,10 @@ from mpi4py import MPI
 from ensemble.flow import flow
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
-from hpcsgd.islands.invitation import Invitation
-from hpcsgd.islands.meetings import Meetings
-from hpcsgd.training.process import keep_freed_memory
-from hpcsgd.transport import Transport, mpi
+from hpcsgd.comm import Transport, mpi
+from hpcsgd.elastic.invitation import Invitation
+from hpcsgd.elastic.meetings import Meetings
+from hpcsgd.train.process import keep_freed_memory
 
 COMMITS = 5
 """As many commits as rounds, times this: they are short."""

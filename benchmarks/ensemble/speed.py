@@ -28,8 +28,7 @@ from harness import Goal, Spread, mpiexec, print_table, programs, start
 from harness.hosts import on_hosts, shaped_hosts
 from harness.stores import first_images
 from hpcsgd.data import Store, convert
-from hpcsgd.report.ensemble_report import gather
-from hpcsgd.report.metrics import read
+from hpcsgd.report.records import of_run
 
 MINUTES = {"sync SGD": 412.2, "async SGD": 397.9, "EnsembleSync": 60.95}
 """Of the paper."""
@@ -143,7 +142,7 @@ def train(
     verb = "launch" if islands else "train"
     command = [*launcher, sys.executable, "-m", "hpcsgd", verb, str(job), *overrides]
     programs.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=3600)
-    records = gather(run) if islands else read(run / "metrics.jsonl")
+    records = list(of_run(run))
     accuracy = [r["accuracy"] for r in records if r["kind"] == "evaluation"]
     distances = [(r["step"], r["distance"]) for r in records if r["kind"] == "meeting"]
     print(f"{who}, seed {seed}: accuracy {accuracy[-1]:.4f}", flush=True)

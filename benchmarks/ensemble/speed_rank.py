@@ -19,11 +19,11 @@ import hpcsgd
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
 from harness.workloads import Workload, plain, sgd
+from hpcsgd.comm import mpi
 from hpcsgd.core.topology import form
-from hpcsgd.islands.invitation import Invitation
+from hpcsgd.elastic.invitation import Invitation
 from hpcsgd.models import cifar_resnet
-from hpcsgd.training.process import keep_freed_memory
-from hpcsgd.transport import mpi
+from hpcsgd.train.process import keep_freed_memory
 
 BATCH = 16
 WORKLOAD = Workload("ResNet-8", lambda: cifar_resnet(8), (BATCH, 3, 32, 32))

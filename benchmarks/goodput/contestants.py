@@ -19,7 +19,7 @@ from harness import mpiexec, programs
 from harness.launching import python_path
 from hpcsgd.checkpoint.folder import titles
 from hpcsgd.data.convert import convert_npz
-from hpcsgd.islands import event_log
+from hpcsgd.elastic import event_log
 from hpcsgd.report.metrics import read
 
 HERE = Path(__file__).parent

@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 from ensemble import faults_judge
 from goodput.useful import of_islands, standing
 from goodput.witness import CLASSES, features, read
-from hpcsgd.islands import event_log
+from hpcsgd.elastic import event_log
 
 EXACT = 1e-5
 """Sums in other orders differ by less."""

@@ -26,18 +26,18 @@ import torch
 
 from goodput.random_judge import judge
 from goodput.witness import CLASSES, INPUTS, LIFE
+from hpcsgd.comm import Transport, threads
 from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.data.convert import convert_npz
+from hpcsgd.elastic import event_log
+from hpcsgd.elastic.coordinator import Coordinator
+from hpcsgd.elastic.journal import REGISTER, Alone
+from hpcsgd.elastic.meetings import Meetings
+from hpcsgd.elastic.register import Phase
 from hpcsgd.errors import STOPPED
-from hpcsgd.islands import event_log
-from hpcsgd.islands.coordinator import Coordinator
-from hpcsgd.islands.journal import REGISTER, Alone
-from hpcsgd.islands.meetings import Meetings
-from hpcsgd.islands.register import Phase
-from hpcsgd.training.run import train
-from hpcsgd.training.stopping import Reasons
-from hpcsgd.transport import Transport, threads
+from hpcsgd.train.run import train
+from hpcsgd.train.stopping import Reasons
 
 HERE = "127.0.0.1"
 SAMPLES, BATCH, EPOCHS, EVERY, RATE = 60, 4, 6, 2, 0.05

@@ -13,11 +13,10 @@ from typing import Any
 from goodput.contestants import DDP, ISLANDS, SYNC
 from goodput.measured import CHECKPOINT
 from goodput.settings import Hazard, Setting
+from hpcsgd.core.waits import All, Living, Waits
 from hpcsgd.errors import UserError
-from hpcsgd.simulation import Constant, Durations, Failures, Layout, Simulation, simulate
-from hpcsgd.simulation.course import Rule
-from hpcsgd.simulation.failures import daly, mean_goodput
-from hpcsgd.simulation.rules import Ensemble, bsp
+from hpcsgd.performance.simulation import Constant, Durations, Failures, Layout, Simulation, simulate
+from hpcsgd.performance.simulation.failures import daly, mean_goodput
 
 Row = dict[str, Any]
 SEEDS = 4
@@ -56,12 +55,12 @@ def in_small(setting: Setting, row: Mapping[str, Any]) -> float | None:
         restart_seconds=row["restart_s"],
         work_seconds=100 * row["seen_mtbf_s"],
         interval_seconds=row["checkpoint_every_steps"] * step,
+        silence_seconds=0.0,  # a process that is killed is missed at once, by its connection
+        meetings_per_epoch=setting.epoch // setting.every,
     )
     layout = Layout(setting.P, setting.K, setting.per_node)
     if row["who"] == ISLANDS:
-        # A process that is killed is missed at once, by its connection.
-        rule = Ensemble(setting.every, setting.epoch // setting.every, silence_seconds=0.0)
-        return _of_islands(layout, step, rule, failures, round(row["seconds"] / step))
+        return _of_islands(layout, step, Living(setting.every), failures, round(row["seconds"] / step))
     return _of_one_job(layout, failures)
 
 
@@ -89,29 +88,32 @@ def by_nodes() -> list[Row]:
 def _both(nodes: int, node_mtbf: float, restart: float) -> dict[str, float]:
     """Goodput of islands and of one job."""
     M = node_mtbf / nodes
-    failures = Failures(node_mtbf, checkpoint_seconds=SAVING, restart_seconds=restart, work_seconds=100 * M)
-    layout, rule = Layout(nodes, 1), Ensemble(EVERY, MEETINGS, silence_seconds=SILENCE)
+    failures = Failures(
+        node_mtbf, checkpoint_seconds=SAVING, restart_seconds=restart, work_seconds=100 * M,
+        silence_seconds=SILENCE, meetings_per_epoch=MEETINGS,
+    )  # fmt: skip
+    layout = Layout(nodes, 1)
     seeds = 1 if nodes >= NODES / 10 else SEEDS
-    islands = _of_islands(layout, STEP, rule, failures, HORIZON, seeds)
+    islands = _of_islands(layout, STEP, Living(EVERY), failures, HORIZON, seeds)
     if restart > SLOW * M or SAVING > M:
         return {ISLANDS: islands, SYNC: mean_goodput(failures, M, daly(SAVING, M))}
     return {ISLANDS: islands, SYNC: _of_one_job(layout, failures)}
 
 
 def _of_islands(
-    layout: Layout, step: float, rule: Ensemble, failures: Failures, steps: int, seeds: int = SEEDS
+    layout: Layout, step: float, waits: Waits, failures: Failures, steps: int, seeds: int = SEEDS
 ) -> float:
     """Useful steps over those that fit into the time; none where nobody lives through an epoch."""
     try:
-        rates = [_rate(layout, step, rule, failures, steps, seed) for seed in range(1, seeds + 1)]
+        rates = [_rate(layout, step, waits, failures, steps, seed) for seed in range(1, seeds + 1)]
     except UserError:
         return 0.0
     return fmean(rates) * step
 
 
-def _rate(layout: Layout, step: float, rule: Rule, failures: Failures, steps: int, seed: int) -> float:
+def _rate(layout: Layout, step: float, waits: Waits, failures: Failures, steps: int, seed: int) -> float:
     job = Simulation(
-        layout=layout, compute=Constant(step), durations=Durations(), rule=rule, steps=steps,
+        layout=layout, compute=Constant(step), durations=Durations(), waits=waits, steps=steps,
         failures=failures, seed=seed,
     )  # fmt: skip
     return simulate(job).steps_per_second
@@ -119,7 +121,12 @@ def _rate(layout: Layout, step: float, rule: Rule, failures: Failures, steps: in
 
 def _of_one_job(layout: Layout, failures: Failures) -> float:
     job = Simulation(
-        layout=layout, compute=Constant(STEP), durations=Durations(), rule=bsp(), steps=1, failures=failures
+        layout=layout,
+        compute=Constant(STEP),
+        durations=Durations(),
+        waits=All(period=1),
+        steps=1,
+        failures=failures,
     )
     try:
         return simulate(job).goodput

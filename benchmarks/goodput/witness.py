@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.faults_judge import Frames
-from hpcsgd.averagers import Ensemble
+from hpcsgd.core.averager import Traits, run_averager
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Step
 from hpcsgd.core.traffic import Message, Sizes
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
+from hpcsgd.core.waits import Living
+from hpcsgd.parts.averagers import Ensemble
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
 
 INPUTS, CLASSES = 6, 3
 """The first input is the number of the sample."""
@@ -69,13 +71,9 @@ class Watched:
 
     inner: Ensemble
     files: dict[str, Any] = field(default_factory=dict)
-    shards = False
-    for_peers = True
+    traits = Traits(Living(), whole_model=True, elastic=True)
 
-    def before_update(self, s: Step) -> None:
-        self.inner.before_update(s)
-
-    def __call__(self, s: Step) -> None:
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
         peers: Any = s.job.peers
         place = f"{peers.number}-{os.environ[LIFE]}-{s.job.rank}"
         frames = self.files.setdefault("frames", Frames(Path(f"frames-{place}")))
@@ -83,8 +81,9 @@ class Watched:
             steps.write(pickle.dumps((s.t, list(passes()))))
         passes().clear()
         frames.write(peers.number, 0, (), [b.parameters for b in s.buckets])
-        self.inner(s)
+        found = run_averager(self.inner, vectors, s)
         frames.write(peers.number, peers.rounds, peers.counted, [b.parameters for b in s.buckets])
+        return found
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         return iter(self.inner.sends(m))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from harness.workloads import Step, Workload, sgd
+from hpcsgd.comm import Transport
 from hpcsgd.core.layout import nbytes
-from hpcsgd.transport import Transport
 
 
 def doubling(workload: Workload, world: Transport) -> Step:

@@ -19,8 +19,8 @@ from gossip.doubling import doubling, sent
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
 from harness.workloads import RESNET20, Step, ddp_tuned, ours, plain
-from hpcsgd.training.process import keep_freed_memory
-from hpcsgd.transport import Ledger, Total
+from hpcsgd.comm import Ledger, Total
+from hpcsgd.train.process import keep_freed_memory
 
 DOUBLING = "AR-SGD by doubling"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from threading import Event, Thread
@@ -23,8 +24,6 @@ class Load:
     def __init__(self, look: Callable[[], int] | None = None, every: float = EVERY) -> None:
         self.before = os.getloadavg()[0]
         """The mean of the last minute, of everybody."""
-        if look is None and not any(PROC.glob("self/task/*/children")):
-            raise SystemExit("this kernel does not say who started what (CONFIG_PROC_CHILDREN)")
         self._look = look or others_runnable
         self._seen = [self._look()]
         self._ended = Event()
@@ -54,12 +53,43 @@ def others_runnable(proc: Path = PROC) -> int:
 
 def runnable(pid: int, proc: Path = PROC) -> int:
     """Threads of this process and of all that descend from it that run or wait for a core."""
+    return sum(_runnable(each, proc) for each in (pid, *descendants(pid, proc)))
+
+
+def descendants(pid: int, proc: Path = PROC) -> Iterator[int]:
+    """A process's children, their children, and so on."""
+    for child in _children(pid, proc):
+        yield child
+        yield from descendants(child, proc)
+
+
+def _runnable(pid: int, proc: Path) -> int:
     count = 0
-    try:
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
         for thread in (proc / str(pid) / "task").iterdir():
-            # The name, in brackets, may hold anything; the state comes after it.
-            count += (thread / "stat").read_text().rpartition(")")[2].split()[0] == "R"
-            count += sum(runnable(int(child), proc) for child in (thread / "children").read_text().split())
-    except (FileNotFoundError, ProcessLookupError):  # it has just ended
-        pass
+            count += _stat(thread)[0] == "R"
     return count
+
+
+def _children(pid: int, proc: Path) -> list[int]:
+    """As the kernel tells them, or where it does not (CONFIG_PROC_CHILDREN), by who has which parent."""
+    files = list((proc / str(pid) / "task").glob("*/children"))
+    if not files and any(proc.glob("self/task/*/children")):
+        return []  # it has just ended
+    found: list[int] = []
+    for file in files:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, file.read_text().split())
+    return found if files else [each for each, parent in _parents(proc) if parent == pid]
+
+
+def _parents(proc: Path) -> Iterator[tuple[int, int]]:
+    """Every process, and who its parent is."""
+    for folder in proc.glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            yield int(folder.name), int(_stat(folder)[1])
+
+
+def _stat(folder: Path) -> list[str]:
+    """State, parent and so on: what comes after the name, which is in brackets and may hold anything."""
+    return (folder / "stat").read_text().rpartition(")")[2].split()

@@ -12,6 +12,11 @@ WARM_UP = 2
 """Steps before the first block, at least: buffers, first touch of memory, code paths."""
 
 
+def now() -> float:
+    """Seconds on the clock by which everything here is timed, and events of a trace, too."""
+    return perf_counter()
+
+
 @dataclass(frozen=True)
 class Spread:
     """A median, and the quartiles around it."""

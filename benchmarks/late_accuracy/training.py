@@ -17,10 +17,10 @@ import hpcsgd
 from density.tasks import Samples
 from density.training import loss_of, test
 from harness import WallClock
-from hpcsgd import wires
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
-from hpcsgd.training.process import keep_freed_memory
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts import wires
+from hpcsgd.train.process import keep_freed_memory
 from late_accuracy.tasks import Task
 
 GROUPS, EVERY = 4, 8

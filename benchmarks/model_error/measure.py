@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hpcsgd.measuring import run
+from hpcsgd.performance.measuring import run
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -18,8 +18,8 @@ from torch import nn, optim
 import hpcsgd
 from harness import WallClock
 from harness.mpi import Together
+from hpcsgd.comm import Transport, mpi
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport, mpi
 from model_error.cells import (
     CLASSES,
     INPUTS,

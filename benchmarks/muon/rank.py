@@ -18,7 +18,7 @@ import hpcsgd
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
 from hpcsgd.models import gpt
-from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.train.process import keep_freed_memory
 from muon import ADAMW, EVERYBODY, OWNED
 
 TYPES, TOKENS = 256, 128

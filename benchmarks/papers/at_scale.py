@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from hpcsgd.batch import (
+from hpcsgd.cluster.batch import (
     Allocation,
     BatchJob,
     Checked,

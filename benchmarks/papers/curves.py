@@ -18,12 +18,12 @@ from PIL import Image
 
 from harness import in_processes
 from harness.stores import first_images
+from hpcsgd.comm import Transport
 from hpcsgd.config.schema import Config, load
 from hpcsgd.data import convert, convert_pairs, open_split
-from hpcsgd.training.tasks import task_of
-from hpcsgd.training.virtual import virtual_groups
-from hpcsgd.transport import Transport
-from hpcsgd.tuning.replicas import DivergedError, VirtualGroups
+from hpcsgd.performance.probing.replicas import DivergedError, VirtualGroups
+from hpcsgd.performance.probing.virtual import virtual_groups
+from hpcsgd.train.tasks import task_of
 from papers.artifact import Place, Row
 from probe.virtual import GROUPS, alone, job
 from probe_distances import LONG, Task

@@ -20,6 +20,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import hpcsgd
+from hpcsgd.parts.sparsifiers import Sparsifier
 from papers.artifact import Artifact, Artifacts, Place, Row, Small, main
 from papers.beside import deft as beside
 from papers.on_ranks import Training, loaded, trained
@@ -36,9 +37,7 @@ SMALL_TASKS = "ResNet-8, an LSTM of 1000 words, and a CNN on MNIST in place of N
 SMALL_CNN = "a CNN on MNIST, workers are threads"
 
 
-def sparse(
-    make: Callable[[float], hpcsgd.sparsifiers.Sparsifier], density: float
-) -> Callable[[], hpcsgd.Method]:
+def sparse(make: Callable[[float], Sparsifier], density: float) -> Callable[[], hpcsgd.Method]:
     return lambda: hpcsgd.bsp(hpcsgd.Sparse(make(density)))
 
 

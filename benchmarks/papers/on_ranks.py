@@ -21,12 +21,12 @@ from torch.optim.lr_scheduler import MultiStepLR
 import hpcsgd
 from density.tasks import Samples, images
 from harness import WallClock
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.data import ByLabel, DefDP, Partition, SelDP, convert
 from hpcsgd.data.partition import Samples as Dealt
 from hpcsgd.models import cnn
-from hpcsgd.training.process import keep_freed_memory
-from hpcsgd.transport import Transport, threads
+from hpcsgd.train.process import keep_freed_memory
 from papers.artifact import Place, Row
 
 SEED = 1

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from hpcsgd.comm import Transport, threads
 from hpcsgd.config.schema import Config, load
 from hpcsgd.data import Store
-from hpcsgd.training.process import keep_freed_memory
-from hpcsgd.transport import Transport, threads
-from hpcsgd.tuning.replicas import VirtualGroups
+from hpcsgd.performance.probing.replicas import VirtualGroups
+from hpcsgd.train.process import keep_freed_memory
 
 Result = TypeVar("Result")
 JOBS = Path(__file__).parents[1] / "jobs"

@@ -14,9 +14,9 @@ import hpcsgd
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
 from harness.workloads import RESNET20, Step, sgd
+from hpcsgd.comm import mpi
 from hpcsgd.core.topology import form
-from hpcsgd.training.process import keep_freed_memory
-from hpcsgd.transport import mpi
+from hpcsgd.train.process import keep_freed_memory
 
 TIMES = 200
 """Of what is too short for one look."""

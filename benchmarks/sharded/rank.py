@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import hpcsgd
 from harness import Contestant, interleaved
-from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.train.process import keep_freed_memory
 from sharded.contestants import ENTRIES
 from sharded.settings import MEMORY, MODEL, Setting
 from step_time.networks import Compute, workload

@@ -11,13 +11,8 @@ from numpy.random import Generator
 from torch import nn
 
 from hpcsgd.methods import Method, async_sgd, bsp, hierarchical, osgp, sgp, ssp
-from hpcsgd.simulation.compute import Seconds
-from hpcsgd.simulation.course import Rule
-from hpcsgd.simulation.durations import Durations, Message
-from hpcsgd.simulation.rules import AsyncSgd, Hierarchical, Ssp
-from hpcsgd.simulation.rules import bsp as all_meet
-from hpcsgd.simulation.rules import osgp as late_gossip
-from hpcsgd.simulation.rules import sgp as gossip
+from hpcsgd.performance.simulation.compute import Seconds
+from hpcsgd.performance.simulation.durations import Durations, Message
 
 P = 4
 """Groups of one rank, a host each."""
@@ -31,7 +26,6 @@ INPUTS, WIDTH = 64, 400
 @dataclass(frozen=True)
 class Case:
     method: Callable[[], Method]
-    rule: Callable[[], Rule]
     durations: Callable[[float], Durations]
     """Of the seconds of a step that are not computing."""
 
@@ -48,14 +42,12 @@ def behind(between: float) -> Durations:
 
 
 CASES = {
-    "bsp": Case(bsp, all_meet, lambda s: Durations(meeting=s)),
-    "hierarchical": Case(
-        lambda: hierarchical(4), lambda: Hierarchical(every=4), lambda s: Durations(meeting=4 * s)
-    ),
-    "sgp": Case(sgp, gossip, one_by_one),
-    "osgp": Case(lambda: osgp(1), lambda: late_gossip(1), behind),
-    "ssp": Case(lambda: ssp(2), lambda: Ssp(staleness=2), one_by_one),
-    "async_sgd": Case(async_sgd, AsyncSgd, one_by_one),
+    "bsp": Case(bsp, lambda s: Durations(meeting=s)),
+    "hierarchical": Case(lambda: hierarchical(4), lambda s: Durations(meeting=4 * s)),
+    "sgp": Case(sgp, one_by_one),
+    "osgp": Case(lambda: osgp(1), behind),
+    "ssp": Case(lambda: ssp(2), one_by_one),
+    "async_sgd": Case(async_sgd, one_by_one),
 }
 LATE = ["nobody", "rank 2, twice as long", "one in five, thrice as long"]
 FIRST = 1

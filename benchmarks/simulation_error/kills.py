@@ -24,17 +24,17 @@ import torch
 from ensemble.faults import enter
 from harness import programs
 from harness.hosts import shaped_hosts
-from hpcsgd.islands import event_log
-from hpcsgd.islands.coordinator import Coordinator
-from hpcsgd.islands.journal import Alone
-from hpcsgd.islands.meetings import Meetings, Over
-from hpcsgd.simulation import simulate
-from hpcsgd.simulation.compute import Constant
-from hpcsgd.simulation.durations import Durations, Layout
-from hpcsgd.simulation.failures import Failures
-from hpcsgd.simulation.rules import Ensemble
-from hpcsgd.simulation.simulate import Simulation
-from hpcsgd.transport import Transport, threads
+from hpcsgd.comm import Transport, threads
+from hpcsgd.core.waits import Living
+from hpcsgd.elastic import event_log
+from hpcsgd.elastic.coordinator import Coordinator
+from hpcsgd.elastic.journal import Alone
+from hpcsgd.elastic.meetings import Meetings, Over
+from hpcsgd.performance.simulation import simulate
+from hpcsgd.performance.simulation.compute import Constant
+from hpcsgd.performance.simulation.durations import Durations, Layout
+from hpcsgd.performance.simulation.failures import Failures
+from hpcsgd.performance.simulation.simulate import Simulation
 
 ISLANDS = 4
 EVERY = 5
@@ -71,9 +71,11 @@ def simulated(rounds: int, mtbf: float, meeting: float) -> float:
                 layout=Layout(ISLANDS, 1, 1),
                 compute=Constant(SECONDS),
                 durations=Durations(meeting=meeting),
-                rule=Ensemble(EVERY, silence_seconds=SILENCE),
+                waits=Living(EVERY),
                 steps=rounds * EVERY,
-                failures=Failures(mtbf, checkpoint_seconds=1.0, restart_seconds=RESTART),
+                failures=Failures(
+                    mtbf, checkpoint_seconds=1.0, restart_seconds=RESTART, silence_seconds=SILENCE
+                ),
                 seed=seed,
             )
         ).steps_per_second

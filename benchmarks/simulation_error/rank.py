@@ -14,8 +14,8 @@ from torch import nn, optim
 import hpcsgd
 from harness import WallClock
 from harness.mpi import Together
+from hpcsgd.comm import Transport, mpi
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport, mpi
 from simulation_error.cases import CASES, FIRST, INPUTS, LATE, SECONDS, P, factor, network
 
 

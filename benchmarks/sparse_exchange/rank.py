@@ -18,9 +18,9 @@ from torch import nn, optim
 import hpcsgd
 from harness import Contestant, Spread, interleaved, ratios
 from harness.mpi import Together
-from hpcsgd.exchanges import own
 from hpcsgd.models import resnet18
-from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.parts.exchanges import own
+from hpcsgd.train.process import keep_freed_memory
 
 COMPUTE, DENSE, DEFT = "compute only", "dense", "DEFT"
 NOTED = ("select", "encode", "apply")

@@ -19,7 +19,7 @@ import hpcsgd
 from harness import Contestant, Spread, WallClock, interleaved, ratios
 from harness.mpi import Together
 from harness.workloads import WORKLOADS, Step, Workload, ddp_tuned, ours, plain
-from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.train.process import keep_freed_memory
 from step_overhead.rivals import ddp, ddp_local_sgd
 
 EVERY = 8

@@ -7,7 +7,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as po
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.workloads import Step, Workload, sgd
+from harness.workloads import Step, Workload, fastest_ddp, sgd
 
 
 def ddp(workload: Workload) -> Step:
@@ -22,7 +22,7 @@ def ddp_local_sgd(workload: Workload, groups: int, every: int) -> Step:
     group_size = size // groups
     subgroups = [dist.new_group(range(g * group_size, (g + 1) * group_size)) for g in range(groups)]
     model = workload.model()
-    parallel = DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
+    parallel = fastest_ddp(model)
     state = post_local_sgd.PostLocalSGDState(None, subgroups[rank // group_size], start_localSGD_iter=0)
     parallel.register_comm_hook(state, post_local_sgd.post_localSGD_hook)
     step = workload.training(parallel, sgd(model))

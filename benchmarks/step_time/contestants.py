@@ -11,10 +11,9 @@ from torch import nn, optim
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post_local_sgd
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.nn.parallel import DistributedDataParallel
 
 import hpcsgd
-from harness.workloads import Step, Workload
+from harness.workloads import Step, Workload, fastest_ddp
 
 EVERY, FRAGMENTS = 8, 4
 ALONE, DDP = "compute alone", "DDP"
@@ -62,26 +61,16 @@ def plain(workload: Workload, _: hpcsgd.Job) -> Step:
 
 def ddp(bucket_mb: float) -> Entry:
     def step(workload: Workload, _: hpcsgd.Job) -> Step:
-        model = parallel(workload, bucket_mb)
+        model = fastest_ddp(workload.model(), bucket_mb)
         return workload.training(model, sgd(model))
 
     return Entry(step)
 
 
-def parallel(workload: Workload, bucket_mb: float = 25) -> DistributedDataParallel:
-    """Without rank 0's buffers before each forward pass and without copying gradients back: its fastest."""
-    return DistributedDataParallel(
-        workload.model(),
-        bucket_cap_mb=bucket_mb,
-        forward_sync_buffers=False,
-        gradient_as_bucket_view=True,
-    )
-
-
 def ddp_power_sgd(workload: Workload, _: hpcsgd.Job) -> Step:
     """PowerSGD of rank 1, as its hook comes; after the two steps without that it wants. In one bucket: those
     of several wait for each other for ever, each on one of gloo's two threads."""
-    model = parallel(workload, bucket_mb=1000)
+    model = fastest_ddp(workload.model(), bucket_mb=1000)
     state = power_sgd.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     model.register_comm_hook(state, power_sgd.powerSGD_hook)
     return workload.training(model, sgd(model))
@@ -90,7 +79,7 @@ def ddp_power_sgd(workload: Workload, _: hpcsgd.Job) -> Step:
 def periodic_averager(workload: Workload, job: hpcsgd.Job) -> Step:
     """Post-local SGD: DDP's allreduce inside groups, `PeriodicModelAverager` over all ranks."""
     groups = [dist.new_group(range(g * job.K, (g + 1) * job.K)) for g in range(job.P)]
-    model = parallel(workload, 4)
+    model = fastest_ddp(workload.model(), 4)
     state = post_local_sgd.PostLocalSGDState(None, groups[job.g], start_localSGD_iter=0)
     model.register_comm_hook(state, post_local_sgd.post_localSGD_hook)
     step = workload.training(model, sgd(model))

@@ -19,7 +19,7 @@ import hpcsgd
 from harness import Contestant, interleaved
 from harness.mpi import Together
 from harness.workloads import Workload
-from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.train.process import keep_freed_memory
 from step_time.contestants import ENTRIES, Entry, sgd
 from step_time.networks import Compute, workload
 from step_time.settings import Setting

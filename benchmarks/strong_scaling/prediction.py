@@ -9,6 +9,7 @@ from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.price import Computed, price
 from hpcsgd.cost.ways import Kind
+from hpcsgd.engine.plan import StepPlan
 from step_time.networks import FORWARD, Compute
 from strong_scaling.places import BITS, BUCKET_MB, RANKS_PER_HOST, Place, hosts, network
 
@@ -34,4 +35,4 @@ def predicted(place: Place, compute: float) -> float:
     named = network(Compute(compute)).named_parameters()
     m = Sizes.of(named, place.P, place.K, BUCKET_MB * 1e6, ranks_per_host=machine.ranks_per_host)
     own = Computed(FORWARD * compute, (1 - FORWARD) * compute)
-    return price(place.method(), m, machine, own, ranks_per_host=min(RANKS_PER_HOST, N)).seconds
+    return price(StepPlan.of(place.method()), m, machine, own, ranks_per_host=min(RANKS_PER_HOST, N)).seconds

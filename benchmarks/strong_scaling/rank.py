@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import hpcsgd
 from harness import Contestant, interleaved
-from hpcsgd.training.process import keep_freed_memory
+from hpcsgd.train.process import keep_freed_memory
 from step_time.networks import Compute
 from step_time.rank import RANKS, STORE, Wire, warmed
 from strong_scaling.places import WARM_UP, places, workload

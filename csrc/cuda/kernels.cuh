@@ -42,6 +42,13 @@ HPCSGD_API int32_t hpcsgd_cuda_largest(int32_t device, cudaStream_t stream, cons
 // elements. For tests, which have to deceive it.
 HPCSGD_API void hpcsgd_cuda_sample(int64_t n, int64_t* positions);
 
+// The n > 0 elements of x as numbers of 8 or 4 bits with a float32 for every `block` of them, a multiple of 8, and
+// back: the bytes of hpcsgd_pack in csrc/kernels.h. `code` is at an address that a float32 may have.
+HPCSGD_API int32_t hpcsgd_cuda_pack(int32_t device, cudaStream_t stream, const float* x, int64_t n, int64_t block,
+                                    int32_t bits, int32_t stochastic, uint32_t draw, uint8_t* code);
+HPCSGD_API int32_t hpcsgd_cuda_unpack(int32_t device, cudaStream_t stream, const uint8_t* code, int64_t n,
+                                      int64_t block, int32_t bits, float* x);
+
 // How many of the n > 0 elements have |x| >= threshold or are NaN, as an int64 at the begin of `memory`. Who
 // has read it calls the second function with the same memory: it writes their indices, ascending.
 HPCSGD_API int64_t hpcsgd_cuda_above_bytes(int64_t n);

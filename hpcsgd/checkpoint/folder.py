@@ -21,19 +21,21 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.checkpoint import tree
+from hpcsgd.comm.on_host import on_host
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import JobError, UserError, count_text
 from hpcsgd.files.atomic import reach_disk, remove_left, replacing
 from hpcsgd.files.hdf5 import new_file
+from hpcsgd.files.lock import hold
 from hpcsgd.files.reading import parsed
-from hpcsgd.transport.on_host import on_host
 
 log = logging.getLogger(__name__)
 
 KEPT = 2
 MANIFEST = "manifest.json"
-_FORMAT = 2
+_FORMAT = 4
 _TITLE = re.compile(r"step-(\d{8,})")
+_FILE = re.compile(r"manifest\.json|rank-\d{5,}\.h5")
 _HIDDEN = ".writing-"
 
 
@@ -67,13 +69,20 @@ class Checkpoints:
 
         Raises `JobError` where a rank cannot write, leaving earlier checkpoints as they were.
         """
-        hidden = self._folder / f"{_HIDDEN}{_title(step)}"
+        hidden = self._folder / f"{_HIDDEN}{title(step)}"
         try:
             self._write_hidden(hidden, step, state)
         except JobError:  # no rank is writing any more
             if self._job.rank == 0:
                 shutil.rmtree(hidden, ignore_errors=True)
             raise
+
+    def claim(self) -> None:
+        """Keep other jobs from writing here until this process ends; for rank 0. Raises `UserError` where one
+        does."""
+        with _writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            hold(self._folder)
 
     def newest(self) -> Saved | None:
         """The newest checkpoint that is whole, passing over damaged ones with a warning; None without any.
@@ -100,11 +109,14 @@ class Checkpoints:
 
     def _listed(self) -> list[str]:
         """As rank 0 sees them."""
-        return self._job.world.gather_objects(titles(self._folder))[0]
+        return self._job.world.gather_objects(titles(self._folder) if self._job.rank == 0 else [])[0]
 
     def _write_hidden(self, hidden: Path, step: int, state: Mapping[str, Any]) -> None:
         with self._job.together("writing a checkpoint"), _writing(hidden):
             if self._job.rank == 0:
+                final = self._folder / title(step)
+                if final.exists() and not _is_ours(final):
+                    raise UserError(f"{final} is no checkpoint: give another folder, or remove it")
                 remove_unfinished(self._folder)
                 hidden.mkdir(parents=True)
         entry: dict[str, Any] = {}
@@ -140,7 +152,7 @@ class Checkpoints:
         manifest = {"format": _FORMAT, "step": step, "P": self._job.P, "K": self._job.K, "files": files}
         with replacing(hidden / MANIFEST) as part:
             part.write_text(json.dumps(manifest, indent=1))
-        final = self._folder / _title(step)
+        final = self._folder / title(step)
         if final.exists():  # damaged, or of the same step but an earlier moment
             os.replace(final, hidden.with_suffix(".old"))
         os.replace(hidden, final)
@@ -152,22 +164,52 @@ class Checkpoints:
         listed = titles(self._folder)
         kept = [name for name in listed if _step(name) <= step][:KEPT]
         for name in listed:
-            if name not in kept:
+            if name not in kept and _is_ours(self._folder / name):
                 shutil.rmtree(self._folder / name, ignore_errors=True)
-        shutil.rmtree(self._folder / f"{_HIDDEN}{_title(step)}.old", ignore_errors=True)
+        shutil.rmtree(self._folder / f"{_HIDDEN}{title(step)}.old", ignore_errors=True)
 
 
 def remove_unfinished(folder: Path) -> None:
     """Remove from a folder of checkpoints what a killed run has left; nobody else may write there."""
-    for hidden in [*folder.glob(f"{_HIDDEN}*")]:
+    for hidden in [*folder.glob(f"{_HIDDEN}step-*")]:
         shutil.rmtree(hidden)
     remove_left(folder)
 
 
 def titles(folder: Path) -> list[str]:
     """The names of all checkpoints in `folder`, the newest first."""
-    names = [path.name for path in folder.glob("step-*") if path.is_dir()]
+    names = [path.name for path in folder.glob("step-*") if _has_ours(path)]
     return sorted(filter(_TITLE.fullmatch, names), key=_step, reverse=True)
+
+
+def require_outside(folder: Path) -> None:
+    """Raise `UserError` where `folder` is a checkpoint itself, or a file."""
+    if _has_ours(folder) or _TITLE.fullmatch(folder.name):
+        raise UserError(
+            f"{folder} is a checkpoint, or has the name of one: give the folder that it is in, "
+            f"{folder.parent}, of which the newest one is loaded; to go on from an older one, copy that into "
+            "a folder of its own"
+        )
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise UserError(f"{folder} is a file: give a folder for checkpoints")
+
+
+def _has_ours(path: Path) -> bool:
+    """Whether there are files as a checkpoint has them."""
+    return any(map(_FILE.fullmatch, _names(path)))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether there is nothing else; hidden files are of the file system."""
+    names = [name for name in _names(path) if not name.startswith(".")]
+    return bool(names) and all(map(_FILE.fullmatch, names))
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:  # it is no folder, or another island has removed it
+        return []
 
 
 def _read_manifest(path: Path) -> tuple[Saved, list[dict[str, Any]]]:
@@ -175,7 +217,7 @@ def _read_manifest(path: Path) -> tuple[Saved, list[dict[str, Any]]]:
     if manifest["format"] != _FORMAT:
         raise ValueError(f"format {manifest['format']}, this version reads {_FORMAT}")
     saved = Saved(path, manifest["step"], manifest["P"], manifest["K"])
-    if _title(saved.step) != path.name:
+    if title(saved.step) != path.name:
         raise ValueError(f"of step {saved.step}")
     if len(manifest["files"]) != saved.P * saved.K:
         raise ValueError(f"{count_text(len(manifest['files']), 'file')} for {saved.P} × {saved.K} ranks")
@@ -204,7 +246,8 @@ def _writing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: checkpoint not written: {error.strerror or error}") from error
 
 
-def _title(step: int) -> str:
+def title(step: int) -> str:
+    """The name of a checkpoint of this step."""
     return f"step-{step:08d}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,44 +16,51 @@ from typing import Any
 import torch
 from torch import optim
 
-from hpcsgd.checkpoint import items, tree
-from hpcsgd.checkpoint.folder import Checkpoints, Saved
-from hpcsgd.checkpoint.snapshot import FIRST, FURTHER, Place, all_places, capture, opened, restore
+from hpcsgd.arguments import checked
+from hpcsgd.checkpoint import found_items, items, trainings, tree
+from hpcsgd.checkpoint.folder import Checkpoints, Saved, require_outside
+from hpcsgd.checkpoint.found_items import GIVEN, ITEMS, Given
+from hpcsgd.checkpoint.snapshot import FURTHER, capture, restore
 from hpcsgd.checkpoint.tree import Tree
 from hpcsgd.core.generators import generators_state, load_generators_state
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.wrapping import Outermost
-from hpcsgd.errors import UserError, located, near_miss
+from hpcsgd.errors import UserError, located
 
 log = logging.getLogger(__name__)
 
-ITEMS, GIVEN = "items", "given by name"
-"""Under which keys a rank's file has what is known of a script's items, and those that this rank saves."""
 
-
+@checked
 def save(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: Any) -> None:
     """Save a checkpoint in `folder`, of a training loop of your own; collective.
 
     Saved are the model, the optimizer and the method of each one of the `optimizers`, the process-wide random
     generators of each rank, and what is given by name: objects with `state_dict()`, such as a `Sampler`, a
-    scheduler or a `GradScaler`; random generators; and values, which are numbers, strings, tensors, arrays of
-    numbers, None, and lists, tuples and dicts of these.
+    scheduler or a `GradScaler`; random generators; and values, which are numbers, strings, bytes, None,
+    tensors, arrays of NumPy, and lists, tuples, sets, dicts, and those of `collections`, of these. Values
+    come back as they were, tensors on the CPU. What would not, such as a named tuple, is refused.
 
     A checkpoint is complete on all ranks or it is not there, however the job ends. The two newest ones are
     kept; they are named after the updates that the first optimizer has made. Returns when all is on the disk.
+    Older ones are removed if they are of this training, that is, if these optimizers have saved them, or have
+    loaded from the folder. Where others are there nothing is written.
+
+    Call it between two steps: not inside `averaged()`, nor after some of the backward passes of a step.
 
     Not to be confused with `torch.save`, which saves what one rank has.
 
     Args:
-        folder: the same on all ranks, on a file system that all of them see. It is made if need be.
+        folder: the same on all ranks, on a file system that all of them see. It is made if need be. Until
+            the job ends no other one can save there, which a file `run.lock` in it sees to.
         optimizers: one `DistributedOptimizer`, or several, each with its own model; also those inside a
-            `NaturalGradient`.
+            `NaturalGradient`. All that are saved in one folder are given in each call.
         state: by names of your choice, the same on all ranks.
 
     Raises:
-        UserError: where ranks call it with unlike arguments, or an object cannot be saved.
-        JobError: where a rank cannot write. Earlier checkpoints stay as they were.
+        UserError: where ranks call it with unlike arguments, an object cannot be saved, or the folder has
+            checkpoints of another training.
+        JobError: where a rank cannot write, or another job saves there. Earlier checkpoints stay.
 
     Example:
         >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
@@ -70,16 +77,29 @@ def save(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
         2
     """
     loop = _begun("save()", folder, optimizers, state)
+    mine, digests = {}, {}
     with loop.job.together("saving"):
-        mine = {name: items.state_of(item) for name, item in state.items()}
-    digests = loop.job.world.gather_objects({name: items.digest(value) for name, value in mine.items()})
+        training = trainings.training_in(loop.folder, loop.optimizers)
+        if loop.job.rank == 0:
+            training.require_all(loop.folder)
+        for name, item in state.items():
+            with located(name):
+                mine[name] = items.state_of(item)
+                digests[name] = tree.digest(mine[name])
+    with loop.job.together("saving"):
+        if loop.job.rank == 0:
+            loop.checkpoints.claim()
+    digests = loop.job.world.gather_objects(digests)
     differing = [name for name in mine if len({theirs[name] for theirs in digests}) > 1]
     first, further = loop.captured(0), {n: loop.captured(n) for n in range(1, len(optimizers))}
     kept = {name: mine[name] for name in mine if loop.job.rank == 0 or name in differing}
-    told = {"kinds": loop.kinds, "differing": differing}
+    told = {"kinds": loop.given.kinds, "classes": loop.given.classes, "differing": differing}
     loop.checkpoints.write(loop.optimizers[0].t, {**first, FURTHER: further, ITEMS: told, GIVEN: kept})
+    training.has_saved(loop.optimizers[0].t)
+    trainings.remember(loop.folder, loop.optimizers, training)
 
 
+@checked
 def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: Any) -> dict[str, Any]:
     """Go on from the newest whole checkpoint that `save` has made in `folder`; collective.
 
@@ -89,22 +109,23 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
     not, floating-point and complex tensors come as the mean of all ranks, and anything else that differed is
     refused; values that were not are those that you give, with a warning.
 
-    Without a checkpoint nothing changes.
+    Without a checkpoint nothing changes, and a line of the log says so.
 
     Not to be confused with `torch.load`, which returns what one rank has saved.
 
     Args:
-        folder: as for `save`.
+        folder: as for `save`; not the checkpoint itself. Its newest checkpoint that is whole is taken.
         optimizers: as many as were saved, in the same order, around models of the same layout.
-        state: what was saved, by the same names. Objects and random generators are put back where they are,
-            and a value says what to begin with if there is no checkpoint. None: the script goes on without.
+        state: what was saved, by the same names. Objects and random generators are put back where they are:
+            into one of the same class, one derived from it, or, of a module, any that has the same state. A
+            value says what to begin with if there is no checkpoint. None: the script goes on without.
 
     Returns:
         The values by their names: those of the checkpoint, or where there is none those that were given.
 
     Raises:
         UserError: where ranks call it with unlike arguments, the checkpoint is of another model, optimizer or
-            method, or has other names, or all checkpoints are damaged.
+            method, or has other names or classes, or all checkpoints are damaged.
         JobError: where a rank cannot read.
 
     Example:
@@ -118,20 +139,23 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
         2
     """
     loop = _begun("load()", folder, optimizers, state)
-    given = {name: item for name, item in state.items() if loop.kinds[name] == items.VALUE}
+    given = {name: item for name, item in state.items() if loop.given.kinds[name] == items.VALUE}
     saved = loop.checkpoints.newest()
     if saved is None:
+        loop.goes_on()
+        if loop.job.rank == 0:
+            log.warning("%s: no checkpoint is there: the training begins anew", loop.folder)
         return given
     with loop.job.together("reading a checkpoint"):
-        wanted = _wanted(saved, loop.kinds, state, len(optimizers))
+        wanted = found_items.wanted(saved, loop.given, state)
     generators, *_ = [loop.restored(number, saved) for number in range(len(optimizers))]
     with loop.job.together("reading a checkpoint"):
-        found = _states(saved, loop.job, wanted)
+        found = found_items.states(saved, loop.job, wanted)
         if generators is not None:
             load_generators_state(generators, loop.device)
         for name in (name for name in state if name in found and name not in given):  # in the same order
-            with located(name):
-                items.load(state[name], found[name])
+            items.load(state[name], found[name], f"{saved.path}: {name}")
+    loop.goes_on()
     if loop.job.rank == 0:
         log.info("going on at step %d of a checkpoint of %d × %d ranks", saved.step, saved.P, saved.K)
     return {name: found.get(name, value) for name, value in given.items()}
@@ -141,12 +165,17 @@ def load(folder: str | os.PathLike[str], *optimizers: optim.Optimizer, **state: 
 class _Loop:
     """What a script gives `save` and `load`."""
 
-    checkpoints: Checkpoints
+    folder: Path
     optimizers: Sequence[DistributedOptimizer]
     around: Sequence[Outermost | None]
     """What goes around each of them."""
-    kinds: Mapping[str, str]
-    """Of the items, by name."""
+    given: Given
+    """What the items are."""
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Those in the folder."""
+        return Checkpoints(self.folder, self.job)
 
     @property
     def job(self) -> Job:
@@ -174,6 +203,13 @@ class _Loop:
             around.take_up(None if own is None else own["estimates"])
         return None if own is None else own["generators"]
 
+    def goes_on(self) -> None:
+        """What is in the folder is this training's from now on."""
+        training = trainings.Training(self.optimizers)
+        if self.job.rank == 0:
+            training.goes_on(self.folder)
+        trainings.remember(self.folder, self.optimizers, training)
+
 
 def _begun(
     call: str, folder: str | os.PathLike[str], given: Sequence[optim.Optimizer], state: Mapping[str, Any]
@@ -185,11 +221,18 @@ def _begun(
     if not given or len(optimizers) < len(given):
         kinds = ", ".join(type(each).__name__ for each in given) or "nothing"
         raise UserError(f"{call}: {kinds} behind the folder: a DistributedOptimizer belongs there")
+    if len(set(optimizers)) < len(optimizers):
+        raise UserError(f"{call}: an optimizer is given twice")
     for optimizer in optimizers:
         optimizer.ready_for(call)
     job, kinds = optimizers[0].job, {name: items.kind_of(item) for name, item in state.items()}
-    path = Path(folder).absolute()
+    path = Path()
     with job.together(call):
+        for optimizer in optimizers:
+            optimizer.require_between_steps(call)
+        path = _path(call, folder)
+        if job.rank == 0:
+            require_outside(path)
         items.require_beside(state, optimizers)
         if job.has_peers:
             raise UserError(f"{call} is not for groups that may die: let `hpcsgd train` save these")
@@ -197,69 +240,17 @@ def _begun(
     for rank, told in enumerate(others, start=1):
         if told != first:
             raise UserError(f"{call}: {_written(first)} on rank 0, {_written(told)} on rank {rank}")
-    return _Loop(Checkpoints(path, job), optimizers, around, kinds)
+    classes = {name: items.classes_of(state[name]) for name in kinds if kinds[name] != items.VALUE}
+    return _Loop(path, optimizers, around, Given(len(optimizers), kinds, classes))
+
+
+def _path(call: str, folder: object) -> Path:
+    given = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if not isinstance(given, str) or "\0" in given:
+        raise UserError(f"{call}: {folder!r} is no path of a folder")
+    return Path(given).absolute()
 
 
 def _written(told: tuple[str, Sequence[tuple[str, str]]]) -> str:
     folder, kinds = told
     return f"{folder!r} with {', '.join(f'{name} ({kind})' for name, kind in kinds) or 'nothing by name'}"
-
-
-def _wanted(
-    saved: Saved, kinds: Mapping[str, str], state: Mapping[str, Any], optimizers: int
-) -> Mapping[str, str]:
-    """Return the items to be read, with their kinds.
-
-    Raises:
-        UserError: If others have been saved.
-    """
-    with opened(saved, [FIRST]) as (file,):
-        found = tree.items(file)
-        if ITEMS not in found:
-            raise UserError(f"{saved.path} is of `hpcsgd train`: go on with that, by --resume")
-        there = tree.read_item(tree.items(found[ITEMS])["kinds"])
-        if optimizers != (saved_ones := 1 + len(tree.items(found[FURTHER]))):
-            raise UserError(f"{saved.path}: {saved_ones} optimizers, and load() was given {optimizers}")
-    for name, kind in kinds.items():
-        if name not in there:
-            raise UserError(f"{saved.path}: nothing was saved as {name}: {near_miss(name, there)}")
-        if state[name] is not None and there[name] != kind:
-            raise UserError(f"{saved.path}: {name} was {there[name]}, and load() was given {kind}")
-    for name, kind in there.items():
-        if name not in kinds and kind != items.VALUE:
-            raise UserError(
-                f"{saved.path}: {name} was saved, and load() was not given it: give {name}=, or {name}=None "
-                "to go on without what it was"
-            )
-    return {name: there[name] for name in kinds if state[name] is not None or there[name] == items.VALUE}
-
-
-def _states(saved: Saved, job: Job, wanted: Mapping[str, str]) -> dict[str, Any]:
-    """Read what this rank goes on with. Where values differed between other ranks than these they are left
-    out, and so are their random generators."""
-    same = (saved.P, saved.K) == (job.P, job.K)
-    with opened(saved, [FIRST]) as (file,):
-        differing = tree.read_item(tree.items(tree.items(file)[ITEMS])["differing"])
-    read = _read(saved, FIRST, [name for name in wanted if name not in differing])
-    own = [name for name in wanted if name in differing]
-    if same:
-        return read | _read(saved, (job.g, job.j), own)
-    for name in own:
-        if wanted[name] == items.STATE:
-            read[name] = _mean(saved, name)
-        elif wanted[name] == items.VALUE and job.rank == 0:
-            log.warning("on %d × %d ranks this starts anew: %s", job.P, job.K, name)
-    return {name: value for name, value in read.items() if wanted[name] != items.GENERATOR}
-
-
-def _mean(saved: Saved, name: str) -> Any:
-    mean = items.Mean(name)
-    for place in all_places(saved):
-        mean.add(_read(saved, place, [name])[name])
-    return mean.result()
-
-
-def _read(saved: Saved, place: Place, names: Iterable[str]) -> dict[str, Any]:
-    with opened(saved, [place]) as (file,):
-        states = tree.items(tree.items(file)[GIVEN])
-        return {name: tree.read_item(states[name]) for name in names}

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterable, Mapping
+from copy import copy
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hpcsgd.checkpoint.tree import parts_of_sparse
+from hpcsgd.checkpoint.tree import digest
+from hpcsgd.comm.on_host import on_host
 from hpcsgd.core.buffers import is_averaged, widened
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.wrapping import Outermost
-from hpcsgd.errors import UserError
-from hpcsgd.transport.on_host import on_host
+from hpcsgd.errors import UserError, located
 
 STATE, GENERATOR, VALUE = "an object with a state_dict", "a random generator", "a value"
 """What an item can be."""
@@ -35,7 +35,20 @@ def kind_of(item: object) -> str:
     """Return which one of `STATE`, `GENERATOR` and `VALUE` it is."""
     if isinstance(item, Generator):
         return GENERATOR
-    return STATE if isinstance(item, _Stateful) else VALUE
+    return STATE if isinstance(item, _Stateful) and not isinstance(item, type) else VALUE
+
+
+def classes_of(item: object) -> list[str]:
+    """Return the names of its class and of those that this is derived from, without their modules: a script's
+    own are in another one where it is imported. All modules are of one, since they look at what they load."""
+    if isinstance(item, Generator):
+        kinds: list[Any] = [torch.Generator, np.random.Generator, random.Random]
+        return next(
+            [f"{each.__module__.split('.')[0]} Generator"] for each in kinds if isinstance(item, each)
+        )
+    if isinstance(item, nn.Module):
+        return [nn.Module.__qualname__]
+    return [each.__qualname__ for each in type(item).__mro__[:-1]]
 
 
 def require_beside(items: Mapping[str, object], optimizers: Iterable[DistributedOptimizer]) -> None:
@@ -57,18 +70,45 @@ def state_of(item: Any) -> Any:
             state: Any = item.get_state()
         case np.random.Generator():
             state = dict(item.bit_generator.state)
+        case random.SystemRandom():
+            raise UserError("a SystemRandom has no state that could be saved: give a random.Random")
         case random.Random():
             version, numbers, gauss = item.getstate()
             state = [version, list(numbers), gauss]
-        case _Stateful():
+        case _Stateful() if not isinstance(item, type):
             state = item.state_dict()
         case _:
             state = item
-    return on_host(state)
+    try:
+        return on_host(state)
+    except RecursionError:
+        raise UserError("it contains itself, or is nested too deeply, and cannot be saved") from None
 
 
-def load(item: Any, state: Any) -> None:
-    """Put back into an object or a generator what `state_of` returned."""
+def load(item: Any, state: Any, place: str) -> None:
+    """Put back into an object or a generator what `state_of` returned.
+
+    Raises:
+        UserError: naming the `place`, where torch, NumPy or Python says that it does not fit. What a class of
+            the script's own raises is passed on with it.
+    """
+    try:
+        with located(place):
+            _load(item, state)
+    except UserError:
+        raise
+    except Exception as error:
+        whose = getattr(getattr(item, "load_state_dict", None), "__module__", "torch")
+        if whose.partition(".")[0] != "torch":
+            error.add_note(f"{place} was put back into a {type(item).__name__}")
+            raise
+        raise UserError(
+            f"{place} does not fit into the {type(item).__name__} that load() was given: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _load(item: Any, state: Any) -> None:
     match item:
         case torch.Generator():
             item.set_state(state)
@@ -79,13 +119,6 @@ def load(item: Any, state: Any) -> None:
             item.setstate((version, tuple(numbers), gauss))
         case _:
             item.load_state_dict(state)
-
-
-def digest(state: Any) -> str:
-    """Return a short text that differs where states differ."""
-    told = hashlib.sha256()
-    _feed(told, state)
-    return told.hexdigest()
 
 
 class Mean:
@@ -125,10 +158,12 @@ class Mean:
         if isinstance(like, Tensor) and is_averaged(like):
             return (total / self._count).to(like.dtype)
         if isinstance(like, dict):
-            divided = {key: self._divided(total[key], value) for key, value in like.items()}
-            return type(like)(divided)
+            divided = copy(like)
+            for key, value in like.items():
+                divided[key] = self._divided(total[key], value)
+            return divided
         if isinstance(like, list | tuple):
-            return type(like)(self._divided(a, b) for a, b in zip(total, like, strict=True))
+            return type(like)([self._divided(a, b) for a, b in zip(total, like, strict=True)])
         return total
 
 
@@ -138,28 +173,3 @@ def _widened(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _widened(value) for key, value in state.items()}
     return [_widened(value) for value in state] if isinstance(state, list | tuple) else state
-
-
-def _feed(told: Any, state: Any) -> None:
-    told.update(type(state).__name__.encode())
-    if isinstance(state, Tensor) and state.layout != torch.strided:
-        _feed(told, parts_of_sparse(state))
-    elif isinstance(state, Tensor) and state.is_quantized:
-        told.update(repr(state).encode())
-    elif isinstance(state, Tensor):
-        told.update(f"{state.dtype}{list(state.shape)}".encode())
-        plain = state.detach().resolve_conj().resolve_neg().contiguous()
-        told.update(plain.reshape(-1).view(torch.uint8).numpy())
-    elif isinstance(state, np.ndarray):
-        told.update(f"{state.dtype}{state.shape}".encode())
-        told.update(np.ascontiguousarray(state).tobytes())
-    elif isinstance(state, Mapping):
-        told.update(repr(list(state)).encode())
-        for value in state.values():
-            _feed(told, value)
-    elif isinstance(state, list | tuple):
-        told.update(str(len(state)).encode())
-        for value in state:
-            _feed(told, value)
-    else:
-        told.update(repr(state).encode())

@@ -1,9 +1,10 @@
-"""The state of a method's parts in a checkpoint, and how it comes to another P × K; see `step.State`."""
+"""The state of a method's parts in a checkpoint, and how it comes to another P × K; see `State`."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from hpcsgd.checkpoint import tree
 from hpcsgd.checkpoint.pieces import SavedGroups, mean
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.method import State
+from hpcsgd.core.state import State
 from hpcsgd.engine.optimizer import DistributedOptimizer
 
 log = logging.getLogger(__name__)
@@ -21,10 +22,10 @@ Chunks = dict[str, dict[str, list[Tensor]]]
 """By role and name, a vector for every bucket."""
 
 
-def split_off_chunks(states: Mapping[str, State]) -> tuple[dict[str, State], Chunks]:
+def split_off_chunks(states: Mapping[str, State]) -> tuple[tree.Tree, Chunks]:
     """What is saved as it is, and what is saved piece by piece with the parameters."""
-    chunks = {role: state["chunks"] for role, state in states.items() if "chunks" in state}
-    rest = {role: {k: v for k, v in state.items() if k != "chunks"} for role, state in states.items()}
+    chunks = {role: state.sharded for role, state in states.items() if state.sharded}
+    rest = {role: replace(state, sharded={}).to_dict() for role, state in states.items()}
     return rest, chunks
 
 
@@ -40,7 +41,7 @@ def restored(
             dropped += [f"{name} of {role}" for name in chunks]
         else:
             made = {name: _cut(source, role, name, optimizer) for name in chunks}
-            states[role] = {**states[role], "chunks": made}
+            states[role] = replace(states[role], sharded=made)
     if dropped and optimizer.job.rank == 0:
         job = optimizer.job
         log.warning("on %d × %d ranks these start anew: %s", job.P, job.K, ", ".join(dropped))
@@ -50,19 +51,17 @@ def restored(
 def _elsewhere(source: SavedGroups, optimizer: DistributedOptimizer) -> dict[str, State]:
     states: dict[str, State] = {}
     for role, saved in source.states():
-        first = saved[0]
-        state: State = {"same": tree.read(first["same"])} if "same" in first else {}
-        if "mean" in first:
-            everyones = [tree.read(sections["mean"]) for sections in saved]
-            state["mean"] = {name: fmean(each[name] for each in everyones) for name in everyones[0]}
-        if "workers" in first and optimizer.exchanges:
-            state["workers"] = _mean_of_workers([sections["workers"] for sections in saved])
-        states[role] = state
+        numbers = [tree.read_item(each.mean) for each in saved]
+        states[role] = State(
+            replicated=tree.read_item(saved[0].replicated),
+            mean={name: fmean(each[name] for each in numbers) for name in numbers[0]},
+            per_rank_params=_mean_of_ranks([x.per_rank_params for x in saved]) if optimizer.exchanges else {},
+        )
     return states
 
 
-def _mean_of_workers(saved: Sequence[tree.Item]) -> dict[str, dict[str, Tensor]]:
-    """Read parameter by parameter: all at once would be as many models as there are workers."""
+def _mean_of_ranks(saved: Sequence[tree.Item]) -> dict[str, dict[str, Tensor]]:
+    """Read parameter by parameter: all at once would be as many models as there are ranks."""
     named = [{name: tree.items(layers) for name, layers in tree.items(each).items()} for each in saved]
     return {
         name: {layer: mean(tree.read_item(each[name][layer]) for each in named) for layer in layers}
@@ -75,25 +74,25 @@ def _dropped(before: Mapping[str, State], after: Mapping[str, State]) -> list[st
     return [
         f"{', '.join(section)} of {role}"
         for role, state in before.items()
-        for name, section in state.items()
-        if section and name not in after[role]
+        for name, section in state.to_dict().items()
+        if name not in after[role].to_dict()
     ]
 
 
 def _cut(source: SavedGroups, role: str, name: str, optimizer: DistributedOptimizer) -> list[Tensor]:
     """For every bucket of this job its own chunk, or all of it where the averager does not shard."""
-    whole = not optimizer.method.how.shards
+    whole = optimizer.method.how.traits.whole_model
     return [_cut_bucket(source, role, name, bucket, whole) for bucket in optimizer.buckets]
 
 
 def _cut_bucket(source: SavedGroups, role: str, name: str, bucket: Bucket, whole: bool) -> Tensor:
     if whole and bucket.divided:
-        wanted = [(slot.name, 0, slot.stop - slot.start, slot.start) for slot in bucket.slots]
+        wanted = [(slot.name, 0, slot.param.numel(), slot.start) for slot in bucket.slots]
     else:
         wanted = [(piece.slot.name, piece.start, piece.stop, piece.offset) for piece in bucket.pieces]
     parts = [(source.chunk(role, name, param, start, stop), at) for param, start, stop, at in wanted]
     dtype = parts[0][0].dtype if parts else bucket.w.dtype
     made = torch.zeros((bucket.w if whole else bucket.own).numel(), dtype=dtype, device=bucket.w.device)
     for values, offset in parts:
-        made[offset : offset + values.numel()] = values
+        made[offset : offset + values.numel()] = values.view(-1)
     return made

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from hpcsgd.checkpoint import tree
 from hpcsgd.core.buffers import is_averaged, widened
+from hpcsgd.core.elements import in_rows
 from hpcsgd.core.flat import Bucket, Piece
+from hpcsgd.core.state import State
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.sharding import PieceState
 
@@ -51,10 +53,9 @@ def capture_pieces(
 
 
 def of_piece(vector: Tensor, bucket: Bucket, piece: Piece) -> Tensor:
-    """The elements of one piece, of a vector that is like `own` or like `w`."""
+    """The elements of one piece, of a vector that is like `own` or like `w`: complex ones as rows."""
     like_own = vector.numel() == bucket.own.numel()
-    start = piece.offset if like_own else piece.slot.start + piece.start
-    return vector[start : start + piece.stop - piece.start]
+    return in_rows(vector[piece.in_own if like_own else piece.in_w], bucket.reals)
 
 
 class SavedGroups:
@@ -84,11 +85,11 @@ class SavedGroups:
         }
         return PieceState(elements, tree.read(fullest.rest))
 
-    def states(self) -> Iterator[tuple[str, list[dict[str, tree.Item]]]]:
-        """By role what the method remembered, unread, in sections, on each rank."""
+    def states(self) -> Iterator[tuple[str, list[State]]]:
+        """By role what the method remembered on each rank, unread, but for what is sharded."""
         methods = [tree.items(tree.items(tree.items(file)["optimizer"])["method"]) for file in self._files]
         for role in methods[0]:
-            yield role, [tree.items(method[role]) for method in methods]
+            yield role, [State.from_dict(tree.items(method[role])) for method in methods]
 
     def chunk_names(self) -> dict[str, list[str]]:
         """Of the method's vectors, by role."""

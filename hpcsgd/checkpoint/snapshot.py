@@ -4,8 +4,8 @@ Every rank saves what it alone owns: 1/K of its group's parameters and optimizer
 parameters, with its buffers. On the same P × K each rank finds its own again, bit for bit. With another K the
 pieces of a group are cut anew. With another P, or another method, all groups start from the mean of the saved
 ones, as after a meeting: parameters and element-wise optimizer state. On another P × K float buffers are the
-mean over all ranks, and each part of the method's state follows its rule (`step.State`). Where a server keeps
-the model, that is what is saved.
+mean over all ranks, and each part of the method's state follows its rule (`State`). Where a server keeps the
+model, that is what is saved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from hpcsgd.checkpoint.method_state import restored, split_off_chunks
 from hpcsgd.checkpoint.pieces import SavedGroups, capture_pieces, mean
 from hpcsgd.checkpoint.tree import Tree
 from hpcsgd.core.buffers import make_writable, put
+from hpcsgd.core.elements import as_elements, in_rows, reals_per_element
 from hpcsgd.core.shards import is_sharded, local, local_of, reshard
+from hpcsgd.core.state import State
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.inside import shared_state, take_shared_state
 from hpcsgd.engine.joined import kind_of
@@ -47,7 +49,7 @@ def capture(optimizer: DistributedOptimizer, *, shared: Tree, own: Tree) -> Tree
     Collective."""
     central = optimizer.method.central()
     model = None if central is None else central.model()
-    states, chunks = split_off_chunks(optimizer.method.state_dict())
+    states, chunks = split_off_chunks(optimizer.method.states())
     return {
         "outline": _outline(optimizer),
         "pieces": capture_pieces(optimizer, model or [b.own for b in optimizer.buckets], chunks),
@@ -84,7 +86,8 @@ def restore(saved: Saved, optimizer: DistributedOptimizer) -> tuple[Tree, Tree |
         with _saved_groups(saved, groups) as source:
             _restore_pieces(source, optimizer)
             goes_on = same and list(groups) == [job.g]
-            method = restored(state["method"], source, optimizer, goes_on=goes_on)
+            mine_of_method = {role: State.from_dict(each) for role, each in state["method"].items()}
+            method = restored(mine_of_method, source, optimizer, goes_on=goes_on)
         _restore_buffers(saved, [mine] if same else all_places(saved), optimizer.model)
         ours = dict(_frozen(optimizer))
         for name, values in _saved_frozen(saved):
@@ -127,7 +130,8 @@ def restore_model(saved: Saved, model: nn.Module) -> None:
             if name in frozen:
                 param.data = param.data.to(frozen[name].dtype).copy_(frozen[name])
             else:
-                param.data = source.w(name, 0, param.numel()).as_strided(param.size(), param.stride())
+                w = as_elements(source.w(name, 0, param.numel()).view(-1), reals_per_element(param))
+                param.data = w.as_strided(param.size(), param.stride())
     _restore_buffers(saved, all_places(saved), model)
 
 
@@ -151,7 +155,7 @@ def _saved_groups(saved: Saved, groups: Iterable[int]) -> Iterator[SavedGroups]:
 def _restore_pieces(source: SavedGroups, optimizer: DistributedOptimizer) -> None:
     names = {param: name for name, param in optimizer.trained}
     for bucket, piece, _ in optimizer.local.states_by_piece():
-        own = bucket.own[piece.offset : piece.offset + piece.stop - piece.start]
+        own = in_rows(bucket.own[piece.in_own], bucket.reals)
         own.copy_(source.w(piece.slot.name, piece.start, piece.stop))
     optimizer.local.load_states(lambda param, start, stop: source.state(names[param], start, stop))
 
@@ -195,7 +199,8 @@ def _extents(model: nn.Module, frozen: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _extent(layout: str) -> str:
-    return layout.partition(" of ")[2].partition(" in param group")[0]
+    kind = "complex numbers, " * layout.startswith("torch.complex")
+    return kind + layout.partition(" of ")[2].partition(" in param group")[0]
 
 
 def _require_same(saved: Saved, theirs: Mapping[str, str], ours: Mapping[str, str]) -> None:
@@ -251,5 +256,6 @@ def opened(saved: Saved, places: Iterable[Place]) -> Iterator[list[tree.Item]]:
         yield [_of_optimizer(saved.optimizer, stack.enter_context(file)) for file in files]
 
 
-def _of_optimizer(number: int, file: tree.Item) -> tree.Item:
-    return tree.items(tree.items(file)[FURTHER])[number] if number else file
+def _of_optimizer(number: int, file: h5py.File) -> tree.Item:
+    found = tree.items(file)
+    return tree.items(found[FURTHER])[number] if number else found

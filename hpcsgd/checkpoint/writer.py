@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.checkpoint.folder import Checkpoints
+from hpcsgd.comm import PeerLost, Work
+from hpcsgd.comm.on_host import taken
 from hpcsgd.core.topology import Job
-from hpcsgd.transport import PeerLost, Work
-from hpcsgd.transport.on_host import taken
 
 
 class Writer:

@@ -21,7 +21,7 @@ from hpcsgd.cli.probe import probe
 from hpcsgd.cli.report import report
 from hpcsgd.cli.simulate import simulate
 from hpcsgd.cli.train import train
-from hpcsgd.cli.user_errors import end_all_ranks
+from hpcsgd.cli.user_errors import end_all_ranks, until_nobody_reads
 from hpcsgd.cli.words import require_known
 from hpcsgd.errors import UserError, require_utf8
 
@@ -51,8 +51,7 @@ app.command(
 )
 app.command(
     simulate,
-    usage="Usage: hpcsgd simulate SCENARIO [--picture FILE] [--json FILE] [--goal FILE] "
-    "[--SECTION.KEY VALUE]...",
+    usage="Usage: hpcsgd simulate SCENARIO [--picture FILE] [--json FILE] [--SECTION.KEY VALUE]...",
 )
 app.command(
     compare,
@@ -76,7 +75,11 @@ def main(words: Sequence[str] | None = None) -> None:
 
     That is found out before torch and MPI are loaded, on every rank alike: one of them tells it.
     """
-    words = sys.argv[1:] if words is None else words
+    with until_nobody_reads():
+        _run(sys.argv[1:] if words is None else words)
+
+
+def _run(words: Sequence[str]) -> None:
     try:
         for word in words:
             require_utf8(word)

@@ -15,6 +15,6 @@ def cite(job: Path, /, *overrides: JobKeys) -> None:
     :param overrides: Keys of the file to change, as in --method.name sgp.
     """
     with told_in_one_line(job, overrides):
-        from hpcsgd.citing import cite as bibtex
+        from hpcsgd.cli.citing import cite as bibtex
 
         print(bibtex(job, overrides))

@@ -58,6 +58,6 @@ def compare(
     typed = (*overrides, *compared.overrides())
     read_at_once(job, typed, lambda: configs(job, typed, compared.methods))
 
-    from hpcsgd.training.comparing import run
+    from hpcsgd.performance.comparing import run
 
     run(job, typed, compared.methods, compared.target, resume)

@@ -14,6 +14,6 @@ def doctor(*, groups: int | None = None, group_size: int | None = None, store: P
     :param group_size: Show and judge the ranks as groups of this many.
     :param store: A store that every rank has to be able to read.
     """
-    from hpcsgd.doctor import run
+    from hpcsgd.cluster.doctor import run
 
     run(groups, group_size, store)

@@ -25,6 +25,6 @@ def export(
     :param to: The file or folder to write; else model.safetensors, model-hf or model-dcp in RUN.
     """
     with told_in_one_line():
-        from hpcsgd.export import export
+        from hpcsgd.train.export import export
 
         print(export(run, kind, to))

@@ -35,7 +35,7 @@ def init(
     :param store: Where the store of the data is, or is going to be; by default beside the job file.
     """
     with told_in_one_line():
-        from hpcsgd.starting import begin
+        from hpcsgd.cluster.starting import begin
 
         try:
             done = begin(

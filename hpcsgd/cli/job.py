@@ -14,7 +14,7 @@ from hpcsgd.cli.user_errors import told_in_one_line
 from hpcsgd.cli.words import JobKeys
 
 if TYPE_CHECKING:
-    from hpcsgd.batch import Allocation, Checked
+    from hpcsgd.cluster.batch import Allocation, Checked
 
 job = App(name="job", help="Make and submit batch jobs for Slurm, PBS or Flux.")
 USAGE = "JOB [--nodes N] [--ranks-per-node N] [--time H:MM:SS] [--submit] [--SECTION.KEY VALUE]..."
@@ -51,7 +51,7 @@ class Wanted:
 
     def allocation(self) -> Allocation:
         """Raises `UserError` for what no job can have."""
-        from hpcsgd.batch import Allocation
+        from hpcsgd.cluster.batch import Allocation
 
         return Allocation(
             nodes=self.nodes,
@@ -82,11 +82,11 @@ def train(
     :param plan: A plan.json, for the nodes that it recommends to the job file that hpcsgd plan --write wrote.
     """
     with told_in_one_line(path, overrides):
-        from hpcsgd.batch import check_training
+        from hpcsgd.cluster.batch import check_training
 
         w = wanted or Wanted()
         if plan is not None:
-            from hpcsgd.planning.job_file import nodes_of
+            from hpcsgd.performance.planning.job_file import nodes_of
 
             nodes, ranks_per_node = nodes_of(plan, path, overrides)
             w = replace(w, nodes=nodes, ranks_per_node=ranks_per_node)
@@ -114,7 +114,7 @@ def compare(
     :param resume: Go on where the comparison stopped.
     """
     with told_in_one_line():
-        from hpcsgd.batch import check_comparison
+        from hpcsgd.cluster.batch import check_comparison
 
         w = wanted or Wanted()
         typed = (*overrides, *compared.overrides())
@@ -141,7 +141,7 @@ def ensemble(
     :param resume: Go on from the last checkpoint in the run folder.
     """
     with told_in_one_line(path, overrides):
-        from hpcsgd.batch import check_ensemble, check_islands
+        from hpcsgd.cluster.batch import check_ensemble, check_islands
 
         w = wanted or Wanted()
         words = [str(path), *overrides, *(["--resume"] if resume else [])]
@@ -162,7 +162,7 @@ def probe(path: Path, /, *overrides: JobKeys, wanted: Wanted | None = None) -> N
     :param overrides: Keys of the file to change, as in --method.every 4.
     """
     with told_in_one_line(path, overrides):
-        from hpcsgd.batch import check_probe
+        from hpcsgd.cluster.batch import check_probe
 
         _write("probe", [str(path), *overrides], check_probe(path, overrides), wanted or Wanted())
 
@@ -175,7 +175,7 @@ def bench(path: Path, /, *overrides: JobKeys, wanted: Wanted | None = None) -> N
     :param overrides: Keys of the file to change, as in --job.groups 8.
     """
     with told_in_one_line(path, overrides):
-        from hpcsgd.batch import check_training
+        from hpcsgd.cluster.batch import check_training
 
         w = wanted or Wanted()
         _write("bench", [str(path), *overrides], check_training(path, overrides, w.allocation()), w)
@@ -190,7 +190,7 @@ def measure(path: Path, /, *overrides: JobKeys, quick: Flag = False, wanted: Wan
     :param quick: In under a minute, with smaller messages and fewer repeats.
     """
     with told_in_one_line(path, overrides):
-        from hpcsgd.batch import check_measure
+        from hpcsgd.cluster.batch import check_measure
 
         words = [str(path), *overrides, *(["--quick"] if quick else [])]
         _write("measure", words, check_measure(path, overrides), wanted or Wanted())
@@ -207,9 +207,9 @@ def pack(
     :param site: What jobs here have in common; else ./site.toml or ~/.config/hpcsgd/site.toml.
     """
     with told_in_one_line():
-        from hpcsgd.batch import load_site
-        from hpcsgd.environment import ask
-        from hpcsgd.environment import pack as write
+        from hpcsgd.cluster.batch import load_site
+        from hpcsgd.cluster.environment import ask
+        from hpcsgd.cluster.environment import pack as write
 
         known, _ = load_site(site)
         found = ask(environment)
@@ -225,7 +225,7 @@ def pack(
 def _write(
     kind: str, words: list[str], checked: Checked, wanted: Wanted, tasks: int | None = None, **own: str
 ) -> None:
-    from hpcsgd.batch import by_hand, estimate, load_site, prepare, submit
+    from hpcsgd.cluster.batch import by_hand, estimate, load_site, prepare, submit
 
     site, source = load_site(wanted.site)
     here = {"partition": wanted.partition or site.partition, "account": wanted.account or site.account}
@@ -246,7 +246,7 @@ def _write(
 
 def _told(pack: Path) -> str:
     """The pack, and whether it is old."""
-    from hpcsgd.environment import ask, changed_since
+    from hpcsgd.cluster.environment import ask, changed_since
 
     if (Path(sys.prefix) / "pyvenv.cfg").exists() and changed_since(ask(Path(sys.prefix)), pack.expanduser()):
         return f"{pack}, older than this environment: hpcsgd job pack"

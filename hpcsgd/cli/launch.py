@@ -46,8 +46,8 @@ def launch(
     :param srun: Options of srun, as in "--mpi=pmi2".
     """
     with told_in_one_line(job, overrides):
-        from hpcsgd.launch import launch as start_all
-        from hpcsgd.launch import launch_island
+        from hpcsgd.cluster.launch import launch as start_all
+        from hpcsgd.cluster.launch import launch_island
 
         if island is None and host is not None:
             raise UserError(f"--host {host}: only with --island")

@@ -37,6 +37,6 @@ def measure(
     if job is not None:
         read_at_once(job, overrides, partial(load, job, overrides))
 
-    from hpcsgd.measuring import run
+    from hpcsgd.performance.measuring import run
 
     run(job, overrides, out=out, quick=quick, max_bytes=max_bytes, seconds=seconds)

@@ -48,8 +48,8 @@ def plan(
     :param write: Put the recommended groups and method into the job file.
     """
     with told_in_one_line():
-        from hpcsgd.planning.choice import Wishes
-        from hpcsgd.planning.run import run
+        from hpcsgd.performance.planning.choice import Wishes
+        from hpcsgd.performance.planning.run import run
 
         run(
             job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=every, meets=meets,

@@ -38,10 +38,10 @@ def probe(
     """
     read_at_once(job, overrides, lambda: load(job, overrides))
     if delta:
-        from hpcsgd.training import delta as deltas
+        from hpcsgd.performance.probing import delta as deltas
 
         deltas.run(job, overrides, steps)
         return
-    from hpcsgd.training.probing import run
+    from hpcsgd.performance.probing.job_file import run
 
     run(job, overrides, groups=groups, repeats=repeats, ranks=ranks, idle=idle)

@@ -17,7 +17,6 @@ def simulate(
     *overrides: ScenarioKeys,
     picture: Path | None = None,
     json: Path | None = None,
-    goal: Path | None = None,
 ) -> None:
     """Simulate a job event by event: its speed, who waits for what, what failures cost.
 
@@ -25,28 +24,22 @@ def simulate(
     :param overrides: Keys of the file to change, as in --method.every 4 --job.groups 64.
     :param picture: A PNG to draw: the seconds of a step over time, groups ahead, checkpoint intervals.
     :param json: A file to write all figures to.
-    :param goal: A file to write the events to, as a GOAL schedule.
     """
     with told_in_one_line():
         if picture is not None:
             require_format("--picture", picture)
-        from hpcsgd.simulation import report
-        from hpcsgd.simulation import simulate as simulated_of
-        from hpcsgd.simulation.scenario import load
+        from hpcsgd.performance.simulation import report
+        from hpcsgd.performance.simulation import simulate as simulated_of
+        from hpcsgd.performance.simulation.scenario import load
 
-        simulation = load(scenario, overrides)
-        simulated = simulated_of(simulation)
+        simulated = simulated_of(load(scenario, overrides))
         print("\n".join(report.lines(simulated)))
         try:
             if json:
                 json.write_text(as_json.dumps(report.record(simulated), indent=1) + "\n", encoding="utf-8")
             if picture:
-                from hpcsgd.simulation.picture import draw
+                from hpcsgd.performance.simulation.picture import draw
 
                 draw(simulated, picture)
-            if goal:
-                from hpcsgd.simulation.goal import write
-
-                write(simulation, goal)
         except OSError as error:
             raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error

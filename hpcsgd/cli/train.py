@@ -39,7 +39,8 @@ def train(
     typed = (*(["--run.trace", "auto"] if trace else []), *overrides)
     read_at_once(job, typed, lambda: load(job, typed))
 
-    from hpcsgd.training import run
+    from hpcsgd.train import run
 
-    with at_line(job, overrides):
+    by_probe = [] if probe is None else ["--job.groups", "--job.group_size"]
+    with at_line(job, (*typed, *by_probe)):
         run(job, typed, resume, probe)

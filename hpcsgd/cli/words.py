@@ -30,7 +30,7 @@ def _job_file() -> type:
 
 
 def _scenario() -> type:
-    from hpcsgd.simulation.scenario import Scenario
+    from hpcsgd.performance.simulation.scenario import Scenario
 
     return Scenario
 

@@ -1,9 +1,7 @@
-"""Where in the job file a mistake is: the line of the key that a message is about, behind the file's name."""
+"""Where in the job file a mistake is: the line of the key that an error is about, behind the file's name."""
 
 from __future__ import annotations
 
-import json
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,87 +9,58 @@ from pathlib import Path
 from typing import Any
 
 from hpcsgd.config import lines
-from hpcsgd.errors import UserError, shortened
+from hpcsgd.errors import About, KeyPath, UserError
 from hpcsgd.files.reading import read_text
-
-_SECTION = re.compile(r"\[(?P<name>[^\]\s]+)(?: (?P<number>\d+))?\]")
-_HINTS = re.compile(r"; |: did you mean |Allowed: ")
 
 
 @contextmanager
 def at_line(file: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """A `UserError` raised inside that names this job file, and a key that stands there, names its line, too.
+    """A `UserError` raised inside that is about a key of this job file names its line, too.
 
     Not where it may be due to one of the overrides: rather no line than a wrong one.
     """
     try:
         yield
     except UserError as error:
-        message = str(error)
-        line = line_of(message, file, overrides)
+        line = line_of(error.about, file, overrides)
         if line is None:
             raise
-        raise type(error)(message.replace(f"{file}: ", f"{file}:{line}: ", 1)) from error
+        raise type(error)(error.message, file=f"{file}:{line}") from error
 
 
-def line_of(message: str, file: Path, overrides: Sequence[str] = ()) -> int | None:
-    """Of the key that a message is about which begins with the file's name; None where that is not sure."""
-    if not message.startswith(f"{file}: "):
+def line_of(about: About, file: Path, overrides: Sequence[str] = ()) -> int | None:
+    """The line of the key, or else of the section that it would be in; None where that is not sure."""
+    if about.file != str(file):
         return None
-    about = message.removeprefix(f"{file}: ")
     try:
         text = read_text(file)
-        tables = tomllib.loads(text)
+        tables: Any = tomllib.loads(text)
     except (ValueError, RecursionError):
         return None
     places = lines.lines(text)
-    path = _path(about, places)
-    if not path or path not in places or _is_another(about, path, tables):
+    path = next((path for path in _outwards(about.key) if path in places), None)
+    if path is None:
         return None
-    due_to_a_flag = bool(overrides) if path == _section(about) else _is_overridden(path, overrides)
-    return None if due_to_a_flag else places[path]
-
-
-def _path(about: str, places: Mapping[lines.Path, int]) -> lines.Path:
-    """The key, or else the section, of what begins as ``[section] key …`` or ``[section]: … key = …``."""
-    path = section = _section(about)
-    rest = _SECTION.sub("", about, count=1) if section else about
-    for word in re.split(r"[:=]", rest, maxsplit=1)[0].split():
-        if (*path, word) not in places:
-            break
-        path = (*path, word)
-    if path != section or not rest.startswith(":"):
-        return path
-    said = _HINTS.split(rest)[0]
-    mentions = {
-        found.start(): key
-        for key in places
-        if key[:-1] == section
-        and (found := re.search(rf"(?<![\w.]){re.escape(str(key[-1]))} = |'{key[-1]}'", said))
-    }
-    return mentions[min(mentions)] if mentions else section
-
-
-def _section(about: str) -> lines.Path:
-    match = _SECTION.match(about)
-    if match is None:
-        return ()
-    return (*match["name"].split("."), *([int(match["number"]) - 1] if match["number"] else []))
-
-
-def _is_overridden(path: lines.Path, overrides: Sequence[str]) -> bool:
-    """Whether a flag has to do with it, or with what is in it."""
-    flags = [word.removeprefix("--").partition("=")[0].split(".") for word in overrides if word[:2] == "--"]
-    return any(flag[: len(path)] == list(path)[: len(flag)] for flag in flags)
-
-
-def _is_another(about: str, path: lines.Path, tables: Any) -> bool:
-    """Whether the message has another value than the file."""
-    value = tables
     for key in path:
-        value = value[key]
-    told = re.search(rf"(?<!\w){re.escape(str(path[-1]))} = (.*)", about)
-    if told is None or isinstance(value, Mapping):
-        return False
-    spellings = (str(value), repr(value), json.dumps(value, default=str, ensure_ascii=False))
-    return not told[1].startswith((*spellings, *map(shortened, spellings)))
+        tables = tables[key]
+    is_another = path == about.key and _differs(about.value, tables)
+    return None if is_another or _is_overridden(path, tables, overrides) else places[path]
+
+
+def _outwards(path: KeyPath) -> Iterator[KeyPath]:
+    while path:
+        yield path
+        path = path[:-1]
+
+
+def _differs(told: object, value: Any) -> bool:
+    """Whether the message has another value than the file, so that somebody else gave that."""
+    return not (told is None or isinstance(value, Mapping) or told == value or str(told) == str(value))
+
+
+def _is_overridden(path: KeyPath, value: Any, overrides: Sequence[str]) -> bool:
+    """Whether a flag has to do with the key, or with what is in it; of a table, with what is beside it."""
+    flags = [tuple(word[2:].partition("=")[0].split(".")) for word in overrides if word[:2] == "--"]
+    if not isinstance(value, Mapping):
+        return any(flag[: len(path)] == path[: len(flag)] for flag in flags)
+    return bool(flags) if len(path) == 1 else any(flag[0] == path[0] for flag in flags)

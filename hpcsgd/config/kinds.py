@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from hpcsgd.config.overrides import Typed, plain
 from hpcsgd.errors import near_miss
@@ -45,6 +45,8 @@ class Above:
         return f"> {self.low}"
 
 
+LARGEST = 2**63 - 1
+"""The largest whole number that a file or a flag can give, and the smallest but for the sign."""
 NAMES = {int: "int", float: "number", bool: "true or false", str: "str", Path: "path"}
 
 
@@ -52,6 +54,8 @@ def expectation(kind: Any) -> str:
     """How the annotation reads in an error line: ``int ≥ 1``, ``one of linear, none, root``."""
     if kind in NAMES:
         return NAMES[kind]
+    if kind is Any:
+        return "a value"
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         inner, *bounds = arguments
@@ -81,14 +85,29 @@ def convert(kind: Any, value: Any) -> Any:
         return _fit(kind, value)
     except (ValueError, OverflowError):
         text = _text(value)
+        if not _in_range(plain(value)):
+            raise ValueError(f"expected {expectation(kind)}, whole numbers up to 2^63 − 1") from None
         if get_origin(kind) is Literal and isinstance(text, str):
             raise ValueError(near_miss(text, get_args(kind))) from None
         raise ValueError(f"expected {expectation(kind)}") from None
 
 
+def _in_range(value: Any) -> bool:
+    """Whether programs in other languages can take the whole numbers that are in it."""
+    if isinstance(value, int):
+        return -LARGEST <= value <= LARGEST
+    if isinstance(value, dict):
+        return all(map(_in_range, cast("dict[Any, Any]", value).values()))
+    return not isinstance(value, list) or all(map(_in_range, cast("list[Any]", value)))
+
+
 def _fit(kind: Any, value: Any) -> Any:
     if kind in (str, Path):
         return kind(_checked(_text(value), str))
+    if not _in_range(plain(value)):
+        raise ValueError
+    if kind is Any:
+        return plain(value)
     if kind is int:
         return _checked(plain(value), int)
     if kind is float:
@@ -102,7 +121,7 @@ def _fit(kind: Any, value: Any) -> Any:
         return _member(get_args(kind), _text(value))
     if origin is dict:
         table, (_, inner) = _checked(plain(value), dict), get_args(kind)
-        return table if inner is Any else {key: _fit(inner, item) for key, item in table.items()}
+        return {key: _fit(inner, item) for key, item in table.items()}
     if origin is tuple:
         return tuple(_fit(get_args(kind)[0], item) for item in _checked(plain(value), list))
     if isinstance(value, Typed) and value.text == "none":

@@ -7,8 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-Path = tuple[str | int, ...]
-"""Of a key: those of the tables around it, and its place in a list of tables."""
+from hpcsgd.errors import KeyPath
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
@@ -19,7 +18,7 @@ _BARE = re.compile(r"[\w-]+", re.ASCII)
 _PLAIN = re.compile(r"[^,\]}#\n]+")
 
 
-def lines(text: str) -> Mapping[Path, int]:
+def lines(text: str) -> Mapping[KeyPath, int]:
     """By key, from 1 on; a table has the first line that names it. Nothing where `text` is not understood:
     rather none than a wrong one."""
     try:
@@ -30,7 +29,7 @@ def lines(text: str) -> Mapping[Path, int]:
     return found if found.keys() == known else {}
 
 
-def _paths(value: Any, place: Path = ()) -> Iterator[Path]:
+def _paths(value: Any, place: KeyPath = ()) -> Iterator[KeyPath]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield (*place, key)
@@ -50,12 +49,12 @@ class _Scanner:
     def __init__(self, text: str) -> None:
         self._text = text.replace("\r\n", "\n")
         self._at = 0
-        self._found: dict[Path, int] = {}
-        self._listed: dict[Path, int] = {}
+        self._found: dict[KeyPath, int] = {}
+        self._listed: dict[KeyPath, int] = {}
         """The last table of each list of them."""
 
-    def statements(self) -> dict[Path, int]:
-        table: Path = ()
+    def statements(self) -> dict[KeyPath, int]:
+        table: KeyPath = ()
         while self._skip(_BLANK) and self._at < len(self._text):
             if self._takes("[["):
                 table = self._listed_table()
@@ -65,15 +64,15 @@ class _Scanner:
                 self._pair(table)
         return self._found
 
-    def _listed_table(self) -> Path:
+    def _listed_table(self) -> KeyPath:
         path = self._under((), self._key(), "]]")
         self._listed[path] = self._listed.get(path, -1) + 1
         return (*path, self._listed[path])
 
-    def _pair(self, table: Path) -> None:
+    def _pair(self, table: KeyPath) -> None:
         self._value(self._under(table, self._key(), "="))
 
-    def _under(self, table: Path, names: list[str], end: str) -> Path:
+    def _under(self, table: KeyPath, names: list[str], end: str) -> KeyPath:
         """The path of a key, noted with all that it is in."""
         line = self._text.count("\n", 0, self._at) + 1
         if not self._takes(end):
@@ -98,7 +97,7 @@ class _Scanner:
             return next(iter(tomllib.loads(f"{raw} = 0")))
         return self._matched(_BARE)
 
-    def _value(self, path: Path) -> None:
+    def _value(self, path: KeyPath) -> None:
         self._skip(_SPACE)
         if self._takes("{"):
             self._items("}", lambda _: self._pair(path))

@@ -22,7 +22,7 @@ class Typed:
         for spelling in (self.text, self.text.lower()):
             try:
                 return tomllib.loads(f"value = {spelling}")["value"]
-            except (tomllib.TOMLDecodeError, RecursionError):
+            except (ValueError, RecursionError):
                 continue
         return self.text
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from hpcsgd.config.reference import annotations_of, call_named, require_arguments, resolve
-from hpcsgd.errors import UserError, located, near_miss
+from hpcsgd.errors import UserError, in_section, located, near_miss, spot
+from hpcsgd.named import annotations_of, call_named, require_arguments, resolve
 
 NAMES = ("name", "build")
 """The key of a table that says which part it is; of optimizers as in their section."""
@@ -28,48 +28,57 @@ class Parts:
 
     `families` has the names of a kind of part by the type with which parameters for it are annotated. Where
     that is ``Callable[[…], …]`` a name means the function itself, arguments being bound to it; else what the
-    function makes of the arguments. A function that has an argument `steps_per_epoch` need not be given it.
+    function makes of the arguments. A function that has an argument `steps_per_epoch` need not be given it,
+    where that is known.
     """
 
     families: Mapping[Any, Mapping[str, Callable[..., Any]]]
-    steps_per_epoch: int
+    steps_per_epoch: int | None
+    """None: not known."""
 
-    def make(self, kind: Any, value: Any, place: str) -> Any:
-        """The part of that kind which `value`, given at this place, calls.
+    def make(self, kind: Any, value: Any, section: str, *keys: str) -> Any:
+        """The part of that kind which `value`, given as this section or at this key of it, calls.
 
         Raises `UserError`, naming the place, for what names none, does not take the arguments or makes
         something else. What a function of the user's raises itself comes through untouched.
         """
         table = self.families[kind]
-        key, name, given = _called(value, place, table)
-        with located(f"{place} {key}".rstrip()):
+        at, name, given = _called(value, table, section, *keys)
+        with in_section(section, *keys, *at):
             function = resolve(name, table)
-        arguments = {k: self._argument(function, k, v, place) for k, v in given.items()}
+        arguments = {k: self._argument(function, v, section, *keys, k) for k, v in given.items()}
         if get_origin(kind) is Callable:
-            return _bound(name, function, table, arguments, kind, place)
-        if "steps_per_epoch" in annotations_of(function):
+            return _bound(name, function, table, arguments, kind, section, *keys)
+        if self.steps_per_epoch is not None and "steps_per_epoch" in annotations_of(function):
             arguments.setdefault("steps_per_epoch", self.steps_per_epoch)
-        with located(place):
+        with in_section(section, *keys):
             made = call_named(name, function, table, arguments)
             if not isinstance(made, kind):
                 raise UserError(f"{name!r} makes a {type(made).__name__}, expected a {kind.__name__}")
         return made
 
-    def _argument(self, function: Callable[..., Any], key: str, value: Any, place: str) -> Any:
-        """What `value` means for this function's parameter."""
-        kinds = alternatives(annotations_of(function).get(key))
+    def _argument(self, function: Callable[..., Any], value: Any, section: str, *keys: str) -> Any:
+        """What `value` means for this function's parameter, which has the name of the last key."""
+        kinds = alternatives(annotations_of(function).get(keys[-1]))
         if int in kinds and isinstance(value, dict) and type(value.get("epoch")) is int:
+            if self.steps_per_epoch is None:
+                with in_section(section, *keys):
+                    raise UserError(
+                        "how many steps an epoch has is not known here: say [job] steps_per_epoch, or a "
+                        "number of steps"
+                    )
             return value["epoch"] * self.steps_per_epoch
         family = next((kind for kind in kinds if kind in self.families), None)
         others = [kind for kind in kinds if kind not in (family, type(None))]
         names_one = isinstance(value, str | dict)
         if family is not None and (names_one or not others):
-            return self.make(family, value, f"{place} {key}")
-        if names_one and any(isinstance(kind, str) for kind in kinds):
-            raise UserError(
-                f"{place} {key}: what it is for cannot be told: the annotation {kinds[0]!r} has names that "
-                "are not there when the job file is read, as those imported under TYPE_CHECKING are not"
-            )
+            return self.make(family, value, section, *keys)
+        with in_section(section, *keys):
+            if names_one and any(isinstance(kind, str) for kind in kinds):
+                raise UserError(
+                    f"what it is for cannot be told: the annotation {kinds[0]!r} has names that are not "
+                    "there when the job file is read, as those imported under TYPE_CHECKING are not"
+                )
         return value
 
 
@@ -83,14 +92,20 @@ def alternatives(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def _called(value: Any, place: str, table: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
+def _called(
+    value: Any, table: Mapping[str, Any], section: str, *keys: str
+) -> tuple[tuple[str, ...], str, Mapping[str, Any]]:
     """The key of the name, if there is one, the name and the arguments."""
     if isinstance(value, str):
-        return "", value, {}
+        return (), value, {}
     key = next((key for key in NAMES if isinstance(value, dict) and key in value), None)
     if key is None or not isinstance(value[key], str):
-        raise UserError(f"{place} = {value!r}: expected a name, or a table with it; {near_miss('', table)}")
-    return key, value[key], {k: v for k, v in value.items() if k != key}
+        raise UserError(
+            f"{spot(section, *keys)} = {value!r}: expected a name, or a table with it; "
+            f"{near_miss('', table)}",
+            key=(section, *keys),
+        )
+    return (key,), value[key], {k: v for k, v in value.items() if k != key}
 
 
 def _bound(
@@ -99,17 +114,19 @@ def _bound(
     table: Mapping[str, Callable[..., Any]],
     arguments: Mapping[str, Any],
     kind: Any,
-    place: str,
+    section: str,
+    *keys: str,
 ) -> Callable[..., Any]:
     """`function` itself where nothing is bound to it."""
     leading, _ = get_args(kind)
-    with located(place):
+    with in_section(section, *keys):
         require_arguments(function, arguments, len(leading))
     if not arguments:
         return function
 
     def part(*values: Any) -> Any:
-        with located(place.rsplit(maxsplit=1)[-1]):  # whoever calls it is told of with its own place
+        # Whoever calls it adds the place of its own.
+        with located(keys[-1], keys[-1]) if keys else in_section(section):
             return call_named(name, function, table, arguments, *values)
 
     return part

@@ -10,15 +10,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import MISSING, Field, dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hpcsgd.config.kinds import convert, expectation, without_none
-from hpcsgd.config.overrides import first_typed, plain
-from hpcsgd.errors import UserError, near_miss, shortened
+from hpcsgd.config.overrides import first_typed
+from hpcsgd.errors import KeyPath, UserError, in_file, located, near_miss, shortened
 from hpcsgd.files.reading import read_text
 
 T = TypeVar("T")
@@ -28,17 +29,18 @@ KEYS_BESIDE = {BESIDE: True}  # metadata of the dict field that collects its sec
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. Raises `UserError` where it cannot be read, with line and column."""
+    text = read_text(path)
     try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(text)
+    except ValueError as error:  # also of a number that has thousands of digits
         raise UserError(f"{path}: not valid TOML: {error}") from error
     except RecursionError:
         raise UserError(f"{path}: too many lists or tables inside each other") from None
 
 
-def read_section(kind: type[T], table: Mapping[str, Any], file: Path, name: str = "") -> T:
-    """Build the dataclass ``kind`` from ``table``, the section ``name`` of ``file``, or raise `UserError`."""
-    section = _Section(file, name, table)
+def read_section(kind: type[T], table: Mapping[str, Any], file: Path, at: KeyPath = ()) -> T:
+    """Build the dataclass ``kind`` from ``table``, the section ``at`` in ``file``, or raise `UserError`."""
+    section = _Section(file, at, table)
     hints = get_type_hints(kind, include_extras=True)
     fields: tuple[Field[Any], ...] = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
     beside = [field.name for field in fields if BESIDE in field.metadata]
@@ -49,11 +51,9 @@ def read_section(kind: type[T], table: Mapping[str, Any], file: Path, name: str 
     values = {
         key: section.read(hints[key], key) for key in claimed if key in table or _required(claimed[key])
     }
-    values |= {key: plain(strangers) for key in beside}
-    try:
+    values |= {key: section.of_any_kind(strangers) for key in beside}
+    with section.origin():
         return kind(**values)
-    except UserError as error:
-        raise UserError(f"{section.origin()}: {error}") from error
 
 
 def as_table(section: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class _Section:
     """One section as given, and how its parts are named in an error line."""
 
     file: Path
-    name: str
+    at: KeyPath
     table: Mapping[str, Any]
 
     def read(self, kind: Any, key: str) -> Any:
@@ -106,41 +106,63 @@ class _Section:
         if (section := _listed_kind(kind)) is not None:
             return self._subsections(section, key)
         if key not in self.table:
-            raise UserError(f"{self._spot(key)} is missing: expected {expectation(kind)}")
+            said = f"{_name(self.at, key)} is missing: expected {expectation(kind)}"
+            raise UserError(said, key=(*self.at, key), file=self.file)
         try:
             return convert(kind, self.table[key])
         except ValueError as error:
-            raise UserError(f"{self._given(key)}: {error}") from None
+            raise UserError(f"{self._given(key)}: {error}", **self._about(key)) from None
+
+    def of_any_kind(self, strangers: Mapping[str, Any]) -> dict[str, Any]:
+        """Keys of which nothing is known here but that they are TOML."""
+        return {key: self.read(Any, key) for key in strangers}
 
     def _subsection(self, kind: Any, key: str) -> Any:
         inner = self.table.get(key, {})
         if not isinstance(inner, Mapping):
-            raise UserError(f"{self._given(key)}: expected a section of keys")
-        return read_section(kind, inner, self.file, f"{self.name}.{key}" if self.name else key)
+            raise UserError(f"{self._given(key)}: expected a section of keys", **self._about(key))
+        return read_section(kind, inner, self.file, (*self.at, key))
 
     def _subsections(self, kind: Any, key: str) -> Any:
         inner = self.table.get(key, [])
         if not isinstance(inner, list) or not all(isinstance(each, Mapping) for each in inner):
-            raise UserError(f"{self._given(key)}: expected sections [[{key}]]")
-        return tuple(read_section(kind, each, self.file, f"{key} {i}") for i, each in enumerate(inner, 1))
+            raise UserError(f"{self._given(key)}: expected sections [[{key}]]", **self._about(key))
+        return tuple(read_section(kind, each, self.file, (*self.at, key, i)) for i, each in enumerate(inner))
 
     def refuse(self, strangers: Mapping[str, Any], known: Iterable[str]) -> None:
         """Raise for the first key nobody knows."""
         for key, value in strangers.items():
             what = "section" if isinstance(value, Mapping) else "key"
-            raise UserError(f"{self._given(key)}: unknown {what}: {near_miss(key, known)}")
+            said = f"{self._given(key)}: unknown {what}: {near_miss(key, known)}"
+            raise UserError(said, **self._about(key))
 
-    def origin(self) -> str:
-        """Where the section as a whole comes from: its first flag, or the file."""
-        return str(first_typed(self.table) or (f"{self.file}: [{self.name}]" if self.name else self.file))
-
-    def _spot(self, key: str) -> str:
-        return f"{self.file}: [{self.name}] {key}" if self.name else f"{self.file}: {key}"
+    @contextmanager
+    def origin(self) -> Iterator[None]:
+        """Begin the message of a `UserError` with where the section as a whole comes from: its first flag, or
+        the file."""
+        if typed := first_typed(self.table):
+            with located(str(typed)):
+                yield
+        else:
+            with in_file(self.file), located(_name(self.at), *self.at) if self.at else nullcontext():
+                yield
 
     def _given(self, key: str) -> str:
+        """What was given to the key, by a flag or in the file."""
         value = self.table[key]
         if typed := first_typed(value):
             return str(typed)
         if isinstance(value, Mapping):
-            return f"{self.file}: [{f'{self.name}.{key}' if self.name else key}]"
-        return f"{self._spot(key)} = {shortened(json.dumps(value, default=str, ensure_ascii=False))}"
+            return _name((*self.at, key))
+        return f"{_name(self.at, key)} = {shortened(json.dumps(value, default=str, ensure_ascii=False))}"
+
+    def _about(self, key: str) -> dict[str, Any]:
+        """Where that stands; nowhere in the file where a flag gave it."""
+        return {} if first_typed(self.table[key]) else {"key": (*self.at, key), "file": self.file}
+
+
+def _name(section: KeyPath, key: str = "") -> str:
+    """As error lines name it: ``[data]``, ``[link 1]``, ``[data] store``, ``seed``."""
+    words = (f" {part + 1}" if isinstance(part, int) else f".{part}" for part in section)
+    named = f"[{''.join(words).removeprefix('.')}]" if section else ""
+    return f"{named} {key}".strip()

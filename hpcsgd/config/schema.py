@@ -30,6 +30,7 @@ NO_FILES = ("bytes",)
 
 
 Wish = Literal["auto", "mpi", "nccl", "gpu_mpi"]
+Joined = Literal["auto", "mpi", "gloo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +49,14 @@ class JobSection:
     group_size: Count | None = None  # K, the ranks of one, in place of groups
     shard: bool = False  # parameters and gradients over the ranks of a group, too, by torch; docs/shard.md
     timeout: Seconds = 600.0  # seconds that a wait for other ranks may last
+    backend: Joined = "auto"  # what joins the ranks: MPI, or gloo without MPI; docs/torchrun.md
     transport: TransportSection = field(default_factory=TransportSection)
 
     def __post_init__(self) -> None:
         if self.groups is not None and self.group_size is not None:
             raise UserError(
-                f"groups = {self.groups} and group_size = {self.group_size}: give one of them, not both"
+                f"groups = {self.groups} and group_size = {self.group_size}: give one of them, not both",
+                key="groups",
             )
 
 
@@ -104,7 +107,7 @@ class ScheduleSection:
 
     def __post_init__(self) -> None:
         if self.arguments and self.build is None:
-            raise UserError("arguments without build: name the scheduler they are for")
+            raise UserError("arguments without build: name the scheduler they are for", key="arguments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +143,7 @@ class TrainingSection:
     bucket_mb: Annotated[float, Above(0)] | None = None  # MB that leave at once; none: M/16, 1 to 4
     overlap: bool | None = None  # whether they leave during the backward pass; none: yes
     prefetch: bool = False  # parameters arrive while the next forward pass goes on
+    broadcast_buffers: bool = False  # a group's first rank gives the others its buffers; docs/buffers.md
     tune: Count | None = None  # steps with each way that gradients may travel, before the run
     machine: Path | None = None  # the machine file that tells the way; relative to the job file
 
@@ -147,20 +151,25 @@ class TrainingSection:
         given = {name: getattr(self, name) for name in ("steps", "samples", "tokens")}
         budgets = [f"{name} = {value}" for name, value in given.items() if value is not None]
         if len(budgets) > 1:
-            raise UserError(f"{' and '.join(budgets)}: give one of them, not both")
+            first = next(name for name, value in given.items() if value is not None)
+            raise UserError(f"{' and '.join(budgets)}: give one of them, not both", key=first)
         if self.epochs is None and not budgets:
             raise UserError("no length: give epochs, or steps, samples or tokens in their place")
         if self.prefetch and self.compile:
             raise UserError(
-                "prefetch and compile: compiled code does not wait for weights: give one of them, not both"
+                "prefetch and compile: compiled code does not wait for weights: give one of them, not both",
+                key="prefetch",
             )
         if self.activation_checkpointing and self.compile:
             raise UserError(
                 "activation_checkpointing and compile: compiled code chooses itself what to keep: "
-                "give one of them, not both"
+                "give one of them, not both",
+                key="activation_checkpointing",
             )
         if self.tune is not None and self.machine is not None:
-            raise UserError(f"tune = {self.tune} and machine = {self.machine}: give one of them, not both")
+            raise UserError(
+                f"tune = {self.tune} and machine = {self.machine}: give one of them, not both", key="tune"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +183,9 @@ class ReallocationSection:
 
     def __post_init__(self) -> None:
         if self.unit in ("samples", "threads") and self.total is None:
-            raise UserError(f"unit = {self.unit} without total: say how many {self.unit} there are in all")
+            raise UserError(
+                f"unit = {self.unit} without total: say how many {self.unit} there are in all", key="unit"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,11 +219,14 @@ class Config:
     def __post_init__(self) -> None:
         if not self.job.shard:
             if self.model.blocks is not None:
-                raise UserError("[model] blocks without [job] shard = true: say that it is to be sharded")
+                raise UserError(
+                    "[model] blocks without [job] shard = true: say that it is to be sharded",
+                    key=("model", "blocks"),
+                )
             return
         for key, given in self._without_shards().items():
             if given:
-                raise UserError(f"[job] shard = true and {key}: leave one of them out")
+                raise UserError(f"[job] shard = true and {key}: leave one of them out", key=("job", "shard"))
 
     def _without_shards(self) -> dict[str, bool]:
         """What takes whole parameters."""

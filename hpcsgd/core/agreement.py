@@ -3,7 +3,8 @@
 Collective operations pair by their order: a rank that alone clips, saves or leaves a batch out takes part in
 whatever its neighbours do next, and MPI says nothing. So every call of an optimizer that sends anything is
 compared among the ranks that take part in it, by one allgather of `SIZE` bytes a rank on a communicator of
-its own: which call it is, after how many updates, at which learning rates, and which gradients are missing.
+its own: which call it is, after how many updates, at which learning rates and other options, and which
+gradients are missing.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hpcsgd.comm import Transport, Work, phase
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError, count_text
-from hpcsgd.transport import Transport, Work, phase
 
-_FORM = struct.Struct("<28sIqdII")
+_FORM = struct.Struct("<28sIqdIII")
 SIZE = _FORM.size
 """Bytes of a rank's part."""
+Told = tuple[bytes, int, int, float, int, int, int]
+"""What a rank's part says."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,15 @@ class Call:
     """The learning rate of each parameter group, warm-up included."""
     optimizer: int = 0
     """The number of the optimizer among those of the job."""
+    options: Callable[[], int] = int
+    """Returns a number for the other options of all groups; called only where they are compared."""
 
     def packed(self, digest: int) -> bytes:
         """Return the call, and the `digest` of anything else that is compared, as `SIZE` bytes."""
         rates = struct.pack(f"<{len(self.rates)}d", *self.rates)
         rate = self.rates[0] if self.rates else 0.0
-        return _FORM.pack(self.name.encode(), self.optimizer, self.t, rate, zlib.crc32(rates), digest)
+        numbers = zlib.crc32(rates), self.options(), digest
+        return _FORM.pack(self.name.encode(), self.optimizer, self.t, rate, *numbers)
 
 
 class Comparison:
@@ -53,7 +59,7 @@ class Comparison:
 
         Raises:
             UserError: If ranks are in different calls, have made different numbers of updates, or have
-                different learning rates: on all ranks that take part.
+                different learning rates or other options: on all ranks that take part.
         """
         if self._work is None:
             return True
@@ -112,7 +118,7 @@ class Agreement:
         self._require_same(told)
         return False
 
-    def _require_same(self, told: Sequence[tuple[bytes, int, int, float, int, int]]) -> None:
+    def _require_same(self, told: Sequence[Told]) -> None:
         first = told[0]
         for rank, other in enumerate(told):
             if other[:3] != first[:3]:
@@ -126,9 +132,15 @@ class Agreement:
                     f"{self._number(rank)} in step {first[2] + 1}, or that of a later parameter group "
                     "differs: all ranks have to train at the same rates"
                 )
+            if other[5] != first[5]:
+                raise UserError(
+                    "an option of param_groups, such as weight_decay, momentum or betas, differs between "
+                    f"rank {self._number(0)} and rank {self._number(rank)} in step {first[2] + 1}: change "
+                    "options on all ranks alike"
+                )
 
 
-def _where(rank: int, told: tuple[bytes, int, int, float, int, int]) -> str:
+def _where(rank: int, told: Told) -> str:
     name, optimizer, t = told[:3]
     which = f" of optimizer {optimizer}" if optimizer else ""
     return f"rank {rank} is in {name.rstrip(bytes(1)).decode()}{which} after {count_text(t, 'update')}"

@@ -9,13 +9,14 @@ ranks all get rank 0's.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hpcsgd import torch_private
+from hpcsgd.comm import Transport
+from hpcsgd.core.elements import as_reals
 from hpcsgd.core.shards import is_sharded
-from hpcsgd.transport import Transport
 
 
 def is_dense(x: Tensor) -> bool:
@@ -30,13 +31,13 @@ def is_averaged(x: Tensor) -> bool:
 
 def averaged_buffers(model: nn.Module) -> list[Tensor]:
     """Return the real numbers of all buffers that are averaged, in the memory of the buffers."""
-    return [torch.view_as_real(x) if x.is_complex() else x for x in model.buffers() if is_averaged(x)]
+    return [as_reals(x) for x in model.buffers() if is_averaged(x)]
 
 
-def places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+def places(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, Tensor]]:
     """Yield each buffer with the table that the module keeps it in, and its key there."""
-    modules: list[Any] = list(model.modules())
-    return ((m._buffers, key, x) for m in modules for key, x in m._buffers.items() if x is not None)
+    tables = [torch_private.buffers_of(m) for m in model.modules()]
+    return ((table, key, x) for table in tables for key, x in table.items() if x is not None)
 
 
 def make_writable(model: nn.Module) -> None:

@@ -8,8 +8,8 @@ from concurrent.futures import Future, wait
 
 import torch
 
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import together
-from hpcsgd.transport import Transport
 
 BEAT = 1.0
 """Seconds between two times that rank 0 says that it is at work, at most."""

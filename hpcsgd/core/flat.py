@@ -1,11 +1,13 @@
 """Parameters and gradients as views of flat vectors.
 
     bucket  a run of trainable parameters in backward order, of one dtype on one device: a vector w and a
-            vector g, padded to a multiple of K; together the buckets are the model
+            vector g of reals, padded to a multiple of K; together the buckets are the model
     chunk   1/K of a bucket: position j of the group owns chunk j of EVERY bucket; it cuts parameters
             anywhere, or none where an optimizer has to see them whole (layout.py)
     slot    where one parameter lies in its bucket
     piece   what this position owns of one parameter
+
+A complex number is a pair of reals in a bucket, and an element everywhere else (elements.py).
 
 A shared (tied) parameter has one slot. Frozen parameters have none: they never change and are never sent.
 """
@@ -18,7 +20,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.core.layout import Layout, Slot, cut
+from hpcsgd import torch_private
+from hpcsgd.comm.streams import room_for
+from hpcsgd.core.layout import Layout, cut
+from hpcsgd.core.slot import Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,17 @@ class Piece:
     offset: int
     """Where they begin in the bucket's own chunk."""
 
+    @property
+    def in_own(self) -> slice:
+        """Where they are in the bucket's own chunk."""
+        return slice(self.offset, self.offset + (self.stop - self.start) * self.slot.reals)
+
+    @property
+    def in_w(self) -> slice:
+        """Where they are in the bucket."""
+        start = self.slot.start + self.start * self.slot.reals
+        return slice(start, start + (self.stop - self.start) * self.slot.reals)
+
 
 class Bucket:
     """Some of the model's parameters: `w` has `size` elements, padding included, and `own` size/K of them.
@@ -41,7 +57,11 @@ class Bucket:
     def __init__(self, layout: Layout, K: int, j: int) -> None:
         self.slots, self.size, self.whole = layout.slots, layout.size, layout.whole
         first = self.slots[0].param
-        self.w = torch.zeros(self.size, dtype=first.dtype, device=first.device, pin_memory=layout.pinned)
+        self.reals = self.slots[0].reals
+        """How many elements of `w` one of a parameter is, the same for all that are here."""
+        dtype = first.dtype.to_real()
+        with room_for(f"no room for {self.size:,} parameters on {first.device}"):
+            self.w = torch.zeros(self.size, dtype=dtype, device=first.device, pin_memory=layout.pinned)
         self._K, self._j = K, j
         self.own = self.own_of(self.w)
         self.pieces = list(_pieces(self.slots, j * self.own.numel(), (j + 1) * self.own.numel()))
@@ -82,15 +102,14 @@ class Bucket:
     @property
     def gradients_own(self) -> Tensor:
         """`g_own` without the padding, which has to stay zero whatever becomes of gradients."""
-        last = self.pieces[-1] if self.pieces else None
-        return self.g_own[: last.offset + last.stop - last.start if last else 0]
+        return self.g_own[: self.pieces[-1].in_own.stop if self.pieces else 0]
 
     @property
     def filled(self) -> list[slice]:
         """Where in `own` there are parameters; the rest is padding."""
         found: list[slice] = []
         for piece in self.pieces:
-            start, stop = piece.offset, piece.offset + piece.stop - piece.start
+            start, stop = piece.in_own.start, piece.in_own.stop
             if found and found[-1].stop == start:
                 start = found.pop().start
             found.append(slice(start, stop))
@@ -123,14 +142,15 @@ class Bucket:
     def allocate(self) -> None:
         """Make room for gradients."""
         if self._g is None:
-            self._tracked = torch.zeros_like(self.w)
+            with room_for(f"no room for {self.size:,} gradients on {self.w.device}"):
+                self._tracked = torch.zeros_like(self.w)
             self._g = self._tracked.data  # the same memory, but our own writes leave its version alone
             for slot in self.slots:
                 slot.make_room(self._tracked)
 
     def version(self) -> int:
         """Grows when anybody outside writes into a gathered gradient in place."""
-        return 0 if self._tracked is None else self._tracked._version
+        return 0 if self._tracked is None else torch_private.version(self._tracked)
 
 
 def flatten(
@@ -152,7 +172,8 @@ def _pieces(slots: Sequence[Slot], low: int, high: int) -> Iterator[Piece]:
     for slot in slots:
         start, stop = max(slot.start, low), min(slot.stop, high)
         if start < stop:
-            yield Piece(slot, slot.first + start - slot.start, slot.first + stop - slot.start, start - low)
+            first, end = ((x - slot.start) // slot.reals + slot.first for x in (start, stop))
+            yield Piece(slot, first, end, start - low)
 
 
 def _values(slot: Slot) -> Tensor | None:
@@ -161,4 +182,4 @@ def _values(slot: Slot) -> Tensor | None:
     if (grad := slot.gradient) is None or not grad.is_sparse:
         return grad
     slot.param.grad = grad.coalesce()
-    return slot.param.grad._values()
+    return slot.param.grad.values()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcsgd.transport.streams import HOST, generator_state, on_accelerator, set_generator_state
+from hpcsgd.comm.streams import HOST, generator_state, on_accelerator, set_generator_state
 
 
 def seed_generators(seed: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Protocol, runtime_checkable
 
+from hpcsgd.arguments import checked
 from hpcsgd.errors import UserError
 
 
@@ -49,6 +50,7 @@ class Graph(Protocol):
         ...
 
 
+@checked
 @dataclass(frozen=True)
 class Exponential:
     """Directed: with p peers node i sends to i + j·(p+1)^k (mod n), j = 1 … p, one k a step, in turn.
@@ -88,6 +90,7 @@ class Exponential:
         return _others(i, [i + j * hop for hop in hops for j in multiples], n)
 
 
+@checked
 @dataclass(frozen=True)
 class PowersOfTwo:
     """Directed: node i sends to i + 2^k (mod n), some of the distances 2^0 … 2^⌊log2(n−1)⌋ in each step, in
@@ -125,6 +128,7 @@ class PowersOfTwo:
         return [(i + hop) % n for hop in _in_turn(_powers(2, n), t, self.per_step)]
 
 
+@checked
 @dataclass(frozen=True)
 class UndirectedExponential:
     """Both ways: node i talks to i ± 2^k (mod n), one distance a step, in turn.
@@ -149,6 +153,7 @@ class UndirectedExponential:
         return _others(i, [i + sign * hop for hop in hops for sign in (1, -1)], n)
 
 
+@checked
 @dataclass(frozen=True)
 class Ring:
     """Both ways: node i talks to i ± 1 (mod n), in every step.
@@ -172,6 +177,7 @@ class Ring:
         return _others(i, [i + 1, i - 1], n)
 
 
+@checked
 @dataclass(frozen=True)
 class Complete:
     """Both ways: everybody talks to everybody in every step, so that the mean is exact after one.
@@ -192,6 +198,7 @@ class Complete:
         return _others(i, [i + hop for hop in range(1, n)], n)
 
 
+@checked
 @dataclass(frozen=True)
 class BipartiteExponential:
     """Both ways, between even and odd nodes only: the a-th even one and the odd ones number a + 2^k − 1, in
@@ -255,7 +262,11 @@ def senders(graph: Graph, i: int, t: int, n: int) -> list[int]:
 
 def _require_peers(per_step: int) -> None:
     if per_step < 1:
-        raise UserError(f"peers = {per_step}: a group sends to at least 1 other in every step")
+        raise UserError(
+            f"peers = {per_step}: a group sends to at least 1 other in every step",
+            key="peers",
+            value=per_step,
+        )
 
 
 def _powers(base: int, n: int) -> list[int]:

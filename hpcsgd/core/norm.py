@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from hpcsgd.transport import Transport, wide
+from hpcsgd.comm import Transport, wide
 
 BLOCK = 1 << 16
 """Elements: one float32 sum over tens of millions of squares is off in the third digit, float64 throughout
@@ -16,18 +16,18 @@ takes many times as long."""
 
 
 def squared_norm(x: Tensor) -> Tensor:
-    """‖x‖², float64, of a vector of floats: float32 within blocks (float64 of float64), float64 over them."""
-    norms = _norms_of_blocks(x.view(-1), wide(x.dtype))
+    """‖x‖², float64, of a tensor of floats: float32 within blocks (float64 of float64), float64 over them."""
+    norms = _norms_of_blocks(x.reshape(-1), wide(x.dtype))
     return norms.double().square().sum()
 
 
 def norm(x: Tensor, order: float = 2.0) -> Tensor:
-    """‖x‖ of any order, float64."""
+    """‖x‖ of any order, float64; of a complex number the absolute value counts."""
     if not x.numel():
         return torch.zeros((), dtype=torch.float64, device=x.device)
     if order == 2:
         return squared_norm(x).sqrt()
-    return _vector_norm(x, order, torch.float64)
+    return _vector_norm(x, order, torch.complex128 if x.is_complex() else torch.float64)
 
 
 def sum_on_host(numbers: Iterable[Tensor]) -> Tensor:

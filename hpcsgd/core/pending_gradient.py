@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
-import torch
 from torch import Tensor
+
+from hpcsgd import torch_private
 
 Operand = TypeVar("Operand", bound=Tensor)
 _ATTRIBUTES = (
@@ -29,6 +30,7 @@ _ATTRIBUTES = (
 )
 _METHODS = (
     "size", "stride", "dim", "numel", "element_size", "is_contiguous", "is_floating_point", "is_complex",
+    "is_conj", "is_neg",
 )  # fmt: skip
 _ABOUT: frozenset[Any] = frozenset(
     [getattr(Tensor, name).__get__ for name in _ATTRIBUTES] + [getattr(Tensor, name) for name in _METHODS]
@@ -45,28 +47,27 @@ class PendingGradient(Tensor):
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Average the gradients among the operands, and carry `func` out."""
         kwargs = kwargs or {}
         if func not in _ABOUT:
             for gradient in operands(PendingGradient, [*args, kwargs]):
                 if (average := gradient.use()) is not None:
                     average()
-        # torch has no types for it.
-        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+        with torch_private.plainly():
             return func(*args, **kwargs)
 
 
-def operands(kind: type[Operand], given: Iterable[Any]) -> Iterator[Operand]:
+def operands(kind: type[Operand], given: Iterable[object]) -> Iterator[Operand]:
     """Find the tensors of one class in what a function was given, in lists and tables, too."""
     for each in given:
         if isinstance(each, kind):
             yield each
         elif isinstance(each, list | tuple):
-            yield from operands(kind, cast("list[Any]", each))
+            yield from operands(kind, cast("list[object]", each))
         elif isinstance(each, dict):
-            yield from operands(kind, cast("dict[Any, Any]", each).values())
+            yield from operands(kind, cast("dict[object, object]", each).values())

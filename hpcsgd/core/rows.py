@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from hpcsgd.comm import wide
+from hpcsgd.core.elements import require_real
 from hpcsgd.core.layout import Entry
-from hpcsgd.transport import wide
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def in_buckets(
     for number, (name, param) in reversed(list(enumerate(named))):
         if param.numel() == 0:
             continue
+        require_real(name, param)
         of_kind = found.setdefault((param.dtype, param.device, pinned(param)), [[]])
         of_kind[-1].append(Entry(number, name, param))
         if sum(K * padded(x.param, K) for x in of_kind[-1]) * param.element_size() >= bucket_bytes:

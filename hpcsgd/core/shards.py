@@ -13,55 +13,59 @@ from: both are made views of the bucket.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from torch import Tensor, nn
 
+from hpcsgd import torch_private
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.layout import Layout, Slot
+from hpcsgd.core.layout import Layout
 from hpcsgd.core.rows import in_buckets
+from hpcsgd.core.slot import Slot
 from hpcsgd.errors import UserError
+
+if TYPE_CHECKING:  # slow to import, and not needed by whoever shards nothing
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor, Placement
 
 BY_TORCH = 'fully_shard(module, mesh=job.mesh()["group"])'
 
 
 Kept = Any
-"""What torch knows of a sharded parameter, a class without a public name: its `sharded_param`, whether to
-`pin_memory` and `_sharded_param_data`, from which it gathers."""
+"""What torch knows of a sharded parameter, a class without a public name (`torch_private.sharded_params`)."""
 
 
-def is_sharded(x: Tensor) -> bool:
+def is_sharded(x: Tensor) -> TypeGuard[DTensor]:
     """Whether it is a DTensor, for which nobody need import these."""
     return hasattr(x, "placements")
 
 
 def local(x: Tensor) -> Tensor:
     """What there is of it on this rank."""
-    return cast(Any, x).to_local().detach() if is_sharded(x) else x
+    return x.to_local().detach() if is_sharded(x) else x
 
 
 def local_of(whole: Tensor, x: Tensor) -> Tensor:
     """Likewise of `whole`, which has the form of `x`."""
-    if not is_sharded(x):
-        return whole
-    mesh = cast(Any, x).device_mesh
-    rows: Sequence[Tensor] = whole.chunk(mesh.size())
-    j: int = mesh.get_local_rank()
-    return rows[j] if j < len(rows) else whole[:0]
+    if is_sharded(x):
+        rows = whole.chunk(x.device_mesh.size())
+        j = x.device_mesh.get_local_rank()
+        return rows[j] if j < len(rows) else whole[:0]
+    return whole
 
 
 def gathered(x: Tensor) -> Tensor:
     """All of it; collective over the ranks that share it."""
-    return cast(Any, x).full_tensor() if is_sharded(x) else x
+    return x.full_tensor() if is_sharded(x) else x
 
 
 def local_like(x: Tensor, here: Tensor) -> Tensor:
-    """A DTensor such as `x`, of which this rank has `here`."""
+    """A DTensor such as `x`, which is one, of which this rank has `here`."""
     from torch.distributed.tensor import DTensor
 
-    theirs = cast(Any, x)
+    assert is_sharded(x)
     return DTensor.from_local(
-        here, theirs.device_mesh, theirs.placements, run_check=False, shape=x.shape, stride=x.stride()
+        here, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
     )
 
 
@@ -69,10 +73,12 @@ class Shard(Slot):
     """What this position has of one parameter, from element `first` on, and behind it in the bucket as much
     padding as makes it as long as that of position 0."""
 
+    may_pend = False
+
     def __init__(self, name: str, kept: Kept, start: int, number: int, j: int) -> None:
         self._kept = kept
         super().__init__(name, kept.sharded_param, start, number)
-        self.padded = kept._sharded_param_data.numel()
+        self.padded = torch_private.padded_shard(kept).numel()
         self.first = min(j * self.padded, self.param.numel())
         self._gradient: Tensor | None = None
 
@@ -84,27 +90,21 @@ class Shard(Slot):
     def gradient(self) -> Tensor | None:
         return None if self.param.grad is None else local(self.param.grad)
 
-    def at_home(self) -> bool:
-        """Whether torch gathers from here, too."""
-        return super().at_home() and self._kept._sharded_param_data.data_ptr() == self._padded_home
-
-    def make_room(self, g: Tensor) -> None:
-        super().make_room(g)
-        assert self._view is not None
-        self._gradient = local_like(self.param, self._view)
-
-    def move_into(self, w: Tensor) -> None:
-        super().move_into(w)
-        self._padded_home = self._part.data_ptr()
-        self._kept._sharded_param_data = self._part
+    def _is_gathered_from_here(self) -> bool:
+        return torch_private.padded_shard(self._kept).data_ptr() == self._padded_home
 
     def pend(self) -> None:
         """Nothing: torch averages this gradient within the group by itself, and has it whole nowhere."""
 
     def _become(self, view: Tensor) -> None:
-        cast(Any, self.param)._local_tensor = view
+        torch_private.set_local(self.param, view)
+        self._padded_home = self._part.data_ptr()
+        torch_private.set_padded_shard(self._kept, self._part)
 
-    def _become_gradient(self, view: Tensor) -> None:
+    def _make_gradient(self) -> None:
+        self._gradient = local_like(self.param, self._view)
+
+    def _show_gradient(self) -> None:
         self.param.grad = self._gradient
 
     def _is_view(self, grad: Tensor | None) -> bool:
@@ -138,34 +138,33 @@ def flatten_shards(
 def require_sharded_alike(named: Sequence[tuple[str, nn.Parameter]], ranks: Sequence[int]) -> None:
     """Raise `UserError` unless torch has sharded all of these, by rows, over the group of `ranks`."""
     for name, param in named:
-        if not is_sharded(param):
+        theirs = param if is_sharded(param) else None
+        if theirs is None:
             other = next(n for n, p in named if is_sharded(p))
             raise UserError(
                 f"{name} is whole, and {other} is sharded by torch: call fully_shard(model, ...) for what is "
                 "outside the blocks, too, and make the optimizer before the first forward pass"
             )
-        theirs = cast(Any, param)
-        over = theirs.device_mesh.mesh.flatten().tolist()
-        if over != list(ranks) or theirs.device_mesh.ndim != 1 or not _by_rows(theirs.placements):
+        mesh, placements = theirs.device_mesh, theirs.placements
+        over = [int(rank) for rank in mesh.mesh.flatten()]
+        if over != list(ranks) or mesh.ndim != 1 or not _by_rows(placements):
             raise UserError(
-                f"parameter {name} is sharded by torch as {tuple(theirs.placements)} over ranks {over}; "
+                f"parameter {name} is sharded by torch as {tuple(placements)} over ranks {over}; "
                 f"this group is ranks {list(ranks)}: {BY_TORCH}"
             )
 
 
-def _sharded_modules(model: nn.Module) -> Iterator[Any]:
-    return (m for m in model.modules() if hasattr(type(m), "set_requires_gradient_sync"))
+def _sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
+    found = (m for m in model.modules() if hasattr(type(m), "set_requires_gradient_sync"))
+    return cast("Iterator[FSDPModule]", found)
 
 
 def _kept_of(model: nn.Module) -> Iterator[Kept]:
     for module in _sharded_modules(model):
-        state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-        for group in groups:
-            yield from [] if group is None else group.fsdp_params
+        yield from torch_private.sharded_params(module)
 
 
-def _by_rows(placements: Sequence[Any]) -> bool:
+def _by_rows(placements: Sequence[Placement]) -> bool:
     from torch.distributed.tensor import Shard as Cut
 
     return tuple(placements) == (Cut(0),)

@@ -12,12 +12,14 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, optim
 
+from hpcsgd.comm import Work
 from hpcsgd.core.agreement import Agreement, Call, Comparison
+from hpcsgd.core.elements import as_elements
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.norm import as_vector, squared_norm
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, gathers
-from hpcsgd.transport import Work
+from hpcsgd.core.traits import ExchangeTraits, ScheduleTraits
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,12 @@ class Step:
     notes: dict[str, float] = field(default_factory=dict[str, float])
     """What a method has to report of this step: whatever it is, metrics and curves take it as it comes. The
     `distance` of a meeting, and `shared`, the engine's, have a meaning to them."""
+    squared_distance: float | None = None
+    """What whoever measured D has noted: ‖what this rank brought − what it was left with‖² of the vectors."""
+    squared_elsewhere: float = 0.0
+    """The same of parts of the model that are averaged by themselves: it counts in D."""
+    of_fragment: bool = False
+    """Whether the vectors that are averaged are those of a fragment of the model, without padding."""
 
     @property
     def job(self) -> Job:
@@ -102,6 +110,12 @@ class Step:
         """The chunks `own`: this position's part of the model."""
         return [b.own for b in self.buckets]
 
+    def filled(self, vectors: Sequence[Tensor]) -> list[list[slice]]:
+        """Return where in each of `vectors`, as an averager of chunks is given them, there is no padding."""
+        if self.of_fragment:
+            return [[slice(0, x.numel())] for x in vectors]
+        return [b.filled for b in self.buckets]
+
     def agreement(self) -> Comparison:
         """Begin to compare this step with that of the other groups: `wait()` raises `UserError` unless all
         synchronize after the same number of updates, at the same learning rates.
@@ -120,13 +134,11 @@ class Step:
         return [b.g_own if self.fixed.shards else b.g for b in self.buckets]
 
     def parts_of_gradient(self) -> list[Tensor]:
-        """As `gradients`, but for padding, and left where they are."""
-        shards, exchanged = self.fixed.shards, self.fixed.exchanged
-        return [
-            g
-            for b in self.buckets
-            for g in ([b.gradients_own if shards else b.gradients] if exchanged else b.found())
-        ]
+        """As `gradients`, but for padding, left where they are, and complex where parameters are."""
+        if not self.fixed.exchanged:
+            return [g for b in self.buckets for g in b.found()]
+        shards = self.fixed.shards
+        return [as_elements(b.gradients_own if shards else b.gradients, b.reals) for b in self.buckets]
 
     def squared_norm(self) -> Tensor:
         """This position's part of the squared norm of the group's gradient: over the group they add up. In
@@ -137,7 +149,7 @@ class Step:
 def squared_norm_of(buckets: Sequence[Bucket], *, exchanged: bool) -> Tensor:
     """`Step.squared_norm` of the gradients in these buckets, or where autograd put them."""
     parts = [g for b in buckets for g in ([b.g_own] if exchanged else b.found())]
-    norms = [squared_norm(g.reshape(-1)) for g in parts]
+    norms = [squared_norm(g) for g in parts]
     if not norms:
         return torch.zeros((), dtype=torch.float64, device=buckets[0].w.device)
     return as_vector(norms).sum()
@@ -170,14 +182,7 @@ class Exchange(Protocol):
     """
 
     @property
-    def shards(self) -> bool:
-        """True: `b.g_own` is the result and each position updates its own chunk. False: `b.g` is."""
-        ...
-
-    @property
-    def across(self) -> bool:
-        """Whether it brings the gradients of all groups together, and not only those of one."""
-        ...
+    def traits(self) -> ExchangeTraits: ...
 
     def idle(self, job: Job) -> bool:
         """Whether there is nothing to do in this job, so that gradients stay where autograd put them."""
@@ -233,22 +238,11 @@ def publications(exchange: Exchange, m: Sizes) -> Iterable[Message]:
     return gathers(m) if found is None else found.publications(m)
 
 
+@runtime_checkable
 class Schedule(Protocol):
     """Whether groups meet at this step: the same answer on every rank, or the model is torn."""
 
-    def __call__(self, s: Step) -> bool: ...
-
-
-class Averager(Protocol):
-    """What happens when groups meet."""
-
     @property
-    def shards(self) -> bool:
-        """True: it changes `own` of each bucket, the engine allgathers. False: it changes all of `w`."""
-        ...
+    def traits(self) -> ScheduleTraits: ...
 
-    def before_update(self, s: Step) -> None:
-        """May move w or g between the exchange and the optimizer's update."""
-        ...
-
-    def __call__(self, s: Step) -> None: ...
+    def __call__(self, s: Step) -> bool: ...

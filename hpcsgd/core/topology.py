@@ -16,20 +16,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch import Tensor
 
-from hpcsgd.errors import JobError, UserError, count_text, in_one_line
-from hpcsgd.transport import PeerLost, Transport, mesh
-from hpcsgd.transport.by_node import levels
+from hpcsgd.comm import PeerLost, Transport, mesh
+from hpcsgd.comm.by_node import levels
+from hpcsgd.errors import About, JobError, UserError, count_text, in_one_line
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+Failure = tuple[str, About]
 
 
 class Peers(Protocol):
@@ -203,30 +206,39 @@ def form(world: Transport, groups: int | None = None, group_size: int | None = N
     return Job(world=world, group=group, cross=cross, P=P, K=K, shares_nodes=shares_nodes)
 
 
-def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, int]:
-    """(P, K) for `size` ranks; raises `UserError` naming the numbers that do not fit."""
+def require_counts(groups: int | None, group_size: int | None) -> None:
+    """Raise `UserError` for less than one."""
     for key, value in (("groups", groups), ("group_size", group_size)):
         if value is not None and value < 1:
-            raise UserError(f"{key} = {value}: at least 1 is needed")
+            raise UserError(f"{key} = {value}: at least 1 is needed", key=key, value=value)
+
+
+def shape(size: int, groups: int | None, group_size: int | None) -> tuple[int, int]:
+    """(P, K) for `size` ranks; raises `UserError` naming the numbers that do not fit."""
+    require_counts(groups, group_size)
     if groups is not None and group_size is not None:
         if groups * group_size != size:
             raise UserError(
                 f"groups = {groups} of group_size = {group_size} are "
                 f"{count_text(groups * group_size, 'rank')}, "
                 f"but the job has {size}: give one of the two, or start "
-                f"{count_text(groups * group_size, 'rank')}"
+                f"{count_text(groups * group_size, 'rank')}",
+                key="groups",
+                value=groups,
             )
         return groups, group_size
     given, value = ("groups", groups) if groups is not None else ("group_size", group_size)
     if value is None:
         return 1, size
     if value > size:
-        raise UserError(f"{given} = {value} is more than the {count_text(size, 'rank')} of the job")
+        told = f"{given} = {value} is more than the {count_text(size, 'rank')} of the job"
+        raise UserError(told, key=given, value=value)
     if size % value:
         fitting = ", ".join(str(d) for d in range(1, size + 1) if size % d == 0)
-        raise UserError(
+        told = (
             f"{given} = {value} does not divide the {count_text(size, 'rank')} of the job; allowed: {fitting}"
         )
+        raise UserError(told, key=given, value=value)
     return (value, size // value) if given == "groups" else (size // value, value)
 
 
@@ -248,17 +260,41 @@ def together(world: Transport, what: str) -> Generator[None, None, None]:
         raise
     except Exception as caught:  # noqa: BLE001 - every rank hears of it below
         error = caught
-    outcomes = world.gather_objects(None if error is None else _describe(error))
+    _require_success(world, what, error, world.gather_objects(_failure(error)))
+
+
+def told_by_all(world: Transport, what: str, ask: Callable[[], Answer]) -> list[Answer]:
+    """What `ask()` returns on each rank, in rank order; raise as `together` does. One message, collective."""
+    answer: Answer | None = None
+    error: Exception | None = None
+    try:
+        answer = ask()
+    except PeerLost:
+        raise
+    except Exception as caught:  # noqa: BLE001 - every rank hears of it below
+        error = caught
+    told = world.gather_objects((_failure(error), answer))
+    _require_success(world, what, error, [failure for failure, _ in told])
+    return [each for _, each in told]
+
+
+def _require_success(
+    world: Transport, what: str, error: Exception | None, outcomes: Sequence[Failure | None]
+) -> None:
     failed = [(rank, outcome) for rank, outcome in enumerate(outcomes) if outcome is not None]
     if not failed:
         return
-    rank, message = failed[0]
-    where = "" if len(failed) == world.size else f"rank {rank} of {world.size}, {what}: "
-    raise JobError(f"{where}{message}") from error
+    rank, (message, (file, key, value)) = failed[0]
+    if len(failed) == world.size:
+        raise JobError(message, key=key, value=value, file=file) from error
+    where = f"rank {rank} of {world.size}, {what}"
+    raise JobError(f"{where}: {message}" if file is None else f"{where}: {file}: {message}") from error
 
 
-def _describe(error: Exception) -> str:
-    """One line; a fault of ours or of the user's code is told with its traceback."""
+def _failure(error: Exception | None) -> Failure | None:
+    """One line, and what it is about; a fault of ours or of the user's code is told with its traceback."""
+    if error is None:
+        return None
     if isinstance(error, UserError):
-        return in_one_line(error)
-    return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error)).rstrip()}"
+        return in_one_line(error.message), error.about
+    return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error)).rstrip()}", About()

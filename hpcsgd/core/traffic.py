@@ -15,6 +15,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from hpcsgd.core.elements import num_reals
 from hpcsgd.core.layout import cut
 from hpcsgd.core.rows import Unit, in_buckets, padded, positions, units_of
 
@@ -122,11 +123,10 @@ class Sizes:
         """Of trainable parameters, which may be on the meta device, as the engine would lay them out: those
         that are to stay `whole` each in one chunk. `moments`, `numbers`: the parameters that have them.
         `units`: all parameters, frozen ones too, as torch gathers them where it shards them."""
-        found: list[Vector] = []
-        params: list[nn.Parameter] = []
+        found, params = list[Vector](), list[nn.Parameter]()
         lie = _by_rows(named, K, bucket_bytes) if units else _by_elements(named, K, bucket_bytes, whole)
         for some, size, undivided in lie:
-            found.append(Vector(sum(p.numel() for p in some), size, some[0].element_size(), undivided))
+            found.append(Vector(num_reals(some), size, some[0].dtype.to_real().itemsize, undivided))
             params += some
         order = {p: i for i, p in enumerate(params)}
         by_dtype = Counter[torch.dtype]()
@@ -136,7 +136,7 @@ class Sizes:
             P=P,
             K=K,
             buckets=tuple(found),
-            layers=tuple(p.numel() for p in params),
+            layers=tuple(num_reals([p]) for p in params),
             moments={name: {order[p] for p in who} for name, who in (moments or {}).items()},
             numbers={name: {order[p] for p in who} for name, who in (numbers or {}).items()},
             buffers=tuple(by_dtype.values()),

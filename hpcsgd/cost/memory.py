@@ -6,21 +6,21 @@ block: what is whole at a time while a pass goes on.
 
 from __future__ import annotations
 
-from hpcsgd.core.method import Method, parts_of
+from hpcsgd.core.method import parts_of
 from hpcsgd.core.traffic import Sizes, held
-from hpcsgd.cost.traffic import exchange_of
+from hpcsgd.engine.plan import StepPlan
 
 
-def kept(method: Method, m: Sizes, moments: float, *, elementwise: bool = True) -> float:
+def kept(plan: StepPlan, m: Sizes, moments: float) -> float:
     """Parameters and gradients of M elements each, `moments` for each element that a rank updates, and the
     vectors of the method's parts; of a model that torch shards a K-th, and `one_block`. Not activations, nor
     what else comes and goes within a step or a meeting."""
-    exchange = exchange_of(method, m, elementwise)
+    exchange = plan.exchange
     model = sum(m.here(b) for b in m.buckets)
-    state = moments * (m.owned() if exchange.shards else model)
-    parts = [part for _, part in [*parts_of("exchange", exchange), *parts_of("when", method.when)]]
+    state = moments * (m.owned() if exchange.traits.shards else model)
+    parts = [part for _, part in [*parts_of("exchange", exchange), *parts_of("when", plan.schedule)]]
     if m.P > 1:
-        parts += [part for _, part in parts_of("how", method.how)]
+        parts += [part for _, part in parts_of("how", plan.averager)]
     return 2 * model + state + held(parts, m) + one_block(m)
 
 

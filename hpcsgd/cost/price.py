@@ -19,17 +19,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from hpcsgd.core.capabilities import goes_by_time, is_piecemeal, is_regardless_of_gradients
-from hpcsgd.core.method import Method
+from hpcsgd.core.method import parts_of
 from hpcsgd.core.traffic import Message, Searches, Sizes
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.compute import Compute
 from hpcsgd.cost.machine import Machine
 from hpcsgd.cost.overlap import Buckets, Update, among_blocks, awaited, left
-from hpcsgd.cost.traffic import BY_TORCH, exchange_of, of_step
+from hpcsgd.cost.traffic import BY_TORCH, of_step
 from hpcsgd.cost.ways import Way, ways
+from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError
-from hpcsgd.sparsifiers import SPARSIFIERS, Sparsifier
+from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
 
 LARGER = 0.2
 """Added to the error of messages for each doubling of ranks beyond those that were measured: about what
@@ -83,26 +83,28 @@ class StepCost:
 
 
 def price(
-    method: Method,
+    plan: StepPlan,
     m: Sizes,
     machine: Machine,
     computed: Computed,
     *,
     ranks_per_host: int | None = None,
-    elementwise: bool = True,
     meets: float | None = None,
     overlap: bool = True,
     prefetch: bool = False,
+    broadcast: float = 0.0,
 ) -> StepCost:
-    """A step of `method` on `machine`. `meets`: see `hpcsgd.cost.traffic.of_step`; `overlap`: gradients leave
-    during the backward pass; `prefetch`: parameters arrive during the next forward pass.
+    """A step that goes by `plan` on `machine`. `meets`, `broadcast`: see `hpcsgd.cost.traffic.of_step`;
+    `overlap`: gradients leave during the backward pass; `prefetch`: parameters arrive during the next forward
+    pass.
 
     Raises `UserError` for what cannot be told of the method, and where the machine has no such links.
     """
-    sent_in_step = of_step(method, m, elementwise=elementwise, meets=meets)
+    sent_in_step = of_step(plan, m, meets=meets, broadcast=broadcast)
     over = ways(m.P, m.K, ranks_per_host or machine.ranks_per_host)
     over["peers"] = over["cross"]
-    flow = _flow(method, m, elementwise, over, overlap, prefetch)
+    apart = over["group"].kind == "inside" != over["cross"].kind
+    flow = _Flow(plan, overlap=overlap, prefetch=prefetch, apart=apart)
     beyond = LARGER * max(math.log2(m.N / (machine.hosts * machine.ranks_per_host)), 0.0)
 
     def total(sign: int) -> tuple[dict[str, float], float]:
@@ -136,15 +138,13 @@ def price(
     return StepCost(phases, low, high, nbytes[False], hidden, behind, nbytes[True])
 
 
-def computed(
-    method: Method, m: Sizes, compute: Compute, batch: float, *, elementwise: bool = True
-) -> Computed:
+def computed(plan: StepPlan, m: Sizes, compute: Compute, batch: float) -> Computed:
     """Of a rank with `batch` samples. Raises `UserError` for what was not measured."""
-    exchange = exchange_of(method, m, elementwise)
+    exchange = plan.exchange
     selection = 0.0
     if isinstance(exchange, Searches) and (elements := exchange.searched(m)):
-        selection = compute.selection_seconds(_sparsifier(method), elements)
-    updated = m.M / m.K if exchange.shards else m.M
+        selection = compute.selection_seconds(_sparsifier(plan), elements)
+    updated = m.M / m.K if exchange.traits.shards else m.M
     busy = compute.busy
     return Computed(
         forward=compute.forward_seconds(batch),
@@ -159,22 +159,11 @@ def computed(
 class _Flow:
     """What may go on beside what."""
 
+    plan: StepPlan
     overlap: bool
     prefetch: bool
     apart: bool
-    in_parts: bool
-    early: bool
-
-
-def _flow(
-    method: Method, m: Sizes, elementwise: bool, over: Mapping[str, Way], overlap: bool, prefetch: bool
-) -> _Flow:
-    """As `Updating` and `Gathering` of the engine do it; groups have links of their own where they are on one
-    host and others are not."""
-    exchange = exchange_of(method, m, elementwise)
-    in_parts = elementwise and is_piecemeal(exchange) and is_regardless_of_gradients(method.how)
-    apart = over["group"].kind == "inside" != over["cross"].kind
-    return _Flow(overlap, prefetch, apart, in_parts, in_parts and goes_by_time(method.when))
+    """Whether groups have links of their own: they are on one host each, and others are not."""
 
 
 def _seconds(x: Message, machine: Machine, way: Way, beyond: float, sign: int) -> float:
@@ -231,13 +220,12 @@ def _standing_still(
             stage = x.stage if x.stage != "exchange" else "across" if x.over == "cross" else "inside"
             stages[stage][x.bucket] += seconds / (x.times or 1.0)
             share = x.times if x.stage == "meeting" else share
-    buckets = Buckets(**stages, apart=flow.apart)
+    buckets, plan = Buckets(**stages, apart=flow.apart), flow.plan
     exchange, gather = sum(buckets.inside) + sum(buckets.across), sum(buckets.gather)
     beside = min(c.backward, exchange) if flow.overlap else 0.0
     backward = c.backward + (c.slowed - 1) * beside
-    rest = left(
-        _ready(m, backward, flow.overlap), backward, buckets, Update(c.update, flow.in_parts, flow.early)
-    )
+    update = Update(c.update, plan.update_per_bucket, plan.gather_per_bucket)
+    rest = left(_ready(m, backward, flow.overlap), backward, buckets, update)
     gathering = (1 - share) * rest.gather + share * rest.gather_after_meeting
     if flow.prefetch:
         gathering = awaited([b.used for b in m.buckets], buckets.gather, c.forward)
@@ -264,9 +252,9 @@ def _ready(m: Sizes, backward: float, overlap: bool) -> list[float]:
     return found
 
 
-def _sparsifier(method: Method) -> str:
+def _sparsifier(plan: StepPlan) -> str:
     """Its name in a job file."""
-    for _, part in method.by_role():
+    for _, part in parts_of("exchange", plan.exchange):
         for name, kind in SPARSIFIERS.items():
             if isinstance(kind, type) and isinstance(part, Sparsifier) and type(part) is kind:
                 return name

@@ -13,54 +13,58 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpcsgd.core.capabilities import Foreseen, ForPeers
-from hpcsgd.core.method import Method
-from hpcsgd.core.step import Exchange, publications, publisher
+from hpcsgd.core.step import publications
 from hpcsgd.core.traffic import Message, Sizes, Stage, gathers, sends
-from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Gathered
-from hpcsgd.exchanges.by_torch import left_to_torch
+from hpcsgd.engine.plan import StepPlan
 
 BY_TORCH = "by torch"
 """The phase of messages that torch sends."""
+LAYOUT = 16
+"""Bytes by which ranks see that they have the same buffers."""
 
 
 def of_step(
-    method: Method, m: Sizes, *, elementwise: bool = True, meets: float | None = None
+    plan: StepPlan,
+    m: Sizes,
+    *,
+    meets: float | None = None,
+    broadcast: float = 0.0,
 ) -> list[Message]:
     """The messages of a step, on the mean, in the order in which they leave.
 
     `meets`: the share of steps after which groups meet, for methods that decide that by what they see.
-    Raises `UserError` for these without it, where a sparsifier cannot tell what it selects, and for what
-    cannot be where torch shards the model.
+    `broadcast`: bytes of the buffers that the first rank of a group gives the others after each step.
+    Raises `UserError` for these without it, and where a sparsifier cannot tell what it selects.
     """
-    exchange = exchange_of(method, m, elementwise)
+    exchange = plan.exchange
     found = by_torch(m)
     found += [x.within("gradients") for x in sends(exchange, m)]
-    if m.P > 1 or averages_with_peers(method):
-        found += [x.within("other") for x in sends(method.when, m)]
+    if m.P > 1 or plan.averager.traits.elastic:
+        found += [x.within("other") for x in sends(plan.schedule, m)]
         found += [
-            replace(x.within("average", share_of_meetings(method, meets)), stage="meeting")
-            for x in of_meeting(method, exchange, m)
+            replace(x.within("average", plan.sync_rate(meets)), stage="meeting") for x in of_meeting(plan, m)
         ]
-    if exchange.shards:
-        found += gathered(exchange, m)
+    if exchange.traits.shards:
+        found += gathered(plan, m)
+    if broadcast and m.K > 1:
+        found.append(Message("allreduce", "group", LAYOUT, "buffers"))
+        found.append(Message("bcast", "group", broadcast, "buffers"))
     return found
 
 
-def of_meeting(method: Method, exchange: Exchange, m: Sizes) -> list[Message]:
+def of_meeting(plan: StepPlan, m: Sizes) -> list[Message]:
     """What groups send when they meet; chunks and whole models follow from each other by an allgather."""
-    how = method.how
-    before = gathers(m) if exchange.shards and not how.shards else []
-    after = gathers(m) if how.shards and not exchange.shards else []
-    return [*before, *sends(how, m), *after]
+    exchange, whole = plan.exchange, plan.averager.traits.whole_model
+    before = gathers(m) if exchange.traits.shards and whole else []
+    after = gathers(m) if not exchange.traits.shards and not whole else []
+    return [*before, *sends(plan.averager, m), *after]
 
 
-def gathered(exchange: Exchange, m: Sizes) -> list[Message]:
+def gathered(plan: StepPlan, m: Sizes) -> list[Message]:
     """What makes one model of the positions' chunks: each bucket while others are worked on, but where the
     exchange has a way of its own, which knows all of them."""
-    if publisher(exchange) is not None:
-        return list(publications(exchange, m))
+    if plan.publishing is not None:
+        return list(publications(plan.exchange, m))
     return [replace(x, bucket=i, stage="gather") for i, x in enumerate(gathers(m))]
 
 
@@ -79,35 +83,3 @@ def by_torch(m: Sizes) -> list[Message]:
 
 def _of_unit(operation: str, stage: Stage, i: int, nbytes: int) -> Message:
     return Message(operation, "group", nbytes, BY_TORCH, bucket=i, stage=stage)
-
-
-def exchange_of(method: Method, m: Sizes, elementwise: bool = True) -> Exchange:
-    """As the engine has it, for an optimizer that is `elementwise` or looks at whole tensors.
-
-    Raises `UserError` for what cannot be where torch shards the model.
-    """
-    exchange = method.exchange
-    if m.sharded:
-        if not elementwise:
-            raise UserError("a sharded model: the optimizer is not known to update every element by itself")
-        return left_to_torch(exchange)
-    return Gathered(exchange) if exchange.shards and not elementwise else exchange
-
-
-def share_of_meetings(method: Method, meets: float | None = None) -> float:
-    """Of all steps, those after which groups meet; `meets` where the method cannot tell."""
-    when = method.when
-    share = when.share if isinstance(when, Foreseen) else None
-    if share is not None:
-        return share
-    if meets is None:
-        raise UserError(
-            "how often the groups meet depends on the gradients: say the share of steps, from a probe of "
-            "delta or an earlier run"
-        )
-    return meets
-
-
-def averages_with_peers(method: Method) -> bool:
-    """Whether its groups are jobs of their own."""
-    return isinstance(method.how, ForPeers) and method.how.for_peers

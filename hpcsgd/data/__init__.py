@@ -17,9 +17,10 @@ from hpcsgd.data.partition import PARTITIONS, ByLabel, DefDP, Dirichlet, Overlap
 from hpcsgd.data.placement import AsRank
 from hpcsgd.data.ratings import Ratings
 from hpcsgd.data.sampler import Sampler, Stream
-from hpcsgd.data.split import Batch, Split, collate
+from hpcsgd.data.split import Batch, Split, collate, varied
 from hpcsgd.data.store import Store
 from hpcsgd.data.windows import Windows
+from hpcsgd.data.workers import require_workers
 
 __all__ = [
     "PARTITIONS",
@@ -58,4 +59,6 @@ __all__ = [
     "open_split",
     "reading",
     "require_a_batch",
+    "require_workers",
+    "varied",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -37,11 +38,13 @@ def drawn(sampler: Drawing, seed: int, epoch: int) -> list[Any]:
     with _seeding, _seeded(sampler, (seed * 1_000_003 + epoch) % 2**63):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
-        found = list(sampler)
+        most = len(sampler)  # pyright: ignore[reportArgumentType]
+        found = list(islice(sampler, most + 1))  # it may have no end
     expected = len(sampler)  # pyright: ignore[reportArgumentType]
     if len(found) != expected:
+        drew = f"more than {most}" if len(found) > most else str(len(found))
         raise UserError(
-            f"{type(sampler).__name__} has drawn {len(found)} samples in epoch {epoch}, and says that it has "
+            f"{type(sampler).__name__} has drawn {drew} samples in epoch {epoch}, and says that it has "
             f"{expected}: its length has to be that of the epoch"
         )
     return found

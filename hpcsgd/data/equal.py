@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from hpcsgd.core.topology import Job
+from hpcsgd.arguments import checked
+from hpcsgd.core.topology import Job, told_by_all
 from hpcsgd.errors import UserError
 
 Batch = TypeVar("Batch")
-_END = object()
 
 
+@checked
 def equal_batches(loader: Iterable[Batch], job: Job) -> Iterator[Batch]:
     """Iterate `loader` for as long as every rank has a batch; collective.
 
@@ -38,7 +39,7 @@ def equal_batches(loader: Iterable[Batch], job: Job) -> Iterator[Batch]:
         >>> len(list(hpcsgd.equal_batches(unlike, job)))
         3
     """
-    length = len(loader) if isinstance(loader, Sized) else None
+    length = _length(loader)
     lengths = job.world.gather_objects(length)
     with job.together("counting batches"):
         if len({each is None for each in lengths}) > 1:
@@ -49,10 +50,19 @@ def equal_batches(loader: Iterable[Batch], job: Job) -> Iterator[Batch]:
     if length is not None:
         yield from islice(loader, min(lengths))
         return
-    batches = iter(loader)
-    while True:
-        with job.together("reading a batch"):
-            batch = next(batches, _END)
-        if any(job.world.gather_objects(batch is _END)):
-            return
-        yield batch  # pyright: ignore[reportReturnType]
+    batches, read = iter(loader), list[Batch]()
+
+    def ended() -> bool:
+        read[:] = islice(batches, 1)
+        return not read
+
+    while not any(told_by_all(job.world, "reading a batch", ended)):
+        yield read[0]
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    """Torch's `DataLoader` has one or not, as its dataset."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:
+        return None

@@ -70,7 +70,9 @@ class ImageFiles(Split):
         if size is not None:
             require_size(size)
         if not 0 < smallest <= 1:
-            raise UserError(f"smallest = {smallest}: must be more than 0 and at most 1")
+            raise UserError(
+                f"smallest = {smallest}: must be more than 0 and at most 1", key="smallest", value=smallest
+            )
         self.header, self._index, shards = _read_index(self.path, split)
         self.size, self.smallest = size or self.header.shape[1], smallest
         self._shards = Reader(folder_of(self.path), shards)
@@ -134,7 +136,7 @@ def _write_index(group: h5py.Group, labels: NDArray[np.int64], shards: Sequence[
 def require_size(size: int) -> None:
     """Of samples; raises `UserError`."""
     if not 1 <= size <= LARGEST:
-        raise UserError(f"size = {size}: a sample has 1 to {LARGEST} pixels a side")
+        raise UserError(f"size = {size}: a sample has 1 to {LARGEST} pixels a side", key="size", value=size)
 
 
 def _read_index(path: Path, split: str) -> tuple[Header, Mapping[str, NDArray[np.int64]], list[str]]:

@@ -26,6 +26,8 @@ import torch.utils.data
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from hpcsgd.arguments import checked
+from hpcsgd.comm import phase
 from hpcsgd.core.topology import Job
 from hpcsgd.data.batches import Batches
 from hpcsgd.data.placement import Placement
@@ -33,7 +35,6 @@ from hpcsgd.data.rng import Purpose, shuffled
 from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import Drawn
 from hpcsgd.errors import UserError, count_text
-from hpcsgd.transport import phase
 
 
 class Portions(NamedTuple):
@@ -45,6 +46,7 @@ class Portions(NamedTuple):
     sharers: int
 
 
+@checked
 @dataclass(frozen=True)
 class Injection:
     """How much groups share of each batch: which part of them, and which part of a batch.
@@ -75,7 +77,7 @@ class Injection:
     def __post_init__(self) -> None:
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not 0 < value <= 1:
-                raise UserError(f"{name} = {value}: must be more than 0 and at most 1")
+                raise UserError(f"{name} = {value}: must be more than 0 and at most 1", key=name, value=value)
 
     def portions(self, b: int, P: int) -> Portions:
         """Return S = ⌈αP⌉, s = β·b/(1 + αβP) rounded, and b' = b − S·s, of batches of `b` samples of a rank.
@@ -94,7 +96,9 @@ class Injection:
                 f"alpha = {self.alpha}: {S} of {count_text(P, 'group')} would share a sample each, which "
                 "leaves none of "
                 f"the {count_text(b, 'sample')} of a rank's batch: a larger batch is needed, or a smaller "
-                "alpha"
+                "alpha",
+                key="alpha",
+                value=self.alpha,
             )
         s = max(1, min(round(self.beta * b / (1 + self.alpha * self.beta * P)), (b - 1) // S))
         return Portions(b - S * s, s, S)
@@ -108,6 +112,7 @@ class Injection:
         return ceil(self.alpha * P - 1e-9) if P > 1 else 0  # 0.07 · 100 is a little more than 7
 
 
+@checked
 class InjectedBatches(torch.utils.data.Sampler[list[int]]):
     """For `DataLoader(batch_sampler=...)`: what this rank loads itself of batches of b samples.
 
@@ -138,6 +143,8 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
     """
 
     def __init__(self, sampler: Sampler, job: Placement, b: int, injection: Injection) -> None:
+        if b < 1:
+            raise UserError(f"b = {b}: at least 1 sample is needed")
         self.sampler = sampler
         self.portions = injection.portions(b, job.P)
         self._injection = injection
@@ -179,6 +186,7 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
         return self.portions.own + self.portions.shared
 
 
+@checked
 class Injected:
     """The batches of a loader, completed by what other groups share.
 

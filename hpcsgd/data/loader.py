@@ -11,10 +11,12 @@ import torch.utils.data
 from torch import Generator
 from torch.utils.data import DataLoader
 
+from hpcsgd.arguments import checked
+from hpcsgd.data.arguments import require_same_samples, whole_number
 from hpcsgd.data.batches import Batches
 from hpcsgd.data.sampler import Sampler
 from hpcsgd.data.split import collate
-from hpcsgd.data.workers import end_by_owner_alone, start_fork_server
+from hpcsgd.data.workers import end_by_owner_alone, require_workers, start_fork_server
 from hpcsgd.errors import UserError, count_text
 
 
@@ -26,7 +28,7 @@ def reading(
     pinned: bool = False,
 ) -> DataLoader[Any]:
     """What reads `batches` of `data`, in so many processes beside this one; `pinned`: for a device."""
-    if workers:
+    if workers := require_workers(workers):
         start_fork_server()
     return DataLoader(
         data,
@@ -51,6 +53,7 @@ def require_a_batch(batches: Batches) -> None:
         )
 
 
+@checked
 class Loader:
     """The batches of this rank, epoch after epoch, with a state from which reading goes on.
 
@@ -70,7 +73,8 @@ class Loader:
         pinned: whether batches are put into pinned memory, for a device. Default False.
 
     Raises:
-        UserError: where an epoch has no batch for this rank.
+        UserError: where an epoch has no batch for this rank, the sampler deals other samples than `data` has,
+            or there are more workers than the cores of a node can be of use to.
 
     Example:
         >>> loader = hpcsgd.Loader(data, 8, hpcsgd.Sampler(data, job))
@@ -93,10 +97,9 @@ class Loader:
         workers: int = 0,
         pinned: bool = False,
     ) -> None:
-        if batch < 1:
-            raise UserError(f"batch = {batch}: at least 1 sample is needed")
+        require_same_samples(data, sampler.samples)
         self._sampler = sampler
-        self._batches = Batches(sampler, batch)
+        self._batches = Batches(sampler, whole_number("batch", batch, least=1))
         require_a_batch(self._batches)
         self._loader = reading(data, self._batches, workers, pinned=pinned)
 

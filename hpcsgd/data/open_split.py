@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcsgd.config.reference import call_named
 from hpcsgd.data.arrays import Arrays
 from hpcsgd.data.image_files import ImageFiles
 from hpcsgd.data.layout import Form, form_of
@@ -15,6 +14,7 @@ from hpcsgd.data.ratings import Ratings
 from hpcsgd.data.split import Split
 from hpcsgd.data.store import Store
 from hpcsgd.data.windows import Windows
+from hpcsgd.named import call_named
 
 SPLITS: Mapping[Form, type[Store | Arrays | ImageFiles | Pairs | Windows | Ratings]] = {
     "images": Store,

@@ -41,12 +41,14 @@ class Pairs(Split):
         super().__init__(path, split, "pairs")
         for name, value in (("patch", patch), ("patches", patches)):
             if value < 1:
-                raise UserError(f"{name} = {value}: must be at least 1")
+                raise UserError(f"{name} = {value}: must be at least 1", key=name, value=value)
         self.header, self._images = _read_header(self.path, split)
         if patch > self.header.least:
             raise UserError(
                 f"patch = {patch}: the smallest reduced image in {self.path} has {self.header.least} pixels "
-                "on a side"
+                "on a side",
+                key="patch",
+                value=patch,
             )
         self.patch, self.patches = patch, patches if split == "train" else 1
         self._file: h5py.File | None = None

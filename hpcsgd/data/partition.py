@@ -18,6 +18,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcsgd.arguments import checked
 from hpcsgd.data.rng import Purpose, dirichlet, epoch_order, shuffled
 from hpcsgd.errors import UserError, count_text
 
@@ -64,6 +65,7 @@ class Partition(Protocol):
         ...
 
 
+@checked
 @dataclass(frozen=True)
 class SelDP:
     """Each epoch's shuffle is cut into P equal chunks; group g visits chunks g, g + 1, …, g − 1 (mod P).
@@ -94,6 +96,7 @@ class SelDP:
         return np.roll(whole.reshape(samples.P, -1), -g, axis=0).ravel()
 
 
+@checked
 @dataclass(frozen=True)
 class Overlapping:
     """Every group sees a share of all samples in an epoch, some of which others see, too.
@@ -164,6 +167,7 @@ class Owned(ABC):
         """What each group owns of `samples`: all of them, each once."""
 
 
+@checked
 @dataclass(frozen=True)
 class DefDP(Owned):
     """The shuffled data cut once into P chunks of equal size (±1); group g sees only chunk g.
@@ -185,6 +189,7 @@ class DefDP(Owned):
         return np.array_split(samples.shuffled(np.arange(samples.n), Purpose.SHARES), samples.P)
 
 
+@checked
 @dataclass(frozen=True)
 class ByLabel(Owned):
     """Label by label: with as many groups as labels each group has one of them.
@@ -218,6 +223,7 @@ class ByLabel(Owned):
         return [part for c, rows in enumerate(by_label) for part in np.array_split(rows, sharing[c])]
 
 
+@checked
 @dataclass(frozen=True)
 class Dirichlet(Owned):
     """The samples of each label are divided by proportions drawn from Dir(alpha, …, alpha).
@@ -244,7 +250,7 @@ class Dirichlet(Owned):
 
     def __post_init__(self) -> None:
         if not (self.alpha > 0 and isfinite(self.alpha)):
-            raise UserError(f"alpha = {self.alpha}: must be a number > 0")
+            raise UserError(f"alpha = {self.alpha}: must be a number > 0", key="alpha", value=self.alpha)
 
     def shares(self, samples: Samples) -> list[Rows]:
         by_label = _by_label(samples, self)

@@ -6,6 +6,7 @@ from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from hpcsgd.arguments import shown
 from hpcsgd.errors import UserError
 
 
@@ -59,24 +60,12 @@ class AsRank:
 
 
 def length_of(data: object) -> int:
-    """Raises `UserError` for what has none."""
+    """How many samples are dealt. Raises `UserError` for a sampler that does not say how many it draws."""
     if isinstance(data, int):
         return data
-    if isinstance(data, Placement):
-        raise UserError("data and job are swapped: expected Sampler(data, job)")
     if not isinstance(data, Sized):
         raise UserError(
-            f"data = {_shown(data)}, which has no length: expected a dataset with a length, or the length; "
+            f"data = {shown(data)}, which has no length: expected a dataset with a length, or the length; "
             "what is read as a stream takes no sampler: give each rank a part of its own, by job.rank"
         )
     return len(data)
-
-
-def require_placement(job: object) -> None:
-    """Raise `UserError` unless it says which rank this is of how many."""
-    if not isinstance(job, Placement):
-        raise UserError(f"job = {_shown(job)}: expected what hpcsgd.init(groups=…) returns")
-
-
-def _shown(given: object) -> str:
-    return "None" if given is None else f"an object of type {type(given).__name__}"

@@ -35,7 +35,11 @@ class Ratings(Split):
     def __init__(self, path: str | Path, split: str, negatives: int = 4) -> None:
         super().__init__(path, split, "ratings")
         if negatives < 1:
-            raise UserError(f"negatives = {negatives}: at least 1 is needed, or there is nothing to learn")
+            raise UserError(
+                f"negatives = {negatives}: at least 1 is needed, or there is nothing to learn",
+                key="negatives",
+                value=negatives,
+            )
         self.header, self._pairs, known = _read_all(self.path, split)
         self.negatives = negatives
         self._known = torch.from_numpy(np.sort(self._key(known)))

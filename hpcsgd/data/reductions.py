@@ -67,7 +67,11 @@ class Reductions:
     def of(source: Path, scale: int, told: Callable[[int, int], None]) -> Reductions:
         """Raises `UserError` for another scale, and for a folder that is laid out otherwise."""
         if scale not in SCALES:
-            raise UserError(f"scale = {scale}: images are reduced {' or '.join(map(str, SCALES))} times")
+            raise UserError(
+                f"scale = {scale}: images are reduced {' or '.join(map(str, SCALES))} times",
+                key="scale",
+                value=scale,
+            )
         pillow()
         folder = existing(source, "a folder with train/ and val/")
         return Reductions({split: _pngs(split_folder(folder, split)) for split in SPLITS}, scale, told)

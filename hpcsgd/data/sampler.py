@@ -18,10 +18,15 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch.utils.data
 from numpy.typing import NDArray
+from torch import Tensor
 
+from hpcsgd.arguments import checked
+from hpcsgd.core.noted import note
+from hpcsgd.core.topology import Job
+from hpcsgd.data.arguments import digest_of, partition_text, whole_number
 from hpcsgd.data.drawing import Drawing, drawn, require_whole
 from hpcsgd.data.partition import Partition, Samples
-from hpcsgd.data.placement import Placement, length_of, require_placement
+from hpcsgd.data.placement import Placement, length_of
 from hpcsgd.errors import UserError, count_text
 
 
@@ -40,6 +45,7 @@ class Stream(Protocol):
         ...
 
 
+@checked
 class Sampler(torch.utils.data.Sampler[int]):
     """The indices of this rank's samples in one epoch; `set_epoch` goes to another.
 
@@ -93,19 +99,17 @@ class Sampler(torch.utils.data.Sampler[int]):
         seed: int = 0,
         shuffle: bool = True,
         partition: Partition | None = None,
-        labels: Sequence[int] | NDArray[np.int64] | None = None,
+        labels: Sequence[int] | NDArray[np.int64] | Tensor | None = None,
         drop_last: bool = True,
     ) -> None:
         self._total = length_of(data)
-        require_placement(job)
         self._ranks = job.world.size
         if self._total < self._ranks and drop_last:
             raise UserError(
                 f"{count_text(self._total, 'sample')} cannot be dealt to "
                 f"{count_text(self._ranks, 'rank')}: each needs at least one"
             )
-        if seed < 0:
-            raise UserError(f"seed {seed}: must not be negative")
+        seed = whole_number("seed", seed)
         self._drawing = data if isinstance(data, torch.utils.data.Sampler) else None
         if self._drawing is not None:
             require_whole(self._drawing, Sampler)
@@ -114,6 +118,7 @@ class Sampler(torch.utils.data.Sampler[int]):
                 "a partition divides the samples of a dataset: neither a sampler nor drop_last=False"
             )
         self._drop_last = drop_last
+        self._job = job if isinstance(job, Job) else None
         self._partition = partition
         self._labels = None if labels is None else np.asarray(labels)
         self._shuffle = shuffle
@@ -129,6 +134,11 @@ class Sampler(torch.utils.data.Sampler[int]):
         """From here on samples are for so many `ranks`, each a group of its own, of which this is `rank`."""
         self._P, self._K, self._g, self._j = ranks, 1, rank, 0
         self._ranks = ranks
+
+    @property
+    def samples(self) -> int | None:
+        """How many the data has; None where another sampler draws them."""
+        return None if self._drawing is not None else self._total
 
     @property
     def seed(self) -> int:
@@ -150,14 +160,14 @@ class Sampler(torch.utils.data.Sampler[int]):
         """Samples of the epoch that this rank has consumed."""
         return self._consumed // self._ranks
 
+    @checked
     def set_epoch(self, epoch: int, start: int | None = None) -> None:
         """Go to `epoch`, counted from 0, of which this rank has consumed `start` samples already. None: stay
         where it is in the epoch that it is in, as after `hpcsgd.load`, and begin any other one.
 
         Raises `UserError` for a negative epoch, or more samples than an epoch has.
         """
-        if epoch < 0:
-            raise UserError(f"epoch {epoch}: must not be negative")
+        epoch = whole_number("epoch", epoch)
         if start is not None or epoch != self._epoch:
             self._epoch, self._consumed = epoch, self._checked((start or 0) * self._ranks)
 
@@ -177,12 +187,12 @@ class Sampler(torch.utils.data.Sampler[int]):
         return left // self._ranks if self._drop_last else max(0, -((self._g - left) // self._ranks))
 
     def __iter__(self) -> Iterator[Any]:
-        left = self._left()[: len(self)]
+        left = self._used()
         return iter(left if isinstance(left, list) else left.tolist())
 
     def rows(self) -> NDArray[np.int64]:
         """What iterating gives. Raises `UserError` where that is batches."""
-        left = self._left()[: len(self)]
+        left = self._used()
         if isinstance(left, list) and any(not isinstance(row, int) for row in left):
             raise UserError(
                 f"{type(self._drawing).__name__} draws batches: give the hpcsgd.Sampler to DataLoader, as "
@@ -256,6 +266,28 @@ class Sampler(torch.utils.data.Sampler[int]):
             return self._samples.of_epoch(self._epoch)[self._consumed :][self._g :: self._P]
         hand = self._partition.hand(self._samples, self._g, self._epoch)
         return hand[self._consumed // self._P :][self._j :: self._K]
+
+    def _used(self) -> NDArray[np.int64] | list[Any]:
+        """What this rank has still to take. The first time, note what the ranks are to have in common."""
+        job, self._job = self._job, None
+        if job is not None:
+            note(job.world, self._facts())
+        return self._left()[: len(self)]
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """What has to be the same on all ranks, or samples would come twice and others never."""
+        yield "the length of the data of a sampler", str(self._total)
+        yield "the seed of a sampler", str(self._seed)
+        yield "the epoch of a sampler", str(self._epoch)
+        yield "shuffle of a sampler", str(self._shuffle)
+        yield "drop_last of a sampler", str(self._drop_last)
+        yield "the partition of a sampler", partition_text(self._partition)
+        if self._labels is not None:
+            yield "the digest of the labels of a sampler", digest_of(self._labels.tolist())
+        if self._drawing is not None:
+            draws = drawn(self._drawing, self._seed, self._epoch)
+            kind = type(self._drawing).__name__
+            yield f"the digest of what {kind} draws", digest_of(draws)
 
     def _checked(self, consumed: int) -> int:
         if not 0 <= consumed <= self._dealt:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import h5py
 import numpy as np
@@ -85,11 +85,6 @@ class Split(Dataset[tuple[Tensor, Tensor]], ABC):
     def trial(self) -> Tensor:
         """The x of two samples such that a model that takes these takes all."""
 
-    def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """What to train on in place of the loaded samples x, y: what is drawn anew each time is drawn here,
-        from `generator`. As they are, where nothing is, or was while they were read."""
-        return x, y
-
     @abstractmethod
     def _read(self, indices: Sequence[int]) -> Batch:
         """The samples at `indices`, all of which there are."""
@@ -138,3 +133,17 @@ def require_labels(path: Path, split: str, labels: NDArray[Any], classes: int) -
 def damaged(path: Path, split: str, what: str) -> UserError:
     """A `UserError` that says so."""
     return UserError(f"{path}: split {split!r} is damaged: {what}; convert it again")
+
+
+@runtime_checkable
+class Varying(Protocol):
+    """A split in whose samples something is drawn anew each time, other than while they are read."""
+
+    def vary(self, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """What to train on in place of the loaded samples x, y: what is drawn is drawn from `generator`."""
+        ...
+
+
+def varied(split: Split, x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+    """What to train on in place of the loaded samples x, y of `split`: these, where nothing is drawn."""
+    return split.vary(x, y, generator) if isinstance(split, Varying) else (x, y)

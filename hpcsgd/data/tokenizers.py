@@ -126,7 +126,7 @@ def tokenizer_of(given: str, end: str | None = None) -> Tokenizer:
     """
     if given == Bytes.name:
         if end is not None:
-            raise UserError(f"end = {end!r}: the tokenizer 'bytes' has one of its own")
+            raise UserError(f"end = {end!r}: the tokenizer 'bytes' has one of its own", key="end", value=end)
         return Bytes()
     definition = definition_of(given)
     try:

@@ -46,7 +46,7 @@ class Windows(Split):
     def __init__(self, path: str | Path, split: str, bptt: int = 35, tokenizer: str | None = None) -> None:
         super().__init__(path, split, "tokens")
         if bptt < 1:
-            raise UserError(f"bptt = {bptt}: a window has at least 1 token")
+            raise UserError(f"bptt = {bptt}: a window has at least 1 token", key="bptt", value=bptt)
         self.header, self.tokens, self.bytes = _read_header(self.path, split)
         if tokenizer is not None:
             self._require(tokenizer)
@@ -55,7 +55,9 @@ class Windows(Split):
         if whole < 1:
             raise UserError(
                 f"bptt = {bptt}: the {count_text(self.tokens, 'token')} of split {split!r} of {self.path} "
-                "are too few"
+                "are too few",
+                key="bptt",
+                value=bptt,
             )
         self._count = whole + (split != "train" and rest > 0)
         self._shards = shards.Shards(self.path, split, self.tokens, self.header.types)

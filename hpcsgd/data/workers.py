@@ -12,8 +12,28 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
+from typing import Any
 
+from hpcsgd.data.arguments import whole_number
+from hpcsgd.errors import UserError, count_text
+
+PER_CORE = 64
+"""Workers of a rank for each core of its node, at most."""
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
+
+def require_workers(given: Any) -> int:
+    """Return how many they are. Raise `UserError` for more than any use could be made of: their processes
+    would fill the memory of the node."""
+    workers, cores = whole_number("workers", given), os.cpu_count() or 1
+    if workers > PER_CORE * cores:
+        raise UserError(
+            f"workers = {workers}: expected at most {PER_CORE * cores}, {PER_CORE} for each of the "
+            f"{count_text(cores, 'core')} of this node",
+            key="workers",
+            value=workers,
+        )
+    return workers
 
 
 def start_fork_server() -> None:

@@ -11,20 +11,26 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn, optim
 
+from hpcsgd.comm import Transport
+from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.buffers import is_averaged, is_dense
 from hpcsgd.core.method import Method
+from hpcsgd.core.noted import Facts, noted
 from hpcsgd.engine.joined import parts_of
 from hpcsgd.errors import JobError, in_one_line
-from hpcsgd.transport import Transport
 
 Fact = tuple[str, str]
 """What it is, and its value on this rank: "lr of param group 0", "0.1"."""
+TOLD = 4096
+"""Bytes in which a rank tells what it has noted of its sampler: some numbers and names."""
 SHORT = 200
 """Letters of a repr that is still a value, and no listing of an object."""
 
@@ -93,6 +99,21 @@ def require_alike(world: Transport, mine: Sequence[Fact]) -> None:
     if len(set(world.gather_objects(digest))) > 1:
         told = difference(world.gather_objects(mine))
         raise JobError(f"ranks {told}: give all ranks the same")
+
+
+def require_same_sampler(world: Transport, call: Call, everyone: Agreement) -> None:
+    """Raise `JobError`, the same on every rank, where ranks that use a sampler of `world` use unlike ones;
+    collective, in one `call`, beside gradients that are on their way. The samples of one rank would be those
+    of another, and some would never come."""
+    mine = noted(world)
+    if everyone.begin(call, zlib.crc32(repr(mine).encode())).wait():
+        return
+    told = everyone.presence(json.dumps(mine).encode()[:TOLD].ljust(TOLD))
+    lists: list[Facts] = [[(what, value) for what, value in json.loads(facts)] for facts in told]
+    first = next(filter(None, lists))
+    lists = [facts or first for facts in lists]
+    if any(facts != first for facts in lists):
+        raise JobError(f"ranks {difference(lists)}: give all ranks the same")
 
 
 def difference(lists: Sequence[Sequence[Fact]]) -> str:

@@ -12,11 +12,12 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from hpcsgd import torch_private
+from hpcsgd.comm import Work, phase
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.pending_gradient import operands
 from hpcsgd.core.shards import is_sharded
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Work, phase
 
 _GRAD: Any = Tensor.grad
 _ABOUT: set[Any] = {
@@ -60,7 +61,7 @@ class _Arrival:
             work.wait()  # classes of others have a meaning that is not to be lost
             self._params = []
         for param in self._params:
-            param.__class__ = _Arriving
+            torch_private.become(param, _Arriving)
             param.arrival = self  # type: ignore[attr-defined]
 
     def finish(self) -> None:
@@ -68,7 +69,7 @@ class _Arrival:
             with phase("parameters"):
                 self._work.wait()
         for param in self._params:
-            param.__class__ = nn.Parameter
+            torch_private.become(param, nn.Parameter)
             del param.arrival  # type: ignore[attr-defined]
         self._params = []
 
@@ -79,29 +80,29 @@ class _Arriving(nn.Parameter):
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if func in _ABOUT:
-            plain = cast("Callable[..., Any]", super().__torch_function__)  # pyright: ignore[reportUnknownMemberType]
+            plain = cast("Callable[..., object]", super().__torch_function__)  # pyright: ignore[reportUnknownMemberType]
             return plain(func, types, args, kwargs or {})
         for arrival in _arrivals([*args, kwargs]):
             arrival.finish()
         return func(*args, **(kwargs or {}))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+    def __deepcopy__(self, memo: dict[int, object]) -> nn.Parameter:
         self.arrival.finish()
         return self.__deepcopy__(memo)  # of the class that it has now
 
 
-def _wait_for_own(module: nn.Module, _: Any) -> None:
+def _wait_for_own(module: nn.Module, _: object) -> None:
     for arrival in _arrivals(module.parameters(recurse=False)):
         arrival.finish()
 
 
-def _arrivals(given: Iterable[Any]) -> Iterator[_Arrival]:
+def _arrivals(given: Iterable[object]) -> Iterator[_Arrival]:
     """Of the parameters in what a function was given, in lists and in tables, too."""
     return (param.arrival for param in operands(_Arriving, given))
 
@@ -109,8 +110,7 @@ def _arrivals(given: Iterable[Any]) -> Iterator[_Arrival]:
 def _require_interpreted(model: nn.Module) -> None:
     """Compiled code reads weights without asking, or is compiled anew for those that are under way."""
     for name, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
-        compiled = getattr(module, "_compiled_call_impl", None), hasattr(module, "_orig_mod")
-        if any(compiled) or "ScriptModule" in type(module).__name__:
+        if torch_private.is_compiled(module) or "ScriptModule" in type(module).__name__:
             raise UserError(
                 f"prefetch: {name or 'the model'} is compiled, and compiled code does not wait for weights: "
                 "leave one of them out"

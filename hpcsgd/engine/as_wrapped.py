@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from operator import is_
-from typing import Any
 
 from torch import Tensor, nn, optim
 
+from hpcsgd import torch_private
+from hpcsgd.comm import Transport
+from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.layout import Slot
 from hpcsgd.core.shards import is_sharded, reshard
+from hpcsgd.core.slot import Slot
+from hpcsgd.engine.alike import require_same_sampler
 from hpcsgd.engine.joined import parts_of
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.wrapping import is_trained_by_another
@@ -31,15 +34,26 @@ class AsWrapped:
     """The `model`, the user's optimizer, which is `local`, and the `outer` one around it."""
 
     def __init__(
-        self, outer: optim.Optimizer, local: ShardedOptimizer, model: nn.Module, buckets: Sequence[Bucket]
+        self,
+        outer: optim.Optimizer,
+        local: ShardedOptimizer,
+        model: nn.Module,
+        buckets: Sequence[Bucket],
+        world: Transport,
     ) -> None:
         self._parameters = Registered(model, buckets)
         self._memory = InPlace(outer, buckets, [x for x in local.groups() if not x.requires_grad])
         self._groups = Grouped(outer, local.optimizer)
         self._local = local
+        self._world = world
+        self._compared = False
 
-    def require(self) -> None:
-        """Raise `UserError` for what would be trained by nobody, or by one rank alone."""
+    def require(self, call: Call, everyone: Agreement) -> None:
+        """Raise `UserError` for what would be trained by nobody, or by one rank alone; collective the first
+        time, when the samplers of all ranks are compared, in this `call`."""
+        if not self._compared:
+            self._compared = True
+            require_same_sampler(self._world, call, everyone)
         self._parameters.require()
         self._memory.require()
         self._groups.require()
@@ -71,12 +85,11 @@ class Registered:
         return not any(self._empty) and all(map(is_, chain(now, END), self._found))
 
     def _look(self) -> None:
-        modules: list[Any] = list(self._model.modules())
-        tables = [m._parameters for m in modules] + [m._modules for m in modules]
+        tables = [table for m in self._model.modules() for table in torch_private.tables_of(m)]
         self._empty = [table for table in tables if not table]
         # Views show what tables hold at any time, and take no call for each.
         self._views = [table.values() for table in tables if table]
-        self._found: list[Any] = [*chain.from_iterable(self._views), *END]
+        self._found: list[object] = [*chain.from_iterable(self._views), *END]
 
     def _require_trained(self) -> None:
         here, named = set(self._model.parameters()), dict(self._model.named_parameters())
@@ -160,5 +173,5 @@ class Grouped:
             )
 
 
-def _same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+def _same(found: Sequence[object], expected: Sequence[object]) -> bool:
     return len(found) == len(expected) and all(map(is_, found, expected))

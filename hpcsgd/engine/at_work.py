@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn, optim
@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 from hpcsgd.core.flat import Bucket
 from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.held import Held
+from hpcsgd.engine.in_parts import step_without_hooks
 
 
 class AtWork:
@@ -33,14 +34,14 @@ class AtWork:
         optimizer gets the `closure`, if any."""
         with self.at_work(self.held, absent):
             if closure is None:
-                self.optimizer.step()
+                step_without_hooks(self.optimizer)
             else:
                 closure.step(self.optimizer)
 
     def step_of(self, buckets: Sequence[Bucket], absent: Collection[nn.Parameter] = ()) -> None:
         """Of these buckets alone."""
         with self.at_work([held for b in buckets for held in self._in_bucket[b]], absent):
-            self.optimizer.step()
+            step_without_hooks(self.optimizer)
 
     @contextlib.contextmanager
     def at_work(
@@ -68,11 +69,21 @@ class AtWork:
     @contextlib.contextmanager
     def pieces(self, held: Iterable[Held] | None = None) -> Generator[None, None, None]:
         """In the block the optimizer has what this position holds, or some of it, for its parameters."""
-        by_group: list[list[Tensor]] = [[] for _ in self._sizes]
-        for each in self.held if held is None else held:
-            by_group[self._groups[each.param]].append(each.tensor)
-        with self._having(by_group):
+        with self._having(self._by_group(self.held if held is None else held, lambda each: each.tensor)):
             yield
+
+    @contextlib.contextmanager
+    def reals(self) -> Generator[None, None, None]:
+        """In the block the optimizer has the reals of what this position holds, with those of gradients."""
+        self.take_gradients()
+        with self._having(self._by_group(self.held, Held.as_reals)):
+            yield
+
+    def _by_group(self, held: Iterable[Held], tensor: Callable[[Held], Tensor]) -> list[list[Tensor]]:
+        found: list[list[Tensor]] = [[] for _ in self._sizes]
+        for each in held:
+            found[self._groups[each.param]].append(tensor(each))
+        return found
 
     @contextlib.contextmanager
     def _having(self, by_group: Sequence[list[Tensor]]) -> Generator[None, None, None]:

@@ -9,15 +9,16 @@ from typing import overload
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.averagers import agree, average_joined
-from hpcsgd.averagers.distance import distance
+from hpcsgd.comm import phase
 from hpcsgd.core.buffers import averaged_buffers, make_writable, places
 from hpcsgd.core.method import Central
 from hpcsgd.core.shards import reshard
 from hpcsgd.core.step import Step
 from hpcsgd.engine.alike import buffer_facts, require_alike
 from hpcsgd.engine.meeting import gather_chunks
-from hpcsgd.transport import phase
+from hpcsgd.errors import UserError
+from hpcsgd.parts.averagers import agree, average_joined
+from hpcsgd.parts.averagers.distance import distance
 
 
 class Buffers(Sequence[Tensor]):
@@ -41,6 +42,32 @@ class Buffers(Sequence[Tensor]):
 
     def __len__(self) -> int:
         return len(averaged_buffers(self._model))
+
+
+class Block:
+    """Whether the script is inside `averaged()` of an optimizer, whose model is not its own then."""
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def require_left(self, call: str) -> None:
+        """Raise `UserError` inside it: what `call` does would be lost at its end, or be of another model."""
+        if self._open:
+            raise UserError(
+                f"{call} inside averaged(): the model is the mean of all groups there, and this group's own "
+                "again at the end of the block: leave it before"
+            )
+
+    @contextlib.contextmanager
+    def around(self, mean: contextlib.AbstractContextManager[float]) -> Generator[float, None, None]:
+        """The block of which `mean` is the model."""
+        self.require_left("averaged()")
+        with mean as D:
+            self._open = True
+            try:
+                yield D
+            finally:
+                self._open = False
 
 
 @contextlib.contextmanager
@@ -76,7 +103,7 @@ def averaged(s: Step, central: Central | None, model: nn.Module) -> Generator[fl
 
 def _agree(s: Step, central: Central | None, brought: Sequence[Tensor]) -> float:
     """All groups get that model; D is how far they, with what they `brought`, were from it."""
-    agree(s, central)
+    agree(s.owned, s, central)
     mine = [b.own_of(w) for b, w in zip(s.buckets, brought, strict=True)]
     D = distance(s, mine, s.owned, shards=True)
     gather_chunks(s)

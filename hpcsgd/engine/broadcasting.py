@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hpcsgd.averagers.joined import require_same_layout
+from hpcsgd.comm import Transport, phase
 from hpcsgd.core.buffers import is_dense, make_writable, share
-from hpcsgd.transport import Transport, phase
+from hpcsgd.parts.averagers.joined import require_same_layout
 
 
 def broadcast_buffers(model: nn.Module, group: Transport) -> None:

@@ -14,7 +14,9 @@ from weakref import ref
 import torch
 from torch import Tensor, optim
 
+from hpcsgd import torch_private
 from hpcsgd.engine.held import Held
+from hpcsgd.engine.in_parts import step_without_hooks
 from hpcsgd.errors import UserError
 
 Versions = list[tuple[ref[Tensor], int] | None]
@@ -85,7 +87,7 @@ class Closure:
         """Let the optimizer, which has averaged gradients, update."""
         if self._is_ahead:
             self._ahead = Evaluated.now(self._loss, self._held)
-        self.returned = optimizer.step(self)
+        self.returned = step_without_hooks(optimizer, self)
 
     def __call__(self) -> Any:
         ahead, self._ahead = self._ahead, None
@@ -108,8 +110,8 @@ class Closure:
 def versions(held: Sequence[Held]) -> Versions:
     """Return the gradients that the model has, and that the optimizer has."""
     grads = [grad for each in held for grad in (each.param.grad, each.tensor.grad)]
-    with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
-        return [None if grad is None else (ref(grad), grad._version) for grad in grads]
+    with torch_private.plainly():
+        return [None if grad is None else (ref(grad), torch_private.version(grad)) for grad in grads]
 
 
 def unchanged(before: Versions, now: Versions) -> bool:

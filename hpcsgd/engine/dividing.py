@@ -12,12 +12,9 @@ from hpcsgd.core.flat import Bucket, flatten
 from hpcsgd.core.layout import bucket_bytes, nbytes
 from hpcsgd.core.method import Method
 from hpcsgd.core.shards import flatten_shards, is_sharded
-from hpcsgd.core.step import Exchange
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise, seen_whole
-from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Gathered
-from hpcsgd.exchanges.by_torch import left_to_torch
+from hpcsgd.engine.plan import StepPlan, Update
 
 log = logging.getLogger(__name__)
 MUCH = 0.25
@@ -34,50 +31,42 @@ def laid_out(
     elementwise: bool | None,
     tensorwise: bool | None,
     bucket_mb: float | None,
-) -> tuple[Exchange, list[Bucket]]:
-    """The method's exchange as it has to be for this optimizer, and the `trained` parameters as flat vectors.
+) -> tuple[StepPlan, list[Bucket]]:
+    """How a step of `method` goes for this optimizer, and the `trained` parameters as flat vectors.
 
     `elementwise`, `tensorwise`: what the user says about it; None: what is known. `bucket_mb`: likewise.
     """
     in_bucket = bucket_bytes(nbytes(p for _, p in trained), bucket_mb)
-    if is_sharded(trained[0][1]):
-        exchange = _in_rows(method, optimizer, elementwise)
-        return exchange, flatten_shards(trained, model, job.K, job.j, in_bucket)
-    exchange, whole = divided(job, method, optimizer, elementwise, tensorwise)
+    by_torch = is_sharded(trained[0][1])
+    plan = StepPlan.of(method, update_of(optimizer, elementwise, tensorwise), by_torch=by_torch)
+    if by_torch:
+        return plan, flatten_shards(trained, model, job.K, job.j, in_bucket)
+    whole = uncut(plan, optimizer, job.K, elementwise)
     with torch.no_grad():
         buckets = flatten(trained, job.K, job.j, in_bucket, whole)
     _tell_padding(job, buckets)
-    return exchange, buckets
+    return plan, buckets
 
 
-def divided(
-    job: Job, method: Method, optimizer: optim.Optimizer, elementwise: bool | None, tensorwise: bool | None
-) -> tuple[Exchange, Collection[nn.Parameter]]:
-    """The exchange, and the parameters that no chunk may cut.
+def update_of(
+    optimizer: optim.Optimizer, elementwise: bool | None = None, tensorwise: bool | None = None
+) -> Update:
+    """Return how `optimizer` updates: as the user says, or where that is None as is known of its class."""
+    elements, tensors = is_elementwise(optimizer), is_tensorwise(optimizer)
+    name, by_itself = type(optimizer).__name__, elements or tensors
+    if elements if elementwise is None else elementwise:
+        return Update("elements", by_itself, name)
+    return Update("tensors" if (tensors if tensorwise is None else tensorwise) else "model", by_itself, name)
 
-    Groups that are jobs of their own may be of several K, and meet with models that are laid out alike: there
-    nobody owns tensors.
-    """
-    exchange = method.exchange
-    if not exchange.shards or (is_elementwise(optimizer) if elementwise is None else elementwise):
-        return exchange, ()
-    if job.has_peers or not (is_tensorwise(optimizer) if tensorwise is None else tensorwise):
-        return Gathered(exchange), ()
-    if job.K == 1:
-        return exchange, ()
+
+def uncut(
+    plan: StepPlan, optimizer: optim.Optimizer, K: int, elementwise: bool | None = None
+) -> Collection[nn.Parameter]:
+    """Return the parameters that no chunk may cut."""
+    if not plan.divides_tensors or K == 1:
+        return ()
     every = {param for group in optimizer.param_groups for param in group["params"]}
-    return exchange, seen_whole(optimizer) if elementwise is None else every
-
-
-def _in_rows(method: Method, optimizer: optim.Optimizer, elementwise: bool | None) -> Exchange:
-    """Raises `UserError` for what cannot be where each position has no more than rows of a tensor."""
-    if not (is_elementwise(optimizer) if elementwise is None else elementwise):
-        raise UserError(
-            f"parameters are sharded by torch, and {type(optimizer).__name__} is not known to update every "
-            "element by itself: it would take rows for tensors (DistributedOptimizer(elementwise=True) if it "
-            "does)"
-        )
-    return left_to_torch(method.exchange)
+    return seen_whole(optimizer) if elementwise is None else every
 
 
 def _tell_padding(job: Job, buckets: Sequence[Bucket]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn, optim
 
+from hpcsgd import torch_private
 from hpcsgd.engine.joined import parts_of
+from hpcsgd.errors import UserError
 
 ELEMENTWISE = (
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,
@@ -23,13 +24,19 @@ TENSORWISE = tuple(getattr(optim, name) for name in ("Adafactor", "Muon") if has
 
 def is_elementwise(optimizer: optim.Optimizer) -> bool:
     """Known to be: an unknown optimizer, or a subclass of a known one, may look at whole tensors."""
-    return all(type(part) in ELEMENTWISE for part in parts_of(optimizer))
+    return all(type(part) in ELEMENTWISE and not is_patched(part) for part in parts_of(optimizer))
 
 
 def is_tensorwise(optimizer: optim.Optimizer) -> bool:
     """Known to look at each tensor by itself, and at some as a whole."""
-    kinds = [type(part) for part in parts_of(optimizer)]
-    return all(kind in ELEMENTWISE + TENSORWISE for kind in kinds) and not is_elementwise(optimizer)
+    known = [type(part) in ELEMENTWISE + TENSORWISE and not is_patched(part) for part in parts_of(optimizer)]
+    return all(known) and not is_elementwise(optimizer)
+
+
+def is_patched(optimizer: optim.Optimizer) -> bool:
+    """Whether somebody has given this one a `step()` of its own, as torch's schedulers do not."""
+    own = vars(optimizer).get("step")
+    return own is not None and not torch_private.is_by_scheduler(own)
 
 
 def seen_whole(optimizer: optim.Optimizer) -> set[nn.Parameter]:
@@ -38,15 +45,26 @@ def seen_whole(optimizer: optim.Optimizer) -> set[nn.Parameter]:
     return {param for part in parts for group in part.param_groups for param in group["params"]}
 
 
-HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-HOOKS_OF_ALL = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
-"""Where torch keeps what is called before and after `step()`."""
+def require_updated(optimizer: optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Raise `UserError` for a complex parameter of one of torch's optimizers that knows real ones alone."""
+    parts = [part for part in parts_of(optimizer) if type(part) in TENSORWISE]
+    kinds = {p: type(part).__name__ for part in parts for group in part.param_groups for p in group["params"]}
+    for name, param in named:
+        if param.is_complex() and param in kinds:
+            raise UserError(
+                f"parameter {name} is of {param.dtype}, and {kinds[param]} updates no complex ones: give it "
+                "to another optimizer, by hpcsgd.Joined"
+            )
 
 
-def hooks_around_step(optimizer: optim.Optimizer) -> list[Callable[..., object]]:
-    """Those of this optimizer and of all: in parts they would be called for each, and see one at a time."""
-    of_all: Any = sys.modules[optim.Optimizer.__module__]
-    places: list[tuple[Any, str]] = [(of_all, name) for name in HOOKS_OF_ALL]
-    places += [(each, name) for each in {optimizer, *parts_of(optimizer)} for name in HOOKS]
-    kept: list[Mapping[int, Callable[..., object]]] = [getattr(where, name, {}) for where, name in places]
-    return [hook for hooks in kept for hook in hooks.values()]
+def step_without_hooks(optimizer: optim.Optimizer, *closure: Callable[[], Any]) -> Any:
+    """Call `step()` as its class defines it. All hooks, those of every optimizer, too, are called around the
+    outer optimizer's `step()` instead, where parameters and gradients are whole."""
+    step: Any = optimizer.step
+    if is_patched(optimizer):
+        return step(*closure)
+    if "step" in vars(optimizer):
+        torch_private.count_step(optimizer)
+    while hasattr(step, "hooked"):  # torch's mark of a step() that calls hooks
+        step = step.__wrapped__
+    return step(optimizer, *closure)

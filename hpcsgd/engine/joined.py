@@ -9,9 +9,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, optim
 
+from hpcsgd.arguments import checked
 from hpcsgd.errors import UserError
 
 
+@checked
 @final
 class Joined(optim.Optimizer):
     """`parts`, each with parameters of its own, as one optimizer of one state and one list of param groups.

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
 
+from hpcsgd.arguments import checked
 from hpcsgd.errors import UserError, near_miss
 
 RULES: Mapping[str, Callable[[int], float]] = {
@@ -22,6 +23,7 @@ RULES: Mapping[str, Callable[[int], float]] = {
 }
 
 
+@checked
 def lr_scale(rule: str, P: int) -> float:
     """By what the learning rate of one group is multiplied for P groups: 1, P or √P.
 
@@ -44,9 +46,12 @@ def lr_scale(rule: str, P: int) -> float:
     """
     if rule not in RULES:
         raise UserError(f"learning-rate rule {rule!r}: {near_miss(rule, RULES)}")
+    if P < 1:
+        raise UserError(f"P = {P}: expected a number of groups ≥ 1")
     return RULES[rule](P)
 
 
+@checked
 class WarmUp:
     """Lets the learning rate climb: update t = 0 … steps − 1 uses lr · (start + (1 − start) · t / steps).
 
@@ -110,14 +115,14 @@ class WarmUp:
         """What is still to multiply the rates in `param_groups`: 1 while `step()` runs."""
         return 1.0 if self._changed else self.factor()
 
-    def _apply(self, optimizer: Optimizer, *_: Any) -> None:
+    def _apply(self, optimizer: Optimizer, *_: object) -> None:
         self._undo()  # a step that raised an exception has left its rates behind
         for group in optimizer.param_groups:
             lr = group["lr"]
             group["lr"] = lr * self.factor()
             self._changed.append((group, lr, group["lr"]))
 
-    def _restore(self, *_: Any) -> None:
+    def _restore(self, *_: object) -> None:
         self._undo()
         self.t += 1
 

@@ -33,7 +33,7 @@ class Master:
 
     @classmethod
     def of(cls, w: Tensor, dtype: torch.dtype) -> Master:
-        return cls(w, w.detach().to(dtype))
+        return cls(w, w.detach().to(dtype.to_complex() if w.is_complex() else dtype))
 
     def take_gradient(self, g: Tensor | None) -> None:
         self.m.grad = None if g is None else g.to(self.m.dtype)

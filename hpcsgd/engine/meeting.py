@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
-from hpcsgd.core.capabilities import BeforeBucket, nothing, one_by_one
+from hpcsgd.comm import Work, phase
+from hpcsgd.core.averager import Averager, vectors_of
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Averager, Exchange, Publishing, Step, publisher
+from hpcsgd.core.step import Publishing, Step
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.arriving import Arrivals
+from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Work, phase
 
 log = logging.getLogger(__name__)
 
@@ -72,46 +73,36 @@ def gather_chunks(s: Step) -> None:
         work.wait()
 
 
-def publishing(job: Job, method: Method, exchange: Exchange) -> Publishing | None:
+def publishing(job: Job, method: Method, plan: StepPlan) -> Publishing | None:
     """Who makes one model of the positions' chunks after a step, where that is no plain allgather.
 
-    `exchange`: as the engine has it. Raises `UserError` where groups meet with whole models.
+    Raises `UserError` where groups meet with whole models.
     """
-    if publisher(exchange) is None:
+    if plan.publishing is None:
         asked = any(isinstance(part, Publishing) and part.publishes for _, part in method.by_role())
         if asked and job.size > 1 and job.rank == 0:
             log.warning(
                 "Packed(parameters=…): the optimizer looks at whole tensors, so parameters travel as they are"
             )
         return None
-    if not method.how.shards:
+    if method.how.traits.whole_model:
         raise UserError(
             "Packed(parameters=…): groups of this method meet with whole models; leave `parameters` out"
         )
-    return publisher(exchange)
+    return plan.publishing
 
 
-def once_in(updates: Iterator[Sequence[Bucket]]) -> BeforeBucket:
-    """Goes on with `updates` until a bucket is through."""
-    through: set[Bucket] = set()
-
-    def wait(b: Bucket) -> None:
-        while b not in through and (part := next(updates, None)) is not None:
-            through.update(part)
-
-    return wait
-
-
-def meet(s: Step, how: Averager, gathering: Gathering, updated: BeforeBucket = nothing) -> None:
-    """An averager of whole models finds them whole, and one of chunks leaves them `gathering`; it finds each
-    bucket once that is `updated`. Collective."""
-    if gathering.shards and not how.shards:
-        for b in s.buckets:
-            updated(b)
+def meet(s: Step, how: Averager, gathering: Gathering, updated: Iterable[Bucket]) -> None:
+    """Let `how` average what groups have of all buckets, each once it is `updated`. An averager of whole
+    models finds them whole, and one of chunks leaves them `gathering`, of each bucket while others are on
+    their way. Collective."""
+    whole = how.traits.whole_model
+    if gathering.shards and whole:
+        updated = list(updated)
         with phase("parameters"):
             gather_chunks(s)
-    gathering.shards |= how.shards
+    gathering.shards |= not whole
     with phase("average"):
-        for b in one_by_one(how, s, updated):
-            if how.shards:
+        for b, _ in zip(s.buckets, how.average(vectors_of(how, updated), s), strict=True):
+            if not whole:
                 gathering.chunks_are_final([b])

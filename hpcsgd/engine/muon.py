@@ -8,17 +8,20 @@ torch's own, of torch 2.9 and later.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn, optim
 
+from hpcsgd.arguments import checked
 from hpcsgd.engine.joined import Joined
 from hpcsgd.errors import UserError
 
 
+@checked
 def muon(
     model: nn.Module,
     lr: float,
@@ -27,14 +30,14 @@ def muon(
     weight_decay: float = 0.1,
     nesterov: bool = True,
     ns_steps: int = 5,
-    adjust_lr_fn: str = "match_rms_adamw",
-    hidden: Sequence[str] | None = None,
+    adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw",
+    hidden: str | Sequence[str] | None = None,
     rest: Mapping[str, Any] | None = None,
 ) -> Joined:
     """torch's Muon for the hidden matrices of `model` and its AdamW for the rest, as one optimizer.
 
-    Matrices are trainable parameters of two dimensions. Hidden are all but embeddings and the output, which
-    is the last matrix of the model; where that is not so, `hidden` says it.
+    Matrices are real trainable parameters of two dimensions. Hidden are all but embeddings and the output,
+    which is the last matrix of the model; where that is not so, `hidden` says it.
 
     Not to be confused with `torch.optim.Muon`, which takes matrices alone and does not look which they are.
 
@@ -63,6 +66,11 @@ def muon(
     Source:
         K. Jordan et al., 2024; J. Liu et al., 2025, https://arxiv.org/abs/2502.16982.
     """
+    for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
+        if not 0 <= value < math.inf:
+            raise UserError(f"muon: {name} = {value}: expected a number ≥ 0")
+    if ns_steps < 1:
+        raise UserError(f"muon: ns_steps = {ns_steps}: expected a number of iterations ≥ 1")
     kind = getattr(optim, "Muon", None)
     if kind is None:
         raise UserError(f"muon: torch {torch.__version__} has no Muon: it needs torch 2.9 or later")
@@ -79,9 +87,9 @@ def muon(
     return Joined(*parts)
 
 
-def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> list[nn.Parameter]:
+def hidden_matrices(model: nn.Module, hidden: str | Sequence[str] | None = None) -> list[nn.Parameter]:
     """Those that Muon is made for: as `hidden` names them, or all but embeddings and the last one."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.dim() == 2}
+    named = {name: p for name, p in model.named_parameters() if is_matrix(p)}
     if hidden is None:
         apart = _embeddings_and_output(model)
         found = [p for p in named.values() if p not in apart]
@@ -94,6 +102,11 @@ def hidden_matrices(model: nn.Module, hidden: Sequence[str] | None = None) -> li
     if not found:
         raise UserError("muon: the model has no hidden matrices; say them by `hidden`, or use AdamW")
     return found
+
+
+def is_matrix(p: nn.Parameter) -> bool:
+    """Whether Muon could train it."""
+    return p.requires_grad and p.dim() == 2 and not p.is_complex()
 
 
 def _embeddings_and_output(model: nn.Module) -> set[nn.Parameter]:

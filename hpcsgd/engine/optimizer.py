@@ -3,39 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
+from hpcsgd.arguments import checked
 from hpcsgd.core.agreement import Agreement, Call
-from hpcsgd.core.capabilities import begin, goes_by_time
+from hpcsgd.core.averager import vectors_of
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.method import Method, State
+from hpcsgd.core.method import Method
+from hpcsgd.core.optional import begin, is_due, prepare
 from hpcsgd.core.shards import is_sharded, reshard
 from hpcsgd.core.step import Departure, Fixed, Step
 from hpcsgd.core.topology import Job
-from hpcsgd.engine import own_state
 from hpcsgd.engine.alike import facts, require_alike
-from hpcsgd.engine.arguments import of_their_kinds
 from hpcsgd.engine.arriving import Arrivals
 from hpcsgd.engine.as_wrapped import AsWrapped
-from hpcsgd.engine.averaged import Buffers, averaged
+from hpcsgd.engine.averaged import Block, Buffers, averaged
 from hpcsgd.engine.broadcasting import broadcast_buffers
 from hpcsgd.engine.closures import Closure
 from hpcsgd.engine.dividing import laid_out
-from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, once_in, publishing
+from hpcsgd.engine.meeting import Gathering, gather_chunks, meet, publishing
+from hpcsgd.engine.options import Options
 from hpcsgd.engine.passing_through import PassingThrough
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.unmoved import Unmoved
 from hpcsgd.engine.updating import Updating
 from hpcsgd.engine.with_gradients import WithGradients
-from hpcsgd.engine.wrapping import Guarded, communicators, require_free, share_start, take, trained_parameters
+from hpcsgd.engine.with_state import WithState
+from hpcsgd.engine.wrapping import (
+    Guarded,
+    communicators,
+    require_free,
+    require_sizes,
+    share_start,
+    take,
+    trained_parameters,
+)
+from hpcsgd.torch_private import share_hooks
 
 
-class DistributedOptimizer(WithGradients, PassingThrough, Guarded):
+@checked
+class DistributedOptimizer(WithGradients, WithState, PassingThrough, Guarded):
     """Trains `model` by `method` over the ranks of `job`; the training loop stays as it is.
 
     The optimizer object, its `param_groups` and schedulers made from it keep working, before and after. All
@@ -57,7 +69,8 @@ class DistributedOptimizer(WithGradients, PassingThrough, Guarded):
         optimizer: a torch optimizer over parameters of `model`. Those known to update every element, or every
             tensor, by itself are sharded: state for 1/K of the elements on each position. Others update
             the whole model on every position, at the price of one more allgather.
-        model: with all its parameters in place, on their device, the same on all ranks.
+        model: with all its parameters in place, on their device, the same on all ranks; several as one
+            nn.ModuleList, so that buffers and frozen parameters of all of them are shared.
         job: from `init`.
         method: such as `hierarchical(every=8)`; one for each optimizer, since it may have a memory.
         elementwise: overrides what is known about `optimizer`. Default None.
@@ -102,8 +115,9 @@ class DistributedOptimizer(WithGradients, PassingThrough, Guarded):
         master: torch.dtype | None = None,
         broadcast_buffers: bool = False,
     ) -> None:
-        job, self._number = communicators(of_their_kinds(optimizer, model, job, method))
+        job, self._number = communicators(job)
         with job.together("wrapping the optimizer"):
+            require_sizes(accumulate, bucket_mb)
             require_free(job, method, optimizer)
             self._arrivals = Arrivals(model, prefetch)
             self.trained = trained_parameters(optimizer, model, job)
@@ -114,31 +128,36 @@ class DistributedOptimizer(WithGradients, PassingThrough, Guarded):
             )  # fmt: skip
         require_alike(job.world, mine)
         self.model, self.method, self._broadcasts = model, method, broadcast_buffers
-        self._exchange, buckets = laid_out(
+        self._plan, buckets = laid_out(
             job, method, optimizer, model, self.trained, elementwise=elementwise, tensorwise=tensorwise,
             bucket_mb=bucket_mb,
         )  # fmt: skip
-        self._publishing = publishing(job, method, self._exchange)
+        self._exchange = self._plan.exchange
+        self._publishing = publishing(job, method, self._plan)
         share_start(job, buckets, model, self.trained)
-        cut = self._exchange.shards and (job.K > 1 or is_sharded(self.trained[0][1]))
+        cut = self._exchange.traits.shards and (job.K > 1 or is_sharded(self.trained[0][1]))
         self.local = ShardedOptimizer(optimizer, buckets, cut=cut, master=master)
         self._reducer = None
         if not self._exchange.idle(job):
             self._reducer = GradientReducer(
                 self._exchange, buckets, lambda: Departure(self._step.fixed, self.rates, self._step.notes),
-                lambda: self._everyone if self._exchange.across else self._shared, self._call,
-                passes=accumulate, overlap=overlap, remembers=method.exchange_keeps(),
+                lambda: self._everyone if self._exchange.traits.across else self._shared, self._call,
+                passes=accumulate, overlap=overlap, remembers=method.exchange.traits.keeps_gradients,
             )  # fmt: skip
-        self.updating = Updating(self.local, self._reducer, self._exchange, method.how)
-        fixed = Fixed(job, buckets, self.local, Buffers(model), self._exchange.shards, self.exchanges)
+        self.updating = Updating(self.local, self._reducer, per_bucket=self._plan.update_per_bucket)
+        self.updating.accumulate(accumulate)
+        self._block = Block()
+        fixed = Fixed(job, buckets, self.local, Buffers(model), self._exchange.traits.shards, self.exchanges)
         self._step, self._everyone, self._shared = Step(fixed), Agreement(job.world), Agreement.of_group(job)
         Agreement.of_position(job)  # its communicator is made while all ranks are here
         self._notes: dict[str, float] = {}
+        self._options = Options(optimizer.param_groups)
         super().__init__(optimizer.param_groups, dict(optimizer.defaults))
+        share_hooks(optimizer, self)
         self._laid_out = True
         self.state = optimizer.state
         self._pass_methods()
-        self._as_wrapped = AsWrapped(self, self.local, model, buckets)
+        self._as_wrapped = AsWrapped(self, self.local, model, buckets, job.world)
         take(method, self)
 
     @property
@@ -178,6 +197,7 @@ class DistributedOptimizer(WithGradients, PassingThrough, Guarded):
         Returns:
             The loss of this rank's batch, or what an optimizer that is not known returns for a `closure`.
         """
+        self._block.require_left("step()")
         passed, loss = self._passed(closure, loss)
         with self._during("step()") as call:
             self._update(call, loss, passed)
@@ -186,10 +206,16 @@ class DistributedOptimizer(WithGradients, PassingThrough, Guarded):
     @torch.no_grad()
     def meet(self) -> None:
         """The groups meet now, whatever the schedule says; collective, between two steps."""
-        self._as_wrapped.require()
-        with self._during("meet()"):
-            gathering = Gathering(self.ready_for("meet()"), shards=False)  # models are whole
-            meet(self._step, self.method.how, gathering)
+        self._block.require_left("meet()")
+        with self._during("meet()") as call:
+            self._as_wrapped.require(call, self._everyone)
+            s = self.ready_for("meet()")
+            if s.job.alone:
+                return
+            if s.t == 0:
+                prepare(self.method.how, self._vectors, s)  # what it keeps begins before the first meeting
+            gathering = Gathering(s, shards=False)  # models are whole
+            meet(s, self.method.how, gathering, s.buckets)
             gathering.finish()
         self._take_notes()
 
@@ -197,35 +223,17 @@ class DistributedOptimizer(WithGradients, PassingThrough, Guarded):
         """The mean model of all groups, or a server's, for the length of a block; collective.
 
         Gives D, the mean over the groups of ‖w_i − w̄‖: how far they are from it."""
-        self._as_wrapped.require()
-        return averaged(self.ready_for("averaged()"), self.method.central(), self.model)
-
-    def state_dict(self) -> dict[str, Any]:
-        """As of the plain optimizer over whole parameters (this group's), and the method's; collective."""
-        job = self.ready_for("state_dict()", across=False).job
-        state = self.local.state_dict(job.group)
-        ours = {"t": self._step.t, "place": own_state.place(job), "method": self.method.state_dict()}
-        return {**state, "hpcsgd": ours}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take `state_dict`, made by the method of that name on this rank, or on other numbers of ranks, or a
-        plain optimizer's."""
-        if "hpcsgd" not in state_dict:
-            self.local.load_state_dict(state_dict)
-            return
-        s = self._step
-        states = own_state.loadable(state_dict, s.job, s.buckets, groups_are_alike=self._exchange.across)
-        self.local.load_state_dict(state_dict)
-        self.method.load_state_dict(states)
-        s.t = state_dict["hpcsgd"]["t"]
+        self._block.require_left("averaged()")
+        self._as_wrapped.require(self._call("averaged()"), self._everyone)
+        return self._block.around(averaged(self.ready_for("averaged()"), self.method.central(), self.model))
 
     def ready_for(self, call: str, *, across: bool = True) -> Step:
         """Have the whole model in place, and ranks, also those `across` groups, in one `call`; collective."""
         with self._during(call) as made:
             self.updating.settle(made)
-            if not self._exchange.across:
+            if not self._exchange.traits.across:
                 self._shared.reach(made)
-            if across or self._exchange.across:
+            if across or self._exchange.traits.across:
                 self._everyone.reach(made)
         return self._in_place
 
@@ -233,37 +241,31 @@ class DistributedOptimizer(WithGradients, PassingThrough, Guarded):
         """Make every position's model from the chunks that each owns; collective over the group."""
         gather_chunks(self.ready_for("gather_parameters()", across=False))
 
-    def take_up(self, t: int, groups: Sequence[dict[str, Any]], method: Mapping[str, State] | None) -> None:
-        """Go on after `t` updates with these options of param `groups` and, if any, state of the `method`."""
-        self._step.t = t
-        for group, saved in zip(self.param_groups, groups, strict=True):
-            group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
-        if method is not None:
-            self.method.load_state_dict(method)
-
     def _update(self, call: Call, loss: float | Tensor | None, passed: Closure | None) -> None:
         s = self._in_place
-        self._as_wrapped.require()
+        self._as_wrapped.require(call, self._everyone)
         unmoved = Unmoved(self._now_frozen())
         self.updating.ready(call)
         s.t += 1
         s.rates = self.rates
         s.loss = loss.detach() if isinstance(loss, Tensor) else loss
-        gathering = Gathering(s, self._exchange.shards, self._publishing, self._arrivals)
-        self.method.how.before_update(s)
-        updates = self.updating(s.buckets, passed)
-        meets = self._meets() if goes_by_time(self.method.when) else None
-        if meets and not self._exchange.across:  # or gradients and models would cross groups in any order
-            meet(s, self.method.how, gathering, once_in(updates))
-        for updated in updates:
-            if meets is False:
-                gathering.chunks_are_final(updated)
-        if (meets and self._exchange.across) or (meets is None and self._meets()):
-            meets = True
-            meet(s, self.method.how, gathering)
-        elif not meets and not s.job.alone:
-            begin(self.method.how, s)
-        if (meets or self._exchange.across) and s.job.P > 1 and "distance" not in s.notes:
+        gathering = Gathering(s, self._exchange.traits.shards, self._publishing, self._arrivals)
+        averager = self.method.how
+        prepare(averager, self._vectors, s)
+        updated: Iterable[Bucket] = self.updating(s.buckets, passed)  # each of them once it is updated
+        if not self._plan.decided_before_update:
+            updated = list(updated)
+        meets = self._meets()
+        if meets and self._exchange.traits.across:  # or gradients and models would cross groups in any order
+            updated = list(updated)
+        if meets:
+            meet(s, averager, gathering, updated)
+        else:
+            for bucket in updated:
+                gathering.chunks_are_final([bucket])
+            if not s.job.alone:
+                begin(averager, self._vectors, s)
+        if (meets or self._exchange.traits.across) and s.job.P > 1 and "distance" not in s.notes:
             s.notes["shared"] = 1.0
         gathering.finish()
         if unmoved:
@@ -282,8 +284,15 @@ class DistributedOptimizer(WithGradients, PassingThrough, Guarded):
             reshard(self.model)
         return self._step
 
+    @property
+    def _vectors(self) -> list[Tensor]:
+        """What groups average."""
+        return list(vectors_of(self.method.how, self._step.buckets))
+
     def _meets(self) -> bool:
-        return not self.job.alone and self.method.when(self._step)
+        """Return whether groups average after this update; the same on all ranks."""
+        s = self._step
+        return not s.job.alone and is_due(self.method.how, s, self.method.when(s))
 
     def _take_notes(self) -> None:
         """What comes from now on is of the next step: an exchange may begin before that."""

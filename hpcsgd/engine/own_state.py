@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.method import State, fitted
+from hpcsgd.core.method import fitted
+from hpcsgd.core.state import State
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
-
-SHARED = ("same", "mean")
-"""Sections of a `State` that one rank may have from another."""
 
 
 def place(job: Job) -> dict[str, int]:
@@ -32,7 +30,7 @@ def loadable(
     ours = state_dict["hpcsgd"]
     if "place" not in ours:
         raise UserError("this state_dict is of an older version of hpcsgd")
-    saved, states = ours["place"], ours["method"]
+    saved, states = ours["place"], {role: State.from_dict(each) for role, each in ours["method"].items()}
     same_ranks = (saved["P"], saved["K"]) == (job.P, job.K)
     if same_ranks and saved["rank"] != job.rank:
         alike = groups_are_alike or not any(state_dict["state"].values())
@@ -41,12 +39,7 @@ def loadable(
 
 
 def _require_shared(rank: int, states: Mapping[str, State], job: Job, *, groups_are_alike: bool) -> None:
-    theirs = [
-        f"{role} ({section})"
-        for role, state in states.items()
-        for section, values in state.items()
-        if section not in SHARED and values
-    ]
+    theirs = [f"{role} ({name})" for role, state in states.items() for name in state.not_shared()]
     if not groups_are_alike and rank // job.K != job.g:
         theirs.append("the optimizer of its group")
     if theirs:

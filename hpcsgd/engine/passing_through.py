@@ -16,9 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
+from hpcsgd.arguments import of_kind
+from hpcsgd.comm import phase
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.step import Exchange, Publishing, Step
 from hpcsgd.engine.as_wrapped import AsWrapped
+from hpcsgd.engine.averaged import Block
 from hpcsgd.engine.closures import Closure, Ranks
 from hpcsgd.engine.inside import optimizers_in, own_methods
 from hpcsgd.engine.joined import kind_of
@@ -27,7 +30,6 @@ from hpcsgd.engine.presence import Progress
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.updating import Updating
 from hpcsgd.errors import UserError
-from hpcsgd.transport import phase
 
 NAME = "the closure of step()"
 
@@ -39,10 +41,12 @@ class PassingThrough:
     updating: Updating
     zero_grad: Callable[..., None]
     _as_wrapped: AsWrapped
+    _block: Block
     _everyone: Agreement
     _exchange: Exchange
     _publishing: Publishing | None
     _shared: Agreement
+    _call: Callable[[str], Call]
     _step: Step
     _during: Callable[[str], contextlib.AbstractContextManager[Call]]
 
@@ -67,7 +71,7 @@ class PassingThrough:
         self._require_no_memory()
         with self.updating.interrupted():
             s = self._in_place
-            if self._exchange.shards:
+            if self._exchange.traits.shards:
                 with phase("parameters"):
                     gather_chunks(s)
             with torch.enable_grad():
@@ -78,12 +82,12 @@ class PassingThrough:
 
     def _mean(self, loss: float) -> float:
         job = self._step.job
-        losses: list[float] = (job.world if self._exchange.across else job.group).gather_objects(loss)
+        losses: list[float] = (job.world if self._exchange.traits.across else job.group).gather_objects(loss)
         return sum(losses) / len(losses)
 
     def _agree(self, name: str, digest: int) -> bool:
         """Return whether all ranks that share gradients have this `digest`, in call `name`; collective."""
-        ranks = self._everyone if self._exchange.across else self._shared
+        ranks = self._everyone if self._exchange.traits.across else self._shared
         with self._during(name) as call:
             return ranks.begin(call, digest).wait()
 
@@ -93,7 +97,9 @@ class PassingThrough:
         """Evaluate the closure, unless there are gradients already; return what the optimizer gets of it, and
         the loss. Collective."""
         if closure is None:
-            return None, loss
+            plain = loss is None or isinstance(loss, float | Tensor)  # NaN is one, where a training diverges
+            return None, loss if plain else of_kind("step", "loss", float | Tensor, loss)
+        of_kind("step", "closure", Callable, closure)
         if self.local.known:
             with torch.enable_grad():
                 return None, closure()
@@ -135,14 +141,15 @@ class PassingThrough:
         if self.updating.busy:
             return method(*args, **kwargs)
         name = f"{method.__name__}()"
-        self._as_wrapped.require()
+        self._block.require_left(name)
+        self._as_wrapped.require(self._call(name), self._everyone)
         s = self._in_place
         progress = self.updating.progress
         same = self._agree(name, progress)
         with self._during(name) as call:
             if not same or progress is Progress.ARRIVED:
                 self.updating.finish(call)
-            gathering = Gathering(s, self._exchange.shards, self._publishing)
+            gathering = Gathering(s, self._exchange.traits.shards, self._publishing)
             with self.updating.passing(name, gradients=not same or progress is not Progress.NONE):
                 result = method(*args, **kwargs)
             with torch.no_grad():

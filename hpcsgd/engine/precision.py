@@ -74,5 +74,9 @@ def precision(name: str, device: torch.device) -> Precision:
     """One of `PRECISIONS`. Raises `UserError` where devices of that type do not have it."""
     made = PRECISIONS[name](device.type)
     if made.computes is not None and not torch.amp.is_autocast_available(device.type):
-        raise UserError(f"precision = {name}: torch has no autocast for {device.type}; allowed: fp32")
+        raise UserError(
+            f"precision = {name}: torch has no autocast for {device.type}; allowed: fp32",
+            key="precision",
+            value=name,
+        )
     return made

@@ -8,14 +8,14 @@ skipped if no rank has one. Where all have all there is nothing to compare.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NoReturn
 
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.layout import Slot
+from hpcsgd.core.slot import Slot
 from hpcsgd.errors import UserError
 
 
@@ -64,8 +64,11 @@ class Gradients:
         return bytes(self.missing.get(number, Presence.THERE) for number in range(count))
 
 
-def found(buckets: Sequence[Bucket], sent: int, arrived: Mapping[Slot, int]) -> Gradients:
-    """Look for the gradients of this step; the first `sent` buckets have been sent.
+def found(
+    buckets: Sequence[Bucket], sent: int, arrived: Mapping[Slot, int], unused: Container[Slot]
+) -> Gradients:
+    """Look for the gradients of this step; the first `sent` buckets have been sent. Those of `unused`
+    parameters are missing, whatever is in their place.
 
     Raises:
         UserError: If a gradient has been replaced after it was sent.
@@ -75,7 +78,7 @@ def found(buckets: Sequence[Bucket], sent: int, arrived: Mapping[Slot, int]) -> 
     for index, bucket in enumerate(buckets):
         for slot in bucket.slots:
             if slot not in arrived or not slot.is_attached():
-                kind = _kind(slot, was_sent=index < sent)
+                kind = Presence.MISSING if slot in unused else _kind(slot, was_sent=index < sent)
                 if kind is not Presence.THERE:
                     missing[number] = kind
             number += 1
@@ -92,9 +95,22 @@ def found_again(buckets: Sequence[Bucket], before: Gradients) -> Gradients:
             missing[number] = Presence.FROZEN
         elif slot.gradient is None:
             missing[number] = before.missing.get(number, Presence.DROPPED)
-        elif not slot.is_attached():
+        else:
             slot.attach()
     return Gradients(missing)
+
+
+def are_of_last_step(slots: Sequence[Slot]) -> bool:
+    """Whether the gradients there are those of the step before, of which each rank has its own part."""
+    there = [slot for slot in slots if slot.gradient is not None]
+    return bool(there) and all(slot.pending and slot.is_attached() for slot in there)
+
+
+def blank_dropped(gradients: Gradients, slots: Sequence[Slot], buckets: Sequence[Bucket]) -> None:
+    """Have zeros in these `buckets` for gradients that were dropped after they had been sent."""
+    dropped = {slots[number] for number, kind in gradients.missing.items() if kind is Presence.DROPPED}
+    for slot in (slot for bucket in buckets for slot in bucket.slots if slot in dropped):
+        slot.blank()
 
 
 class Agreeing:
@@ -136,10 +152,28 @@ def joined(ranks: Sequence[bytes], names: Sequence[str], world_rank: Callable[[i
 
 
 def refuse_stale(slot: Slot) -> NoReturn:
-    """Raise `UserError` for a gradient that was added to that of an earlier step."""
+    """Raise `UserError` for a gradient that was added to one of which a rank has its own part alone."""
     raise UserError(
-        f"gradient of {slot.name} was added to that of an earlier step, of which this rank does not keep "
-        "all: call optimizer.zero_grad() between step() and the next backward()"
+        f"gradient of {slot.name} was added to that of an earlier step, or to one that has been averaged and "
+        "clipped, of which this rank does not keep all: call optimizer.zero_grad() between step() and the "
+        "next backward(), or optimizer.synchronize() before a further backward() of one step"
+    )
+
+
+def refuse_in_backward() -> NoReturn:
+    """Raise `UserError` for a gradient that is used while others are computed."""
+    raise UserError(
+        "a gradient was used during backward(), before it was averaged: use it after "
+        "backward(), or, in a hook, register the hook before DistributedOptimizer is made"
+    )
+
+
+def refuse_graph() -> NoReturn:
+    """Raise `UserError` for gradients that are used, perhaps differentiated, and have lost their graph."""
+    raise UserError(
+        "gradients of backward(create_graph=True) are used, but averaged gradients have no graph: compute "
+        "what you differentiate by torch.autograd.grad(loss, parameters, create_graph=True), and clip by "
+        "optimizer.clip_grad_norm_()"
     )
 
 

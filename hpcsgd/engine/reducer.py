@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from weakref import WeakMethod
 
-import torch
-from torch import nn
-
+from hpcsgd import torch_private
+from hpcsgd.comm import phase
+from hpcsgd.comm.streams import captured
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.layout import Slot
+from hpcsgd.core.slot import Slot
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.engine import presence
 from hpcsgd.engine.presence import Agreeing, Gradients, Presence, Progress
-from hpcsgd.engine.sending import Sending, arrived, wait_for
+from hpcsgd.engine.sending import Sending, arrived, call_on_arrival, wait_for
+from hpcsgd.engine.unused import Unused
 from hpcsgd.errors import UserError
-from hpcsgd.transport import phase
-from hpcsgd.transport.streams import captured
 
 
 class GradientReducer:
@@ -43,23 +42,22 @@ class GradientReducer:
         remembers: bool,
     ) -> None:
         self._departing = departing
-        self._agreement, self._calling = agreement, calling
-        self.remembers = remembers
+        self._agreement, self._calling, self.remembers = agreement, calling, remembers
         self.passes = passes
         """Backward passes before each `finish`; may change between two steps."""
-        self._overlap = overlap
-        self._buckets = buckets
+        self._overlap, self._buckets = overlap, buckets
         self._slots = [slot for bucket in buckets for slot in bucket.slots]
-        self._divided = exchange.shards and any(bucket.divided for bucket in buckets)
+        self._divided = exchange.traits.shards and any(bucket.divided for bucket in buckets)
         activity = lambda: f"backward() of step {calling('backward()').t + 1}"  # noqa: E731
         self._sending = Sending(exchange, buckets, departing, activity)
         self._arrivals: dict[Slot, int] = {}
-        self._missing = [0] * len(self._buckets)
+        self._had_graph = False  # gradients of this step, which are averaged without it
         self._averaged = False
         """Whether the gradients of this step are averaged, and none has arrived since."""
         self._whole = True
         """Whether this rank has all of the gradients that were averaged last, and not its own part alone."""
         self._gradients = Gradients({})
+        self._unused = Unused(self._slots)
         self._stale: set[Slot] = set()
         """Whose gradients were added to those of an earlier step: nobody may use them."""
         self._reset()
@@ -68,8 +66,7 @@ class GradientReducer:
             bucket.allocate()
             for place, slot in enumerate(bucket.slots):
                 slot.on_use(use)
-                # torch does not say what a hook is.
-                slot.param.register_post_accumulate_grad_hook(self._hook(index, place))  # pyright: ignore[reportUnknownMemberType]
+                call_on_arrival(slot.param, self._arrive, index, place)
 
     def absent(self) -> list[Slot]:
         """Return the parameters that have no gradient in this step, and are not to be updated.
@@ -94,6 +91,11 @@ class GradientReducer:
         return Progress.ARRIVED if there else Progress.NONE
 
     @property
+    def accumulated(self) -> int:
+        """How many backward passes of this step have brought gradients that are there."""
+        return max((n for slot, n in self._arrivals.items() if slot.gradient is not None), default=0)
+
+    @property
     def frozen(self) -> list[Slot]:
         """The parameters that do not require a gradient now, on this rank."""
         if len(self._arrivals) == len(self._slots):
@@ -110,11 +112,12 @@ class GradientReducer:
         """All buckets in their order, so many together as have been averaged by the time that one waits for
         the first of them."""
         if self._averaged or self._are_of_last_step():
-            gradients = presence.found_again(self._buckets, self._gradients)
-            self._conclude(gradients, self._begin_agreement(call, gradients))
+            found = presence.found_again(self._buckets, self._gradients)
+            self._conclude(found, self._begin_agreement(call, found))
+            presence.blank_dropped(self._gradients, self._slots, self._buckets)
             yield self._buckets
             return
-        gradients = presence.found(self._buckets, len(self._sending.sent), self._arrivals)
+        gradients = presence.found(self._buckets, len(self._sending.sent), self._arrivals, self._unused)
         agreement = self._begin_agreement(call, gradients)
         self._send_rest()
         waiting = list(self._sending.sent)
@@ -128,6 +131,7 @@ class GradientReducer:
                 self._reset()
                 self._averaged, self._whole = True, not self._divided
             buckets = self._buckets[first : first + count]
+            presence.blank_dropped(self._gradients, self._slots, buckets)
             if not self._divided:
                 self._settle(buckets)
             yield buckets
@@ -135,6 +139,8 @@ class GradientReducer:
     def synchronize(self, call: Call) -> None:
         """Return once `param.grad` is the averaged gradient, whole, of every parameter that has one on any
         rank. It may be read and changed then: the update uses what is there. Collective."""
+        if self._had_graph:
+            presence.refuse_graph()
         self.finish(call)
         if not self._whole:
             group = self._departing().job.group
@@ -169,9 +175,10 @@ class GradientReducer:
             self._sending.send_until(len(self._buckets))
             wait_for(self._sending.sent)
             agreement.wait()
+        self._unused.drop()
         self._reset()
         self._stale.clear()
-        self._averaged = False
+        self._averaged = self._had_graph = False
 
     def settle(self, call: Call) -> None:
         """`finish` if gradients have begun to leave, which may be so on some ranks alone: whatever else is
@@ -181,27 +188,13 @@ class GradientReducer:
 
     def start_over(self) -> None:
         """The averaged gradients have been used."""
-        self._averaged = False
+        self._averaged = self._had_graph = False
 
     def _use(self) -> None:
         """Somebody uses a gradient that is not averaged yet, or not whole."""
-        # torch has no public name for it.
-        if torch._C._current_graph_task_id() != -1:  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-            raise UserError(
-                "a gradient was used during backward(), before it was averaged: use it after "
-                "backward(), or, in a hook, register the hook before DistributedOptimizer is made"
-            )
+        if torch_private.in_backward():
+            presence.refuse_in_backward()
         self.synchronize(self._calling("a use of param.grad"))
-
-    def _hook(self, index: int, place: int) -> Callable[[nn.Parameter], None]:
-        # Python's garbage collector does not see what torch's hooks hold: all of it would stay for ever.
-        arrive = WeakMethod(self._arrive)
-
-        def hook(_: nn.Parameter) -> None:
-            if (reducer := arrive()) is not None:
-                reducer(index, place)
-
-        return hook
 
     def _arrive(self, index: int, place: int) -> None:
         """The gradient of a bucket's parameter is there."""
@@ -215,14 +208,20 @@ class GradientReducer:
             )
         if not self._is_fresh(slot, was_sent=index < len(self._sending.sent)):
             self._stale.add(slot)
+            self._averaged = False
             return
         self._stale.discard(slot)
+        if self._unused.found:
+            self._unused.found.discard(slot)
+        if not self._unused.looks:
+            self._unused.look_after_pass(self._arrivals)
         self._averaged = False
+        self._had_graph |= slot.has_graph()
         slot.attach()
         self._sending.gradient_arrived(index)
+        slot.pend()
         count = self._arrivals[slot] = self._arrivals.get(slot, 0) + 1
         if count == self.passes:
-            slot.pend()
             self._missing[index] -= 1
             if self._overlap and self._missing[index] == 0:
                 self._send_ready()
@@ -234,7 +233,7 @@ class GradientReducer:
         if slot.is_attached():
             if was_sent:
                 presence.refuse_changed(slot, self.passes)
-            return again or not slot.pending
+            return again or not slot.pending or slot in self._unused
         if again and not (slot.gradient is not None and slot.gradient.requires_grad):
             self.take_back("zero_grad()")  # of the model, since the last backward pass
         return True
@@ -247,11 +246,12 @@ class GradientReducer:
 
     def _send_rest(self) -> None:
         self._sending.require_unchanged()
-        for bucket in self._buckets[len(self._sending.sent) :]:
-            for slot in bucket.slots:
-                if slot.pending and slot not in self._arrivals and slot.is_attached():
-                    presence.refuse_stale(slot)
-                slot.attach()
+        for slot in (slot for b in self._buckets[len(self._sending.sent) :] for slot in b.slots):
+            of_this_step = slot in self._arrivals or slot in self._unused
+            if slot.pending and not of_this_step and slot.is_attached():
+                presence.refuse_stale(slot)
+            slot.attach()
+            slot.pend()
         self._sending.send_until(len(self._buckets))
 
     def _begin_agreement(self, call: Call, gradients: Gradients) -> Agreeing:
@@ -278,10 +278,7 @@ class GradientReducer:
         for slot in self._stale:
             if slot.is_attached():
                 presence.refuse_stale(slot)
-        if self._arrivals or not self._divided:
-            return False
-        there = [slot for slot in self._slots if slot.gradient is not None]
-        return bool(there) and all(slot.pending and slot.is_attached() for slot in there)
+        return not self._arrivals and self._divided and presence.are_of_last_step(self._slots)
 
     def _settle(self, buckets: Sequence[Bucket]) -> None:
         """Gradients of these are averaged, and whole."""
@@ -292,4 +289,5 @@ class GradientReducer:
     def _reset(self) -> None:
         self._sending.start_over()
         self._arrivals.clear()
+        self._unused.forget()
         self._missing = [len(bucket.slots) for bucket in self._buckets]

@@ -7,18 +7,23 @@ for itself, and wait for each other for ever.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 
+from hpcsgd import torch_private
+from hpcsgd.arguments import checked
+from hpcsgd.comm import phase
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.wrapping import Outermost
 from hpcsgd.errors import UserError
-from hpcsgd.transport import phase
 
 
-class GradScaler(torch.amp.GradScaler):
+@checked
+class GradScaler(torch_private.Unscaling):
     """Takes the place of `torch.amp.GradScaler`: the same arguments, the same loop.
 
     `step(optimizer)`, and `unscale_(optimizer)` where one clips, are collective over all ranks. Gradients are
@@ -57,6 +62,39 @@ class GradScaler(torch.amp.GradScaler):
         P. Micikevicius et al.: Mixed Precision Training, ICLR 2018, section 3.2.
     """
 
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        if not 0 < init_scale < math.inf:
+            raise UserError(
+                f"init_scale = {init_scale}: expected a number > 0", key="init_scale", value=init_scale
+            )
+        if not 1 < growth_factor < math.inf:
+            raise UserError(
+                f"growth_factor = {growth_factor}: expected a number > 1",
+                key="growth_factor",
+                value=growth_factor,
+            )
+        if not 0 < backoff_factor < 1:
+            raise UserError(
+                f"backoff_factor = {backoff_factor}: expected a number > 0 and < 1",
+                key="backoff_factor",
+                value=backoff_factor,
+            )
+        if growth_interval < 1:
+            raise UserError(
+                f"growth_interval = {growth_interval}: expected a number of steps ≥ 1",
+                key="growth_interval",
+                value=growth_interval,
+            )
+        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+
     def step(
         self, optimizer: optim.Optimizer, *args: Any, loss: float | Tensor | None = None, **kwargs: Any
     ) -> Any:
@@ -73,16 +111,16 @@ class GradScaler(torch.amp.GradScaler):
         distributed.updating.start_over()
         return result
 
-    def _unscale_grads_(
-        self, optimizer: optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    def _unscaled(
+        self, optimizer: optim.Optimizer, unscale: Callable[[], dict[torch.device, Tensor]], found_inf: Tensor
     ) -> dict[torch.device, Tensor]:
         """torch's own, between the exchange and the agreement of all ranks."""
         distributed = _distributed(optimizer)
         if distributed is None:
-            return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+            return unscale()
         require_scalable(distributed)
         with distributed.unscaling():
-            found = super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
+            found = unscale()
         found = found or {found_inf.device: found_inf}  # a position may own nothing of a small model
         worst = torch.stack([flag.to(found_inf.device) for flag in found.values()]).amax()
         with phase("overflow"):
@@ -101,7 +139,7 @@ def _distributed(optimizer: optim.Optimizer) -> DistributedOptimizer | None:
 
 def require_scalable(optimizer: DistributedOptimizer) -> None:
     """Raises `UserError` where a `GradScaler` is of no use."""
-    if optimizer.method.exchange_keeps():
+    if optimizer.method.exchange.traits.keeps_gradients:
         raise UserError(
             "GradScaler with an exchange that keeps gradients, which would be of several scales: use bfloat16"
         )

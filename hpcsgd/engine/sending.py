@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from weakref import WeakMethod
 
+from torch import nn
+
+from hpcsgd.comm import Work, doing, phase
+from hpcsgd.comm.streams import Confluence
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Work, doing, phase
-from hpcsgd.transport.streams import Confluence
 
 
 class Sending:
@@ -80,3 +83,17 @@ def arrived(waiting: Sequence[Work]) -> int:
             work.wait()
             count += 1
     return count
+
+
+def call_on_arrival(param: nn.Parameter, method: Callable[..., None], *given: int) -> None:
+    """Have the bound `method` called with what is `given` whenever a backward pass has brought a gradient of
+    `param`. It is known by a weak reference: Python's garbage collector does not see what torch's hooks hold,
+    and all of it would stay for ever.
+    """
+    known = WeakMethod(method)
+
+    def hook(_: nn.Parameter) -> None:
+        if (found := known()) is not None:
+            found(*given)
+
+    param.register_post_accumulate_grad_hook(hook)  # pyright: ignore[reportUnknownMemberType]

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn, optim
 
+from hpcsgd.comm import Transport
+from hpcsgd.comm.on_host import on_host
+from hpcsgd.core.elements import as_reals
 from hpcsgd.core.flat import Bucket, Piece
 from hpcsgd.core.shards import is_sharded, local
 from hpcsgd.engine.at_work import AtWork
@@ -22,6 +25,7 @@ from hpcsgd.engine.in_parts import is_elementwise, is_tensorwise
 from hpcsgd.engine.initial_state import complete, like_new, start_counters
 from hpcsgd.engine.inside import (
     forget_tensors,
+    optimizers_in,
     require_saved,
     require_used,
     shared_state,
@@ -32,9 +36,8 @@ from hpcsgd.engine.inside import (
 )
 from hpcsgd.engine.master import MASTER
 from hpcsgd.engine.memory_order import has_every_element, in_memory_order, like
+from hpcsgd.engine.state_of_parts import StateOfParts
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Transport
-from hpcsgd.transport.on_host import on_host
 
 
 class PieceState(NamedTuple):
@@ -76,6 +79,8 @@ class ShardedOptimizer(AtWork):
         self._all = [optimizer, *with_own_state(optimizer)]
         state = {i: state_of(self._all, param) for i, param in enumerate(self._params)}
         forget_tensors(self._all)
+        if not self.whole:
+            self._divide_state()
         self._distribute(state)
 
     @property
@@ -89,8 +94,8 @@ class ShardedOptimizer(AtWork):
         named: dict[str, list[Tensor]] = {}
         for held in self.held:
             for name, value in state_of(self._all, held.tensor).items():
-                if isinstance(value, Tensor) and value.is_floating_point():
-                    named.setdefault(name, []).append(value)
+                if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+                    named.setdefault(name, []).append(as_reals(value))
         return named
 
     def reset(self) -> None:
@@ -203,13 +208,27 @@ class ShardedOptimizer(AtWork):
         shaped.as_strided((value.numel(),), (1,)).copy_(value)
         return shaped
 
+    def _divide_state(self) -> None:
+        """Optimizers that have one state in common still have."""
+        parts: dict[nn.Parameter, list[Tensor]] = {param: [] for param in self._params}
+        for held in self.held:
+            if held.tensor is held.param:
+                del parts[held.param]
+            else:
+                parts[held.param].append(held.tensor)
+        inside = optimizers_in(self.optimizer)
+        for own in self._all:
+            divided = StateOfParts(own.state, parts)
+            for each in [each for each in inside if each.state is own.state]:
+                each.state = divided
+
     def _hold(self) -> Iterator[Held]:
         numbers = {param: index for index, param in enumerate(self._params)}
         if self._cut:
             for bucket in self._buckets:
                 for piece in bucket.pieces:
                     param = piece.slot.param
-                    w = place_in(bucket, piece.offset, piece.stop - piece.start, param)
+                    w = place_in(bucket.own, bucket, piece.offset, piece.stop - piece.start, param)
                     place = piece.start, piece.stop, bucket, piece.offset, bucket.whole
                     yield Held(numbers[param], param, w, *place)
         else:
@@ -239,7 +258,9 @@ class ShardedOptimizer(AtWork):
             return local(value).reshape(-1).clone()
         if has_every_element(name, value, held.param):
             part = held.cut(value.to(held.tensor.device))
-            return part.to(held.tensor.dtype) if part.is_floating_point() and self._casts else part
+            # Of a complex parameter there may be real state, as absolute values are.
+            same = part.is_complex() if held.is_complex else part.is_floating_point()
+            return part.to(held.tensor.dtype) if same and self._casts else part
         if value.dim() and not held.whole:
             raise UserError(
                 f"optimizer state of shape {tuple(value.shape)} for a parameter of {held.param.shape}"

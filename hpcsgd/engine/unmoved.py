@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from hpcsgd.core.layout import Slot
+from hpcsgd.core.slot import Slot
 
 
 class Unmoved:

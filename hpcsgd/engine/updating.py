@@ -7,48 +7,46 @@ import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from torch import nn
+from torch import nn, optim
 
 from hpcsgd.core.agreement import Call
-from hpcsgd.core.capabilities import is_piecemeal, is_regardless_of_gradients
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.layout import Slot
-from hpcsgd.core.step import Averager, Exchange
+from hpcsgd.core.slot import Slot
 from hpcsgd.engine.closures import Closure, Versions, unchanged, versions
 from hpcsgd.engine.gradient_norm import GradientNorm
-from hpcsgd.engine.in_parts import hooks_around_step, is_elementwise, is_tensorwise
 from hpcsgd.engine.inside import optimizers_in
 from hpcsgd.engine.joined import kind_of
+from hpcsgd.engine.passes import Passes
 from hpcsgd.engine.presence import Progress
 from hpcsgd.engine.reducer import GradientReducer
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.errors import UserError
+from hpcsgd.torch_private import hooks_of
 
 
 class Updating:
-    """Updates what has arrived where that changes nothing: the exchange is through with each bucket by
-    itself, the averager does not look at gradients before, the optimizer is known to look at each element or
-    tensor alone, and nobody else has hooks around its `step()`."""
+    """Updates what has arrived where that changes nothing: if the plan of the step allows it, and nobody else
+    has hooks around the optimizer's `step()`."""
 
-    def __init__(
-        self, local: ShardedOptimizer, reducer: GradientReducer | None, exchange: Exchange, how: Averager
-    ) -> None:
-        self._local, self._reducer = local, reducer
-        by_itself = is_elementwise(local.optimizer) or is_tensorwise(local.optimizer)
-        self._allowed = is_piecemeal(exchange) and is_regardless_of_gradients(how) and by_itself
+    def __init__(self, local: ShardedOptimizer, reducer: GradientReducer | None, *, per_bucket: bool) -> None:
+        """`per_bucket`: `StepPlan.update_per_bucket`."""
+        self._local, self._reducer, self._allowed = local, reducer, per_bucket
         self._running = False
         self._passing = ""
         """The name of another method of the optimizer, while that runs."""
         self._used: Versions = []
         """The gradients of the last step, where they stay this rank's own."""
+        self._passes = Passes([held.param for held in local.held]) if reducer is None else None
         self._call = Call("step()", 0)
         self.norm = GradientNorm(exchanged=reducer is not None)
-        for each in optimizers_in(local.optimizer):
+        self._optimizers = optimizers_in(local.optimizer)
+        for each in self._optimizers:
             each.register_step_pre_hook(self._only_from_here)
 
     def ready(self, call: Call) -> None:
         """Return once the step may begin: all gradients are there, or may come later; collective."""
         self._call = call
+        self._require_whole_for_hooks()
         if self._reducer is not None and not self._in_parts():
             self._reducer.finish(call)
 
@@ -71,6 +69,8 @@ class Updating:
         """Forget the gradients of this step, in the call `name`; collective where some have been sent."""
         if self._reducer is not None:
             self._reducer.take_back(name)
+        if self._passes is not None:
+            self._passes.start_over()
 
     def settle(self, call: Call) -> None:
         """Return once those have been that are to leave before the update; collective."""
@@ -79,6 +79,8 @@ class Updating:
 
     def start_over(self) -> None:
         """The exchanged gradients have been used, or are not to be."""
+        if self._passes is not None:
+            self._passes.start_over()
         if self._reducer is not None:
             self._reducer.start_over()
         elif not self._local.known:
@@ -129,22 +131,20 @@ class Updating:
         """Whether the exchange keeps what it has seen for later steps."""
         return self._reducer is not None and self._reducer.remembers
 
-    def __call__(
-        self, buckets: Sequence[Bucket], closure: Closure | None = None
-    ) -> Iterator[Sequence[Bucket]]:
-        """Updates all of them; gives, in their order, those that are through. The optimizer gets the
+    def __call__(self, buckets: Sequence[Bucket], closure: Closure | None = None) -> Iterator[Bucket]:
+        """Update all of them; yield each, in their order, once it is updated. The optimizer gets the
         `closure`, if any. Collective."""
         if self._reducer is None or not self._in_parts():
             for bucket in buckets:
                 bucket.show_found()
             self.norm.see(buckets)
             self._update(functools.partial(self._local.step, self._absent(), closure))
-            yield buckets
+            yield from buckets
             return
         for arrived in self._reducer.arriving(self._call):
             self.norm.see(arrived)
             self._update(functools.partial(self._local.step_of, arrived, self._absent()))
-            yield arrived
+            yield from arrived
 
     def _absent(self) -> set[nn.Parameter]:
         return set() if self._reducer is None else {slot.param for slot in self._reducer.absent()}
@@ -153,6 +153,15 @@ class Updating:
         """From the next step on so many backward passes come before each step."""
         if self._reducer is not None:
             self._reducer.passes = passes
+        if self._passes is not None:
+            self._passes.expect(passes)
+
+    @property
+    def accumulated(self) -> tuple[int, int]:
+        """How many backward passes of this step there are, and how many are to come before it."""
+        if self._reducer is not None:
+            return self._reducer.accumulated, self._reducer.passes
+        return (0, 1) if self._passes is None else (self._passes.accumulated, self._passes.expected)
 
     def frozen(self) -> list[Slot] | None:
         """The parameters that do not require a gradient now; None where this rank's gradients stay its own,
@@ -165,8 +174,18 @@ class Updating:
             self._reducer.zeroed()
 
     def _in_parts(self) -> bool:
-        hooks = hooks_around_step(self._local.optimizer)
-        return self._allowed and all(hook == self._only_from_here for hook in hooks)
+        return self._allowed and not self._hooks_inside()
+
+    def _hooks_inside(self) -> bool:
+        """Whether there are any around `step()` of the optimizers inside the wrapped one."""
+        return any(hook != self._only_from_here for each in self._optimizers[1:] for hook in hooks_of(each))
+
+    def _require_whole_for_hooks(self) -> None:
+        if not self._local.whole and self._hooks_inside():
+            raise UserError(
+                f"a hook around step() was registered inside {kind_of(self._local.optimizer)}, where it "
+                "would see the pieces that this rank updates: register it on the DistributedOptimizer"
+            )
 
     def _update(self, step: Callable[[], None]) -> None:
         self._running = True
@@ -175,7 +194,9 @@ class Updating:
         finally:
             self._running = False
 
-    def _only_from_here(self, *_: Any) -> None:
+    def _only_from_here(self, optimizer: optim.Optimizer, *_: Any) -> None:
+        if all(optimizer is not each for each in self._optimizers):
+            return  # the outer one, whose hooks are the same
         if self._passing:
             raise UserError(
                 f"{self._passing} of {kind_of(self._local.optimizer)} calls step() of an optimizer inside: "

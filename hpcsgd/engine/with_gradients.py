@@ -8,14 +8,20 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor, nn, optim
 
+from hpcsgd import torch_private
+from hpcsgd.arguments import checked, of_kind
+from hpcsgd.comm import doing, phase
 from hpcsgd.core.agreement import Call
-from hpcsgd.core.layout import Slot
 from hpcsgd.core.norm import clip
+from hpcsgd.core.slot import Slot
 from hpcsgd.core.step import Step
+from hpcsgd.engine.averaged import Block
 from hpcsgd.engine.lr import rates_in_force
+from hpcsgd.engine.options import Options
 from hpcsgd.engine.sharding import ShardedOptimizer
 from hpcsgd.engine.updating import Updating
-from hpcsgd.transport import doing, phase
+from hpcsgd.engine.wrapping import require_passes
+from hpcsgd.errors import UserError
 
 
 class WithGradients(optim.Optimizer):
@@ -25,16 +31,20 @@ class WithGradients(optim.Optimizer):
     """The trained parameters by name."""
     local: ShardedOptimizer
     updating: Updating
+    _block: Block
     _step: Step
     _number: int
+    _options: Options
 
     @property
     def rates(self) -> tuple[float, ...]:
         """The learning rate of each param group in the update that is due or running, warm-up included."""
         return rates_in_force(self, self.local.optimizer)
 
+    @checked
     def accumulate(self, passes: int) -> None:
         """From the next step on so many `passes` backwards come before each `step()`; between two steps."""
+        require_passes("passes", passes)
         self.updating.accumulate(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -45,7 +55,7 @@ class WithGradients(optim.Optimizer):
             if set_to_none:
                 param.grad = None
             elif param.grad is not None:
-                with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
+                with torch_private.plainly():
                     param.grad.zero_()
         if not set_to_none:
             self.updating.zeroed()
@@ -57,6 +67,8 @@ class WithGradients(optim.Optimizer):
         Exact: the norm of the gradient that the update uses, over all positions. Collective; called between
         `backward()` and `step()`. Parameters updated by this optimizer count, others do not.
         """
+        max_norm = of_kind("clip_grad_norm_", "max_norm", float, max_norm)
+        norm_type = of_kind("clip_grad_norm_", "norm_type", float, norm_type)
         job = self._step.job
         group = job.group if self._step.fixed.shards and job.K > 1 else None
         with self._during("clip_grad_norm_()") as call, phase("clipping"):
@@ -80,16 +92,26 @@ class WithGradients(optim.Optimizer):
     @contextlib.contextmanager
     def unscaling(self) -> Generator[None, None, None]:
         """In the block `param_groups` are what this rank updates, with the averaged gradients, for a
-        `GradScaler`; collective."""
+        `GradScaler`; collective. Complex numbers are two reals: torch's scaler knows no others."""
         with self._during("unscale_()") as call:
             self.updating.finish(call)
-        with self.local.pieces():
-            self.local.take_gradients()
+        with self.local.reals():
             yield
         self.updating.scaled()
 
+    def require_between_steps(self, call: str) -> None:
+        """Raise `UserError` for a `call` inside `averaged()`, or after some of the backward passes of a step:
+        what they have brought is nobody's state."""
+        self._block.require_left(call)
+        there, expected = self.updating.accumulated
+        if 0 < there < expected:
+            raise UserError(
+                f"{call} after {there} of the {expected} backward passes of a step, whose gradients would be "
+                "lost: call it after step(), or after zero_grad() where they are not to be used"
+            )
+
     def _call(self, name: str) -> Call:
-        return Call(name, self._step.t, self.rates, self._number)
+        return Call(name, self._step.t, self.rates, self._number, self._options.digest)
 
     @contextlib.contextmanager
     def _during(self, name: str) -> Generator[Call, None, None]:

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import nn, optim
 
+from hpcsgd import torch_private
+from hpcsgd.comm import Transport, phase
 from hpcsgd.core.buffers import make_parameters_writable, make_writable, share
-from hpcsgd.core.capabilities import ForPeers
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import Method
 from hpcsgd.core.shards import is_sharded, local, require_sharded_alike, reshard
 from hpcsgd.core.topology import Job
 from hpcsgd.engine.alike import is_ours, settings
+from hpcsgd.engine.distributable import require_distributable
+from hpcsgd.engine.in_parts import require_updated
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Transport, phase
 
 
-class Guarded(optim.Optimizer):
+class Guarded(torch_private.AskedByScaler, optim.Optimizer):
     """Part of an optimizer of many ranks: refuses what torch's optimizers allow, and what would go wrong here
     in silence."""
 
@@ -48,9 +51,8 @@ class Guarded(optim.Optimizer):
             "ranks have to call, or copy the model alone"
         )
 
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """torch's asks for it before it looks at gradients."""
+    def _answer_scaler(self) -> bool:
+        """torch's asks before it looks at gradients."""
         if not self.scaled:
             raise UserError(
                 "torch's GradScaler would skip other steps on each rank: use hpcsgd.GradScaler in its place"
@@ -80,11 +82,12 @@ def communicators(job: Job) -> tuple[Job, int]:
     """Return `job` for the next optimizer, and how many it has had; collective.
 
     Each optimizer has communicators and threads of its own. Ranks may need them in another order: where two
-    models are trained, which one gets its gradients first depends on the rank.
+    models are trained, which one gets its gradients first depends on the rank; and how much has been sent
+    when a training loop calls a collective of its own depends on which gradients the rank has.
     """
     before = _optimizers.get(job.group, 0)
     _optimizers[job.group] = before + 1
-    if before == 0 or job.size == 1:
+    if job.size == 1:
         return job, before
     world = job.world.apart()
     group = job.group.split(0, job.group.rank).on(world.lane)
@@ -94,12 +97,29 @@ def communicators(job: Job) -> tuple[Job, int]:
 
 def require_peers(job: Job, method: Method) -> None:
     """Who has peers meets nobody else, and only a method that is for peers can. Raises `UserError`."""
-    if job.has_peers != isinstance(method.how, ForPeers):
+    if job.has_peers != method.how.traits.elastic:
         raise UserError(
             "method ensemble is for groups that are jobs of their own: start it with `hpcsgd launch`, "
             "in a batch job with `hpcsgd job ensemble`"
             if not job.has_peers
             else "`hpcsgd launch` starts groups that may die, and those meet by method ensemble alone"
+        )
+
+
+def require_passes(name: str, passes: int) -> None:
+    """Raise `UserError` for less than one backward pass before a step."""
+    if passes < 1:
+        raise UserError(
+            f"{name} = {passes}: expected a number of backward passes ≥ 1", key=name, value=passes
+        )
+
+
+def require_sizes(accumulate: int, bucket_mb: float | None) -> None:
+    """Raise `UserError` for no backward pass before a step, and for buckets of no size."""
+    require_passes("accumulate", accumulate)
+    if bucket_mb is not None and not 0 < bucket_mb < math.inf:
+        raise UserError(
+            f"bucket_mb = {bucket_mb}: expected a number of MB > 0", key="bucket_mb", value=bucket_mb
         )
 
 
@@ -113,6 +133,12 @@ def trained_parameters(
     if not isinstance(optimizer, optim.Optimizer):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(optimizer).__name__
         raise UserError(f"{kind} is no torch optimizer: put it around one, {kind}(DistributedOptimizer(...))")
+    if not torch_private.has_hooks(optimizer):
+        kind = type(optimizer).__name__
+        raise UserError(
+            f"{kind} does not call torch.optim.Optimizer.__init__: put it around one, "
+            f"{kind}(DistributedOptimizer(...))"
+        )
     theirs = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     if isinstance(optimizer, Outermost):
         kind = type(optimizer).__name__
@@ -134,33 +160,11 @@ def trained_parameters(
             "and before the first forward pass"
         )
     named += others
-    if job.size > 1:
-        _require_values(model)
-        _require_synchronized(model)
+    require_updated(optimizer, named)
+    require_distributable(model, named, job.size)
     if any(is_sharded(param) for param in theirs):
         require_sharded_alike(named, range(job.g * job.K, (job.g + 1) * job.K))
     return named
-
-
-def _require_synchronized(model: nn.Module) -> None:
-    """Torch's layer goes by the samples of this rank alone, or of all groups together, without a word."""
-    for name, module in cast(Any, model).named_modules():
-        if isinstance(module, nn.SyncBatchNorm) and module.process_group is None:
-            raise UserError(
-                f"{name or 'the model'} is torch's SyncBatchNorm and has no process group: call "
-                "hpcsgd.sync_batch_norm(model, job) before"
-            )
-
-
-def _require_values(model: nn.Module) -> None:
-    """Alone, what has none may be looked at: whether all of it fits together."""
-    named = [("parameter", *each) for each in model.named_parameters()]
-    named += [("buffer", *each) for each in model.named_buffers()]
-    for kind, name, x in named:
-        if x.device.type == "meta":
-            raise UserError(
-                f"{kind} {name} is on the meta device: give it values before the optimizer is wrapped"
-            )
 
 
 @torch.no_grad()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
 import logging
 import os
 import platform
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +39,41 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         UserError: Where another process is in the folder; it says which one.
     """
+    file = _taken(folder)
+    try:
+        yield
+    finally:
+        _given_back(folder, file)
+
+
+def hold(folder: Path) -> None:
+    """As `locked`, until this process ends; a second call for the same folder changes nothing.
+
+    Raises:
+        UserError: Where another process is in the folder; it says which one.
+    """
+    folder = folder.resolve()
+    with _holding:
+        file = _held.get(folder)
+        if file is not None and _is_there(folder / NAME, file):
+            return
+        _held[folder] = _taken(folder)
+        if file is not None:  # somebody has removed the folder since
+            file.close()
+        elif len(_held) == 1:
+            atexit.register(_give_all_back, os.getpid())
+
+
+_held: dict[Path, IO[str]] = {}
+_holding = threading.Lock()  # ranks may be threads
+
+
+def _give_all_back(owner: int) -> None:
+    while _held and os.getpid() == owner:
+        _given_back(*_held.popitem())
+
+
+def _taken(folder: Path) -> IO[str]:
     path, deadline = folder / NAME, time.monotonic() + PATIENCE
     while (file := _locked(path)) is None:
         if time.monotonic() > deadline:
@@ -45,12 +82,18 @@ def locked(folder: Path) -> Iterator[None]:
                 f"(if its machine is gone for good, remove {path})"
             )
         time.sleep(PAUSE)
-    try:
-        yield
-    finally:
+    return file
+
+
+def _given_back(folder: Path, file: IO[str]) -> None:
+    if _is_there(folder / NAME, file):
         with suppress(OSError):  # it is in nobody's way
-            path.unlink()
-        file.close()
+            (folder / NAME).unlink()
+    file.close()
+
+
+def _is_there(path: Path, file: IO[str]) -> bool:
+    return path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
 
 
 def _locked(path: Path) -> IO[str] | None:
@@ -69,7 +112,7 @@ def _locked(path: Path) -> IO[str] | None:
             path.parent, error.strerror,
         )  # fmt: skip
         return file
-    if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+    if not _is_there(path, file):
         file.close()  # whoever had it has just removed it
         return None
     file.truncate(0)

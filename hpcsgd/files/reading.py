@@ -19,10 +19,11 @@ _KINDS = {
 
 
 def read_text(path: Path) -> str:
-    """Raises `UserError` where it cannot be read, is no regular file or not UTF-8."""
+    """What is in it, without the byte order mark that editors of Windows put before UTF-8. Raises `UserError`
+    where it cannot be read, is no regular file or not UTF-8."""
     try:
         require_regular(path)
-        return path.read_bytes().decode()
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

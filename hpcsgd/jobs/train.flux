@@ -89,7 +89,7 @@ if [ -n "$ended_by_flux" ]; then
 elif [ "$code" -ne 75 ] && [ "$(checkpoints)" = "$before" ]; then
   say "$why before it came to a new checkpoint: not restarted, it would happen again"
 elif [ "$restarts" -ge "$MAX_RESTARTS" ]; then
-  say "$why; restarted $restarts times, MAX_RESTARTS=$MAX_RESTARTS: not again"
+  say "$why; restarts: $restarts, MAX_RESTARTS=$MAX_RESTARTS: not again"
 elif next=$(again "$@"); then
   say "$why; goes on as job $next"
 else

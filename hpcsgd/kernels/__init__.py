@@ -2,8 +2,9 @@
 and named; of narrow wires, vectors are packed into few bits.
 
 float32 on the CPU and on NVIDIA's GPUs is served by the native libraries where these were built (csrc/,
-csrc/cuda/), other devices by `hpcsgd.kernels.on_device`, everything else by `hpcsgd.kernels.reference`, which
-also says what the results are; they agree bit for bit but for the order in which `accumulate` adds up a norm.
+csrc/cuda/, which has no numbers of 2 bits), other devices by `hpcsgd.kernels.on_device`, everything else by
+`hpcsgd.kernels.reference`, which also says what the results are; they agree bit for bit but for the order in
+which `accumulate` adds up a norm.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def largest(x: Tensor, starts: Tensor, stops: Tensor, k: Tensor) -> Tensor:
     _require_lists(starts, stops, k)
     assert starts.numel() == stops.numel() == k.numel()
     library = _serving(x)
-    if not isinstance(library, Native):  # which does it in less time
+    if library is None or not x.is_cpu:  # the native one does it in less time
         _require_segments(x.numel(), starts.numpy(), stops.numpy(), k.numpy())
     return (library or _in_torch(x)).largest(x, starts, stops, k)
 
@@ -218,15 +219,13 @@ def pack(x: Tensor, code: Tensor, block: int, bits: int, draw: int | None = None
     """
     _require_packable(x, code, block, bits)
     assert bits > 2 or draw is None
-    library = native() if _in_memory(x) and _in_memory(code) else None
-    (library or reference).pack(x, code, block, bits, draw)
+    (_packing(x, code, bits) or reference).pack(x, code, block, bits, draw)
 
 
 def unpack(code: Tensor, out: Tensor, block: int, bits: int) -> None:
     """The inverse of `pack`, but for the rounding."""
     _require_packable(out, code, block, bits)
-    library = native() if _in_memory(code) and _in_memory(out) else None
-    (library or reference).unpack(code, out, block, bits)
+    (_packing(out, code, bits) or reference).unpack(code, out, block, bits)
 
 
 def _require_packable(x: Tensor, code: Tensor, block: int, bits: int) -> None:
@@ -244,6 +243,13 @@ def _serving(x: Tensor) -> Native | Cuda | None:
     if x.is_cpu:
         return native()
     return cuda(x.device)
+
+
+def _packing(x: Tensor, code: Tensor, bits: int) -> Native | Cuda | None:
+    if _in_memory(x) and _in_memory(code):
+        return native()
+    on_gpu = x.is_cuda and code.is_cuda and x.is_contiguous() and code.is_contiguous()
+    return cuda(x.device) if on_gpu and bits > 2 else None
 
 
 def _in_torch(x: Tensor) -> ModuleType:

@@ -33,6 +33,8 @@ _LAUNCHES = {
     "largest": [*_WHERE, _POINTER, _POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER, _POINTER],
     "count_above": [*_WHERE, _POINTER, _LONG, ctypes.c_float, _POINTER],
     "write_above": [*_WHERE, _POINTER, _LONG, _POINTER, _POINTER],
+    "pack": [*_WHERE, _POINTER, _LONG, _LONG, _INT, _INT, ctypes.c_uint32, _POINTER],
+    "unpack": [*_WHERE, _POINTER, _LONG, _LONG, _INT, _POINTER],
 }
 _BYTES = {"accumulate_bytes": [_LONG], "largest_bytes": [_LONG] * 4, "above_bytes": [_LONG]}
 
@@ -150,6 +152,17 @@ class Cuda:
         out = torch.empty(count, dtype=torch.int64, device=x.device)
         self._call("write_above", x.device, x.data_ptr(), x.numel(), memory.data_ptr(), out.data_ptr())
         return out
+
+    def pack(self, x: Tensor, code: Tensor, block: int, bits: int, draw: int | None) -> None:
+        """Of 8 and 4 bits."""
+        if x.numel():
+            rounding = (int(draw is not None), draw or 0)
+            self._call("pack", x.device, x.data_ptr(), x.numel(), block, bits, *rounding, code.data_ptr())
+
+    def unpack(self, code: Tensor, out: Tensor, block: int, bits: int) -> None:
+        """Likewise."""
+        if out.numel():
+            self._call("unpack", out.device, code.data_ptr(), out.numel(), block, bits, out.data_ptr())
 
     def _memory(self, device: torch.device, name: str, *sizes: int) -> Tensor:
         # Whoever gets this memory next on the same stream comes after the kernels.

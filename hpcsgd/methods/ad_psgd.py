@@ -15,65 +15,145 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
 
 from torch import Tensor
 
-from hpcsgd.averagers.parcel import Parcel
-from hpcsgd.core.method import Method, State
+from hpcsgd.arguments import checked
+from hpcsgd.comm import Asked, Service, Transport, phase, wide
+from hpcsgd.comm.on_host import on_host, room_for, settle_all
+from hpcsgd.comm.streams import HOST
+from hpcsgd.core.averager import Traits
+from hpcsgd.core.method import Method
+from hpcsgd.core.state import State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
-from hpcsgd.transport import Asked, Service, phase, wide
-from hpcsgd.transport.on_host import on_host, room_for, settle_all
-from hpcsgd.transport.streams import HOST
+from hpcsgd.core.waits import RandomPartner
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers.parcel import Parcel
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
+
+PAPER = """
+@inproceedings{lian2018adpsgd,
+  title = {Asynchronous Decentralized Parallel Stochastic Gradient Descent},
+  author = {Lian, Xiangru and Zhang, Wei and Zhang, Ce and Liu, Ji},
+  booktitle = {International Conference on Machine Learning (ICML)},
+  year = {2018},
+  eprint = {1710.06952},
+  archivePrefix = {arXiv},
+}
+"""
+
+
+class Shared:
+    """`x`, the chunk that others average with, and this rank's way to them.
+
+    It is in host memory, where a thread answers them, and in float32 at least, or halves of 16-bit numbers
+    would be lost again and again.
+    """
+
+    def __init__(self, owned: Sequence[Tensor], x: Sequence[Tensor], cross: Transport) -> None:
+        """From `x` on, which is like `owned`. Collective."""
+        self.x = [_kept(chunk) for chunk in x]
+        self.averaged = 0
+        """How often others and this group have averaged it since that was asked for."""
+        self._cross = cross
+        self._lock = threading.Lock()
+        self._sent, self._answer, self._average = (Parcel.like(owned, HOST) for _ in range(3))
+        self._asked: Asked | None = None
+        with phase("average"):
+            self._service = Service(cross, self._reply, self._sent.bytes.numel())
+
+    def update(self, updates: Sequence[Tensor], chunks: Sequence[Tensor]) -> int:
+        """x ← x + updates, and `chunks` ← x; return how often x was averaged since the last time."""
+        with self._lock:
+            for x, update, chunk in zip(self.x, updates, chunks, strict=True):
+                chunk.copy_(x.add_(update), non_blocking=True)
+            settle_all(chunks)  # x may change as soon as the lock is free
+            averaged, self.averaged = self.averaged, 0
+        return averaged
+
+    def ask(self, partner: int) -> None:
+        """Begin to average with group `partner`; nothing is waited for."""
+        self._sent.pack(self.x)
+        self._asked = self._service.ask({partner: self._sent.bytes}, {partner: self._answer.bytes})
+
+    def take_in(self) -> None:
+        """x ← x + (the average − what was sent): x may have moved since."""
+        if self._asked is not None:
+            self._asked.wait()
+            self._asked = None
+            self._answer.add_to(self.x)
+            self._sent.add_to(self.x, -1.0)
+            self.averaged += 1
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Generator[None, None, None]:
+        """In the block no average is under way. Collective."""
+        self.take_in()
+        with self._service.at_rest():
+            yield
+
+    def mean(self) -> list[Tensor]:
+        """The mean of all x. Collective."""
+        with self.at_rest():
+            mean = [x.clone() for x in self.x]
+            for x in mean:
+                self._cross.allreduce(x, "mean").wait()
+        return mean
+
+    def _reply(self, active: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
+        """On the server's thread of a passive group."""
+        with self._lock:
+            for x in self.x:
+                x.div_(2)
+            Parcel(question, self._average.layout).add_to(self.x, 0.5)
+            self._average.pack(self.x)
+            self.averaged += 1
+        return [(active, self._average.bytes)]
 
 
 class Pairwise:
     """x_i, x_k ← (x_i + x_k)/2 between an active (even) group i and a random passive (odd) group k.
 
-    `x` is the chunk that others average with, in host memory, where a thread answers them, and in float32 at
-    least, or halves of 16-bit numbers would be lost again and again; the model has what it was at the end of
-    the last step. The update is all that has changed since then: what somebody has written into parameters
-    between two steps is part of it. Noted: `staleness`, how often x was averaged while the gradient was
-    computed.
+    The model has what x was at the end of the last step. The update is all that has changed since then: what
+    somebody has written into parameters between two steps is part of it. Noted: `staleness`, how often x was
+    averaged while the gradient was computed.
     """
-
-    shards = True
-    counted = ("staleness",)
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.x: list[Tensor] | None = None
-        self._lock = threading.Lock()
-        self._averaged = 0
-        self._asked: Asked | None = None
-        self._service: Service | None = None
-        self._anew = True
-        """Whether the model is as training begins or goes on with it, and no copy of what x was."""
+        self.traits = Traits(RandomPartner(seed), histograms=("staleness",))
+        self._shared: Shared | None = None
+        """From the first step of several groups on."""
+        self._saved: list[Tensor] | None = None
+        """What x is to begin with, or what it was where nobody shares it yet."""
+        self._model: Parcel | None = None
+        """What the model was at the end of the last step; None: x is no copy of it, training begins there."""
+        self._owned: Sequence[Tensor] = ()
 
-    def before_update(self, s: Step) -> None:
-        if s.job.P > 1 and self._anew:
-            if self._service is None:
-                self._start(s)
-            self._model.pack(s.owned)
-            self._anew = False
+    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
+        if s.job.P > 1 and self._model is None:
+            self._owned = vectors
+            if self._shared is None:
+                self._shared = Shared(vectors, self._saved or vectors, s.job.cross)
+                self._saved = None
+            self._model = Parcel.like(vectors)
+            self._model.pack(vectors)
 
-    def __call__(self, s: Step) -> None:
-        assert self.x is not None
-        self._take_in()
-        self._model.add_to(s.owned, -1.0)  # what is left is the update
-        updates = on_host(s.owned)
-        with self._lock:
-            for x, update, chunk in zip(self.x, updates, s.owned, strict=True):
-                chunk.copy_(x.add_(update), non_blocking=True)
-            settle_all(s.owned)  # x may change as soon as the lock is free
-            s.notes["staleness"] = self._averaged
-            self._averaged = 0
-        self._model.pack(s.owned)
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+        assert self._shared is not None
+        assert self._model is not None
+        found = list(vectors)
+        self._shared.take_in()
+        self._model.add_to(found, -1.0)  # what is left is the update
+        s.notes["staleness"] = self._shared.update(on_host(found), found)
+        self._model.pack(found)
         if s.job.g % 2 == 0:
-            self._ask(s)
+            chance = random.Random(f"{self.seed} {s.job.g} {s.t}")
+            self._shared.ask(2 * chance.randrange(s.job.P // 2) + 1)
+        return found
 
     def sends(self, m: Sizes) -> list[Message]:
         """x_i of the active half to the passive one, and the average back.
@@ -95,72 +175,32 @@ class Pairwise:
 
     def model(self) -> list[Tensor] | None:
         """The mean of all x. What groups train on is behind it by averages that only one of two has seen."""
-        if self.x is None or self._service is None:
-            return None
-        with self._at_rest():
-            mean = [x.clone() for x in self.x]
-            for x in mean:
-                self._cross.allreduce(x, "mean").wait()
-        return mean
+        return None if self._shared is None else self._shared.mean()
 
     def state_dict(self) -> State:
-        """x, after the averages under way."""
-        with self._at_rest():
-            return {"chunks": {} if self.x is None else {"x": [x.clone() for x in self.x]}}
+        """x, after the averages under way; a copy, since the next ones may begin at any time."""
+        if self._shared is None:
+            return State() if self._saved is None else State(sharded={"x": self._saved})
+        with self._shared.at_rest():
+            return State(sharded={"x": self._shared.x}).cloned()
 
     def load_state_dict(self, state: State) -> None:
         """Before the first step, or on all ranks. The parameters of the next step go with it."""
-        self._anew = True
-        with self._at_rest():
-            x = state.get("chunks", {}).get("x")
-            if x is None and self._service is not None:
-                x = self._owned
-            self.x = None if x is None else [_kept(each) for each in x]
-
-    def _at_rest(self) -> contextlib.AbstractContextManager[None]:
-        self._take_in()
-        return contextlib.nullcontext() if self._service is None else self._service.at_rest()
-
-    def _start(self, s: Step) -> None:
-        self._owned, self._cross = s.owned, s.job.cross
-        self.x = self.x or [_kept(chunk) for chunk in s.owned]
-        self._model = Parcel.like(s.owned)
-        self._sent, self._answer, self._average = (Parcel.like(s.owned, HOST) for _ in range(3))
-        with phase("average"):
-            self._service = Service(s.job.cross, self._reply, self._sent.bytes.numel())
-
-    def _ask(self, s: Step) -> None:
-        assert self.x is not None
-        assert self._service is not None
-        partner = 2 * random.Random(f"{self.seed} {s.job.g} {s.t}").randrange(s.job.P // 2) + 1
-        self._sent.pack(self.x)
-        self._asked = self._service.ask({partner: self._sent.bytes}, {partner: self._answer.bytes})
-
-    def _take_in(self) -> None:
-        """x ← x + (the average − what was sent): x may have moved since."""
-        if self._asked is not None and self.x is not None:
-            self._asked.wait()
-            self._asked = None
-            self._answer.add_to(self.x)
-            self._sent.add_to(self.x, -1.0)
-            self._averaged += 1
-
-    def _reply(self, active: int, question: Tensor) -> Iterable[tuple[int, Tensor]]:
-        """On the server's thread of a passive group."""
-        assert self.x is not None
-        with self._lock:
-            for x in self.x:
-                x.div_(2)
-            Parcel(question, self._average.layout).add_to(self.x, 0.5)
-            self._average.pack(self.x)
-            self._averaged += 1
-        return [(active, self._average.bytes)]
+        self._model = None
+        x = state.sharded.get("x")
+        if self._shared is None:
+            self._saved = None if x is None else [_kept(each) for each in x]
+            return
+        with self._shared.at_rest():
+            self._shared.x = [_kept(each) for each in (self._owned if x is None else x)]
 
 
 def _kept(chunk: Tensor) -> Tensor:
     return room_for(chunk, wide(chunk.dtype)).copy_(chunk)
 
 
+@method(cite=PAPER)
+@checked
 def ad_psgd(seed: int = 0, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     """Groups average with one random other after every step, and wait for nobody else.
 

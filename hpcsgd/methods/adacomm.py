@@ -17,17 +17,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from hpcsgd.averagers import AroundMoments, Measured, kept, mean_by
-from hpcsgd.core.method import Method, State
+from hpcsgd.arguments import checked
+from hpcsgd.comm import Transport, phase
+from hpcsgd.core.method import Method
+from hpcsgd.core.state import State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
+from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Dense
-from hpcsgd.transport import Transport, phase
-from hpcsgd.wires.base import Wire
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers import AroundMoments, Measured, kept, mean_by
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.wires.base import Wire
+
+PAPER = """
+@inproceedings{wang2019adacomm,
+  title = {Adaptive Communication Strategies to Achieve the Best Error-Runtime Trade-off in Local-Update {SGD}},
+  author = {Wang, Jianyu and Joshi, Gauri},
+  booktitle = {Conference on Systems and Machine Learning (SysML)},
+  year = {2019},
+  eprint = {1810.08313},
+  archivePrefix = {arXiv},
+}
+"""  # noqa: E501
 
 GAMMA = 1 / 2
 
@@ -54,7 +70,7 @@ class Adaptive:
     def __init__(self, I_0: int, block: int) -> None:
         for name, value in (("interval", I_0), ("block", block)):
             if type(value) is not int or value < 1:
-                raise UserError(f"{name} = {value!r}: expected a number of steps ≥ 1")
+                raise UserError(f"{name} = {value!r}: expected a number of steps ≥ 1", key=name, value=value)
         self.I_0 = I_0
         self.block = block
         self.block_state = BlockState(I_0)
@@ -62,9 +78,9 @@ class Adaptive:
         """All ranks, once a step has been made."""
 
     @property
-    def share(self) -> float:
-        """As it is now."""
-        return 1 / self.block_state.I
+    def traits(self) -> ScheduleTraits:
+        """With the rate as it is now."""
+        return ScheduleTraits(rate=1 / self.block_state.I)
 
     def __call__(self, s: Step) -> bool:
         now = self.block_state
@@ -88,13 +104,14 @@ class Adaptive:
         same = asdict(self.block_state)
         losses, first = (same.pop(name) for name in ("losses", "first_loss"))
         if first is None:
-            return {"same": same, "mean": {"losses": losses}}
+            return State(replicated=same, mean={"losses": losses})
         if self._world is not None:
             losses, first = _means(self._world, losses, first)
-        return {"same": same, "mean": {"losses": losses, "first_loss": first}}
+        return State(replicated=same, mean={"losses": losses, "first_loss": first})
 
     def load_state_dict(self, state: State) -> None:
-        self.block_state = BlockState(**state["same"], **state.get("mean", {}))
+        known: dict[str, Any] = {**state.replicated, **state.mean}
+        self.block_state = BlockState(**known)
 
     def _count(self, s: Step) -> None:
         if s.loss is None:
@@ -137,6 +154,8 @@ def _means(ranks: Transport, *numbers: float) -> list[float]:
     return [mean.item() for mean in means]
 
 
+@method(cite=PAPER, delayable=True)
+@checked
 def adacomm(
     interval: int,
     block: int,

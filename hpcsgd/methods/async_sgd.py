@@ -7,13 +7,26 @@ own optimizer makes the update that is pushed, times 1/P; the paper's Adagrad ra
 
 from __future__ import annotations
 
-from hpcsgd.averagers.server import Server
+from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers.server import Server
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
+
+PAPER = """
+@inproceedings{dean2012downpour,
+  title = {Large Scale Distributed Deep Networks},
+  author = {Dean, Jeffrey and Corrado, Greg and Monga, Rajat and others},
+  booktitle = {Advances in Neural Information Processing Systems (NIPS)},
+  year = {2012},
+}
+"""
 
 
+@method(cite=PAPER)
+@checked
 def async_sgd(exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     """A parameter server on all ranks, without any waiting.
 

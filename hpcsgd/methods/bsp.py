@@ -7,13 +7,17 @@ rank cross the slow links instead of M.
 
 from __future__ import annotations
 
-from hpcsgd.averagers import Mean
+from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GroupExchange
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import never
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers import Mean
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import never
 
 
+@method()
+@checked
 def bsp(exchange: GroupExchange = Dense()) -> Method:  # noqa: B008 - frozen
     """Synchronous SGD over all N ranks, in two levels where there are groups.
 

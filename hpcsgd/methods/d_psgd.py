@@ -10,47 +10,51 @@ result; here they mix after the update, as in SGP, which it is compared with.
 
 from __future__ import annotations
 
-from hpcsgd.averagers.parcel import Parcel
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from hpcsgd.arguments import checked
+from hpcsgd.comm import wide
+from hpcsgd.core.averager import Traits
 from hpcsgd.core.graphs import Graph, Ring
 from hpcsgd.core.method import Method
 from hpcsgd.core.mixing import mean_leaving, mean_peers, symmetric_matrix
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.waits import InNeighbors
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
-from hpcsgd.transport import wide
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers.parcel import Parcel
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
 
 
 class Neighbours:
     """x_i ← Σ_j w_ij x_j over an undirected graph, chunk by chunk."""
 
-    shards = True
-    of_chunks = True
-
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.traits = Traits(InNeighbors(graph), vectors_only=True)
         self._rows: dict[int, dict[int, float]] = {}
         self._sent: Parcel | None = None
         self._received: dict[int, Parcel] = {}
 
-    def before_update(self, s: Step) -> None:
-        pass
-
-    def __call__(self, s: Step) -> None:
-        row = self._row(s)
-        self._sent = self._sent or Parcel.like(s.owned)
-        self._sent.pack(s.owned)
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+        found, row = list(vectors), self._row(s)
+        self._sent = self._sent or Parcel.like(found)
+        self._sent.pack(found)
         for j in row.keys() - self._received.keys() - {s.job.g}:
-            self._received[j] = Parcel.like(s.owned)
+            self._received[j] = Parcel.like(found)
         arrived = {j: self._received[j] for j in row if j != s.job.g}
         outgoing = dict.fromkeys(arrived, self._sent.bytes)
         s.job.cross.exchange(outgoing, {j: parcel.bytes for j, parcel in arrived.items()}).wait()
-        mixed = [own.to(wide(own.dtype)).mul_(row[s.job.g]) for own in s.owned]
+        mixed = [own.to(wide(own.dtype)).mul_(row[s.job.g]) for own in found]
         for j, parcel in arrived.items():
             parcel.add_to(mixed, row[j])
-        for own, x in zip(s.owned, mixed, strict=True):
+        for own, x in zip(found, mixed, strict=True):
             own.copy_(x)
+        return found
 
     def sends(self, m: Sizes) -> list[Message]:
         """x_i to every neighbour; the mean over a period of the graph."""
@@ -68,6 +72,8 @@ class Neighbours:
         return self._rows[t]
 
 
+@method(cite="lian2017dpsgd", delayable=True)
+@checked
 def d_psgd(
     graph: Graph = Ring(),  # noqa: B008 - frozen
     exchange: Exchange = Dense(),  # noqa: B008 - frozen
@@ -102,5 +108,9 @@ def d_psgd(
         Centralized Algorithms?, NeurIPS 2017, algorithm 1, with the mixing after the update.
     """
     if not graph.symmetric:
-        raise UserError(f"graph = {graph}: neighbours average with each other, so edges have to go both ways")
+        raise UserError(
+            f"graph = {graph}: neighbours average with each other, so edges have to go both ways",
+            key="graph",
+            value=graph,
+        )
     return Method(exchange=exchange, when=Every(1), how=Neighbours(graph))

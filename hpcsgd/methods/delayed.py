@@ -15,25 +15,35 @@ simplest that goes with any optimizer and averager. DASO (Heat) weighs the two m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from hpcsgd.averagers.under_way import Meeting, apart, under_way
-from hpcsgd.core.capabilities import (
-    Foreseen,
-    Periodic,
-    goes_by_time,
-    is_regardless_of_gradients,
-    of_chunks,
-)
-from hpcsgd.core.method import Method, State
-from hpcsgd.core.step import Averager, Schedule, Step
+from hpcsgd.arguments import checked
+from hpcsgd.comm import wide
+from hpcsgd.core.averager import Averager, run_averager
+from hpcsgd.core.method import Method
+from hpcsgd.core.state import State
+from hpcsgd.core.step import Step
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, late, sends
+from hpcsgd.core.waits import later
 from hpcsgd.errors import UserError
-from hpcsgd.transport import wide
+from hpcsgd.methods.registry import DELAYABLE, method
+from hpcsgd.parts.averagers.under_way import Meeting, apart, under_way
+
+PAPER = """
+@misc{zhou2020dasgd,
+  title = {{DaSGD}: Squeezing {SGD} Parallelization Performance in Distributed Training Using Delayed Averaging},
+  author = {Zhou, Qinggang and others},
+  year = {2020},
+  eprint = {2006.00441},
+  archivePrefix = {arXiv},
+}
+"""  # noqa: E501
 
 
 class Delayed:
@@ -43,11 +53,11 @@ class Delayed:
     of w_t, noted at the arrival.
     """
 
-    shards = True
-
     def __init__(self, inner: Averager, steps: int) -> None:
         self.inner = inner
         self.steps = steps
+        waits = later(inner.traits.waits, steps)
+        self.traits = replace(inner.traits, waits=waits, leaves_mean=False, vectors_only=False)
         self._meeting: Meeting | None = None
         self._brought: list[Tensor] = []
         """The w_t of the meeting under way."""
@@ -55,43 +65,38 @@ class Delayed:
         """The last update after which groups were to meet."""
         self._apart: Job | None = None
 
-    @property
-    def regardless_of_gradients(self) -> bool:
-        return is_regardless_of_gradients(self.inner)
-
-    def before_update(self, s: Step) -> None:
-        self.inner.before_update(s)
-
-    def arrives(self, s: Step, wanted: bool) -> bool:
+    def is_due(self, s: Step, wanted: bool) -> bool:
         """Whether a meeting arrives after this update. One that is `wanted` begins then, if none is under way
         any more."""
         if wanted:
             self._wanted = s.t
         return self._meeting is not None and self._meeting.due <= s.t
 
-    def begin(self, s: Step) -> None:
+    def begin(self, vectors: Sequence[Tensor], s: Step) -> None:
         if self._wanted != s.t or self._meeting is not None:
             return
         if self._apart is None:
             self._apart = apart(s.job)
-        self._brought = [own.clone() for own in s.owned]
+        self._brought = [own.clone() for own in vectors]
         copies = [x.clone() for x in self._brought]
-        self._meeting = under_way(self.inner, s, self._apart, copies, s.t + self.steps)
+        self._meeting = under_way(partial(run_averager, self.inner), s, self._apart, copies, s.t + self.steps)
 
-    def __call__(self, s: Step) -> None:
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+        found = list(vectors)
         at_once = self._meeting is None or self._meeting.due > s.t
-        self.finish(s)
+        self.finish(found, s)
         if at_once:
-            self.inner(s)
-        else:
-            self.begin(s)
+            return run_averager(self.inner, found, s)
+        self.begin(found, s)
+        return found
 
-    def finish(self, s: Step, due: bool = False) -> None:
+    def finish(self, vectors: Sequence[Tensor], s: Step, due: bool = False) -> None:
         """w ← w̄_t + (w − w_t), if a meeting is under way, for which it waits."""
         if self._meeting is None:
             return
         self._meeting.wait()
-        mine = s.owned if self._brought else []  # where there was one group the vectors were dropped
+        # Where there was one group in between, the vectors were dropped.
+        mine: Sequence[Tensor] = vectors if self._brought else ()
         for own, then, mean in zip(mine, self._brought, self._meeting.chunks, strict=True):
             own.copy_(torch.sub(own.to(wide(own.dtype)), then).add_(mean))
         s.notes.update(self._meeting.notes)
@@ -107,56 +112,33 @@ class Delayed:
         """With w_t and w̄_t of the meeting under way, which it waits for."""
         meeting = self._meeting
         if meeting is None:
-            return {"same": {"due": None, "notes": {}}}
+            return State(replicated={"due": None, "notes": {}})
         meeting.wait()
         vectors = {"brought": self._brought, "left": meeting.chunks}
-        chunks = {name: [x.clone() for x in named] for name, named in vectors.items() if named}
-        return {"same": {"due": meeting.due, "notes": dict(meeting.notes)}, "chunks": chunks}
+        sharded = {name: named for name, named in vectors.items() if named}
+        return State(replicated={"due": meeting.due, "notes": meeting.notes}, sharded=sharded)
 
     def load_state_dict(self, state: State) -> None:
         if self._meeting is not None:
             self._meeting.wait()
-        chunks, same = state.get("chunks", {}), state["same"]
-        brought, left = ([x.clone() for x in chunks.get(name, [])] for name in ("brought", "left"))
-        some = same["due"] is not None
-        self._meeting = Meeting(same["due"], left, dict(same["notes"])) if some else None
-        self._brought = brought
+        due, left = state.replicated["due"], state.sharded.get("left", [])
+        self._meeting = None if due is None else Meeting(due, left, state.replicated["notes"])
+        self._brought = state.sharded.get("brought", [])
 
 
-@dataclass(frozen=True)
-class Arrivals:
-    """The steps in which meetings that `inner` asked for arrive."""
-
-    inner: Schedule
-    how: Delayed
-
-    @property
-    def by_time(self) -> bool:
-        return goes_by_time(self.inner)
-
-    @property
-    def share(self) -> float | None:
-        return self.inner.share if isinstance(self.inner, Foreseen) else None
-
-    def __call__(self, s: Step) -> bool:
-        return self.how.arrives(s, self.inner(s))
-
-    def sends(self, m: Sizes) -> list[Message]:
-        return sends(self.inner, m)
-
-
-def require_of_chunks(name: str, method: Method) -> None:
+def require_vectors_only(name: str, method: Method) -> None:
     """Raises `UserError` where its averager cannot be given copies while groups train on."""
-    if not (method.how.shards and of_chunks(method.how)):
+    if not method.how.traits.vectors_only:
         raise UserError(
             f"{name}: meetings of this method need more than the chunks that a position owns; those of "
-            "hierarchical, diloco, sparse_loco, fedavg, adacomm, d_psgd, no_loco, selsync by parameters "
-            "do not, with moments kept"
+            f"{', '.join(sorted(DELAYABLE))} do not, with moments kept and parameters averaged"
         )
-    if isinstance(method.when, Foreseen) and method.when.share == 0:
+    if method.when.traits.rate == 0:
         raise UserError(f"{name}: groups of this method never meet; use it alone")
 
 
+@method(cite=PAPER)
+@checked
 def delayed(method: Method, steps: int) -> Method:
     """`method`, whose groups train on while they meet: the result is taken in `steps` updates later.
 
@@ -170,9 +152,9 @@ def delayed(method: Method, steps: int) -> Method:
     model meet in turn and what groups learned meanwhile may be dropped.
 
     Args:
-        method: whose meetings go by the chunks that a position owns and nothing else: `hierarchical`,
-            `diloco`, `sparse_loco`, `fedavg`, `adacomm`, `d_psgd`, `no_loco`, `selsync` by parameters, with
-            moments kept. In a job file ``method = { name = "hierarchical", every = 8 }``.
+        method: whose meetings go by the chunks that a position owns and nothing else, as those of
+            `hierarchical` and `diloco` do with moments kept. Others are refused, with a list of those that
+            can be delayed. In a job file ``method = { name = "hierarchical", every = 8 }``.
         steps: d, updates between the beginning of a meeting and its arrival, 0 or more; 0 is `method` itself.
             At most the steps from one meeting to the next. Where that cannot be told before, a meeting that
             falls due while one is under way is left out.
@@ -194,13 +176,18 @@ def delayed(method: Method, steps: int) -> Method:
         Q. Zhou et al.: DaSGD: Squeezing SGD Parallelization Performance in Distributed Training Using Delayed
         Averaging, 2020 (arXiv:2006.00441), for averages that come late.
     """
-    require_of_chunks("delayed", method)
+    require_vectors_only("delayed", method)
     if type(steps) is not int or steps < 0:
-        raise UserError(f"steps = {steps!r}: a meeting arrives 0 or more steps after it began")
-    if isinstance(method.when, Periodic) and steps > method.when.steps_between:
-        I = method.when.steps_between  # noqa: E741 - the papers' letter
-        raise UserError(f"steps = {steps}: expected 0 to {I}, the steps from one meeting to the next")
+        raise UserError(
+            f"steps = {steps!r}: a meeting arrives 0 or more steps after it began", key="steps", value=steps
+        )
+    period = method.when.traits.period
+    if period is not None and steps > period:
+        raise UserError(
+            f"steps = {steps}: expected 0 to {period}, the steps from one meeting to the next",
+            key="steps",
+            value=steps,
+        )
     if steps == 0:
         return method
-    how = Delayed(method.how, steps)
-    return Method(exchange=method.exchange, when=Arrivals(method.when, how), how=how)
+    return replace(method, how=Delayed(method.how, steps))

@@ -23,28 +23,44 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from hpcsgd.averagers import Measured, mean_by
-from hpcsgd.averagers.moments import average_states, comparison, sent_by_moment, sent_by_number
-from hpcsgd.core.capabilities import BeforeBucket, all_of, is_regardless_of_gradients, nothing, one_by_one
-from hpcsgd.core.flat import Bucket
+from hpcsgd.arguments import checked
+from hpcsgd.core.averager import Averager, Traits, run_averager
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Averager, Exchange, Step
+from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, sends
+from hpcsgd.core.waits import Unknown
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
-from hpcsgd.wires.base import Wire
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers import Measured, mean_by
+from hpcsgd.parts.averagers.moments import average_states, comparison, sent_by_moment, sent_by_number
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
+from hpcsgd.parts.wires.base import Wire
+
+PAPER = r"""
+@misc{iacob2025desloc,
+  title = {{DES-LOC}: Desynced Low Communication Adaptive Optimizers for Training Foundation Models},
+  author = {Iacob, Alex and Sani, Lorenzo and Safaryan, Mher and Giampouras, Paris and Horv{\'a}th, Samuel and others},
+  year = {2025},
+  eprint = {2505.22549},
+  archivePrefix = {arXiv},
+}
+"""  # noqa: E501
 
 log = logging.getLogger(__name__)
 
 FIRST = ("exp_avg", "momentum_buffer")
 SECOND = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg")
 """As torch's optimizers call their moments."""
+APART = (
+    "moments average between two synchronizations of the parameters, after steps that depend on the "
+    "optimizer: choose intervals that are multiples of every"
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,14 @@ class Periods:
         return {**by_kind, **self.named}.get(name)
 
     def any_due(self, t: int) -> bool:
-        return any(t % period == 0 for period in (self.first, self.second, *self.named.values()))
+        return any(t % period == 0 for period in self._all)
+
+    def are_multiples_of(self, every: int) -> bool:
+        return all(period % every == 0 for period in self._all)
+
+    @property
+    def _all(self) -> tuple[int, ...]:
+        return (self.first, self.second, *self.named.values())
 
 
 @dataclass
@@ -73,29 +96,28 @@ class Desynced:
     inner: Averager
     every: int
     periods: Periods
+    traits: Traits = field(init=False, repr=False)
     _checked: bool = field(default=False, init=False, compare=False)
 
-    @property
-    def shards(self) -> bool:
-        return self.inner.shards
+    def __post_init__(self) -> None:
+        inner = self.inner.traits
+        waits = inner.waits if self.periods.are_multiples_of(self.every) else Unknown(APART)
+        self.traits = replace(inner, waits=waits, leaves_mean=False, vectors_only=False)
 
-    @property
-    def regardless_of_gradients(self) -> bool:
-        return is_regardless_of_gradients(self.inner)
+    def is_due(self, s: Step, wanted: bool) -> bool:
+        return wanted
 
-    def before_update(self, s: Step) -> None:
-        self.inner.before_update(s)
-
-    def begin(self, s: Step) -> None:
+    def begin(self, vectors: Sequence[Tensor], s: Step) -> None:
         """Groups do not meet after this update, but moments may."""
         self._average_due(s)
 
-    def __call__(self, s: Step) -> None:
-        all_of(self.one_by_one(s, nothing))
-
-    def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
-        yield from one_by_one(self.inner, s, before)
+    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterator[Tensor]:
+        yield from self.inner.average(vectors, s)
         self._average_due(s)
+
+    def finish(self, vectors: Sequence[Tensor], s: Step, due: bool) -> None:
+        if due:
+            run_averager(self, vectors, s)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """Of a meeting: also what moments send between two of them."""
@@ -105,11 +127,11 @@ class Desynced:
         if often:
             yield replace(comparison(), times=often)
         for name, period in periods.items():
-            sent = sent_by_moment(m, m.moments[name], self.shards)
+            sent = sent_by_moment(m, m.moments[name], not self.traits.whole_model)
             yield from (replace(x, times=self.every / period) for x in sent)
         if often:
             for layers in m.numbers.values():
-                yield replace(sent_by_number(m, layers, self.shards), times=often)
+                yield replace(sent_by_number(m, layers, not self.traits.whole_model), times=often)
 
     def _average_due(self, s: Step) -> None:
         if not self._checked:
@@ -150,6 +172,8 @@ def share_of_steps(periods: Sequence[int]) -> float:
     )
 
 
+@method(cite=PAPER)
+@checked
 def des_loco(
     every: int,
     first: int | None = None,
@@ -204,5 +228,9 @@ def des_loco(
     )
     for name, period in {"first": periods.first, "second": periods.second, **named}.items():
         if type(period) is not int or period < 1:
-            raise UserError(f"{name} = {period!r}: moments meet after a whole number of steps, at least 1")
+            raise UserError(
+                f"{name} = {period!r}: moments meet after a whole number of steps, at least 1",
+                key=name,
+                value=period,
+            )
     return Method(exchange=exchange, when=when, how=Desynced(Measured(mean_by(average)), every, periods))

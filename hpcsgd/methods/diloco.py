@@ -23,7 +23,7 @@ numbers with a scale here, and which has no error feedback.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,16 +31,29 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from hpcsgd.averagers import AroundMoments, Measured, kept, mean_by
-from hpcsgd.core.capabilities import is_regardless_of_gradients, of_chunks
-from hpcsgd.core.method import Method, State, refer
-from hpcsgd.core.step import Averager, Exchange, Step
+from hpcsgd.arguments import checked
+from hpcsgd.comm import wide
+from hpcsgd.core.averager import Averager, run_averager
+from hpcsgd.core.method import Method
+from hpcsgd.core.state import State
+from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, sends
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
-from hpcsgd.transport import wide
-from hpcsgd.wires.base import Wire
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers import AroundMoments, Measured, kept, mean_by
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
+from hpcsgd.parts.wires.base import Wire
+
+PAPER = """
+@misc{douillard2023diloco,
+  title = {{DiLoCo}: Distributed Low-Communication Training of Language Models},
+  author = {Douillard, Arthur and Feng, Qixuan and Rusu, Andrei A. and Chhaparia, Rachita and Donchev, Yani and Kuncoro, Adhiguna and Ranzato, Marc'Aurelio and Szlam, Arthur and Shen, Jiajun},
+  year = {2023},
+  eprint = {2311.08105},
+  archivePrefix = {arXiv},
+}
+"""  # noqa: E501
 
 MakeOptimizer = Callable[[Sequence[Tensor]], optim.Optimizer]
 NESTEROV: MakeOptimizer = partial(optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
@@ -55,75 +68,64 @@ class Outer:
     θ is what the group had after the last meeting, or before its first update.
     """
 
-    def __init__(self, inner: Averager, make_optimizer: MakeOptimizer) -> None:
+    def __init__(
+        self, inner: Averager, make_optimizer: MakeOptimizer, moved_on: Callable[[Sequence[Tensor]], None]
+    ) -> None:
+        """`moved_on` is told what the group has after each step, alike in all groups where `inner` leaves
+        them alike."""
         self._moments = _try_out(make_optimizer)
-        self.inner = inner
+        self.inner, self._moved_on = inner, moved_on
         self.make_optimizer = make_optimizer
+        self.traits = replace(inner.traits, leaves_mean=False)
         self._theta: list[Tensor] = []
         self._optimizer: optim.Optimizer | None = None
-        self._saved: State = {}
+        self._saved = State()
 
-    @property
-    def shards(self) -> bool:
-        return self.inner.shards
-
-    @property
-    def regardless_of_gradients(self) -> bool:
-        return is_regardless_of_gradients(self.inner)
-
-    @property
-    def of_chunks(self) -> bool:
-        return of_chunks(self.inner)
-
-    def before_update(self, s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
         if s.job.P > 1 and self._optimizer is None:
-            self._start(self._mine(s))
-        self.inner.before_update(s)
+            self._start(vectors)
 
-    def __call__(self, s: Step) -> None:
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
         assert self._optimizer is not None
-        self.inner(s)
-        for theta, w in zip(self._theta, self._mine(s), strict=True):
+        found = run_averager(self.inner, vectors, s)
+        for theta, w in zip(self._theta, found, strict=True):
             theta.grad = theta.to(w.dtype).to(theta.dtype) - w
         self._optimizer.step()
-        for theta, w in zip(self._theta, self._mine(s), strict=True):
+        for theta, w in zip(self._theta, found, strict=True):
             w.copy_(theta)
             theta.grad = None
-        refer(self.inner, self._mine(s))
+        self._moved_on(found)
+        return found
 
     def holds(self, m: Sizes) -> float:
-        return (1 + self._moments) * m.owned(wide=True) * (1 if self.shards or m.sharded else m.K)
+        chunks = m.sharded or not self.traits.whole_model
+        return (1 + self._moments) * m.owned(wide=True) * (1 if chunks else m.K)
 
     def sends(self, m: Sizes) -> list[Message]:
         return [replace(x, bucket=None) for x in sends(self.inner, m)]  # it moves w when all are there
 
     def state_dict(self) -> State:
         if self._optimizer is None:
-            return copy.deepcopy(self._saved)
+            return self._saved
         states = [dict(self._optimizer.state[theta]) for theta in self._theta]
         names = [name for name, value in states[0].items() if _is_like(value, self._theta[0])]
-        moments = {f"{OUTER}{name}": [state.pop(name).clone() for state in states] for name in names}
-        chunks = {"theta": [x.clone() for x in self._theta], **moments}
-        return {"same": {"rest": copy.deepcopy(states[0])}, "chunks": chunks}  # all have stepped as often
+        moments = {f"{OUTER}{name}": [state.pop(name) for state in states] for name in names}
+        # All have stepped as often.
+        return State(replicated={"rest": states[0]}, sharded={"theta": self._theta, **moments})
 
     def load_state_dict(self, state: State) -> None:
         """It counts from the next step on."""
-        self._saved = copy.deepcopy(state)
-        self._optimizer = None
-
-    def _mine(self, s: Step) -> list[Tensor]:
-        return s.owned if self.shards else [b.w for b in s.buckets]
+        self._saved, self._optimizer = state, None
 
     def _start(self, mine: Sequence[Tensor]) -> None:
         self._theta = [w.to(wide(w.dtype), copy=True) for w in mine]
         self._optimizer = self.make_optimizer(self._theta)
-        chunks = self._saved.get("chunks", {})
-        for i, theta in enumerate(self._theta[: len(chunks.get("theta", []))]):
-            theta.copy_(chunks["theta"][i])
-            moments = {k.removeprefix(OUTER): v[i] for k, v in chunks.items() if k.startswith(OUTER)}
-            if state := copy.deepcopy(self._saved["same"]["rest"]) | moments:
+        saved, self._saved = self._saved, State()
+        for i, theta in enumerate(self._theta[: len(saved.sharded.get("theta", []))]):
+            theta.copy_(saved.sharded["theta"][i])
+            moments = {k.removeprefix(OUTER): v[i] for k, v in saved.sharded.items() if k.startswith(OUTER)}
+            if state := copy.deepcopy(saved.replicated["rest"]) | moments:
                 self._optimizer.state[theta] = state
-        self._saved = {}
 
 
 def _is_like(value: Any, theta: Tensor) -> bool:
@@ -132,11 +134,6 @@ def _is_like(value: Any, theta: Tensor) -> bool:
 
 def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> int:
     """How many moments it keeps. What is wrong with an optimizer shows now, and not at the first meeting."""
-    if not callable(make_optimizer):
-        raise UserError(
-            f"outer = {make_optimizer!r}: expected what makes an optimizer of tensors, in a job file "
-            '{ build = "SGD", lr = 0.7 }'
-        )
     theta = torch.zeros(2, device="cpu")
     made = make_optimizer([theta])
     if not isinstance(made, optim.Optimizer):
@@ -146,6 +143,8 @@ def _try_out(make_optimizer: Callable[[Sequence[Tensor]], object]) -> int:
     return sum(_is_like(value, theta) for value in made.state[theta].values())
 
 
+@method(cite=PAPER, delayable=True)
+@checked
 def diloco(
     every: int,
     outer: MakeOptimizer = NESTEROV,
@@ -187,5 +186,6 @@ def diloco(
         A. Douillard et al.: DiLoCo: Distributed Low-Communication Training of Language Models, 2023
         (arXiv:2311.08105), algorithm 1.
     """
-    how = Outer(Measured(mean_by(average)), outer)
+    mean = mean_by(average)
+    how = Outer(Measured(mean), outer, mean.refer_to)
     return Method(exchange=exchange, when=Every(every), how=moments(how))

@@ -14,13 +14,25 @@ at the end of an epoch, too, where samples are dealt anew.
 
 from __future__ import annotations
 
-from hpcsgd.averagers import Ensemble
+from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers import Ensemble
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
+
+PAPER = """
+@misc{xie_ensemblesync,
+  title = {{EnsembleSync}: Reliable Distributed {SGD} with Less Communication},
+  author = {Xie, Michael and Yasunaga, Michihiro},
+  howpublished = {Manuscript},
+}
+"""
 
 
+@method(cite=PAPER)
+@checked
 def ensemble(every: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     """Groups that may die average their models over those that are alive, after every `every` steps.
 

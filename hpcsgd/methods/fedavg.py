@@ -21,16 +21,35 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from hpcsgd.averagers import AroundMoments, Measured, kept
+from torch import Tensor
+
+from hpcsgd.arguments import checked
+from hpcsgd.comm import wide
+from hpcsgd.core.averager import Traits
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce
+from hpcsgd.core.traits import ScheduleTraits
+from hpcsgd.core.waits import All, due
 from hpcsgd.errors import UserError, count_text
-from hpcsgd.exchanges import Dense
-from hpcsgd.transport import wide
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers import AroundMoments, Measured, kept
+from hpcsgd.parts.exchanges import Dense
+
+PAPER = r"""
+@inproceedings{mcmahan2017fedavg,
+  title = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  author = {McMahan, H. Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Ag{\"u}era y Arcas, Blaise},
+  booktitle = {International Conference on Artificial Intelligence and Statistics (AISTATS)},
+  year = {2017},
+  eprint = {1602.05629},
+  archivePrefix = {arXiv},
+}
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)
@@ -39,21 +58,26 @@ class PerEpoch:
 
     x: int
     S: int
-    by_time = True
 
     def __post_init__(self) -> None:
+        if self.S < 1:
+            raise UserError(
+                f"steps_per_epoch = {self.S}: expected at least 1 step", key="steps_per_epoch", value=self.S
+            )
         if type(self.x) is not int or not 1 <= self.x <= self.S:
             raise UserError(
                 f"per_epoch = {self.x}: expected 1 to {count_text(self.S, 'meeting')} in an epoch of "
-                f"{count_text(self.S, 'step')}"
+                f"{count_text(self.S, 'step')}",
+                key="per_epoch",
+                value=self.x,
             )
 
     @property
-    def share(self) -> float:
-        return self.x / self.S
+    def traits(self) -> ScheduleTraits:
+        return ScheduleTraits(known_before_update=True, spacing=Fraction(self.S, self.x))
 
     def __call__(self, s: Step) -> bool:
-        return s.t * self.x // self.S > (s.t - 1) * self.x // self.S
+        return due(s.t, Fraction(self.S, self.x))
 
 
 @dataclass(frozen=True)
@@ -62,36 +86,38 @@ class MeanOfSome:
 
     C: float
     seed: int
-    shards = True
-    regardless_of_gradients = True
-    of_chunks = True
+    traits = Traits(All(), reads_gradients=False, vectors_only=True)
 
     def __post_init__(self) -> None:
         if not 0 < self.C <= 1:
-            raise UserError(f"fraction = {self.C}: expected more than 0 and at most 1, of the groups")
+            raise UserError(
+                f"fraction = {self.C}: expected more than 0 and at most 1, of the groups",
+                key="fraction",
+                value=self.C,
+            )
 
     def drawn(self, t: int, P: int) -> list[int]:
         """The groups that count in step t."""
         count = math.ceil(Fraction(str(self.C)) * P)  # as written: 0.55 of 100 groups are 55
         return random.Random(f"{self.seed} {t}").sample(range(P), count)
 
-    def before_update(self, s: Step) -> None:
-        pass
-
-    def __call__(self, s: Step) -> None:
-        drawn = self.drawn(s.t, s.job.P)
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+        found, drawn = list(vectors), self.drawn(s.t, s.job.P)
         s.agreement().wait()
-        for b in s.buckets:
-            x = b.own.to(wide(b.own.dtype))
+        for w in found:
+            x = w.to(wide(w.dtype))
             if s.job.g not in drawn:
                 x.zero_()
             s.job.cross.allreduce(x).wait()
-            b.own.copy_(x.div_(len(drawn)))
+            w.copy_(x.div_(len(drawn)))
+        return found
 
     def sends(self, m: Sizes) -> list[Message]:
         return [allreduce("cross", m.chunk(b) * b.wide) for b in m.buckets]
 
 
+@method(cite=PAPER, delayable=True)
+@checked
 def fedavg(
     fraction: float = 1.0,
     per_epoch: int = 4,

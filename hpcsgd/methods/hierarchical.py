@@ -19,14 +19,18 @@ left to the next forward pass, but for meetings inside `delayed` or `streamed`.
 
 from __future__ import annotations
 
-from hpcsgd.averagers import AroundMoments, MeanOfAll, Measured, kept, mean_by
+from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange
-from hpcsgd.exchanges import AllReduce, Dense
-from hpcsgd.schedules import Every
-from hpcsgd.wires.base import Wire
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers import AroundMoments, MeanOfAll, Measured, kept, mean_by
+from hpcsgd.parts.exchanges import AllReduce, Dense
+from hpcsgd.parts.schedules import Every
+from hpcsgd.parts.wires.base import Wire
 
 
+@method(cite="lee2020hierarchical", delayable=True)
+@checked
 def hierarchical(
     every: int,
     exchange: Exchange = Dense(),  # noqa: B008 - frozen
@@ -68,6 +72,8 @@ def hierarchical(
     return Method(exchange=exchange, when=Every(every), how=moments(Measured(mean_by(average))))
 
 
+@method(cite="lee2020hierarchical")
+@checked
 def allreduce_local_sgd(every: int, moments: AroundMoments = kept) -> Method:
     """Local SGD as it is usually made, with allreduces of all M: what `hierarchical` is compared with.
 

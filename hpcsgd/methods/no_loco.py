@@ -32,66 +32,69 @@ pipelines with random routes are not here.
 
 from __future__ import annotations
 
-import copy
-import random
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from hpcsgd.averagers.parcel import Parcel
-from hpcsgd.core.method import Method, State
+from hpcsgd.arguments import checked
+from hpcsgd.comm import wide
+from hpcsgd.core.averager import Traits
+from hpcsgd.core.method import Method
+from hpcsgd.core.state import State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.waits import Pairs
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
-from hpcsgd.transport import wide
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers.parcel import Parcel
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
 
-
-def pairs(seed: int, t: int, alone: int, P: int) -> dict[int, int]:
-    """Who meets whom after update t: the same on all ranks. Of an odd P the group `alone` meets nobody."""
-    groups = [g for g in range(P) if P % 2 == 0 or g != alone]
-    random.Random(f"{seed} {t}").shuffle(groups)
-    return {g: groups[i ^ 1] for i, g in enumerate(groups)}
+PAPER = r"""
+@misc{kolehmainen2025noloco,
+  title = {{NoLoCo}: No-all-reduce Low Communication Training Method for Large Models},
+  author = {Kolehmainen, Jari and Blagoev, Nikolay and Donaghy, John and Ersoy, O{\u g}uzhan and Nies, Christopher},
+  year = {2025},
+  eprint = {2506.10911},
+  archivePrefix = {arXiv},
+}
+"""  # noqa: E501
 
 
 class InPairs:
     """An outer step by what this group and another one bring; φ and δ are those of the own chunk."""
 
-    shards = True
-    regardless_of_gradients = True
-    of_chunks = True
-
-    def __init__(self, every: int, alpha: float, beta: float, gamma: float, seed: int) -> None:
-        self.every, self.seed = every, seed
+    def __init__(self, pairs: Pairs, alpha: float, beta: float, gamma: float) -> None:
+        self.pairs = pairs
+        self.traits = Traits(pairs, reads_gradients=False, vectors_only=True)
         self.alpha, self.beta, self.gamma = alpha, beta, gamma
         self._phi: list[Tensor] = []
         self._delta: list[Tensor] = []
-        self._saved: State = {}
+        self._saved = State()
         self._sent: Parcel | None = None
         self._arrived: Parcel | None = None
 
-    def before_update(self, s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
         """Before the first one φ is where all begin."""
         if s.job.P > 1 and not self._phi:
-            kept = self._saved.get("chunks", {})
-            self._phi = [x.clone() for x in kept.get("phi", [])] or [_wide(own) for own in s.owned]
-            self._delta = [x.clone() for x in kept.get("delta", [])] or [
-                x.new_zeros(x.shape) for x in self._phi
-            ]
-            self._saved = {}
+            kept, self._saved = self._saved.sharded, State()
+            self._phi = kept.get("phi") or [_wide(own) for own in vectors]
+            self._delta = kept.get("delta") or [x.new_zeros(x.shape) for x in self._phi]
 
-    def __call__(self, s: Step) -> None:
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+        found = list(vectors)
         moved = [
             own.to(phi.dtype) - phi.to(own.dtype).to(phi.dtype)
-            for own, phi in zip(s.owned, self._phi, strict=True)
+            for own, phi in zip(found, self._phi, strict=True)
         ]
         for delta, by in zip(self._delta, moved, strict=True):
             delta.mul_(self.alpha).add_(by, alpha=self.beta)
-        partner = pairs(self.seed, s.t, s.t // self.every % s.job.P, s.job.P).get(s.job.g)
+        partner = self.pairs.partners(s.t, s.job.P).get(s.job.g)
         if partner is not None:
-            self._exchange(s, partner, moved)
-        for own, phi, delta in zip(s.owned, self._phi, self._delta, strict=True):
+            self._exchange(s, partner, found, moved)
+        for own, phi, delta in zip(found, self._phi, self._delta, strict=True):
             own.copy_(phi.add_(delta))
+        return found
 
     def holds(self, m: Sizes) -> float:
         """φ and δ, and the two parcels."""
@@ -104,20 +107,17 @@ class InPairs:
         return [Message("exchange", "cross", m.parcel(), leaving=away, senders=paired)]
 
     def state_dict(self) -> State:
-        if not self._phi:
-            return copy.deepcopy(self._saved)
-        kept = {"phi": self._phi, "delta": self._delta}
-        return {"chunks": {name: [x.clone() for x in vectors] for name, vectors in kept.items()}}
+        return State(sharded={"phi": self._phi, "delta": self._delta}) if self._phi else self._saved
 
     def load_state_dict(self, state: State) -> None:
         """It counts from the next step on."""
-        self._saved, self._phi, self._delta = copy.deepcopy(state), [], []
+        self._saved, self._phi, self._delta = state, [], []
 
-    def _exchange(self, s: Step, partner: int, moved: list[Tensor]) -> None:
-        """δ_i ← δ_i + (y_j − y_i)/2."""
+    def _exchange(self, s: Step, partner: int, like: Sequence[Tensor], moved: list[Tensor]) -> None:
+        """δ_i ← δ_i + (y_j − y_i)/2; what travels is `like` this."""
         y = [by.mul_(self.beta).add_(phi, alpha=self.gamma) for by, phi in zip(moved, self._phi, strict=True)]
-        self._sent = self._sent or Parcel.like(s.owned)
-        self._arrived = self._arrived or Parcel.like(s.owned)
+        self._sent = self._sent or Parcel.like(like)
+        self._arrived = self._arrived or Parcel.like(like)
         self._sent.pack(y)
         s.job.cross.exchange({partner: self._sent.bytes}, {partner: self._arrived.bytes}).wait()
         self._arrived.add_to(self._delta, 0.5)
@@ -128,6 +128,8 @@ def _wide(own: Tensor) -> Tensor:
     return own.to(wide(own.dtype), copy=True)
 
 
+@method(cite=PAPER, delayable=True)
+@checked
 def no_loco(
     every: int,
     alpha: float = 0.5,
@@ -169,15 +171,17 @@ def no_loco(
         Training Method for Large Models, 2025 (arXiv:2506.10911).
     """
     if not 0 <= alpha < 1:
-        raise UserError(f"alpha = {alpha}: expected a momentum ≥ 0 and < 1")
+        raise UserError(f"alpha = {alpha}: expected a momentum ≥ 0 and < 1", key="alpha", value=alpha)
     if not 0 < beta < float("inf"):
-        raise UserError(f"beta = {beta}: expected an outer learning rate > 0")
+        raise UserError(f"beta = {beta}: expected an outer learning rate > 0", key="beta", value=beta)
     most = 2 * (1 - alpha**2)
     gamma = most / 2 if gamma is None else gamma
     if not 0 < gamma < most:
         raise UserError(
             f"gamma = {gamma}: expected more than 0 and less than 2·(1 − alpha²) = {most:.4g}, or groups "
-            "drift apart"
+            "drift apart",
+            key="gamma",
+            value=gamma,
         )
     when = Every(every)
-    return Method(exchange=exchange, when=when, how=InPairs(every, alpha, beta, gamma, seed))
+    return Method(exchange=exchange, when=when, how=InPairs(Pairs(seed, every), alpha, beta, gamma))

@@ -11,15 +11,30 @@ before is still synchronous. Moments, until then the same on all groups, are the
 
 from __future__ import annotations
 
-from hpcsgd.averagers import AroundMoments, kept
+from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import GroupExchange
-from hpcsgd.exchanges import Dense
 from hpcsgd.methods.bsp import bsp
 from hpcsgd.methods.hierarchical import hierarchical
+from hpcsgd.methods.registry import method
 from hpcsgd.methods.switch import FIRST_LR_DECAY, switch
+from hpcsgd.parts.averagers import AroundMoments, kept
+from hpcsgd.parts.exchanges import Dense
+
+PAPER = """
+@inproceedings{lin2020local,
+  title = {Don't Use Large Mini-Batches, Use Local {SGD}},
+  author = {Lin, Tao and Stich, Sebastian U. and Patel, Kumar Kshitij and Jaggi, Martin},
+  booktitle = {International Conference on Learning Representations (ICLR)},
+  year = {2020},
+  eprint = {1808.07217},
+  archivePrefix = {arXiv},
+}
+"""
 
 
+@method(cite=PAPER)
+@checked
 def post_local(
     every: int,
     exchange: GroupExchange = Dense(),  # noqa: B008 - frozen

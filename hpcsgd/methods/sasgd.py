@@ -22,17 +22,33 @@ counts for all of G_i. Of 16-bit parameters w and G_i are float32, also on their
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import Tensor, optim
 
-from hpcsgd.averagers import Measured
-from hpcsgd.core.method import Method, State
+from hpcsgd.arguments import checked
+from hpcsgd.comm import wide
+from hpcsgd.core.averager import Traits
+from hpcsgd.core.method import Method
+from hpcsgd.core.state import State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes, allreduce
+from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
-from hpcsgd.transport import wide
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers import Measured
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
+
+PAPER = """
+@inproceedings{cong2017sasgd,
+  title = {An Efficient, Distributed Stochastic Gradient Descent Algorithm for Deep-Learning Applications},
+  author = {Cong, Guojing and Bhardwaj, Onkar and Feng, Minwei},
+  booktitle = {International Conference on Parallel Processing (ICPP)},
+  year = {2017},
+}
+"""
 
 PLAIN = {"momentum": 0, "weight_decay": 0, "maximize": False}
 
@@ -40,7 +56,7 @@ PLAIN = {"momentum": 0, "weight_decay": 0, "maximize": False}
 class Accumulated:
     """w ← w − η·(mean of the groups' sums of gradients since the last meeting), chunk by chunk."""
 
-    shards = True
+    traits = Traits(All())
 
     def __init__(self) -> None:
         self.agreed: list[Tensor] = []
@@ -48,26 +64,27 @@ class Accumulated:
         self.sums: list[Tensor] = []
         """G_i."""
 
-    def before_update(self, s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
         if s.job.P == 1:
             return
         if not self.agreed:
             _require_plain(s.moments.optimizer)
             _rate(s)
-            self.agreed = [w.to(wide(w.dtype), copy=True) for w in s.owned]
+            self.agreed = [w.to(wide(w.dtype), copy=True) for w in vectors]
             self.sums = [torch.zeros_like(w) for w in self.agreed]
         s.gradients()  # brings them into the buckets where nothing was exchanged
         for total, b in zip(self.sums, s.buckets, strict=True):
             total.add_(b.g_own)
 
-    def __call__(self, s: Step) -> None:
-        rate = _rate(s)
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+        found, rate = list(vectors), _rate(s)
         s.agreement().wait()
-        for b, w, total in zip(s.buckets, self.agreed, self.sums, strict=True):
+        for own, w, total in zip(found, self.agreed, self.sums, strict=True):
             s.job.cross.allreduce(total, "mean").wait()
             w.sub_(total, alpha=rate)
-            b.own.copy_(w)
+            own.copy_(w)
             total.zero_()
+        return found
 
     def holds(self, m: Sizes) -> float:
         return 2 * m.owned(wide=True)
@@ -76,12 +93,10 @@ class Accumulated:
         return [allreduce("cross", m.chunk(b) * b.wide) for b in m.buckets]
 
     def state_dict(self) -> State:
-        chunks = {"agreed": self.agreed, "sums": self.sums} if self.agreed else {}
-        return {"chunks": {name: [x.clone() for x in vectors] for name, vectors in chunks.items()}}
+        return State(sharded={"agreed": self.agreed, "sums": self.sums}) if self.agreed else State()
 
     def load_state_dict(self, state: State) -> None:
-        chunks = state.get("chunks", {})
-        self.agreed, self.sums = ([x.clone() for x in chunks.get(name, [])] for name in ("agreed", "sums"))
+        self.agreed, self.sums = (state.sharded.get(name, []) for name in ("agreed", "sums"))
 
 
 def _require_plain(optimizer: optim.Optimizer) -> None:
@@ -109,6 +124,8 @@ def _rate(s: Step) -> float:
     return rates[0]
 
 
+@method(cite=PAPER)
+@checked
 def sasgd(every: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     """Groups add up what `every` plain SGD steps saw, and take one step by the mean of it together.
 

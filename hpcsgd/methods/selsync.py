@@ -24,21 +24,25 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from hpcsgd.averagers import AroundMoments, Mean, Measured, kept
-from hpcsgd.core.capabilities import BeforeBucket, of_chunks, one_by_one
-from hpcsgd.core.flat import Bucket
-from hpcsgd.core.method import Method, State
-from hpcsgd.core.step import Averager, Exchange, Step
+from hpcsgd.arguments import checked
+from hpcsgd.comm import Work, phase
+from hpcsgd.core.averager import Averager, Traits
+from hpcsgd.core.method import Method
+from hpcsgd.core.state import State
+from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
+from hpcsgd.core.traits import ScheduleTraits
+from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Dense
-from hpcsgd.transport import Work, phase
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers import AroundMoments, Mean, Measured, kept
+from hpcsgd.parts.exchanges import Dense
 
 LARGEST = sys.float_info.max
 """Δ where there is none yet: only δ = ∞ is above it."""
@@ -90,8 +94,7 @@ class Significance:
         self._saved: list[Tensor] = []
         self._gathering: Work | None = None
         self._significant = False
-        self.changes = torch.empty(0, device="cpu")
-        """Δ of every group in the last step."""
+        self.traits = ScheduleTraits(threshold=delta)
 
     def begin(self, s: Step) -> None:
         """The exchanged gradient is there; returns at once."""
@@ -117,10 +120,10 @@ class Significance:
             with phase("vote"):
                 self._gathering.wait()
             self._gathering = None
-            self.changes = self._change(self._parts.view(s.job.P, s.job.K).sum(1))
-            votes = self.changes >= self.delta
+            changes = self._change(self._parts.view(s.job.P, s.job.K).sum(1))
+            votes = changes >= self.delta
             self._significant = bool(votes.any())
-            mine = {"delta": self.changes[s.job.g].item(), "vote": float(votes[s.job.g].item())}
+            mine = {"delta": changes[s.job.g].item(), "vote": float(votes[s.job.g].item())}
             s.notes.update(mine, met=float(self._significant))
         return self._significant
 
@@ -129,36 +132,29 @@ class Significance:
         return [Message("allgather", "world", FLOAT64 * m.N, "vote")] if m.P > 1 else []
 
     def state_dict(self) -> State:
-        return {"own": {"norms": self._saved if self._change is None else list(self._change.norms)}}
+        return State(per_rank={"norms": self._saved if self._change is None else list(self._change.norms)})
 
     def load_state_dict(self, state: State) -> None:
-        self._saved, self._change = state.get("own", {}).get("norms", []), None
+        self._saved, self._change = state.per_rank.get("norms", []), None
 
 
 @dataclass(frozen=True)
 class Watching:
-    """`inner`, with the question whether to meet on its way before the update."""
+    """Averages as `inner`, with the question whether to meet on its way before the update."""
 
     inner: Averager
     significance: Significance
+    traits: Traits = field(init=False, repr=False)
 
-    @property
-    def shards(self) -> bool:
-        return self.inner.shards
+    def __post_init__(self) -> None:
+        traits = replace(self.inner.traits, reads_gradients=True, leaves_mean=False)
+        object.__setattr__(self, "traits", traits)
 
-    @property
-    def of_chunks(self) -> bool:
-        return of_chunks(self.inner)
-
-    def before_update(self, s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
         self.significance.begin(s)
-        self.inner.before_update(s)
 
-    def __call__(self, s: Step) -> None:
-        self.inner(s)
-
-    def one_by_one(self, s: Step, before: BeforeBucket) -> Iterator[Bucket]:
-        return one_by_one(self.inner, s, before)
+    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
+        return self.inner.average(vectors, s)
 
     def sends(self, m: Sizes) -> list[Message]:
         return sends(self.inner, m)
@@ -169,9 +165,9 @@ class MeanGradient:
     """The mean of the groups' gradients takes the place of the own one, where the step is significant."""
 
     significance: Significance
-    shards = True
+    traits = Traits(All())
 
-    def before_update(self, s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
         self.significance.begin(s)
         if s.job.P > 1 and self.significance(s):
             with phase("average"):
@@ -179,8 +175,9 @@ class MeanGradient:
                 for g in s.gradients():
                     s.job.cross.allreduce(g, "mean").wait()
 
-    def __call__(self, s: Step) -> None:
+    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
         """All is done."""
+        return vectors
 
     def sends(self, m: Sizes) -> list[Message]:
         return [allreduce("cross", m.chunk(b) * b.width) for b in m.buckets]
@@ -205,6 +202,8 @@ AGGREGATES: Mapping[str, Aggregate] = {"gradients": gradients, "parameters": par
 """As job files call them."""
 
 
+@method(cite="tyagi2023selsync", delayable=True)
+@checked
 def selsync(
     delta: float,
     aggregate: Aggregate = parameters,
@@ -250,10 +249,12 @@ def selsync(
         2023 (arXiv:2307.07950), algorithm 1.
     """
     if not delta >= 0:
-        raise UserError(f"delta = {delta}: a change of the gradient, 0 or more")
+        raise UserError(f"delta = {delta}: a change of the gradient, 0 or more", key="delta", value=delta)
     if window < 1:
-        raise UserError(f"window = {window}: the average is of 1 step or more")
+        raise UserError(f"window = {window}: the average is of 1 step or more", key="window", value=window)
     if smoothing is not None and not 0 < smoothing <= 1:
-        raise UserError(f"smoothing = {smoothing}: expected a number > 0 and ≤ 1")
+        raise UserError(
+            f"smoothing = {smoothing}: expected a number > 0 and ≤ 1", key="smoothing", value=smoothing
+        )
     significance = Significance(float(delta), window, smoothing)
     return Method(exchange=exchange, when=significance, how=aggregate(significance, moments))

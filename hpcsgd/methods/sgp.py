@@ -19,21 +19,26 @@ in the paper's 1-OSGP, so that a run has the same bits again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from hpcsgd.averagers.parcel import Parcel
+from hpcsgd.arguments import checked
+from hpcsgd.comm import Transport, Work, wide
+from hpcsgd.core.averager import Traits
 from hpcsgd.core.graphs import Exponential, Graph, senders
-from hpcsgd.core.method import Method, State
+from hpcsgd.core.method import Method
 from hpcsgd.core.mixing import mean_leaving, mean_peers
+from hpcsgd.core.state import State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.waits import InNeighbors
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
-from hpcsgd.transport import Transport, Work, wide
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers.parcel import Parcel
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
 
 
 @dataclass
@@ -60,34 +65,37 @@ class PushSum:
     What the others sent is taken in `staleness` (τ) steps later; so many rounds are under way at most.
     """
 
-    shards = True
-
     def __init__(self, graph: Graph, staleness: int = 0) -> None:
         if staleness < 0:
             raise UserError(
-                f"staleness = {staleness}: messages are used 0 or more steps after they were sent"
+                f"staleness = {staleness}: messages are used 0 or more steps after they were sent",
+                key="staleness",
+                value=staleness,
             )
         self.graph = graph
         self.staleness = staleness
+        self.traits = Traits(InNeighbors(graph, staleness))
         self.weight = 1.0
         """w_i of this group."""
         self._under_way: deque[Round] = deque()
         self._spare: list[Parcel] = []
         self._link: Transport | None = None
 
-    def before_update(self, s: Step) -> None:
-        """What is updated is x_i = w_i·z_i."""
+    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
+        """What is updated is x_i = w_i·z_i: of all of w where every position updates that."""
         if self.weight != 1:
             for b in s.buckets:
                 (b.own if s.fixed.shards else b.w).mul_(self.weight)
 
-    def __call__(self, s: Step) -> None:
-        x = [own.to(wide(own.dtype)) for own in s.owned]  # the chunks themselves, but for 16-bit ones
-        self._under_way.append(self._send(s, x))
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+        found = list(vectors)
+        x = [own.to(wide(own.dtype)) for own in found]  # the chunks themselves, but for 16-bit ones
+        self._under_way.append(self._send(s, found, x))
         if len(self._under_way) > self.staleness:
             self._take_in(x, self._under_way.popleft())
-        for own, mine in zip(s.owned, x, strict=True):
+        for own, mine in zip(found, x, strict=True):
             own.copy_(mine if self.weight == 1 else mine.div_(self.weight))
+        return found
 
     def sends(self, m: Sizes) -> list[Message]:
         """Line 3: x_i and w_i to each out-neighbour; the mean over a period of the graph."""
@@ -98,19 +106,20 @@ class PushSum:
     def state_dict(self) -> State:
         """With the messages under way, which it waits for. Elsewhere groups start from z, of weight 1."""
         arrived = [[parcel.state_dict() for parcel, _ in sent.wait()] for sent in self._under_way]
-        return {"own": {"weight": self.weight, "under_way": arrived}}
+        return State(per_rank={"weight": self.weight, "under_way": arrived})
 
     def load_state_dict(self, state: State) -> None:
-        own = state.get("own", {"weight": 1.0, "under_way": []})
+        own = state.per_rank or {"weight": 1.0, "under_way": []}
         self.weight = own["weight"]
         self._under_way = deque(Round([Parcel.restored(x) for x in arrived]) for arrived in own["under_way"])
 
-    def _send(self, s: Step, x: list[Tensor]) -> Round:
-        """Give away all but the own share: of x what is not sent, so that rounding neither adds nor takes."""
+    def _send(self, s: Step, like: Sequence[Tensor], x: list[Tensor]) -> Round:
+        """Give away all but the own share: of x what is not sent, so that rounding neither adds nor takes.
+        What travels is `like` this."""
         t, i, n = s.t - 1, s.job.g, s.job.P
         peers, sources = self.graph.peers(i, t, n), senders(self.graph, i, t, n)
         share = 1 / (len(peers) + 1)
-        sent, arriving = self._room(s), [self._room(s) for _ in sources]
+        sent, arriving = self._room(like), [self._room(like) for _ in sources]
         sent.pack(x, share, self.weight)
         sent.add_to(x, -len(peers))
         self.weight *= share
@@ -132,10 +141,12 @@ class PushSum:
         if sent.work is not None:  # else they are of a checkpoint, and in host memory
             self._spare += sent.arriving + sent.sent
 
-    def _room(self, s: Step) -> Parcel:
-        return self._spare.pop() if self._spare else Parcel.like(s.owned)
+    def _room(self, like: Sequence[Tensor]) -> Parcel:
+        return self._spare.pop() if self._spare else Parcel.like(like)
 
 
+@method(cite="assran2019sgp")
+@checked
 def sgp(
     peers: int | None = None,
     graph: Graph | None = None,
@@ -175,6 +186,8 @@ def sgp(
     return osgp(0, peers, graph, exchange)
 
 
+@method(cite="assran2019sgp")
+@checked
 def osgp(
     staleness: int,
     peers: int | None = None,
@@ -209,6 +222,10 @@ def osgp(
         M. Assran et al., ICML 2019, τ-overlap SGP.
     """
     if graph is not None and peers is not None:
-        raise UserError(f"peers = {peers} and a graph: peers is of the exponential graph, give one of them")
+        raise UserError(
+            f"peers = {peers} and a graph: peers is of the exponential graph, give one of them",
+            key="peers",
+            value=peers,
+        )
     how = PushSum(graph or Exponential(1 if peers is None else peers), staleness)
     return Method(exchange=exchange, when=Every(1), how=how)

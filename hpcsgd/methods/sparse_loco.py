@@ -24,29 +24,33 @@ with 4, 8 or 16 bits it is that of `wires.int4`, `int8` or `bf16`, with 32 there
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hpcsgd import kernels
-from hpcsgd.averagers import AroundMoments, Measured, PerRun, kept
-from hpcsgd.averagers.selection import Selection
-from hpcsgd.core.method import Method, State
+from hpcsgd.arguments import checked
+from hpcsgd.comm import wide
+from hpcsgd.core.averager import Traits
+from hpcsgd.core.method import Method
+from hpcsgd.core.state import State
 from hpcsgd.core.step import Exchange, Step
 from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
-from hpcsgd.sparsifiers.base import Share, require_density
-from hpcsgd.transport import wide
-from hpcsgd.wires import bf16, int4, int8
-from hpcsgd.wires.base import Wire
-from hpcsgd.wires.levels import Levels
-from hpcsgd.wires.whole import Whole
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers import AroundMoments, Measured, PerRun, kept
+from hpcsgd.parts.averagers.selection import Selection
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
+from hpcsgd.parts.sparsifiers.base import Share, require_density
+from hpcsgd.parts.wires import bf16, int4, int8
+from hpcsgd.parts.wires.base import Wire
+from hpcsgd.parts.wires.levels import Levels
+from hpcsgd.parts.wires.whole import Whole
 
 VALUES: Mapping[int, Wire] = {2: Levels(), 4: int4(), 8: int8(), 16: bf16(), 32: Whole()}
 """How values travel, by their bits."""
@@ -93,9 +97,7 @@ class SparseDelta:
     Takes room for two chunks, θ and e, M/K elements each.
     """
 
-    shards = True
-    regardless_of_gradients = True
-    of_chunks = True
+    traits = Traits(All(), reads_gradients=False, vectors_only=True)
 
     def __init__(self, density: float, values: Wire, beta: float, lr: float, select: Selection) -> None:
         self.density, self.values, self.beta, self.lr, self.select = density, values, beta, lr, select
@@ -103,15 +105,16 @@ class SparseDelta:
         self._error: list[Tensor] = []
         self._filled: list[list[slice]] = []
         """Of each chunk what is not padding."""
-        self._saved: State = {}
+        self._saved = State()
 
-    def before_update(self, s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
         if s.job.P > 1 and not self._theta:
-            self._start(s)
+            self._start(vectors, s.filled(vectors))
 
-    def __call__(self, s: Step) -> None:
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
         assert self._theta
-        owned, thetas, errors = (self._without_padding(x) for x in (s.owned, self._theta, self._error))
+        found = list(vectors)
+        owned, thetas, errors = (self._without_padding(x) for x in (found, self._theta, self._error))
         for own, theta, e in zip(owned, thetas, errors, strict=True):
             e.mul_(self.beta).add_(theta.to(own.dtype).to(theta.dtype) - own)
         codes = [Code(share, self.values) for share in self.select.shares(errors, self.density, s.job)]
@@ -120,6 +123,7 @@ class SparseDelta:
         for i, (own, theta, e) in enumerate(zip(owned, thetas, errors, strict=True)):
             theta.add_(self._mean(codes[i], said[i], e, s.job.cross.rank), alpha=-self.lr)
             own.copy_(theta)
+        return found
 
     def holds(self, m: Sizes) -> float:
         return 2 * m.owned(wide=True)
@@ -133,26 +137,21 @@ class SparseDelta:
             yield Message("allgather", "cross", m.P * nbytes / m.K)
 
     def state_dict(self) -> State:
-        if not self._theta:
-            return copy.deepcopy(self._saved)
-        vectors = {"theta": self._theta, "error": self._error}
-        return {"chunks": {name: [x.clone() for x in found] for name, found in vectors.items()}}
+        return State(sharded={"theta": self._theta, "error": self._error}) if self._theta else self._saved
 
     def load_state_dict(self, state: State) -> None:
         """It counts from the next step on."""
-        self._saved = copy.deepcopy(state)
-        self._theta, self._error = [], []
+        self._saved, self._theta, self._error = state, [], []
 
-    def _start(self, s: Step) -> None:
+    def _start(self, owned: Sequence[Tensor], filled: list[list[slice]]) -> None:
         """From what all groups have, or as it was saved."""
-        owned, self._filled = s.owned, [b.filled for b in s.buckets]
-        chunks = self._saved.get("chunks", {})
-        theta = chunks.get("theta", owned)
+        self._filled = filled
+        kept, self._saved = self._saved.sharded, State()
+        theta = kept.get("theta", owned)
         self._theta = [x.to(wide(own.dtype), copy=True) for x, own in zip(theta, owned, strict=True)]
         self._error = [torch.zeros_like(x) for x in self._theta]
-        for e, saved in zip(self._error, chunks.get("error", ()), strict=False):
+        for e, saved in zip(self._error, kept.get("error", ()), strict=False):
             e.copy_(saved)
-        self._saved = {}
 
     def _without_padding(self, chunks: Sequence[Tensor]) -> list[Tensor]:
         """Views, one for each run of parameters; at least one, since a position may own nothing."""
@@ -182,6 +181,8 @@ class SparseDelta:
         return total.div_(len(said))
 
 
+@method(cite="sarfi2025sparseloco", delayable=True)
+@checked
 def sparse_loco(
     every: int,
     density: float = 1 / 64,
@@ -230,10 +231,10 @@ def sparse_loco(
     """
     require_density(density)
     if bits not in VALUES:
-        raise UserError(f"bits = {bits!r}: expected {', '.join(map(str, VALUES))}")
+        raise UserError(f"bits = {bits!r}: expected {', '.join(map(str, VALUES))}", key="bits", value=bits)
     if not 0 <= beta <= 1:
-        raise UserError(f"beta = {beta}: what is left of the feedback, ≥ 0 and ≤ 1")
+        raise UserError(f"beta = {beta}: what is left of the feedback, ≥ 0 and ≤ 1", key="beta", value=beta)
     if not 0 < lr < math.inf:
-        raise UserError(f"lr = {lr}: an outer learning rate, > 0")
+        raise UserError(f"lr = {lr}: an outer learning rate, > 0", key="lr", value=lr)
     how = Measured(SparseDelta(density, VALUES[bits], beta, float(lr), select))
     return Method(exchange=exchange, when=Every(every), how=moments(how))

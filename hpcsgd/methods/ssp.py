@@ -12,13 +12,26 @@ caches reads until they are too old; here every step reads.
 
 from __future__ import annotations
 
-from hpcsgd.averagers.server import Server
+from hpcsgd.arguments import checked
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange
-from hpcsgd.exchanges import Dense
-from hpcsgd.schedules import Every
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers.server import Server
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.parts.schedules import Every
+
+PAPER = """
+@inproceedings{ho2013ssp,
+  title = {More Effective Distributed {ML} via a Stale Synchronous Parallel Parameter Server},
+  author = {Ho, Qirong and Cipar, James and Cui, Henggang and Lee, Seunghak and Kim, Jin Kyu and Gibbons, Phillip B. and Gibson, Garth A. and Ganger, Gregory R. and Xing, Eric P.},
+  booktitle = {Advances in Neural Information Processing Systems (NIPS)},
+  year = {2013},
+}
+"""  # noqa: E501
 
 
+@method(cite=PAPER)
+@checked
 def ssp(staleness: int, exchange: Exchange = Dense()) -> Method:  # noqa: B008 - frozen
     """A parameter server on all ranks, which lets no group run far ahead of the slowest.
 

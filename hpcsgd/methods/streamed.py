@@ -10,8 +10,8 @@ steps at an offset of its own, so that the link always has something to carry:
 α = 0 drops what was learned of the fragment meanwhile, α = 1 would be no communication, the paper's is 1/2.
 
 Differences from the paper: its replica is a group here, and each position brings what it owns of a fragment.
-Layers of unlike sizes are divided evenly, see `hpcsgd.averagers.fragments`. The meeting is that of any method
-of a fixed interval I: without an outer optimizer θ_p is the mean. Offsets are I/F apart, rounded down.
+Layers of unlike sizes are divided evenly, see `hpcsgd.parts.averagers.fragments`. The meeting is that of any
+method of a fixed interval I: without an outer optimizer θ_p is the mean. Offsets are I/F apart, rounded down.
 Numbers travel as they are, or by `average` of the method inside, in blocks with a scale in place of E3M0.
 """
 
@@ -19,92 +19,100 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from hpcsgd.averagers.fragments import fragments, put_together
-from hpcsgd.averagers.streams import LEFT, Stream
-from hpcsgd.averagers.under_way import Meeting, apart, step_of, under_way
-from hpcsgd.core.capabilities import Periodic
-from hpcsgd.core.method import Method, State, parts_of
-from hpcsgd.core.step import Averager, Step
+from hpcsgd.arguments import checked
+from hpcsgd.comm import wide
+from hpcsgd.core.averager import Averager
+from hpcsgd.core.method import Method, parts_of
+from hpcsgd.core.optional import prepare
+from hpcsgd.core.state import State
+from hpcsgd.core.step import Step
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, Vector, held, late, sends
+from hpcsgd.core.waits import later
 from hpcsgd.errors import UserError
-from hpcsgd.methods.delayed import require_of_chunks
-from hpcsgd.transport import wide
+from hpcsgd.methods.delayed import require_vectors_only
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers.fragments import fragments, put_together
+from hpcsgd.parts.averagers.streams import LEFT, Stream
+from hpcsgd.parts.averagers.under_way import Meeting, apart, apart_step, under_way
+from hpcsgd.parts.schedules.in_turn import InTurn
 
 log = logging.getLogger(__name__)
 
 
 class Streamed:
-    """A copy of `how` for each fragment; fragment p begins to meet after updates t for which t + ⌊p·I/F⌋ is a
-    multiple of I.
+    """A copy of `how` for each fragment; each begins to meet when it is its `turn`.
 
     Called where nothing arrives, or unasked, it makes groups meet at once with all of the model, after it has
     taken in what is under way. The `distance` that it notes is that of all fragments as they last met.
     """
 
-    shards = True
-    regardless_of_gradients = True
-
-    def __init__(self, how: Averager, every: int, fragments: int, delay: int, blend: float) -> None:
-        self.how, self.every, self.delay, self.blend = how, every, delay, blend
-        self.fragments = fragments
-        self.offsets = [p * every // fragments for p in range(fragments)]
+    def __init__(self, how: Averager, turn: InTurn, delay: int, blend: float) -> None:
+        self.how, self.turn, self.delay, self.blend = how, turn, delay, blend
+        waits = later(how.traits.waits, delay)
+        unlike = {"reads_gradients": False, "leaves_mean": False, "vectors_only": False}
+        self.traits = replace(how.traits, waits=waits, **unlike)
         self._streams: list[Stream] = []
         self._owned: list[Tensor] = []
-        self._saved: State = {}
+        self._saved = State()
         self._apart: Job | None = None
         self._asked = -1
         """The last update after which it was asked what arrives."""
 
-    def before_update(self, s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
         if s.job.P > 1 and not self._streams:
-            self._start(s)
+            self._start(list(vectors), s)
 
-    def arrives(self, s: Step) -> bool:
-        """Whether a fragment arrives after this update."""
+    def is_due(self, s: Step, wanted: bool) -> bool:
+        """Whether a fragment arrives after this update: without delay one that begins then, as `wanted`."""
         self._asked = s.t
-        if self.delay == 0:
-            self.begin(s)
-        return any(self._arriving(s.t))
+        return any(self._arriving(s.t)) if self.delay else wanted
 
-    def begin(self, s: Step) -> None:
+    def begin(self, vectors: Sequence[Tensor], s: Step) -> None:
         """Whose turn it is, if it is not under way any more."""
-        for stream in self._in_turn(s.t):
-            if stream.meeting is None:
-                self._begin(stream, s)
+        for p in self.turn.at(s.t):
+            if self._streams[p].meeting is None:
+                self._begin(self._streams[p], vectors, s)
 
-    def __call__(self, s: Step) -> None:
-        arriving = list(self._arriving(s.t)) if self._asked == s.t else []
-        for stream in arriving:
-            self._take_in(stream, s)
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+        found = list(vectors)
+        asked, self._asked = self._asked == s.t, -1
+        if asked and not self.delay:
+            self.begin(found, s)
+        arriving = list(self._arriving(s.t)) if asked else []
+        for stream in arriving or self._streams:
+            self._take_in(stream, found, s)
         if not arriving:
-            self.finish(s)
-            self._meet(s)
+            self._meet(found, s)
         elif self.delay:
-            self.begin(s)
+            self.begin(found, s)
+        return found
 
-    def finish(self, s: Step, due: bool = False) -> None:
-        """Blend in all fragments that are under way, for which it waits."""
+    def finish(self, vectors: Sequence[Tensor], s: Step, due: bool) -> None:
+        """Blend in all fragments that are under way, for which it waits; without delay, whose turn it is."""
+        if due and not self.delay:
+            self.begin(vectors, s)
         for stream in self._streams:
-            self._take_in(stream, s)
+            self._take_in(stream, vectors, s)
 
     def holds(self, m: Sizes) -> float:
         """With averagers of all fragments, which together have what one of the model has."""
-        begun = [[(t + offset) % self.every for offset in self.offsets] for t in range(self.every)]
+        I, F = self.turn.I, self.turn.F  # noqa: E741 - the papers' letter
+        begun = [[(t + offset) % I for offset in self.turn.offsets] for t in range(I)]
         most = max(sum(steps_ago < self.delay for steps_ago in each) for each in begun)
-        under_way = most / len(self.offsets) * m.owned()
+        under_way = most / F * m.owned()
         return under_way + held((part for _, part in parts_of("how", self.how)), m)
 
     def sends(self, m: Sizes) -> Iterator[Message]:
         """About an F-th of the model each time; while the F are on their way, F·τ steps are computed."""
-        F = len(self.offsets)
+        F = self.turn.F
         for p in range(F):
             counts = [(b.used * (p + 1) // F - b.used * p // F, b.width) for b in m.buckets]
             part = replace(m, buckets=tuple(Vector(n, n, width) for n, width in counts))
@@ -114,7 +122,7 @@ class Streamed:
     def state_dict(self) -> State:
         """With what comes of the meetings under way, for which it waits."""
         if not self._streams:
-            return copy.deepcopy(self._saved)
+            return self._saved
         found, rest = zip(*(stream.saved() for stream in self._streams), strict=True)
         chunks: dict[str, list[Tensor]] = {}
         for name in dict.fromkeys(name for vectors in found for name in vectors):
@@ -122,36 +130,36 @@ class Streamed:
             pieces = [(stream.fragment, vectors[name]) for stream, vectors in having if name in vectors]
             chunks[name] = put_together(self._owned, pieces)
         meetings = [stream.meeting for stream in self._streams]
-        same = {
+        replicated = {
             "due": [None if meeting is None else meeting.due for meeting in meetings],
             "notes": [{} if meeting is None else dict(meeting.notes) for meeting in meetings],
             "names": [list(vectors) for vectors in found],
             "rest": list(rest),
         }
-        own = {"distances": [stream.distance for stream in self._streams]}
-        return {"same": same, "chunks": chunks, "own": own}
+        distances = [stream.distance for stream in self._streams]
+        return State(replicated=replicated, sharded=chunks, per_rank={"distances": distances})
 
     def load_state_dict(self, state: State) -> None:
         """It counts from the next step on."""
         for stream in self._streams:
             if stream.meeting is not None:
                 stream.meeting.wait()
-        self._saved, self._streams = copy.deepcopy(state), []
+        self._saved, self._streams = state, []
 
-    def _start(self, s: Step) -> None:
-        self._owned = s.owned
-        cut = fragments(s.buckets, len(self.offsets))
+    def _start(self, owned: list[Tensor], s: Step) -> None:
+        self._owned = owned
+        cut = fragments(s.buckets, self.turn.F)
         self._streams = [Stream(fragment, copy.deepcopy(self.how)) for fragment in cut]
-        if "same" in self._saved:
-            self._go_on(s)
-        self._saved = {}
+        saved, self._saved = self._saved, State()
+        if saved.replicated:
+            self._go_on(saved, s)
         for stream in self._streams:
-            stream.how.before_update(step_of(s, s.job, stream.fragment.of(s.owned)))
+            prepare(stream.how, stream.fragment.of(owned), replace(s, of_fragment=True))
 
-    def _go_on(self, s: Step) -> None:
-        """From the saved state; from one of as many fragments with the meetings under way, else with what is
+    def _go_on(self, saved: State, s: Step) -> None:
+        """From a saved state; from one of as many fragments with the meetings under way, else with what is
         known of every element, and numbers of the fragment that knows no more."""
-        same, chunks = self._saved["same"], self._saved.get("chunks", {})
+        same, chunks = saved.replicated, saved.sharded
         known = [{name for name in names if name != LEFT} for names in same["names"]]
         fewest = min(range(len(known)), key=lambda p: len(known[p]))
         if len(known) != len(self._streams):
@@ -159,14 +167,13 @@ class Streamed:
             for stream in self._streams:
                 stream.take_up(_of(stream, known[fewest], chunks), same["rest"][fewest])
             return
-        distances = self._saved.get("own", {}).get("distances", [None] * len(known))
+        distances = saved.per_rank.get("distances", [None] * len(known))
         for p, stream in enumerate(self._streams):
             mine = _of(stream, same["names"][p], chunks)
             stream.take_up(mine, same["rest"][p])
             if LEFT in mine:
                 stream.meeting = Meeting(same["due"][p], mine[LEFT], dict(same["notes"][p]))
-            if (measuring := stream.measuring) is not None:
-                measuring.squared = distances[p]
+            stream.distance = distances[p]
 
     def _tell_dropped(self, s: Step, unknown: Collection[str]) -> None:
         if s.job.rank == 0:
@@ -175,38 +182,34 @@ class Streamed:
                 "streamed: other fragments than before: meetings that were under way are dropped%s", also
             )
 
-    def _in_turn(self, t: int) -> Iterator[Stream]:
-        pairs = zip(self._streams, self.offsets, strict=True)
-        return (stream for stream, offset in pairs if (t + offset) % self.every == 0)
-
     def _arriving(self, t: int) -> Iterator[Stream]:
         return (stream for stream in self._streams if stream.meeting is not None and stream.meeting.due <= t)
 
-    def _begin(self, stream: Stream, s: Step) -> None:
+    def _begin(self, stream: Stream, owned: Sequence[Tensor], s: Step) -> None:
         if self._apart is None:
             self._apart = apart(s.job)
-        how = partial(stream.meet, others=self._beside(stream))
-        stream.meeting = under_way(how, s, self._apart, stream.fragment.of(s.owned), s.t + self.delay)
+        meet = partial(stream.meet, others=self._beside(stream))
+        stream.meeting = under_way(meet, s, self._apart, stream.fragment.of(owned), s.t + self.delay)
 
     def _beside(self, stream: Stream) -> list[Stream]:
         return [other for other in self._streams if other is not stream]
 
-    def _take_in(self, stream: Stream, s: Step) -> None:
+    def _take_in(self, stream: Stream, owned: Sequence[Tensor], s: Step) -> None:
         meeting, stream.meeting = stream.meeting, None
         if meeting is None:
             return
         meeting.wait()
-        for own, theta in stream.fragment.parts(s.owned, meeting.chunks):
+        for own, theta in stream.fragment.parts(owned, meeting.chunks):
             x = theta.to(wide(theta.dtype))
             own.copy_(torch.lerp(x, own.to(x.dtype), self.blend))
         s.notes.update(meeting.notes)
 
-    def _meet(self, s: Step) -> None:
+    def _meet(self, owned: Sequence[Tensor], s: Step) -> None:
         for stream in self._streams:
-            chunks = stream.fragment.of(s.owned)
-            mine = step_of(s, s.job, chunks)
-            stream.meet(mine, self._beside(stream))
-            for own, theta in stream.fragment.parts(s.owned, chunks):
+            chunks = stream.fragment.of(owned)
+            mine = apart_step(s, s.job)
+            stream.meet(chunks, mine, self._beside(stream))
+            for own, theta in stream.fragment.parts(owned, chunks):
                 own.copy_(theta)
             s.notes.update(mine.notes)
 
@@ -217,25 +220,8 @@ def _of(
     return {name: stream.fragment.of(chunks[name]) for name in names if name in chunks}
 
 
-@dataclass(frozen=True)
-class InTurn:
-    """The steps in which a fragment arrives."""
-
-    how: Streamed
-
-    @property
-    def by_time(self) -> bool:
-        """Without delay a fragment is asked for when it is updated."""
-        return self.how.delay > 0
-
-    @property
-    def share(self) -> float:
-        return len(self.how.offsets) / self.how.every
-
-    def __call__(self, s: Step) -> bool:
-        return self.how.arrives(s)
-
-
+@method(cite="douillard2025streaming")
+@checked
 def streamed(method: Method, fragments: int, delay: int, blend: float = 0.5) -> Method:
     """`method`, whose groups meet with one fragment of the model after the other, and train on meanwhile.
 
@@ -248,8 +234,8 @@ def streamed(method: Method, fragments: int, delay: int, blend: float = 0.5) -> 
     dropped.
 
     Args:
-        method: of a fixed interval I, whose meetings go by the chunks that a position owns and nothing else:
-            `hierarchical`, `diloco`, `sparse_loco` or `no_loco`, with moments kept. In a job file
+        method: of a fixed interval I, whose meetings go by the chunks that a position owns and nothing else,
+            as those of `hierarchical` and `diloco` do with moments kept. Others are refused. In a job file
             ``method = { name = "diloco", every = 30 }``.
         fragments: F, at least 1 and at most I. Layers go to them in strides, so that they are of about one
             size.
@@ -271,17 +257,19 @@ def streamed(method: Method, fragments: int, delay: int, blend: float = 0.5) -> 
         A. Douillard et al.: Streaming DiLoCo with overlapping communication: Towards a Distributed Free
         Lunch, 2025 (arXiv:2501.18512), algorithm 2.
     """
-    require_of_chunks("streamed", method)
-    if not isinstance(method.when, Periodic):
+    require_vectors_only("streamed", method)
+    every = method.when.traits.period
+    if every is None:
         raise UserError(
             "streamed: fragments take turns, for which groups have to meet every so many steps, as those of "
             "hierarchical and diloco do; others go with delayed"
         )
-    every = method.when.steps_between
     for name, value, low in (("fragments", fragments, 1), ("delay", delay, 0)):
         if type(value) is not int or not low <= value <= every:
-            raise UserError(f"{name} = {value!r}: expected {low} to {every}, the steps between two meetings")
+            told = f"{name} = {value!r}: expected {low} to {every}, the steps between two meetings"
+            raise UserError(told, key=name, value=value)
     if not 0 <= blend < 1:
-        raise UserError(f"blend = {blend}: expected a number ≥ 0 and < 1; with 1 groups would never meet")
-    how = Streamed(method.how, every, fragments, delay, float(blend))
-    return Method(exchange=method.exchange, when=InTurn(how), how=how)
+        told = f"blend = {blend}: expected a number ≥ 0 and < 1; with 1 groups would never meet"
+        raise UserError(told, key="blend", value=blend)
+    turn = InTurn(every, fragments)
+    return replace(method, when=turn, how=Streamed(method.how, turn, delay, float(blend)))

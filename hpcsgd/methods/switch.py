@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from hpcsgd.averagers import Mean, MeanOfAll, Measured, agree
-from hpcsgd.core.capabilities import Foreseen, begin, finish
+from torch import Tensor
+
+from hpcsgd.arguments import checked
+from hpcsgd.comm import Work
+from hpcsgd.core.averager import Averager, Traits, run_averager
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.method import Method, State
-from hpcsgd.core.step import Averager, Departure, Exchange, Publishing, Step, publications, publisher
+from hpcsgd.core.method import Method
+from hpcsgd.core.optional import begin, finish, is_due
+from hpcsgd.core.state import State
+from hpcsgd.core.step import Departure, Exchange, Publishing, Step, publications, publisher
 from hpcsgd.core.topology import Job
 from hpcsgd.core.traffic import Message, Sizes, sends
+from hpcsgd.core.traits import ExchangeTraits, ScheduleTraits
+from hpcsgd.core.waits import Then
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges.by_torch import left_to_torch
-from hpcsgd.transport import Work
+from hpcsgd.methods.registry import method
+from hpcsgd.parts.averagers import Mean, MeanOfAll, Measured, agree
+from hpcsgd.parts.exchanges.by_torch import left_to_torch
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +41,22 @@ class Turn:
         self.last = False
         """Whether this is the last step of `first`."""
         self.due = False
-        """Whether its schedule says that groups meet after it."""
+        """Whether groups meet after this step as those of the one whose turn it is."""
         self.lr = 0.0
+
+    @property
+    def step(self) -> int | None:
+        """The last step of `first`; None: nobody can tell beforehand."""
+        return self.at if isinstance(self.at, int) else None
 
     @property
     def method(self) -> Method:
         return self.then if self.over else self.first
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the groups are about to become one model for `then`."""
+        return self.last and not self.over
 
     def look(self, s: Step) -> None:
         decayed, self.lr = s.lr < self.lr, s.lr
@@ -50,7 +68,10 @@ class TheirExchange:
 
     def __init__(self, turn: Turn, first: Exchange, then: Exchange) -> None:
         self._turn, self._first, self._then = turn, first, then
-        self.shards = first.shards
+        keeps = first.traits.keeps_gradients or then.traits.keeps_gradients
+        self._traits = [
+            replace(each.traits, per_bucket=False, keeps_gradients=keeps) for each in (first, then)
+        ]
         self._beside: Publishing | None = None
         """Who took back the chunks of this step."""
 
@@ -59,8 +80,8 @@ class TheirExchange:
         return self._then if self._turn.over else self._first
 
     @property
-    def across(self) -> bool:
-        return self._exchange.across
+    def traits(self) -> ExchangeTraits:
+        return self._traits[self._turn.over]
 
     def left_to_torch(self) -> Exchange:
         return TheirExchange(self._turn, left_to_torch(self._first), left_to_torch(self._then))
@@ -102,23 +123,21 @@ class TheirExchange:
 
 
 class TheirSchedule:
-    """Groups meet when the one whose turn it is says so, and in the last step of `first`."""
+    """The schedule of whoever's turn it is."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
 
     def __call__(self, s: Step) -> bool:
-        turn = self._turn
-        turn.due = turn.method.when(s)
-        return turn.due or turn.last
+        return self._turn.method.when(s)
 
     def sends(self, m: Sizes) -> list[Message]:
         return sends(self._turn.method.when, m)
 
     @property
-    def share(self) -> float | None:
-        when = self._turn.method.when
-        return when.share if isinstance(when, Foreseen) else None
+    def traits(self) -> ScheduleTraits:
+        """With the rate as it is now."""
+        return ScheduleTraits(rate=self._turn.method.when.traits.rate)
 
 
 class TheirAverager:
@@ -127,46 +146,54 @@ class TheirAverager:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self.shards = turn.first.how.shards
+        first, then = turn.first.how.traits, turn.then.how.traits
+        names = dict.fromkeys([*first.histograms, *then.histograms])
+        waits = Then(turn.first.waits, turn.then.waits, turn.step)
+        self.traits = Traits(waits, whole_model=first.whole_model, histograms=tuple(names))
 
-    def before_update(self, s: Step) -> None:
+    def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
         turn = self._turn
         turn.look(s)
-        turn.method.how.before_update(s)
         if turn.last and s.job.P == 1:  # nobody to meet
             turn.over = True
 
-    def __call__(self, s: Step) -> None:
+    def is_due(self, s: Step, wanted: bool) -> bool:
         turn = self._turn
-        handing_over = turn.last and not turn.over
-        if not handing_over:
-            turn.method.how(s)
-            return
-        finish(turn.first.how, s, turn.due)
-        self._to_one_model(s)
-        turn.over = True
+        turn.due = is_due(turn.method.how, s, wanted)
+        return turn.due or turn.last
 
-    def begin(self, s: Step) -> None:
-        begin(self._turn.method.how, s)
+    def begin(self, vectors: Sequence[Tensor], s: Step) -> None:
+        begin(self._turn.method.how, vectors, s)
+
+    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
+        turn = self._turn
+        if not turn.hands_over:
+            return turn.method.how.average(vectors, s)
+        found = list(vectors)
+        finish(turn.first.how, found, s, turn.due)
+        self._to_one_model(found, s)
+        turn.over = True
+        return found
+
+    def finish(self, vectors: Sequence[Tensor], s: Step, due: bool) -> None:
+        if self._turn.hands_over:
+            run_averager(self, vectors, s)
+        else:
+            finish(self._turn.method.how, vectors, s, due)
 
     def sends(self, m: Sizes) -> list[Message]:
         """Of whoever's turn it is; the mean between the two is left out."""
         return [replace(x, bucket=None) for x in sends(self._turn.method.how, m)]
 
-    def finish(self, s: Step, due: bool) -> None:
-        if self._turn.last and not self._turn.over:
-            self(s)
-        else:
-            finish(self._turn.method.how, s, due)
-
-    def _to_one_model(self, s: Step) -> None:
+    def _to_one_model(self, vectors: Sequence[Tensor], s: Step) -> None:
         """Note the distance, unless `first` has noted that of its own meeting, or groups are never apart."""
         first = self._turn.first
         if first.central() is not None:
-            agree(s, first.central())
+            agree(vectors, s, first.central())
             return
-        mean = Mean() if self.shards else MeanOfAll()
-        (mean if self._turn.due or first.exchange.across else Measured(mean))(s)
+        mean = MeanOfAll() if self.traits.whole_model else Mean()
+        noted = self._turn.due or first.exchange.traits.across
+        run_averager(mean if noted else Measured(mean), vectors, s)
 
     @property
     def inner(self) -> Averager:
@@ -177,12 +204,14 @@ class TheirAverager:
         return {"first": self._turn.first, "then": self._turn.then}
 
     def state_dict(self) -> State:
-        return {"same": {"over": self._turn.over, "lr": self._turn.lr}}
+        return State(replicated={"over": self._turn.over, "lr": self._turn.lr})
 
     def load_state_dict(self, state: State) -> None:
-        self._turn.over, self._turn.lr = state["same"]["over"], state["same"]["lr"]
+        self._turn.over, self._turn.lr = state.replicated["over"], state.replicated["lr"]
 
 
+@method(cite="assran2019sgp")
+@checked
 def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> Method:
     """One method first, and then another one.
 
@@ -215,14 +244,21 @@ def switch(first: Method, then: Method, at: int | Literal["first lr decay"]) -> 
         M. Assran et al., ICML 2019, table 5 (AR/1P-SGP, 2P/1P-SGP).
     """
     if at != FIRST_LR_DECAY and (type(at) is not int or at < 0):
-        raise UserError(f"at = {at!r}: expected a number of steps ≥ 0 or {FIRST_LR_DECAY!r}")
-    if (first.exchange.shards, first.how.shards) != (then.exchange.shards, then.how.shards):
+        raise UserError(
+            f"at = {at!r}: expected a number of steps ≥ 0 or {FIRST_LR_DECAY!r}", key="at", value=at
+        )
+    if _updated_and_averaged(first) != _updated_and_averaged(then):
         raise UserError(
             "switch: one method updates chunks and the other one whole vectors, as allreduce_local_sgd and "
             "sparse exchanges do: both have to do the same"
         )
-    if first.exchange_keeps():
+    if first.exchange.traits.keeps_gradients:
         log.warning("switch: what the exchange of the first method has kept is dropped at the change")
     turn = Turn(first, then, at)
     exchange = TheirExchange(turn, first.exchange, then.exchange)
     return Method(exchange=exchange, when=TheirSchedule(turn), how=TheirAverager(turn))
+
+
+def _updated_and_averaged(method: Method) -> tuple[bool, bool]:
+    """Whether it updates chunks, and whether it averages whole models."""
+    return method.exchange.traits.shards, method.how.traits.whole_model

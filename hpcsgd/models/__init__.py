@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from hpcsgd.config import reference
+from hpcsgd import named
 from hpcsgd.models.alexnet import alexnet
 from hpcsgd.models.cnn import cnn
 from hpcsgd.models.edsr import edsr
@@ -64,7 +64,7 @@ def build(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     library, _, kind = name.partition(":")
     if library in LIBRARIES:
         return LIBRARIES[library](kind, arguments)
-    return reference.build("model", name, MODELS, arguments, nn.Module)
+    return named.build("model", name, MODELS, arguments, nn.Module)
 
 
 __all__ = [

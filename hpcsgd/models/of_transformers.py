@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hpcsgd.config.reference import require_arguments
-from hpcsgd.errors import UserError, located, near_miss
+from hpcsgd.errors import UserError, in_section, near_miss
+from hpcsgd.named import require_arguments
 
 TYPE = "model_type"
 OF_THEIR_VOCABULARY = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -32,9 +32,9 @@ def of_transformers(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     """
     with _BUILDING:
         library = _library()
-        with located("[model] build"):
+        with in_section("model", "build"):
             kind = _class(library, name)
-        with located("[model.arguments]"):
+        with in_section("model.arguments"):
             config = _config(library, kind, arguments)
             make = getattr(kind, "from_config", None) or kind
             model = _told(f"transformers:{name}", library, make, config)
@@ -48,7 +48,8 @@ def _library() -> Any:
         import transformers
     except ImportError as error:
         raise UserError(
-            '[model] build: needs the library `transformers`: pip install "hpcsgd[hf]"'
+            '[model] build: needs the library `transformers`: pip install "hpcsgd[hf]"',
+            key=("model", "build"),
         ) from error
     return transformers
 
@@ -96,5 +97,8 @@ def _told(name: str, library: Any, make: Any, *values: Any, **arguments: Any) ->
 def _scores(model: nn.Module, _: Any, output: Any) -> Tensor:
     found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if found is None:
-        raise UserError(f"[model]: {type(model).__name__} gives no scores: take a class with a head for them")
+        raise UserError(
+            f"[model]: {type(model).__name__} gives no scores: take a class with a head for them",
+            key=("model",),
+        )
     return found

@@ -64,7 +64,7 @@ def _of_blocks(blocks: Sequence[int], classes: int, channels: int, stem: int) ->
     """With so many in the stages."""
     if stem not in STEMS:
         allowed = " and ".join(f"{size} ({which})" for size, which in STEMS.items())
-        raise UserError(f"stem = {stem}: allowed are {allowed}")
+        raise UserError(f"stem = {stem}: allowed are {allowed}", key="stem", value=stem)
     inputs = WIDTHS[0]
     layers: list[nn.Module] = [
         _conv(channels, inputs, stem, 2 if stem == 7 else 1), nn.BatchNorm2d(inputs), nn.ReLU(),

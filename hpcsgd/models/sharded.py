@@ -17,6 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hpcsgd.arguments import checked
+from hpcsgd.comm import wide
+from hpcsgd.comm.streams import require_current
+from hpcsgd.core.elements import require_real
 from hpcsgd.core.shards import is_sharded
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError, near_miss
@@ -30,8 +34,6 @@ from hpcsgd.models.from_rank_0 import (
     share_values,
 )
 from hpcsgd.models.regions import regions
-from hpcsgd.transport import wide
-from hpcsgd.transport.streams import require_current
 
 
 @contextmanager
@@ -53,6 +55,7 @@ def without_values() -> Iterator[None]:
         nn.Module.register_parameter = register
 
 
+@checked
 def shard(
     model: nn.Module,
     job: Job,
@@ -101,9 +104,11 @@ def shard(
         Parallel, VLDB 2023, whose successor in torch does it.
     """
     with job.together("sharding the model"):
+        for name, param in model.named_parameters():
+            require_real(name, param)
         parts = [unit for unit, _ in units(model, blocks)]
         here = next((p.device for p in model.parameters() if p.device != META), torch.device("cpu"))
-        target = torch.device(device) if device is not None else here
+        target = _device(device) if device is not None else here
         require_current(target)
         mine = outline(model, parts, target.type)
     first: Outline = job.world.gather_objects(mine)[0]
@@ -122,6 +127,15 @@ def shard(
         with job.together("sharding the model"):
             _require_values(model)
     return model
+
+
+def _device(given: torch.device | str) -> torch.device:
+    try:
+        return torch.device(given)
+    except RuntimeError:
+        raise UserError(
+            f"device = {given!r}: expected a device of torch, as 'cpu' or 'cuda:0'", key="device", value=given
+        ) from None
 
 
 def units(model: nn.Module, blocks: Sequence[str] | None) -> list[tuple[nn.Module, list[nn.Parameter]]]:

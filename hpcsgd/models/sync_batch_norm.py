@@ -11,26 +11,31 @@ Computing Sample Variances, 1979,
 from __future__ import annotations
 
 import copy
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from hpcsgd import torch_private
+from hpcsgd.arguments import checked
+from hpcsgd.comm import Transport, phase
 from hpcsgd.core.topology import Job
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Transport, phase
+from hpcsgd.torch_private import BatchNorm
 
-Plain = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""What a layer has to be exactly: a subclass may compute something else."""
 
 
+@checked
 def sync_batch_norm(model: nn.Module, job: Job) -> nn.Module:
     """Let the batch norm layers of `model` go by the samples of all ranks of a group together.
 
     In training each layer sends a few numbers per channel, by an allgather in the forward pass and by an
-    allreduce in the backward pass. In evaluations nothing is sent. Parameters and buffers are those of the
-    layers that are replaced; call it before `DistributedOptimizer` is made. Collective.
+    allreduce in the backward pass. In evaluations nothing is sent. Parameters, buffers and hooks are those of
+    the layers that are replaced; call it before `DistributedOptimizer` is made. Collective.
 
     Not to be confused with `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, which needs a process group of
     torch.distributed, and without one makes plain batch norm of each rank's samples. Layers that it has made
@@ -44,7 +49,8 @@ def sync_batch_norm(model: nn.Module, job: Job) -> nn.Module:
         The model, or what has taken its place where it is itself a batch norm.
 
     Raises:
-        UserError: if the model has none of these layers.
+        UserError: if the model has none of these layers, or a batch norm that is more than one of them: of a
+            subclass, lazy, with parametrized weights or a `forward` of its own.
 
     Example:
         >>> net = torch.nn.Sequential(model, torch.nn.BatchNorm1d(3))
@@ -56,34 +62,44 @@ def sync_batch_norm(model: nn.Module, job: Job) -> nn.Module:
         S. Ioffe, C. Szegedy: Batch Normalization: Accelerating Deep Network Training by Reducing Internal
         Covariate Shift, 2015 (arXiv:1502.03167).
     """
-    ranks = job.group.apart()  # beside the gradients, which leave in an order of their own
-    if isinstance(model, Plain):
-        return SyncBatchNorm(model, ranks)
-    replaced: dict[nn.Module, nn.Module] = {}
-    for module in list(model.modules()):
-        for name, layer in module._modules.items():
-            if isinstance(layer, Plain):
-                replaced[layer] = replaced.get(layer) or SyncBatchNorm(layer, ranks)
-                setattr(module, name, replaced[layer])
-    if not replaced:
+    plain = [layer for name, layer in model.named_modules() if _is_plain(layer, name, model)]
+    if not plain:
         raise UserError(
             f"sync_batch_norm: {type(model).__name__} has no BatchNorm1d, 2d, 3d or SyncBatchNorm"
         )
-    return model
+    ranks = job.group.apart()  # beside the gradients, which leave in an order of their own
+    replaced: dict[nn.Module | None, nn.Module] = {layer: SyncBatchNorm(layer, ranks) for layer in plain}
+    for module in list(model.modules()):
+        for name, layer in torch_private.tables_of(module)[1].items():
+            if layer in replaced:
+                setattr(module, name, replaced[layer])
+    return replaced.get(model, model)
 
 
-class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # pyright: ignore[reportPrivateUsage]
-    """Takes the place of a `layer`, with its parameters, buffers and settings, on these `ranks`."""
+def _is_plain(layer: nn.Module, name: str, model: nn.Module) -> TypeGuard[BatchNorm]:
+    """Whether it is to be replaced. Raises `UserError` for a batch norm that cannot be."""
+    if not isinstance(layer, BatchNorm) or isinstance(layer, SyncBatchNorm):
+        return False
+    if type(layer) not in PLAIN:
+        more = f"is a {type(layer).__name__}, which may compute something else than batch norm"
+    elif not {name for name, _ in layer.named_parameters()} <= {"weight", "bias"} or [*layer.children()]:
+        more = "has weights that are computed from other parameters"
+    elif "forward" in vars(layer):
+        more = "has a forward of its own"
+    else:
+        return True
+    raise UserError(
+        f"sync_batch_norm: layer {name or type(model).__name__} {more}: only plain BatchNorm1d, 2d, 3d and "
+        "SyncBatchNorm can be replaced (a lazy one is plain after its first batch)"
+    )
 
-    def __init__(self, layer: Plain, ranks: Transport) -> None:
-        super().__init__(
-            layer.num_features, layer.eps, layer.momentum, affine=False, track_running_stats=False
-        )
-        self.affine, self.track_running_stats = layer.affine, layer.track_running_stats
-        self.training = layer.training
-        self.weight, self.bias = layer.weight, layer.bias
-        for name, buffer in layer._buffers.items():
-            self.register_buffer(name, buffer)
+
+class SyncBatchNorm(BatchNorm):
+    """Takes the place of a plain `layer`, with all that it has, on these `ranks`."""
+
+    def __init__(self, layer: BatchNorm, ranks: Transport) -> None:
+        super().__init__(layer.num_features)
+        self.__dict__.update(layer.__dict__)
         self._ranks = ranks
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
@@ -104,7 +120,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # pyright: ignore[reportP
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch calls it so
         """Normalize, in training by the samples of all ranks."""
-        if self._ranks.size == 1 or not (self.training or self.running_mean is None):
+        if self._ranks.size == 1 or not self.training:
             return super().forward(input)
         self._check_input_dim(input)
         momentum = self._factor()
@@ -121,7 +137,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):  # pyright: ignore[reportP
 
     def _factor(self) -> float:
         """How much the running statistics move in this step."""
-        if not self.training or self.num_batches_tracked is None:
+        if self.num_batches_tracked is None:
             return self.momentum or 0.0
         self.num_batches_tracked.add_(1)
         return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpcsgd.comm import Transport, Work, phase
 from hpcsgd.core.topology import Job
-from hpcsgd.transport import Transport, Work, phase
 
 LARGEST = 63
 """Of the numbers that are counted; more counts as so much."""

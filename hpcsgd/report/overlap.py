@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpcsgd.comm.events import MESSAGE, WAIT
 from hpcsgd.report.trace import Window, read
-from hpcsgd.transport.events import MESSAGE, WAIT
 
 Interval = tuple[float, float]
 PATIENT = ("recv",)

@@ -59,7 +59,8 @@ class Progress:
 
     def _eta(self, step: int) -> timedelta:
         per_step = (time.monotonic() - self._started) / max(1, step - self._first_step)
-        return timedelta(seconds=round(per_step * (self._total_steps - step)))
+        days, seconds = divmod(round(per_step * (self._total_steps - step)), 24 * 60 * 60)
+        return timedelta(min(days, timedelta.max.days - 1), seconds)
 
     def __enter__(self) -> Self:
         if self._bar is not None:

@@ -50,6 +50,8 @@ def summary_text(numbers: Summary) -> str:
         lines.append(f"groups    shared gradients, but for {numbers['lssr']:.1%} of the steps")
     elif numbers["distance"]:
         lines.append(f"groups    at distance {numbers['distance']:.3g} from their mean at the last test")
+    if "rounds" in numbers:
+        lines.append(f"islands   {_islands(numbers)}")
     if numbers["mean_density"] is not None and numbers["mean_select_seconds"] is not None:
         taken = f"selected in {second_text(numbers['mean_select_seconds'])} a step"
         lines.append(f"sparse    {numbers['mean_density']:.3%} of the gradients sent, {taken}")
@@ -89,6 +91,15 @@ def _tested(numbers: Summary) -> str:
     best = f"best {figure.text(numbers[f'best_{first}'])} after epoch {numbers['best_epoch']}"
     more = "".join(f", {written({key: numbers[key]})}" for key in others)
     return f"{written({first: numbers[first]})} ({best}){more}"
+
+
+def _islands(numbers: Summary) -> str:
+    rounds = count_text(numbers["rounds"], "round")
+    lost, returned, left = (
+        count_text(numbers[f"islands_{what}"], "time") for what in ("lost", "returned", "left")
+    )
+    told = f"{rounds}, lost {lost}, returned {returned}"
+    return f"{told}, left {left}" if numbers["islands_left"] else told
 
 
 TOLD = 0.02

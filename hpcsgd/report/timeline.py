@@ -9,10 +9,10 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from hpcsgd.comm.events import MESSAGE, SPAN, WAIT
 from hpcsgd.files.pictures import STYLE, save
 from hpcsgd.report.curves import PHASE_COLOURS
 from hpcsgd.report.trace import MEETINGS, TRAINING, Line, read
-from hpcsgd.transport.events import MESSAGE, SPAN, WAIT
 
 RANKS, STEPS = 4, 3
 """At most so many of each are drawn."""

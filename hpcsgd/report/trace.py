@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from hpcsgd.comm.events import MESSAGE, SPAN, WAIT, Event
 from hpcsgd.errors import UserError
 from hpcsgd.files.atomic import replacing
 from hpcsgd.files.reading import parsed
-from hpcsgd.transport.events import MESSAGE, SPAN, WAIT, Event
 
 NAME = "trace.json.gz"
 TRAINING, MEETINGS = 0, 999

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gossip.doubling import average
-from hpcsgd.transport import Transport
+from hpcsgd.comm import Transport
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])

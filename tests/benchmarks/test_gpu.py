@@ -11,7 +11,7 @@ import torch
 import programs
 from gpu import staging
 from harness import WallClock
-from hpcsgd.transport.streams import accelerator
+from hpcsgd.comm.streams import accelerator
 from pythons import python
 from step_overhead.rank import device_of
 
@@ -25,7 +25,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     command = python(str(SCRIPT), "--quick", "--json", str(file))
     done = programs.run(command)
-    assert done.stdout.startswith("no GPU here: nothing was measured\n")
+    assert done.stdout.startswith("no GPU here: nothing was measured")
     found = json.loads(file.read_text())
     assert (found["rows"], found["goals"], found["machine"]["gpu"]) == ([], [], None)
 

@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 import programs
 from program_starts import program_starts
 from pythons import python
@@ -84,7 +86,8 @@ def test_who_starts_programs_beside_it_is_found(tmp_path):
 
 
 def test_all_commands_that_are_named_are_there():
-    texts = [ROOT / "README.md", ROOT / "Makefile", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md")]
+    pages = ("README.md", "Makefile", "CHANGELOG.md", "benchmarks/README.md")
+    texts = [*(ROOT / page for page in pages), *ROOT.glob("docs/*.md")]
     named = {found for path in texts for found in COMMAND.findall(path.read_text())}
     results = [json.loads(path.read_text()) for path in BENCHMARKS.glob("results/**/*.json")]
     named |= {result["command"][1] for result in results}
@@ -92,6 +95,7 @@ def test_all_commands_that_are_named_are_there():
     assert {name for name in named if not (ROOT / name).exists()} == set()
 
 
+@pytest.mark.slow
 def test_all_of_them_start(tmp_path):
     """From any folder; one after the other in one process, in which what they import is there already."""
     (tmp_path / "start.py").write_text(START)

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import programs
-from harness.load import Load, others_runnable, runnable
+from harness.load import Load, descendants, others_runnable, runnable
 
 SPIN = "print(flush=True)\nwhile True: pass"
 
@@ -33,6 +33,17 @@ def test_all_that_we_started_is_ours(tmp_path):
     plant(tmp_path, me + 40, "RRR")  # somebody else's
     assert runnable(me, tmp_path) == 3
     assert others_runnable(tmp_path) == 7 - 3
+
+
+def test_a_kernel_that_names_no_children_still_names_parents(tmp_path):
+    """As one that was built without CONFIG_PROC_CHILDREN."""
+    for pid, parent, states in [(1, 0, "S"), (10, 1, "RS"), (11, 10, "R"), (12, 11, "RR"), (20, 1, "R")]:
+        plant(tmp_path, pid, states)
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) {states[0]} {parent} 1 1\n")
+    for file in tmp_path.rglob("children"):
+        file.unlink()
+    assert sorted(descendants(10, tmp_path)) == [11, 12]
+    assert runnable(10, tmp_path) == 4
 
 
 def test_who_has_just_ended_is_not_runnable(tmp_path):

@@ -73,6 +73,7 @@ def test_an_unchecked_code_is_returned() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "no\n")
 
 
+@pytest.mark.slow
 def test_a_program_that_takes_too_long_is_killed() -> None:
     """What it printed until then is told."""
     began = time.monotonic()

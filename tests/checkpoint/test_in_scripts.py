@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,11 +16,13 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
 import hpcsgd
+import programs
 from hpcsgd.checkpoint import Checkpoints, capture
 from hpcsgd.checkpoint.in_scripts import load, save
+from hpcsgd.comm import Deadlock, Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.transport import Deadlock, Transport, threads
+from hpcsgd.files import lock
 from trainings import Training
 
 SAVED, LAST = 3, 6
@@ -79,6 +82,11 @@ class Script:
             "rates": torch.tensor([group["lr"] for group in self.optimizer.param_groups]),
             "sampler": torch.tensor(list(self.sampler.state_dict().values())),
         }
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
 
 
 def assert_same(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
@@ -207,7 +215,8 @@ def test_natural_gradients_are_saved_with_what_they_go_around(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("value", "read"), [
-    (np.arange(3, dtype=np.int16), np.arange(3, dtype=np.int16)), (np.float32(0.5), 0.5), (None, None),
+    (np.arange(3, dtype=np.int16), np.arange(3, dtype=np.int16)), (None, None),
+    (np.float32(0.5), np.float32(0.5)),
     ({"a": [1, (2.5, "x")], 3: torch.ones(2, dtype=torch.bfloat16)},) * 2, (torch.tensor(3), torch.tensor(3)),
 ])  # fmt: skip
 def test_values_come_back_as_they_are(tmp_path: Path, value: object, read: object) -> None:
@@ -232,9 +241,9 @@ MISTAKES: dict[str, tuple[Callable[[Script, Path], object], str]] = {
         lambda s, f: save(f, s.optimizer, inner=s.optimizer.local.optimizer), "inner is saved with its Dist",
     ),
     "by name": (lambda s, f: save(f, s.optimizer, second=s.optimizer), "second: a DistributedOptimizer has"),
-    "a set": (
-        lambda s, f: save(f, s.optimizer, seen={"a": {1}}),
-        "given by name: seen: a: a set cannot be saved in a checkpoint",
+    "a named tuple": (
+        lambda s, f: save(f, s.optimizer, seen={"a": Point(1, 2)}),
+        "seen: a: a Point cannot be saved in a checkpoint: convert it to a plain tuple",
     ),
     "unlike folders": (
         lambda s, f: save(f / str(s.job.rank), s.optimizer), r"save\(\): '.*/0' with nothing by name on",
@@ -271,7 +280,7 @@ def test_a_mistake_is_told_on_all_ranks(tmp_path: Path, name: str) -> None:
         assert_same(script.everything(), before)
 
     threads.run(2, body)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000001"]
 
 
 @pytest.mark.parametrize("P", [1, 2])
@@ -430,3 +439,45 @@ def _scheduler(name: str, optimizer: optim.Optimizer) -> Any:
         "ChainedScheduler": lambda: s.ChainedScheduler([s.LinearLR(optimizer), s.StepLR(optimizer, 2)]),
     }
     return made[name]()
+
+
+HOLDER = """\
+import sys
+from pathlib import Path
+from hpcsgd.files.lock import hold
+
+hold(Path(sys.argv[1]))
+print("in it", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.threads
+def test_one_job_at_a_time_saves_into_a_folder(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "PATIENCE", 0.0)
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    process = programs.start([sys.executable, "-c", HOLDER, theirs], stdin=programs.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in it\n"
+
+    def refused(world: Transport) -> str:
+        script = Script(world, P=2)
+        assert load(theirs, script.optimizer, epoch=3) == {"epoch": 3}  # whoever reads needs no lock
+        save(ours, script.optimizer, epoch=1)
+        save(ours, script.optimizer, epoch=2)
+        with pytest.raises(JobError) as error:
+            save(theirs, script.optimizer, epoch=1)
+        assert load(ours, script.optimizer, epoch=0) == {"epoch": 2}
+        return str(error.value)
+
+    for told in run(2, refused):
+        assert f"{theirs}: in use by process {process.pid} on " in told
+        assert "\n" not in told
+    programs.finish(process)
+
+    def goes_on(world: Transport) -> None:
+        save(theirs, Script(world, P=2).optimizer, epoch=1)
+
+    run(2, goes_on)

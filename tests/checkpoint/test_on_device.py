@@ -12,8 +12,8 @@ from torch import Tensor, optim
 import hpcsgd
 from far.ranks import PATTERNS, explicitly
 from hpcsgd.checkpoint import Checkpoints, capture, restore
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport, threads
 from trainings import Training
 
 pytestmark = pytest.mark.usefixtures("far_device")

@@ -15,13 +15,13 @@ from torch import Tensor, nn, optim
 
 from hpcsgd.checkpoint import Checkpoints, Saved, capture, restore, restore_newest
 from hpcsgd.checkpoint.snapshot import _layout
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
-from hpcsgd.exchanges import Packed, ReduceScatter
 from hpcsgd.methods import Method, bsp, switch
 from hpcsgd.methods.sgp import PushSum, sgp
-from hpcsgd.transport import Transport, threads
-from hpcsgd.wires import int4
+from hpcsgd.parts.exchanges import Packed, ReduceScatter
+from hpcsgd.parts.wires import int4
 from shapes import some
 from trainings import METHODS, OPTIMIZERS, PLAIN, WAITING_FOR_NOBODY, Net, Training, two_groups
 
@@ -103,6 +103,7 @@ def test_goes_on_bit_for_bit(run, tmp_path: Path, P: int, K: int, method: str, o
     check_goes_on(run, tmp_path, P, K, optimizer, method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2)])
 def test_exchanges_that_take_turns_go_on(run, tmp_path: Path, P: int, K: int) -> None:
     """What positions know more of their chunks than others, also where there is one group."""
@@ -339,7 +340,7 @@ def test_another_method_starts_from_the_mean(run, tmp_path: Path) -> None:
 
 def shared_with_others(training: Training) -> list[Tensor]:
     """The server's model, or the x that others average with; nothing before the first step."""
-    chunks = training.optimizer.method.state_dict()["how"]["chunks"]
+    chunks = training.optimizer.method.state_dict()["how"].sharded
     return [x.clone() for vectors in chunks.values() for x in vectors]
 
 

@@ -12,28 +12,29 @@ import torch
 from torch import Tensor
 
 from checkpoint.test_snapshot import load, save
-from hpcsgd.averagers import MeanOfAll
-from hpcsgd.core.method import State
+from hpcsgd.comm import Transport, threads
+from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllReduce, MomentumCorrection, Sparse
 from hpcsgd.methods import Method, bsp, hierarchical, switch
 from hpcsgd.methods.diloco import NESTEROV, Outer
-from hpcsgd.schedules import Every
-from hpcsgd.sparsifiers import Deft, SIDCo, TopK
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.averagers import MeanOfAll
+from hpcsgd.parts.exchanges import AllReduce, MomentumCorrection, Sparse
+from hpcsgd.parts.schedules import Every
+from hpcsgd.parts.sparsifiers import Deft, SIDCo, TopK
 from methods.table import EVERY
 from trainings import METHODS, PLAIN, WAITING_FOR_NOBODY, Training
 
 SAVED = 4
-SECTIONS = {"same", "mean", "chunks", "workers", "own"}
 MORE: dict[str, Callable[[], Method]] = {
     "sparse local SGD": lambda: hierarchical(EVERY, Sparse(SIDCo(0.3))),
     "sparse bsp": lambda: bsp(Sparse(TopK(0.2), feedback=MomentumCorrection(0.9))),
     "from sparse to sparse": lambda: switch(
         bsp(Sparse(Deft(0.2))), hierarchical(2, Sparse(TopK(0.1))), at=SAVED + 1
     ),
-    "outer steps of whole models": lambda: Method(AllReduce(), Every(2), Outer(MeanOfAll(), NESTEROV)),
+    "outer steps of whole models": lambda: Method(
+        AllReduce(), Every(2), Outer(MeanOfAll(), NESTEROV, lambda _: None)
+    ),
 }
 ALL = METHODS | PLAIN | WAITING_FOR_NOBODY | MORE
 EACH_RULE = {"ad_psgd", "adacomm", "diloco", "selsync", "sgp", "sparse local SGD"}
@@ -60,7 +61,7 @@ def chunks_of(training: Training, states: Mapping[str, State]) -> Vectors:
     """What this rank owns of every vector, by parameter."""
     found: Vectors = {}
     for role, state in states.items():
-        for name, vectors in state.get("chunks", {}).items():
+        for name, vectors in state.sharded.items():
             for bucket, vector in zip(training.optimizer.buckets, vectors, strict=True):
                 for piece in bucket.pieces:
                     whole = vector.numel() == bucket.w.numel()
@@ -122,12 +123,11 @@ def test_each_part_follows_its_rule(
     saved = found[0][0]
     for rank, (_, fresh, states, _, exchanges) in enumerate(found):
         for role, state in states.items():
-            assert state.keys() <= SECTIONS
             check_small(role, state, fresh[role], [theirs[role] for theirs, _ in saved])
-            if "workers" in saved[0][0][role] and exchanges:
+            if saved[0][0][role].per_rank_params and exchanges:
                 first = rank // now[1] * before[1]
                 some = saved[first : first + before[1]] if before[0] == now[0] else saved
-                check_workers(state["workers"], [theirs[role]["workers"] for theirs, _ in some])
+                check_workers(state.per_rank_params, [theirs[role].per_rank_params for theirs, _ in some])
     old = of_groups([vectors for _, vectors in saved], before[1])
     for g, vectors in enumerate(of_groups([vectors for *_, vectors, _ in found], now[1])):
         assert vectors.keys() == {key for key in old[0] if now[0] > 1 or key[0].startswith("exchange")}
@@ -137,10 +137,10 @@ def test_each_part_follows_its_rule(
 
 
 def check_small(role: str, state: State, fresh: State, saved: list[State]) -> None:
-    assert state.get("same") == saved[0].get("same"), role
-    for name, value in state.get("mean", {}).items():
-        assert value == pytest.approx(sum(one["mean"][name] for one in saved) / len(saved), rel=1e-12)
-    assert state.get("own") == fresh.get("own"), role
+    assert state.replicated == saved[0].replicated, role
+    for name, value in state.mean.items():
+        assert value == pytest.approx(sum(one.mean[name] for one in saved) / len(saved), rel=1e-12)
+    assert state.per_rank == fresh.per_rank, role
 
 
 def check_workers(found: dict[str, dict[str, Tensor]], saved: list[dict[str, dict[str, Tensor]]]) -> None:
@@ -210,7 +210,7 @@ def test_one_ranks_state_elsewhere_is_what_is_the_same_everywhere(caplog: pytest
         return training.optimizer.t == SAVED + EVERY
 
     assert all(threads.run(4, loaded))
-    assert any("how (chunks) start anew" in record.getMessage() for record in caplog.records)
+    assert any("how (sharded) start anew" in record.getMessage() for record in caplog.records)
 
 
 def test_one_ranks_numbers_stand_for_all() -> None:
@@ -224,12 +224,24 @@ def test_one_ranks_numbers_stand_for_all() -> None:
     def loaded(world: Transport, saved: dict[str, Any]) -> Any:
         training = trained(world, 4, "adacomm", seed=1)
         training.optimizer.load_state_dict(saved)
-        return training.optimizer.method.state_dict()["when"]
+        return training.optimizer.method.state_dict()["when"].to_dict()
 
     saved = threads.run(4, state)[0]
     found = saved["hpcsgd"]["method"]["when"]
     assert found["mean"]["losses"] > 0
     assert threads.run(4, loaded, saved) == [found] * 4
+
+
+def test_a_state_with_other_fields_is_refused() -> None:
+    def loaded(world: Transport) -> None:
+        training = trained(world, 1, "adacomm")
+        state = training.optimizer.state_dict()
+        parts = state["hpcsgd"]["method"]
+        parts["when"] = {"same": parts["when"]["replicated"]}
+        training.optimizer.load_state_dict(state)
+
+    with pytest.raises(UserError, match=r"^state of a method with same: it is of another version of hpcsgd"):
+        threads.run(1, loaded)
 
 
 def test_a_state_of_before_is_refused() -> None:

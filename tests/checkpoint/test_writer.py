@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from hpcsgd.checkpoint import Checkpoints, Writer, tree
+from hpcsgd.comm import PeerLost, Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
-from hpcsgd.transport import PeerLost, Transport, threads
 
 PATIENCE = 60.0  # seconds; the machine may be busy
 
@@ -74,13 +74,13 @@ def test_a_failure_is_told_on_all_ranks_when_the_next_begins(tmp_path: Path) -> 
     def train(world: Transport) -> tuple[str, Any]:
         writer = Writer(tmp_path, form(world))
         writer.begin(1, {"x": torch.ones(2)})
-        writer.begin(2, {"x": {1} if world.rank == 1 else 1})
+        writer.begin(2, {"x": range(3) if world.rank == 1 else 1})
         with pytest.raises(JobError) as told:
             writer.begin(3, {"x": torch.zeros(2)})
         writer.finish()  # there is nothing to wait for
         return str(told.value), found(world, tmp_path)
 
-    message = "rank 1 of 2, writing a checkpoint: x: a set cannot be saved in a checkpoint"
+    message = "rank 1 of 2, writing a checkpoint: x: a range cannot be saved in a checkpoint"
     assert threads.run(2, train) == [(message, (1, 1.0))] * 2
 
 

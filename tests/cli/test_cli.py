@@ -56,7 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         heard.append((sources, target, tokenizer, options))
         return f"{target}: 3 tokens"
 
-    monkeypatch.setitem(sys.modules, "hpcsgd.training", module("hpcsgd.training", run))
+    monkeypatch.setitem(sys.modules, "hpcsgd.train", module("hpcsgd.train", run))
     monkeypatch.setitem(sys.modules, "hpcsgd.data", module("hpcsgd.data", convert, convert_text))
     return heard
 
@@ -100,7 +100,8 @@ def test_compare_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*given: object) -> None:
         heard.append(given)
 
-    monkeypatch.setitem(sys.modules, "hpcsgd.training.comparing", module("hpcsgd.training.comparing", run))
+    name = "hpcsgd.performance.comparing"
+    monkeypatch.setitem(sys.modules, name, module(name, run))
     app(["compare", "job.toml", "--methods", "bsp, hierarchical every=8"])
     app(
         [
@@ -228,7 +229,7 @@ def test_an_interrupt_is_left_to_the_hook_of_the_job(monkeypatch: pytest.MonkeyP
     def run(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(sys.modules, "hpcsgd.training", module("hpcsgd.training", run))
+    monkeypatch.setitem(sys.modules, "hpcsgd.train", module("hpcsgd.train", run))
     with pytest.raises(KeyboardInterrupt):
         main(["train", "job.toml"])
 
@@ -252,7 +253,7 @@ def test_doctor_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*given: object) -> None:
         heard.append(given)
 
-    monkeypatch.setitem(sys.modules, "hpcsgd.doctor", module("hpcsgd.doctor", run))
+    monkeypatch.setitem(sys.modules, "hpcsgd.cluster.doctor", module("hpcsgd.cluster.doctor", run))
     app(["doctor"])
     app(["doctor", "--group-size", "2", "--store", "d.h5"])
     app(["doctor", "--groups", "4"])
@@ -265,7 +266,8 @@ def test_measure_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*given: object, **named: object) -> None:
         heard.append((*given, *named.values()))
 
-    monkeypatch.setitem(sys.modules, "hpcsgd.measuring", module("hpcsgd.measuring", run))
+    name = "hpcsgd.performance.measuring"
+    monkeypatch.setitem(sys.modules, name, module(name, run))
     app(["measure"])
     words = "--quick job.toml --out m.toml --data.batch_size 4 --max-bytes 8192 --seconds 2"
     app(["measure", *words.split()])
@@ -279,12 +281,12 @@ def test_simulate_prints_and_writes_what_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = Path(__file__).parents[2] / "examples/simulation.toml"
-    files = [tmp_path / name for name in ("job.png", "job.json", "job.goal")]
+    files = [tmp_path / name for name in ("job.png", "job.json")]
     small = ["--job.groups", "2", "--job.steps", "3", "--job.ranks_per_host", "8"]
-    wanted = zip(("--picture", "--json", "--goal"), map(str, files), strict=True)
+    wanted = zip(("--picture", "--json"), map(str, files), strict=True)
     app(["simulate", str(example), *small, *(word for pair in wanted for word in pair)])
     assert capsys.readouterr().out.startswith(
-        "job       2 groups of 8 ranks on 2 hosts, Hierarchical(every=8)\n"
+        "job       2 groups of 8 ranks on 2 hosts: all groups wait for each other after every 8 steps\n"
     )
     assert all(file.stat().st_size for file in files)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcsgd.cli import app, main
-from training.launches import JOB, make_store
+from train.launches import JOB, make_store
 
 ON = "--nodes 2 --ranks-per-node 4"
 METHODS = ("--methods", "bsp, sgp job.groups=4")

@@ -50,7 +50,7 @@ MISTYPED = {
     "--training.epochs? ",
     "train job.toml --training.lr 1": "--training.lr 1: unknown key: did you mean --optimizer.lr? ",
     "train job.toml --job.group-size 2": "--job.group-size 2: unknown key: did you mean --job.group_size? "
-    "Allowed: --job.group_size, --job.groups, --job.shard, --job.timeout, --job.transport\n",
+    "Allowed: --job.backend, --job.group_size, --job.groups, --job.shard, --job.timeout, --job.transport\n",
     "train job.toml --trainin.epochs=2": "--trainin.epochs 2: unknown key: did you mean --training.epochs? ",
     "train job.toml --method": "--method: expected a value after it; did you mean --method.name?\n",
     "compare job.toml --method": "--method: expected a value after it; did you mean --methods or "

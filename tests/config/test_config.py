@@ -156,6 +156,19 @@ BAD_FILES = {
         JOB + '[job]\ntransport = { groups = "mpi" }\n',
         "[job.transport] groups = \"mpi\": unknown key: did you mean 'group'? Allowed: cross, group",
     ),
+    "a number that no computer counts to": (
+        f"seed = {10**30}\n" + JOB,
+        f"job.toml: seed = {10**30}: expected int ≥ 0, whole numbers up to 2^63 − 1",
+    ),
+    "such a number of somebody else's": (
+        JOB + f"[model.arguments]\nsizes = [1, {2**63}]\n",
+        "job.toml: [model.arguments]: expected a table of keys, whole numbers up to 2^63 − 1",
+    ),
+    "such a number of the method": (
+        changed("every = 8", f"every = {2**63}"),
+        f"job.toml: [method] every = {2**63}: expected a value, whole numbers up to 2^63 − 1",
+    ),
+    "a number of thousands of digits": (f"seed = {'9' * 5000}\n" + JOB, "job.toml: not valid TOML: Exceeds"),
     "top key": ("seed = -1\n" + JOB, "job.toml: seed = -1: expected int ≥ 0"),
     "not a table": (JOB + "[model]\n".replace("[model]", "[model.x]"), "[model.x]: unknown section: "),
     "unknown key": (
@@ -229,6 +242,17 @@ def test_a_bad_override_is_one_line_naming_the_flag(folder: Path, words: str, me
     assert str(caught.value).startswith(message)
 
 
+def test_the_largest_whole_number_is_one(folder: Path) -> None:
+    assert loaded(JOB, "--seed", str(2**63 - 1)).seed == 2**63 - 1
+    with pytest.raises(UserError, match=r"--seed 9{200}: expected int ≥ 0$|left out"):
+        loaded(JOB, "--seed", "9" * 5000)
+
+
+def test_a_file_as_editors_of_windows_write_it(folder: Path) -> None:
+    Path("bom.toml").write_text(JOB, encoding="utf-8-sig")
+    assert load(Path("bom.toml"), ["--run.folder", "runs/job"]) == loaded(JOB)
+
+
 def test_a_file_that_cannot_be_read_is_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"^none\.toml: cannot be read: No such file"):
         load(Path("none.toml"))
@@ -241,7 +265,12 @@ WORDS = st.text(st.characters(codec="utf-8"), min_size=1)
 KEYS = st.text(string.ascii_letters + string.digits + "_ .-é", min_size=1)
 COUNTS = st.integers(1, 2**40)
 AMOUNTS = st.floats(1e-300, 1e300)
-LEAVES = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8"))
+LEAVES = (
+    st.booleans()
+    | st.integers(-(2**63) + 1, 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec="utf-8"))
+)
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3)
 )

@@ -11,9 +11,15 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcsgd.comm import Transport, threads
 from hpcsgd.config.at_line import at_line, line_of
 from hpcsgd.config.lines import lines
-from hpcsgd.errors import JobError, UserError
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import shape, together
+from hpcsgd.errors import About, JobError, UserError, in_file, in_section, located
+from hpcsgd.report.sinks import require_sinks
+from hpcsgd.train.loading import make_partition
+from hpcsgd.train.parts import make_method
 
 ROOT = Path(__file__).parents[2]
 TRICKY = '''\
@@ -118,49 +124,160 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("job.toml")
 
 
+DENSITY = ("method", "exchange", "sparsifier", "density")
+
+
 @pytest.mark.parametrize(
-    ("message", "flags", "line"),
+    ("key", "value", "flags", "line"),
     [
-        ("seed = 1: expected another", "", 1),
-        ("[data] batch_size = 8: expected int", "", 5),
-        ("[data] batch_size = 8 is the batch of a group", "", 5),
-        ("[data]: unknown section: did you mean 'store'?", "", 3),
-        ("[method]: every = 0: groups meet", "", 9),
-        ("[method]: hierarchical: every = 0: expected 'name'", "", 9),
-        ("[method]: hierarchical has no argument 'every'; did you mean 'name'? Allowed: name", "", 9),
-        ("[method]: hierarchical has no argument 'evry'; did you mean 'every'? Allowed: name", "", 7),
-        ("[method] name: no 'hierarchical'; did you mean 'bsp'?", "", 8),
-        ("[method] exchange sparsifier: density = 2: the share", "", 10),
-        ("[method] exchange sparsifier name: no 'topk'", "", 10),
-        ("[training]: steps = 3 and samples = 4: give one of them", "", 13),
-        ("[training] epochs is missing: expected int", "", 12),
-        ("[model] build is missing: expected str", "", None),
+        (("seed",), 1, "", 1),
+        (("data", "batch_size"), 8, "", 5),
+        (("data",), None, "", 3),
+        (("method", "every"), 0, "", 9),
+        (("method", "evry"), None, "", 7),
+        (("method", "name"), None, "", 8),
+        (DENSITY, 2, "", 10),
+        (("method", "exchange", "sparsifier", "name"), None, "", 10),
+        (("training", "steps"), 3, "", 13),
+        (("training", "epochs"), None, "", 12),
+        (("model", "build"), None, "", None),
+        ((), None, "", None),
         # what the file says is not what is wrong
-        ("[method]: every = 1: groups meet", "", None),
-        ("[method]: every = 0: groups meet", "--method.every 0", None),
-        ("[method]: every = 0: groups meet", "--method.every=0", None),
-        ("[method]: every = 0: groups meet", "--method {name='x'}", None),
-        ("[method]: every = 0: groups meet", "--method.name x", 9),
-        ("[method] exchange sparsifier: density = 2", "--method.exchange.name x", 10),
-        ("[method] exchange: no", "--method.exchange.name x", None),
-        ("[method]: hierarchical has no argument 'evry'", "--method.evry 3", None),
-        ("[training] epochs is missing: expected int", "--training.steps none", None),
-        ("[method]: does not take samples", "--data.batch_size 8", None),
-        ("not valid TOML", "", None),
-        ("cannot be read: Permission denied", "", None),
+        (("method", "every"), 1, "", None),
+        (("method", "every"), 0, "--method.every 0", None),
+        (("method", "every"), 0, "--method.every=0", None),
+        (("method", "every"), 0, "--method {name='x'}", None),
+        (("method", "every"), 0, "--method.name x", 9),
+        (DENSITY, 2, "--method.exchange.name x", 10),
+        (("method", "exchange"), None, "--method.exchange.name x", None),
+        (("method", "exchange"), None, "--method.name x", None),
+        (("method", "exchange"), None, "--data.batch_size 8", 10),
+        (("method", "evry"), None, "--method.evry 3", None),
+        (("training", "epochs"), None, "--training.steps none", None),
+        (("method",), None, "--data.batch_size 8", None),
     ],
 )
-def test_a_message_and_its_line(file: Path, message: str, flags: str, line: int | None) -> None:
-    assert line_of(f"{file}: {message}", file, flags.split()) == line
-    told = f"{file}: {message}" if line is None else f"{file}:{line}: {message}"
+def test_a_key_and_its_line(
+    file: Path, key: tuple[str, ...], value: int | None, flags: str, line: int | None
+) -> None:
+    assert line_of(About(str(file), key, value), file, flags.split()) == line
+    told = f"{file}: no" if line is None else f"{file}:{line}: no"
     with pytest.raises(JobError) as caught, at_line(file, flags.split()):
-        raise JobError(f"{file}: {message}")
+        raise JobError("no", key=key, value=value, file=file)
     assert str(caught.value) == told
 
 
 def test_other_files_have_none(file: Path) -> None:
-    for message in ("other.toml: [method]: every = 0", "variant 'a': job.toml: [method]: every = 0", ""):
-        assert line_of(message, file) is None
-    assert line_of("none.toml: [method]: every = 0", Path("none.toml")) is None
+    assert line_of(About("other.toml", ("method", "every"), 0), file) is None
+    assert line_of(About(None, ("method", "every"), 0), file) is None
+    assert line_of(About("none.toml", ("method", "every"), 0), Path("none.toml")) is None
     with pytest.raises(UserError, match=r"^--method.every 0: no$"), at_line(file):
-        raise UserError("--method.every 0: no")
+        raise UserError("--method.every 0: no", key="every")
+    told = r"^variant 'a': job.toml: \[method\]: no$"
+    a = located("variant 'a'")
+    with pytest.raises(UserError, match=told), at_line(file), a, in_file(file), in_section("method"):
+        raise UserError("no")
+
+
+SPARSE = 'exchange = { name = "sparse", sparsifier = { name = "topk", density = 2 } }'
+WHOLE = """\
+[job]
+groups = 3
+
+[data]
+store = "s.h5"
+batch_size = 8
+partition = { name = "dirichlet", alpha = 0 }
+
+[model]
+build = "mlp"
+
+[optimizer]
+lr = 0.1
+
+[method]
+name = "hierarchical"
+every = 4
+
+[training]
+epochs = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"lr = 0.1": "lr = -0.1"}, "job.toml:13: [optimizer] lr = -0.1: expected number > 0"),
+        ({"lr = 0.1": ""}, "job.toml:12: [optimizer] lr is missing: expected number > 0"),
+        (
+            {"groups = 3": "groups = 3\ngroup_size = 2"},
+            "job.toml:2: [job]: groups = 3 and group_size = 2: give",
+        ),
+        (
+            {"epochs = 1": "steps = 1\nsamples = 2"},
+            "job.toml:20: [training]: steps = 1 and samples = 2: give",
+        ),
+        ({"epochs": "epoch"}, "job.toml:20: [training] epoch = 1: unknown key: did you mean 'epochs'?"),
+        ({"[job]": "[jobs]"}, "job.toml:1: [jobs]: unknown section: did you mean 'job'?"),
+        ({"every = 4": "every = 0"}, "job.toml:17: [method]: every = 0: groups meet"),
+        ({"every = 4": 'every = "4"'}, "job.toml:17: [method]: hierarchical: every = '4': expected int"),
+        ({"every = 4": "evry = 4"}, "job.toml:17: [method]: hierarchical has no argument 'evry'"),
+        ({"every = 4": ""}, "job.toml:15: [method]: hierarchical needs 'every'"),
+        ({'"hierarchical"': '"hierachical"'}, "job.toml:16: [method] name: no 'hierachical'; did you mean"),
+        (
+            {"every = 4": f"every = 4\n{SPARSE}"},
+            "job.toml:18: [method] exchange sparsifier: density = 2: the share",
+        ),
+        (
+            {"every = 4": 'every = 4\n[method.exchange]\nname = "sparse"\nsparsifier = "topc"'},
+            "job.toml:20: [method] exchange sparsifier: no 'topc'",
+        ),
+        ({"epochs = 1": 'epochs = 1\n[run]\ntrace = "7-1"'}, 'job.toml:22: [run]: trace = "7-1": expected'),
+        (
+            {"epochs = 1": 'epochs = 1\n[run]\nsinks = ["tensorbord"]'},
+            "job.toml:22: [run] sinks: no 'tensorbord'",
+        ),
+        ({}, "job.toml:7: [data] partition: alpha = 0: must be a number > 0"),
+        (
+            {
+                "partition = ": "[data.partition]\n",
+                '{ name = "dirichlet", alpha = 0 }': 'name = "dirichlet"\nalpha = 0',
+            },
+            "job.toml:9: [data] partition: alpha = 0: must be a number > 0",
+        ),
+        (
+            {'partition = { name = "dirichlet", alpha = 0 }': ""},
+            "job.toml:2: [job]: groups = 3 is more than the 2 ranks of the job",
+        ),
+    ],
+)
+def test_mistakes_name_their_lines(file: Path, changes: dict[str, str], told: str) -> None:
+    text = WHOLE
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    file.write_text(text)
+
+    def on_each_rank(world: Transport) -> None:
+        with at_line(file), together(world, "reading"):
+            config = load(file)
+            with in_file(file):
+                make_method(config, steps_per_epoch=1)
+                require_sinks(config.run.sinks or ())
+                make_partition(config.data)
+                with in_section("job"):
+                    shape(world.size, config.job.groups, config.job.group_size)
+
+    with pytest.raises(JobError) as caught:
+        threads.run(2, on_each_rank)
+    assert str(caught.value).startswith(told)
+
+
+def test_of_one_rank_alone_no_line_is_told(file: Path) -> None:
+    def on_each_rank(world: Transport) -> None:
+        with at_line(file), together(world, "reading"):
+            if world.rank == 1:
+                raise UserError("[data]: no", key=("data",), file=file)
+
+    with pytest.raises(JobError, match=r"^rank 1 of 2, reading: job\.toml: \[data\]: no$"):
+        threads.run(2, on_each_rank)

@@ -86,7 +86,7 @@ def given_to_a_function(**given: Any) -> dict[str, Any]:
         return Given(locals())
 
     parts = Parts({**PARTS.families, Given: {"wanted": wanted}}, PARTS.steps_per_epoch)
-    return parts.make(Given, {"name": "wanted", **given}, "[here]").values
+    return parts.make(Given, {"name": "wanted", **given}, "here").values
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_the_annotation_says_what_is_meant(given: dict[str, Any], made: Any) -> 
 
 
 def test_arguments_are_bound_to_a_function() -> None:
-    peel = PARTS.make(Peel, {"name": "thick", "by": 3}, "[here]")
+    peel = PARTS.make(Peel, {"name": "thick", "by": 3}, "here")
     assert peel(Plum()) == 3
 
 
@@ -168,9 +168,9 @@ def test_names_that_are_not_there_are_told(tmp_path: Path, monkeypatch: pytest.M
     parts = Parts({tuple: {}}, 100)
     name = "hidden_names:f"
     try:
-        assert parts.make(tuple, {"name": name, "every": {"epoch": 2}, "fruit": 5}, "[here]") == (5, 200)
+        assert parts.make(tuple, {"name": name, "every": {"epoch": 2}, "fruit": 5}, "here") == (5, 200)
         with pytest.raises(UserError, match=r"\[here\] fruit: .* the annotation 'Fruit' has names that"):
-            parts.make(tuple, {"name": name, "fruit": "plum"}, "[here]")
+            parts.make(tuple, {"name": name, "fruit": "plum"}, "here")
     finally:
         sys.modules.pop("hidden_names", None)
 

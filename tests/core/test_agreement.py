@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from hpcsgd import UserError
+from hpcsgd.comm import Transport
 from hpcsgd.core.agreement import Agreement, Call
 from hpcsgd.core.topology import Job, form
 from hpcsgd.errors import count_text
-from hpcsgd.transport import Transport
 
 
 def refusals(world: Transport, of: Callable[[Job], Agreement], calls: Sequence[Call]) -> str:

@@ -7,10 +7,10 @@ import threading
 import pytest
 import torch
 
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core import by_rank_0 as module
 from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.transport import Transport, threads
 
 PATIENCE = 60.0  # seconds; the machine may be busy
 BEATS = 5

@@ -144,3 +144,32 @@ def test_only_foreign_writes_grow_the_version() -> None:
     assert p.grad is not None
     p.grad.mul_(0.5)
     assert bucket.version() > before
+
+
+FULL = (
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.19 GiB of which "
+    "1.06 MiB is free. Including non-PyTorch memory, this process has 79.18 GiB memory in use. If ..."
+)
+"""In torch's words."""
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError(FULL)
+
+
+TOLD = (
+    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.19 GiB of which "
+    "1.06 MiB is free; less is needed with a smaller batch"
+)
+
+
+def test_a_bucket_that_does_not_fit_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = one_bucket(nn.Parameter(torch.ones(6)), K=2)
+    monkeypatch.setattr(torch, "zeros", no_room)
+    with pytest.raises(UserError, match=r"^no room for 6 parameters on cpu: ") as told:
+        one_bucket(nn.Parameter(torch.ones(6)), K=2)
+    assert TOLD in str(told.value)
+    assert "Including" not in str(told.value)
+    monkeypatch.setattr(torch, "zeros_like", no_room)
+    with pytest.raises(UserError, match=r"^no room for 6 gradients on cpu: "):
+        bucket.allocate()

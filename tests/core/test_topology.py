@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form, groups_across_nodes, shape, together
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.transport import Transport, threads
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd import wires
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.shards import is_sharded
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.memory import kept
-from hpcsgd.exchanges import MomentumCorrection, Packed, ReduceScatter, Sparse
+from hpcsgd.engine.plan import StepPlan
 from hpcsgd.methods import (
     Method,
     adacomm,
@@ -26,13 +27,13 @@ from hpcsgd.methods import (
     des_loco,
     diloco,
     hierarchical,
-    no_loco,
     sasgd,
-    sparse_loco,
     streamed,
 )
-from hpcsgd.sparsifiers import TopK
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts import wires
+from hpcsgd.parts.exchanges import MomentumCorrection, Packed, ReduceScatter, Sparse
+from hpcsgd.parts.sparsifiers import TopK
+from methods.table import OF_INTERVALS
 from references import batch, loss
 
 EVERY, STEPS = 4, 8
@@ -51,11 +52,9 @@ METHODS: dict[str, Callable[[], Method]] = {
     "allreduce_local_sgd": lambda: allreduce_local_sgd(EVERY),
     "adacomm": lambda: adacomm(EVERY, block=2),
     "sasgd": lambda: sasgd(EVERY),
-    "diloco": lambda: diloco(EVERY),
-    "sparse_loco": lambda: sparse_loco(EVERY),
     "delayed": lambda: delayed(hierarchical(EVERY), 2),
     "delayed, packed diloco": lambda: delayed(diloco(EVERY, average=wires.int4()), EVERY),
-    "no_loco": lambda: no_loco(EVERY),
+    **{name: partial(make, EVERY) for name, make in OF_INTERVALS.items()},
     "des_loco": lambda: des_loco(EVERY, 3, 5),
     "diloco of 2 bits": lambda: diloco(EVERY, average=wires.int2()),
     "streamed": lambda: streamed(hierarchical(EVERY), 2, EVERY),
@@ -123,6 +122,6 @@ def test_tensors_are_those_of_the_formula(method: str, dtype: torch.dtype, P: in
         ranks = threads.run(P * K, trained, P, method, dtype)
         found = living()
     m = Sizes.of(ranks[0][0].named_parameters(), P, K, BUCKET_BYTES)
-    expected = kept(METHODS[method](), m, 0 if method in WITH_SGD else 2)
+    expected = kept(StepPlan.of(METHODS[method]()), m, 0 if method in WITH_SGD else 2)
     rest = 0.03 if method == "sparse" else 0.01  # what was sent last is there for a while
     assert found / len(ranks) == pytest.approx(expected, rel=rest)

@@ -13,6 +13,7 @@ from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.overlap import Buckets, Update, awaited, left, pipelined
 from hpcsgd.cost.price import Computed, StepCost, price
 from hpcsgd.cost.ways import Kind
+from hpcsgd.engine.plan import StepPlan
 from hpcsgd.methods import Method, bsp, diloco, hierarchical
 
 BUCKETS = Buckets(inside=(1.0,) * 3, across=(4.0,) * 3, meeting=(5.0,) * 3, gather=(2.0,) * 3, apart=True)
@@ -83,7 +84,7 @@ def near(seconds: float) -> object:
 
 
 def priced(method: Method) -> StepCost:
-    return price(method, M, MACHINE, Computed(forward=0.0, backward=0.0))
+    return price(StepPlan.of(method), M, MACHINE, Computed(forward=0.0, backward=0.0))
 
 
 def test_gradients_and_parameters_of_a_synchronous_step() -> None:
@@ -105,7 +106,7 @@ def test_parameters_of_which_a_forward_pass_hides_all_but_the_first() -> None:
     """Each of the four takes as long as a quarter of the pass."""
     exchange = B * INSIDE
     computing = Computed(forward=4 * exchange, backward=0.0)
-    cost = price(bsp(), M, MACHINE, computing, prefetch=True)
+    cost = price(StepPlan.of(bsp()), M, MACHINE, computing, prefetch=True)
     assert cost.phases["parameters"] == near(exchange)
     assert cost.phases["gradients"] == near(exchange + 4 * 2 * 3 / 4 * B * ACROSS)
     assert cost.hidden == near(3 * exchange + 3 * exchange)

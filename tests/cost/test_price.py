@@ -13,8 +13,8 @@ from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.papers import Setting, allreduce_epoch, hierarchical_epoch
 from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, price
 from hpcsgd.cost.ways import ways
+from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Sparse
 from hpcsgd.methods import (
     Method,
     allreduce_local_sgd,
@@ -26,7 +26,8 @@ from hpcsgd.methods import (
     sgp,
     streamed,
 )
-from hpcsgd.sparsifiers import Deft
+from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.sparsifiers import Deft
 
 ALPHA, BETA = 3e-6, 1e-9
 NOTHING = Computed(forward=0.0, backward=0.0)
@@ -54,7 +55,7 @@ def sizes(P: int, K: int, bucket_bytes: float = 1e9, model: nn.Module = LINEAR) 
 
 def communication(method: Method, m: Sizes) -> float:
     """Seconds a step without those of the distance, 8 bytes at a meeting, which is ours."""
-    phases = price(method, m, machine(m.K), NOTHING).phases
+    phases = price(StepPlan.of(method), m, machine(m.K), NOTHING).phases
     return sum(phases.values()) - phases.get("distance", 0.0)
 
 
@@ -74,7 +75,7 @@ def test_the_baseline_is_k_times_as_dear_at_a_meeting() -> None:
     P, K = 8, 4
     m = sizes(P, K)
     ours, theirs = (
-        price(method, m, machine(K), NOTHING).phases["average"]
+        price(StepPlan.of(method), m, machine(K), NOTHING).phases["average"]
         for method in (hierarchical(1), allreduce_local_sgd(1))
     )
     latency = 2 * np.log2(P) * ALPHA
@@ -83,54 +84,60 @@ def test_the_baseline_is_k_times_as_dear_at_a_meeting() -> None:
 
 def test_gradients_hide_behind_the_backward_pass() -> None:
     m = sizes(1, 2, bucket_bytes=1.0, model=nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(4))))
-    alone = price(bsp(), m, machine(2), NOTHING)
+    alone = price(StepPlan.of(bsp()), m, machine(2), NOTHING)
     assert len(m.buckets) == 4
     E = alone.phases["gradients"]
-    long = price(bsp(), m, machine(2), Computed(forward=1.0, backward=100 * E))
+    long = price(StepPlan.of(bsp()), m, machine(2), Computed(forward=1.0, backward=100 * E))
     assert long.phases["gradients"] == pytest.approx(E / 4)  # the last bucket has nothing to hide behind
     assert long.hidden == pytest.approx(3 * E / 4)
-    short = price(bsp(), m, machine(2), Computed(forward=1.0, backward=E / 10))
+    short = price(StepPlan.of(bsp()), m, machine(2), Computed(forward=1.0, backward=E / 10))
     assert short.phases["gradients"] == pytest.approx(E - 3 / 4 * E / 10)
-    slowed = price(bsp(), m, machine(2), Computed(forward=0.0, backward=100 * E, slowed=1.5))
+    slowed = price(StepPlan.of(bsp()), m, machine(2), Computed(forward=0.0, backward=100 * E, slowed=1.5))
     assert slowed.phases["compute"] == pytest.approx(100 * E + 0.5 * E)
     alone = Computed(forward=0.0, backward=100 * E, slowed=1.5)
-    assert price(bsp(), m, machine(2), alone, overlap=False).phases["compute"] == pytest.approx(100 * E)
+    assert price(StepPlan.of(bsp()), m, machine(2), alone, overlap=False).phases["compute"] == pytest.approx(
+        100 * E
+    )
 
 
 def test_overlapped_gossip_counts_where_it_is_longer_than_the_step() -> None:
     m = sizes(8, 2)
-    messages = price(sgp(), m, machine(2), NOTHING).phases["average"]
-    rest = price(sgp(), m, machine(2), NOTHING).seconds - messages
-    inside = price(sgp(), m, machine(2), NOTHING).phases["parameters"]
-    hidden = price(osgp(1), m, machine(2), Computed(forward=0.0, backward=10 * messages))
+    messages = price(StepPlan.of(sgp()), m, machine(2), NOTHING).phases["average"]
+    rest = price(StepPlan.of(sgp()), m, machine(2), NOTHING).seconds - messages
+    inside = price(StepPlan.of(sgp()), m, machine(2), NOTHING).phases["parameters"]
+    hidden = price(StepPlan.of(osgp(1)), m, machine(2), Computed(forward=0.0, backward=10 * messages))
     assert "average" not in hidden.phases
     assert hidden.hidden == pytest.approx(messages, rel=1e-9)
-    too_long = price(osgp(1), m, machine(2), NOTHING)
+    too_long = price(StepPlan.of(osgp(1)), m, machine(2), NOTHING)
     assert too_long.seconds == pytest.approx(rest + messages - inside)  # what is inside a host has no link
 
 
 def test_a_late_meeting_counts_as_far_as_it_is_longer_than_its_delay() -> None:
     """max(0, meeting − d steps) at each; fragments that follow each other closely hide behind all steps."""
     m, I = sizes(8, 1), 4  # noqa: E741 - the papers' letter
-    at_once = price(hierarchical(I), m, machine(1), NOTHING)
+    at_once = price(StepPlan.of(hierarchical(I)), m, machine(1), NOTHING)
     meeting = I * at_once.seconds
     for d, compute in ((1, meeting / 4), (2, meeting / 4), (3, meeting / 2), (0, meeting)):
-        cost = price(delayed(hierarchical(I), d), m, machine(1), Computed(forward=compute, backward=0.0))
+        cost = price(
+            StepPlan.of(delayed(hierarchical(I), d)), m, machine(1), Computed(forward=compute, backward=0.0)
+        )
         left = max(meeting - d * compute, 0.0) / I
         assert cost.seconds == pytest.approx(compute + left, rel=1e-9)
         assert cost.hidden == pytest.approx(0.0 if d == 0 else meeting / I - left, rel=1e-9, abs=1e-15)
         assert cost.nbytes == pytest.approx(at_once.nbytes, rel=1e-12)
     compute = meeting / 10
-    always = price(streamed(hierarchical(I), 4, 2), m, machine(1), Computed(forward=compute, backward=0.0))
+    always = price(
+        StepPlan.of(streamed(hierarchical(I), 4, 2)), m, machine(1), Computed(forward=compute, backward=0.0)
+    )
     distance = 2 * np.log2(8) * ALPHA + 2 * 7 / 8 * 8 * BETA
     more = 3 * (2 * np.log2(8) * ALPHA + distance)  # of the same bytes
     assert always.seconds == pytest.approx((meeting + more) / I, rel=1e-9)
 
 
 def test_the_interval_is_that_of_the_errors() -> None:
-    cost = price(bsp(), sizes(1, 2), machine(2, error=0.25), NOTHING)
+    cost = price(StepPlan.of(bsp()), sizes(1, 2), machine(2, error=0.25), NOTHING)
     assert (cost.low, cost.high) == pytest.approx((0.8 * cost.seconds, 1.25 * cost.seconds))
-    cost = price(bsp(), sizes(2, 1), machine(1), Computed(forward=1e6, backward=0.0))
+    cost = price(StepPlan.of(bsp()), sizes(2, 1), machine(1), Computed(forward=1e6, backward=0.0))
     assert cost.high == pytest.approx((1 + COMPUTE_ERROR) * 1e6)
 
 
@@ -141,19 +148,21 @@ def test_what_a_rank_computes() -> None:
         busy=Busy(backward=1.2),
     )  # fmt: skip
     m = sizes(2, 2)
-    own = computed(hierarchical(4), m, compute, 12.0)
+    own = computed(StepPlan.of(hierarchical(4)), m, compute, 12.0)
     assert (own.forward, own.backward, own.slowed) == pytest.approx((1.5, 3.0, 1.2))
     assert own.update == pytest.approx(m.M / 2 * 1e-3)
-    assert computed(hierarchical(4), m, compute, 12.0, elementwise=False).update == pytest.approx(m.M * 1e-3)
-    sparse = computed(hierarchical(4, Sparse(Deft(0.1))), m, compute, 12.0)
+    assert computed(
+        StepPlan.of(hierarchical(4), Update("model", by_itself=False)), m, compute, 12.0
+    ).update == pytest.approx(m.M * 1e-3)
+    sparse = computed(StepPlan.of(hierarchical(4, Sparse(Deft(0.1)))), m, compute, 12.0)
     assert sparse.selection == pytest.approx(m.M / 2 * 1e-2)  # DEFT: each searches its half
     assert sparse.update == pytest.approx(m.M * 1e-3)
 
 
 def test_what_nobody_knows_is_said() -> None:
     with pytest.raises(UserError, match="how often the groups meet"):
-        price(selsync(0.3), sizes(2, 2), machine(2), NOTHING)
-    known = price(selsync(0.3), sizes(2, 2), machine(2), NOTHING, meets=0.5)
+        price(StepPlan.of(selsync(0.3)), sizes(2, 2), machine(2), NOTHING)
+    known = price(StepPlan.of(selsync(0.3)), sizes(2, 2), machine(2), NOTHING, meets=0.5)
     assert known.phases["vote"] > 0
 
 

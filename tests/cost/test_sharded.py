@@ -17,14 +17,15 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from cost.test_memory import apart
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import Job, form
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.memory import kept, one_block
 from hpcsgd.cost.overlap import among_blocks
 from hpcsgd.cost.traffic import BY_TORCH, by_torch, of_step
+from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Sparse
 from hpcsgd.methods import (
     Method,
     allreduce_local_sgd,
@@ -37,9 +38,9 @@ from hpcsgd.methods import (
     streamed,
 )
 from hpcsgd.models.sharded import shard, units
-from hpcsgd.sparsifiers import TopK
-from hpcsgd.training.subject import state_of
-from hpcsgd.transport import Transport
+from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.sparsifiers import TopK
+from hpcsgd.train.subject import state_of
 from references import batch, loss
 
 BUCKET_BYTES = 600.0
@@ -179,7 +180,7 @@ def test_bytes_are_those_of_the_ledger_and_of_torch(run, method: str, P: int, K:
     m = sizes(net, P, K, optim.AdamW([p for p in net.parameters() if p.requires_grad]))
     expected, torchs = defaultdict[str, float](float), Counter[tuple[str, int]]()
     names = {"allgather": "all_gather_single", "reduce_scatter": "reduce_scatter_single"}
-    for x in of_step(METHODS[method](), m, meets=ALWAYS):
+    for x in of_step(StepPlan.of(METHODS[method](), by_torch=True), m, meets=ALWAYS):
         if x.phase == BY_TORCH:
             torchs[names[x.operation], int(x.nbytes)] += 1
         else:
@@ -243,9 +244,9 @@ def test_what_cannot_be_sharded_is_said() -> None:
     with pytest.raises(
         UserError, match="Sparse: parameters are sharded by torch, which exchanges the gradients"
     ):
-        of_step(bsp(Sparse(TopK(0.1))), m)
+        of_step(StepPlan.of(bsp(Sparse(TopK(0.1))), by_torch=True), m)
     with pytest.raises(UserError, match="the optimizer is not known to update every element by itself"):
-        of_step(bsp(), m, elementwise=False)
+        StepPlan.of(bsp(), Update("model", by_itself=False), by_torch=True)
     net = Net()
     net.blocks[2].up.weight = net.blocks[0].up.weight  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     with pytest.raises(UserError, match=r"blocks: blocks.0.up.weight is in two of them"):
@@ -280,7 +281,7 @@ def test_tensors_are_those_of_the_formula(run, method: str) -> None:
     net = nn.Sequential(nn.Linear(5, 97), nn.Tanh(), Wide(), Wide(), nn.Linear(97, 3))
     m = Sizes.of(net.named_parameters(), 2, 2, 2000.0, units=[params for _, params in units(net, None)])
     assert one_block(m) == 4 * (2 * 49 * (97 + 1) + 2 * 49 * (5 + 1) + 2 * 2 * (97 + 1))
-    expected = kept(HOLDING[method](), m, 2) - one_block(m)
+    expected = kept(StepPlan.of(HOLDING[method](), by_torch=True), m, 2) - one_block(m)
     found = run(4, living)
     assert sum(found) / len(found) == pytest.approx(expected, rel=0.03)  # positions have unlike fragments
 

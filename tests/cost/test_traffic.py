@@ -13,17 +13,18 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import Job, form
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.cost.collectives import sent
-from hpcsgd.cost.traffic import averages_with_peers, of_step
+from hpcsgd.cost.traffic import of_step
 from hpcsgd.engine.in_parts import is_tensorwise, seen_whole
+from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Gathered, Plain, ReduceScatter, Sparse, own
-from hpcsgd.methods import METHODS, Method, bsp, des_loco, hierarchical, selsync, switch
-from hpcsgd.sparsifiers import CLTk, Deft, HardThreshold, TopK
-from hpcsgd.training.subject import state_of
-from hpcsgd.transport import Transport
+from hpcsgd.methods import METHODS, Method, bsp, des_loco, hierarchical, selsync, streamed, switch
+from hpcsgd.parts.exchanges import Gathered, Plain, ReduceScatter, Sparse, own
+from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, TopK
+from hpcsgd.train.subject import state_of
 from methods.table import EXCEPTIONS, REFERENCES
 from methods.test_unused_parts import Branches
 from references import model, one_step
@@ -127,7 +128,7 @@ def foretold(
     whole = seen_whole(inner) if K > 1 and is_tensorwise(inner) else frozenset[nn.Parameter]()
     m = Sizes.of(net.named_parameters(), P, K, BUCKET_BYTES, *state_of(inner), whole=whole)
     total = defaultdict[str, float](float)
-    for x in of_step(method, m, meets=meets):
+    for x in of_step(StepPlan.of(method), m, meets=meets):
         if x.over != "peers":
             total[x.phase] += x.times * x.senders * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
     return {name: nbytes for name, nbytes in total.items() if nbytes}
@@ -145,7 +146,7 @@ def test_bytes_of_every_method_are_those_that_the_ledger_counts(run, label: str,
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form))
     expected = foretold(P, K, made(label), found.pop("met"))
-    if averages_with_peers(made(label)):
+    if made(label).how.traits.elastic:
         found.pop("average", None)  # what goes between islands is counted by nobody
     assert found == pytest.approx(expected, rel=0.35 if label in BY_NORMS else 1e-12)
 
@@ -158,7 +159,7 @@ def test_bytes_with_awkward_models(run, label: str, kind: str, P: int, K: int) -
     entry = ENTRIES[label]
     found = on_the_mean(run(P * K, counted, P, partial(made, label), at_rest, entry.form, MODELS[kind]))
     expected = foretold(P, K, made(label), found.pop("met"), MODELS[kind])
-    if averages_with_peers(made(label)):
+    if made(label).how.traits.elastic:
         found.pop("average", None)
     assert found == pytest.approx(expected, rel=1e-12)
 
@@ -188,7 +189,7 @@ def test_bytes_per_index_of_gaps() -> None:
     torch.manual_seed(0)
     for density in (0.3, 0.01, 0.001):
         indices = torch.nonzero(torch.rand(400_000) < density).view(-1)
-        from hpcsgd.exchanges import Gaps
+        from hpcsgd.parts.exchanges import Gaps
 
         found = Gaps().encode(indices, 400_000).numel() / indices.numel()
         assert Gaps().bytes_per_index(density) == pytest.approx(found, rel=0.03)
@@ -227,11 +228,14 @@ class Unknown(optim.Adafactor):
 @pytest.mark.threads(unless={"P": 2, "K": 2})
 @pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2), (3, 2)])
 @pytest.mark.parametrize("kind", [Unknown, optim.Adafactor])
-def test_optimizers_cost_what_they_look_at(run, kind: Callable[..., optim.Optimizer], P: int, K: int) -> None:
+@pytest.mark.parametrize("new", [lambda: hierarchical(3), lambda: streamed(hierarchical(4), 2, 0)])
+def test_optimizers_cost_what_they_look_at(
+    run, kind: Callable[..., optim.Optimizer], new: Callable[[], Method], P: int, K: int
+) -> None:
     """Those of unknown kinds an allgather, those that look at each tensor alone the padding."""
 
     def bytes_of(world: Transport) -> dict[str, float]:
-        return counted(world, P, lambda: hierarchical(3), lambda params: kind(params, lr=0.0))
+        return counted(world, P, new, lambda params: kind(params, lr=0.0))
 
     found = on_the_mean(run(P * K, bytes_of))
     del found["met"]
@@ -239,7 +243,7 @@ def test_optimizers_cost_what_they_look_at(run, kind: Callable[..., optim.Optimi
     whole = set(net.parameters()) if divided else set[nn.Parameter]()
     m = Sizes.of(net.named_parameters(), P, K, BUCKET_BYTES, whole=whole)
     total = defaultdict[str, float](float)
-    for x in of_step(hierarchical(3), m, elementwise=divided):
+    for x in of_step(StepPlan.of(new(), Update() if divided else Update("model", by_itself=False)), m):
         total[x.phase] += x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
     assert found == pytest.approx({k: v for k, v in total.items() if v}, rel=1e-12)
 
@@ -249,7 +253,9 @@ def test_of_two_methods_in_turn_it_is_the_one_whose_turn_it_is() -> None:
 
     def sent_by(method: Method) -> list[Message]:
         """Whether models are through bucket by bucket is left out: in turns they are not."""
-        return [replace(x, bucket=None) if x.stage == "meeting" else x for x in of_step(method, m)]
+        return [
+            replace(x, bucket=None) if x.stage == "meeting" else x for x in of_step(StepPlan.of(method), m)
+        ]
 
     assert sent_by(switch(bsp(), hierarchical(3), at=5)) == sent_by(bsp())
     assert sent_by(switch(bsp(), hierarchical(3), at=0)) == sent_by(hierarchical(3))
@@ -258,15 +264,15 @@ def test_of_two_methods_in_turn_it_is_the_one_whose_turn_it_is() -> None:
 def test_what_cannot_be_foretold_is_said() -> None:
     m = Sizes.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
     with pytest.raises(UserError, match="how often the groups meet depends on the gradients"):
-        of_step(selsync(0.3), m)
+        of_step(StepPlan.of(selsync(0.3)), m)
     with pytest.raises(UserError, match="HardThreshold: how many elements it selects depends on"):
-        of_step(bsp(Sparse(HardThreshold(0.1))), m)
+        of_step(StepPlan.of(bsp(Sparse(HardThreshold(0.1)))), m)
 
 
 def test_who_exchanges_whole_vectors_and_averages_chunks_gathers_once_more() -> None:
     """As the engine's meetings do: of chunks where each position has all of w, an allgather follows."""
     m = Sizes.of(model().named_parameters(), 2, 2, BUCKET_BYTES)
-    found = of_step(hierarchical(3, Gathered(ReduceScatter())), m)
+    found = of_step(StepPlan.of(hierarchical(3, Gathered(ReduceScatter()))), m)
     after = [x for x in found if x.phase == "parameters"]
     assert after == [
         Message("allgather", "group", b.nbytes, "parameters", 1 / 3, stage="meeting") for b in m.buckets
@@ -286,3 +292,27 @@ def test_sizes_are_those_of_the_engine(run) -> None:
     assert run(3, laid_out)[0] == [(b.used, b.padded) for b in m.buckets]
     assert sum(m.layers) == m.M == sum(p.numel() for p in model().parameters())
     assert math.isclose(m.parcel(2) - 8, (m.parcel() - 8) / 2, rel_tol=0.1)
+
+
+@pytest.mark.parametrize(("P", "K"), [(1, 2), (2, 2), (2, 1)])
+def test_buffers_that_groups_share_are_counted(run, P: int, K: int) -> None:
+    def counted(world: Transport) -> float:
+        net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        optimizer = hpcsgd.DistributedOptimizer(
+            optim.SGD(net.parameters(), 0.1), net, form(world, P), bsp(), broadcast_buffers=True
+        )
+        before = _counted(world)
+        net(torch.randn(5, 3)).sum().backward()
+        optimizer.step()
+        return _counted(world) - before
+
+    def _counted(world: Transport) -> float:
+        totals = world.ledger.totals()
+        return totals["buffers"].bytes if "buffers" in totals else 0.0
+
+    found = run(P * K, counted)
+    buffers = sum(x.nbytes for x in nn.BatchNorm1d(4).buffers())
+    m = Sizes.of(list(nn.Linear(3, 4).named_parameters()), P, K, BUCKET_BYTES)
+    foretold = [x for x in of_step(StepPlan.of(bsp()), m, broadcast=buffers) if x.phase == "buffers"]
+    assert sum(found) / len(found) == pytest.approx(sum(sent(x.operation, x.nbytes, K) for x in foretold))
+    assert not [x for x in of_step(StepPlan.of(bsp()), m) if x.phase == "buffers"]

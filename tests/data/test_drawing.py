@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -20,10 +21,10 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import hpcsgd
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.data import AsRank, Loader, Sampler, SelDP
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.transport import Transport, threads
 
 WEIGHTS = torch.tensor([1.0] * 90 + [9.0] * 10)
 
@@ -167,6 +168,18 @@ def test_a_length_that_is_not_that_of_the_epoch_is_told() -> None:
         list(sampler)
 
 
+def test_a_sampler_without_an_end_is_told() -> None:
+    class Endless(ByLength):
+        def __iter__(self) -> Iterator[int]:
+            return itertools.count()
+
+    (sampler,) = samplers(1, Endless)
+    with pytest.raises(
+        UserError, match="Endless has drawn more than 50 samples in epoch 0, and says that it"
+    ):
+        list(sampler)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7])
 @pytest.mark.parametrize("total", [1, 3, 4, 100, 103])
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -196,6 +209,20 @@ def test_all_ranks_have_as_many_batches_as_the_one_with_the_fewest(run, sized: b
         return lengths(world, batches if sized else (x for x in batches))
 
     assert list(run(4, body)) == [3] * 4
+
+
+@pytest.mark.ranks(2)
+def test_ranks_ask_each_other_once_a_batch(run) -> None:
+    def asked(world: Transport, batches: int) -> int:
+        job = form(world, 2)
+        before = sum(total.calls for total in job.world.ledger.totals().values())
+        assert sum(1 for _ in hpcsgd.equal_batches(iter(range(batches)), job)) == batches
+        return sum(total.calls for total in job.world.ledger.totals().values()) - before
+
+    def body(world: Transport) -> int:
+        return asked(world, 5) - asked(world, 2)
+
+    assert list(run(2, body)) == [3, 3]
 
 
 def test_a_loader_that_fails_on_one_rank_ends_all() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import Job, form
 from hpcsgd.data import (
     AsRank,
@@ -24,7 +25,6 @@ from hpcsgd.data import (
     SelDP,
 )
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Transport
 
 PARTS = st.floats(0.01, 1)
 
@@ -258,7 +258,10 @@ def test_one_group_has_nobody_to_share_with(run: Callable[..., list[Any]]) -> No
 
 def test_what_cannot_be() -> None:
     for alpha, beta, wrong in ((0, 0.5, "alpha = 0"), (1.1, 0.5, "alpha"), (0.5, float("nan"), "beta = nan")):
-        with pytest.raises(UserError, match=f"^{wrong}.*: must be more than 0 and at most 1"):
+        with pytest.raises(
+            UserError,
+            match=f"^(Injection: )?{wrong}.*: (must be more than 0 and at most 1|expected a number)",
+        ):
             Injection(alpha, beta)
     with pytest.raises(UserError, match=r"8 of 8 groups would share a sample each.* none of the 8"):
         Injection(1, 1).portions(8, 8)

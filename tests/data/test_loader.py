@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from data.originals import write_wikitext
 from hpcsgd.data import AsRank, Loader, Sampler, Windows, convert
+from hpcsgd.data.workers import require_workers
 from hpcsgd.errors import UserError
 
 B = 24
@@ -108,8 +109,33 @@ def test_images_keep_their_last_batch() -> None:
 
 def test_what_cannot_be(data: Windows) -> None:
     sampler = Sampler(data, AsRank(0, 2))
-    with pytest.raises(UserError, match="batch = 0: at least 1 sample"):
-        Loader(data, 0, sampler)
+    for batch in (0, 2.0):
+        with pytest.raises(UserError, match=rf"batch = {batch}: expected a whole number"):
+            Loader(data, batch, sampler)  # pyright: ignore[reportArgumentType]
+    plain: Any = torch.utils.data.RandomSampler(data)
+    with pytest.raises(UserError, match=r"type RandomSampler: expected hpcsgd\.Sampler\(data, job\)"):
+        Loader(data, 2, plain)
+    unread: Any = iter([1])
+    with pytest.raises(UserError, match="data = an object of type list_iterator: expected a dataset"):
+        Loader(unread, 2, sampler)
+    with pytest.raises(UserError, match=rf"deals 7 samples, and the data has {len(data)} samples: give both"):
+        Loader(data, 2, Sampler(7, AsRank(0, 2)))
+
+
+def test_more_workers_than_any_use_are_refused(data: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Sampler(data, AsRank(0, 2))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with pytest.raises(
+        UserError, match="workers = 129: expected at most 128, 64 for each of the 2 cores of this node"
+    ):
+        Loader(data, 2, sampler, workers=129)
+    assert require_workers(128) == 128
+    with pytest.raises(UserError, match="workers = -1: expected a whole number"):
+        Loader(data, 2, sampler, workers=-1)
+
+
+def test_a_batch_larger_than_an_epoch(data: Windows) -> None:
+    sampler = Sampler(data, AsRank(0, 2))
     with pytest.raises(
         UserError, match=r"an epoch has \d+ samples for each who is dealt to, of which a step takes 200"
     ):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hpcsgd.data import Arrays, convert_npz, open_split
 from hpcsgd.errors import UserError
-from hpcsgd.training.tasks import Classification, task_of
+from hpcsgd.train.tasks import Classification, task_of
 
 Data = tuple[NDArray[Any], NDArray[np.int64]]
 

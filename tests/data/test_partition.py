@@ -270,7 +270,7 @@ def test_what_cannot_be() -> None:
         with pytest.raises(UserError, match=rf"ByLabel\(\) divides 20 samples by their labels: {told}"):
             Sampler(20, AsRank(0, 2), partition=ByLabel(), labels=given_labels)
     for alpha in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(UserError, match=r"alpha = .*: must be a number > 0"):
+        with pytest.raises(UserError, match=r"alpha = .*: (must be a number > 0|expected a number)"):
             Dirichlet(alpha)
     for share in (0.4, 1.1):
         with pytest.raises(UserError, match="each of 2 groups needs 1/P to 1"):

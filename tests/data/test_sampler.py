@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
+import hpcsgd
+from hpcsgd.comm import Transport, threads
+from hpcsgd.core.topology import Job, form
 from hpcsgd.data import AsRank, DefDP, Overlapping, Sampler, SelDP
 from hpcsgd.data.partition import Partition
-from hpcsgd.errors import UserError
+from hpcsgd.errors import JobError, UserError
 
 
 def samplers(total: int, ranks: int, **options: Any) -> list[Sampler]:
@@ -160,17 +166,95 @@ def test_in_order() -> None:
     assert [list(sampler) for sampler in samplers(7, 3, shuffle=False)] == [[0, 3], [1, 4], [2, 5]]
 
 
+@pytest.mark.parametrize("given", [1.5, None, "1", torch.ones(2, dtype=torch.int64), 2**63])
+def test_what_is_no_whole_number_is_told_in_one_line(given: Any) -> None:
+    with pytest.raises(UserError, match=r"seed = .*: expected a whole number"):
+        samplers(8, 1, seed=given)
+    (sampler,) = samplers(8, 1)
+    with pytest.raises(UserError, match=r"epoch = .*: expected a whole number"):
+        sampler.set_epoch(given)
+
+
+def test_whole_numbers_of_other_libraries_are_taken() -> None:
+    (one,), (other,) = samplers(8, 1, seed=np.int32(3)), samplers(8, 1, seed=3)
+    one.set_epoch(torch.tensor(2))  # pyright: ignore[reportArgumentType]
+    other.set_epoch(2)
+    assert (list(one), one.state_dict()) == (list(other), other.state_dict())
+
+
+PARTITIONS_MEANT = {
+    "seldp": r"did you mean hpcsgd\.SelDP\(\)\?",
+    "by_label": r"did you mean hpcsgd\.ByLabel\(\)\?",
+    "x": r"partition = 'x': expected a Partition or None, as hpcsgd.ByLabel\(\) makes it; allowed: ByLabel, ",
+    SelDP: r"partition = SelDP: .* did you mean hpcsgd\.SelDP",
+}
+
+
+@pytest.mark.parametrize("given", PARTITIONS_MEANT)
+def test_what_is_no_partition_is_told_in_one_line(given: Any) -> None:
+    with pytest.raises(UserError, match=PARTITIONS_MEANT[given]):
+        samplers(8, 2, partition=given)
+
+
+def trained(world: Transport, sampler: Callable[[Job], Sampler], used: bool = True) -> None:
+    job = form(world, 2)
+    model = torch.nn.Linear(1, 1)
+    optimizer = hpcsgd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, job, hpcsgd.bsp()
+    )
+    if used:
+        next(iter(sampler(job)))
+    for _ in range(2):
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+
+
+UNLIKE: dict[str, tuple[Callable[[Job], Sampler], str]] = {
+    "seed": (
+        lambda job: Sampler(8, job, seed=job.rank),
+        "the seed of a sampler is 0 on rank 0 and 1 on rank 1",
+    ),
+    "length": (
+        lambda job: Sampler(8 + job.rank, job),
+        "the length of the data of a sampler is 8 on rank 0 and 9 on rank 1",
+    ),
+    "partition": (
+        lambda job: Sampler(8, job, partition=SelDP() if job.rank else DefDP()),
+        r"the partition of a sampler is DefDP\(\) on rank 0 and SelDP\(\) on rank 1",
+    ),
+    "labels": (
+        lambda job: Sampler(4, job, labels=[job.rank] * 4),
+        "the digest of the labels of a sampler is ",
+    ),
+    "draw": (
+        lambda job: Sampler(SubsetRandomSampler(range(job.rank, 4 + job.rank)), job),
+        "the digest of what SubsetRandomSampler draws is ",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_unlike_samplers_are_told_in_the_first_step(what: str) -> None:
+    made, line = UNLIKE[what]
+    with pytest.raises(JobError, match=f"ranks 0 and 1 differ: {line}"):
+        threads.run(2, lambda world: trained(world, made))
+
+
+def test_a_sampler_that_one_rank_looks_into_is_nobody_elses() -> None:
+    threads.run(2, lambda world: trained(world, lambda job: Sampler(8, job), used=world.rank == 1))
+
+
 def test_the_length_of_a_dataset() -> None:
-    assert len(Sampler("abcdef", AsRank(0, 2))) == 3
+    assert len(Sampler(list("abcdef"), AsRank(0, 2))) == 3
 
 
 def test_what_cannot_be() -> None:
     with pytest.raises(UserError, match="3 samples cannot be dealt to 4 ranks"):
         samplers(3, 4)
-    with pytest.raises(UserError, match="seed -1"):
+    with pytest.raises(UserError, match="seed = -1: expected a whole number from 0"):
         samplers(3, 1, seed=-1)
     (sampler,) = samplers(10, 1)
-    with pytest.raises(UserError, match="epoch -1"):
+    with pytest.raises(UserError, match="epoch = -1: expected a whole number"):
         sampler.set_epoch(-1)
     with pytest.raises(UserError, match="11 samples consumed of an epoch of 10"):
         sampler.advance(11)

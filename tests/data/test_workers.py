@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import programs
-from training.launches import JOB, Ended, ended, make_store, start
+from train.launches import JOB, Ended, ended, make_store, start
 
 READER = """\
 import multiprocessing, os

@@ -15,12 +15,12 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, Method, UserError, bsp, hierarchical, selsync
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.step import Exchange
 from hpcsgd.core.topology import form
 from hpcsgd.engine.presence import Gradients, Presence, joined
-from hpcsgd.exchanges import AllReduce
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.exchanges import AllReduce
 from methods.table import EXCEPTIONS, REFERENCES
 from references import batch, loss, vector
 from references import model as make_model

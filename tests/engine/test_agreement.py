@@ -13,11 +13,10 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError
-from hpcsgd.averagers import Mean
-from hpcsgd.core.capabilities import nothing
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.averagers import Mean
 from references import batch, loss, vector
 from references import model as make_model
 
@@ -106,8 +105,9 @@ def test_groups_that_are_unlike_steps_ahead_do_not_average(method: str) -> None:
 def test_updates_before_a_synchronization_are_told() -> None:
     def body(world: Transport) -> None:
         net, optimizer = made(world, 2, lambda: hpcsgd.hierarchical(2))
-        optimizer.take_up(world.rank * 2, [{} for _ in optimizer.param_groups], None)
-        train(world, net, optimizer, 0, 2)
+        train(world, net, optimizer, 0, 1)
+        optimizer.take_up(1 + world.rank * 2, [{} for _ in optimizer.param_groups], None)
+        train(world, net, optimizer, 1, 2)
 
     line = "rank 0 is in a synchronization after 1 update, but rank 1 is in a synchronization after 3 updates"
     with pytest.raises(UserError, match=line):
@@ -123,7 +123,7 @@ def test_nobody_gets_a_bucket_before_the_agreement() -> None:
         optimizer = DistributedOptimizer(inner, net, form(world, 2), hpcsgd.hierarchical(2), bucket_mb=1e-6)
         step = replace(optimizer._step, t=world.rank)
         with pytest.raises(UserError, match="a synchronization"):
-            next(Mean().one_by_one(step, nothing))
+            next(Mean().average(step.owned, step))
 
     threads.run(2, body, timeout=PATIENCE)
 

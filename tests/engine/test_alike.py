@@ -14,9 +14,10 @@ from torch import nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, JobError, Method, bsp, hierarchical
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
 from hpcsgd.engine.alike import SHORT, Fact, difference, in_words, method_facts, settings
-from hpcsgd.transport import Transport
+from methods.table import EXCEPTIONS, REFERENCES
 from references import model as make_model
 from references import one_step
 
@@ -104,7 +105,7 @@ METHODS: dict[str, tuple[Callable[[], Method], str]] = {
     ),
     "wrapper": (
         lambda: hpcsgd.delayed(hierarchical(2), steps=1),
-        "the method's when is Every on rank 0 and Arrivals on rank 1",
+        "the method's how is Measured on rank 0 and Delayed on rank 1",
     ),
 }
 
@@ -156,6 +157,12 @@ def test_the_same_things_in_another_order() -> None:
     assert difference([facts, facts, facts[::-1]]).startswith(told)
 
 
+def test_only_the_first_ranks_are_named() -> None:
+    a, b = [("lr", "1")], [("lr", "2")]
+    told = "lr is 1 on ranks 0, 1, 2, 3 and 2 on ranks 4, 5, 6, 7 and 1 more"
+    assert told in difference([a] * 4 + [b] * 5)
+
+
 class Unlike:
     """Of large objects the type counts, and no address."""
 
@@ -184,22 +191,7 @@ def every_method() -> dict[str, Method]:
         "bsp": bsp(sparse),
         "packed": hierarchical(2, exchange=packed, average=hpcsgd.wires.int4()),
         "moments": hierarchical(2, moments=hpcsgd.Averaged),
-        "sgp": hpcsgd.sgp(),
-        "osgp": hpcsgd.osgp(staleness=1),
-        "d_psgd": hpcsgd.d_psgd(),
-        "ad_psgd": hpcsgd.ad_psgd(),
-        "ssp": hpcsgd.ssp(staleness=2),
-        "async_sgd": hpcsgd.async_sgd(),
-        "selsync": hpcsgd.selsync(delta=0.1),
-        "adacomm": hpcsgd.adacomm(4, 8),
-        "fedavg": hpcsgd.fedavg(per_epoch=1, steps_per_epoch=4, fraction=0.5),
-        "sasgd": hpcsgd.sasgd(2),
-        "diloco": hpcsgd.diloco(2),
-        "no_loco": hpcsgd.no_loco(2),
-        "sparse_loco": hpcsgd.sparse_loco(2),
-        "des_loco": hpcsgd.des_loco(2),
-        "streamed": hpcsgd.streamed(hierarchical(4), fragments=2, delay=1),
-        "switch": hpcsgd.switch(bsp(), hierarchical(2), at=3),
+        **{label: case.new() for label, case in {**REFERENCES, **EXCEPTIONS}.items()},
         "ensemble": hpcsgd.ensemble(2),
     }
 

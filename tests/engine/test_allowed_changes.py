@@ -11,8 +11,8 @@ from torch import nn, optim
 from torch.nn.utils import prune
 
 from hpcsgd import DistributedOptimizer, bsp
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport
 from references import model as make_model
 from references import one_step, vector
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, JobError, Method, bsp, hierarchical
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import Job, form
-from hpcsgd.transport import Transport
 from references import batch, loss, one_step, vector
 from references import model as make_model
 

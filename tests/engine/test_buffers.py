@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport, threads
+from hpcsgd.core.buffers import make_writable
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError, UserError
-from hpcsgd.transport import Transport, threads
 
 
 def drawn(rank: int, *shape: int) -> Tensor:
@@ -238,6 +239,34 @@ def test_a_group_goes_on_from_the_buffers_of_its_first_rank(run, P: int, K: int,
         for t in range(5):
             alone(drawn(10 * t + first, 4, 3))
         assert mine == alone.buffer_bits(), rank
+
+
+def test_an_expanded_buffer_of_a_forward_pass_is_broadcast() -> None:
+    """All its elements are one in memory: nothing can be written there."""
+
+    def body(world: Transport) -> list[float]:
+        net = Quantizer()
+        optimizer = hpcsgd.DistributedOptimizer(
+            optim.SGD(net.parameters(), lr=0.1), net, form(world, 1), hpcsgd.bsp(), broadcast_buffers=True
+        )
+        net.codebook = torch.full((1,), 1.0 + world.rank).double().expand(3)
+        net.linear(drawn(1, 4, 3)).sum().backward()
+        optimizer.step()
+        return net.codebook.tolist()
+
+    assert threads.run(2, body) == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    "made",
+    [torch.zeros(2, 3), torch.zeros(3, 2).T, torch.zeros(4, 6)[:, ::2], torch.zeros(1, 3), torch.zeros(())],
+    ids=["contiguous", "transposed", "with gaps", "one row", "a number"],
+)
+def test_a_buffer_that_can_be_written_stays_where_it_is(made: Tensor) -> None:
+    net = nn.Linear(2, 2)
+    net.register_buffer("b", made)
+    make_writable(net)
+    assert net.b is made
 
 
 def test_ranks_with_other_buffers_are_told_before_any_is_overwritten() -> None:

@@ -15,8 +15,8 @@ from torch import nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport, threads
 from references import batch, loss, model, vector
 
 COPIES: dict[str, Callable[[nn.Module, Any], object]] = {

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from comm.broken_order import of_the_default_stream
 from far.ranks import FOR_TRAININGS, Delays, explicitly, on_the_host
+from hpcsgd.comm import Transport, lane, streams, threads
 from hpcsgd.core.topology import form
-from hpcsgd.exchanges import AllReduce
 from hpcsgd.methods import Method, bsp, hierarchical
-from hpcsgd.transport import Transport, lane, streams, threads
+from hpcsgd.parts.exchanges import AllReduce
 from references import batch, loss, model, vector
-from transport.broken_order import of_the_default_stream
 
 pytestmark = pytest.mark.usefixtures("far_device")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,15 +25,16 @@ from hpcsgd import (
     streamed,
     wires,
 )
+from hpcsgd.comm import Transport
 from hpcsgd.core.layout import cut
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Sizes
-from hpcsgd.engine.dividing import divided
+from hpcsgd.engine.dividing import uncut, update_of
 from hpcsgd.engine.muon import hidden_matrices, muon
-from hpcsgd.exchanges import Gathered
-from hpcsgd.methods import Method
+from hpcsgd.engine.plan import StepPlan
+from hpcsgd.methods import Method, ensemble
 from hpcsgd.models.gpt import gpt
-from hpcsgd.transport import Transport
+from hpcsgd.parts.exchanges import Gathered
 from references import vector
 
 STEPS = 4
@@ -370,12 +370,11 @@ def test_the_layout_is_foretold(run) -> None:
 def test_islands_own_no_tensors() -> None:
     """They may be of several K, and average models that are laid out alike."""
     net = Language()
-    alone: Any = SimpleNamespace(K=2, has_peers=False)
-    island: Any = SimpleNamespace(K=2, has_peers=True)
-    for job, gathered in ((alone, False), (island, True)):
-        exchange, whole = divided(job, bsp(), muon(net, 0.02), None, None)
-        assert isinstance(exchange, Gathered) == gathered
-        assert set(whole) == (set() if gathered else set(hidden_matrices(net)))
+    optimizer = muon(net, 0.02)
+    for method, gathered in ((bsp(), False), (ensemble(2), True)):
+        plan = StepPlan.of(method, update_of(optimizer))
+        assert isinstance(plan.exchange, Gathered) == gathered
+        assert set(uncut(plan, optimizer, K=2)) == (set() if gathered else set(hidden_matrices(net)))
 
 
 @pytest.mark.ranks(3)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import hpcsgd
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport
 
 SHAPES = [(1, 1), (2, 1), (1, 2), (3, 1), (2, 2), (1, 3)]
 

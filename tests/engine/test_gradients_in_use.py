@@ -15,9 +15,9 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError, bsp
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
-from hpcsgd.exchanges import AllReduce
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.exchanges import AllReduce
 from references import batch, loss, vector
 from references import model as make_model
 
@@ -104,6 +104,17 @@ def through_data(param: nn.Parameter) -> None:
     param.grad.data.clamp_(-0.05, 0.05)
 
 
+def given_memory(param: nn.Parameter) -> None:
+    assert param.grad is not None
+    param.grad.data = param.grad.data.clamp(-0.05, 0.05)
+
+
+def from_a_vector(net: nn.Module) -> None:
+    """As in federated and multi-task code."""
+    grads = [param.grad for param in net.parameters() if param.grad is not None]
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(grads).sin(), grads)
+
+
 def all_at_once(net: nn.Module) -> None:
     vars(torch)["_foreach_mul_"]([param.grad for param in net.parameters()], 0.5)
 
@@ -121,6 +132,8 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "read": norms,
     "numpy": each(in_numpy),
     "data": each(through_data),
+    "other memory": each(given_memory),
+    "from a vector": from_a_vector,
     "in place": each(lambda param: param.grad.mul_(0.5)),  # type: ignore[union-attr]
     "foreach": all_at_once,
     "detached": each(lambda param: param.grad.detach().mul_(0.5)),  # type: ignore[union-attr]
@@ -139,6 +152,30 @@ def read_afterwards(net: nn.Module, optimizer: optim.Optimizer, backward: Backwa
         optimizer.step()
         seen.append(norms(net))
     return seen
+
+
+def given_memory_once(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    """At different places of a step."""
+    change = each(given_memory)
+    for t in range(2 * STEPS):
+        optimizer.zero_grad(set_to_none=t % 2 == 0)
+        backward(net, t)
+        change(net) if t == 0 else None
+        optimizer.step()
+        change(net) if t in (2, 5) else None
+
+
+def kept(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
+    """As gradient surgery keeps the gradients of each task, without copies."""
+    tasks = []
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        backward(net, t)
+        norms(net)
+        tasks.append([param.grad for param in net.parameters()])
+    for param, grads in zip(net.parameters(), zip(*tasks, strict=True), strict=True):
+        param.grad = torch.stack([k * grad for k, grad in enumerate(grads) if grad is not None]).sum(0)
+    optimizer.step()
 
 
 def zeroed_by_the_model(net: nn.Module, optimizer: optim.Optimizer, backward: Backward) -> None:
@@ -242,7 +279,8 @@ def read_and_added_to(net: nn.Module, optimizer: optim.Optimizer, backward: Back
 LOOPS: dict[str, Loop] = {
     loop.__name__: loop
     for loop in (
-        read_afterwards, zeroed_by_the_model, filled_with_zeros, filled_with_zeros_by_the_model, thrown_away,
+        read_afterwards, given_memory_once, kept, zeroed_by_the_model,
+        filled_with_zeros, filled_with_zeros_by_the_model, thrown_away,
         thrown_away_by_the_model, read_and_thrown_away,
         added_to_and_thrown_away, by_hand, twice, without_gradients, read_and_added_to,
     )

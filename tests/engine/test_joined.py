@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, Joined, UserError, bsp, muon
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
-from hpcsgd.engine.in_parts import hooks_around_step
 from hpcsgd.engine.initial_state import like_new
-from hpcsgd.transport import Transport, threads
 from references import batch, loss, vector
 from references import model as make_model
 
@@ -103,12 +102,6 @@ def test_a_new_one_has_new_parts() -> None:
     assert [g["lr"] for g in only.param_groups] == [0.01]
 
 
-def test_hooks_of_parts_count_as_its_own() -> None:
-    joined = Joined(*parts(make_model()))
-    joined.parts[1].register_step_post_hook(print)
-    assert print in hooks_around_step(joined)
-
-
 def test_what_cannot_be_joined() -> None:
     net = make_model()
     params = list(net.parameters())
@@ -118,7 +111,7 @@ def test_what_cannot_be_joined() -> None:
         ((sgd, optim.AdamW(params[1:])), "in two of the optimizers"),
         ((Joined(sgd), optim.AdamW(params[2:])), "all at once"),
         ((optim.LBFGS(params),), "LBFGS"),
-        ((sgd, net), "Sequential is no torch optimizer"),
+        ((sgd, net), "parts = an object of type Sequential: expected a torch optimizer"),
     ]:
         with pytest.raises(UserError, match=told):
             Joined(*made)  # type: ignore[arg-type]

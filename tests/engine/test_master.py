@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.engine.master import Master
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Sparse
 from hpcsgd.methods import Method, bsp, hierarchical
-from hpcsgd.sparsifiers import TopK
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.sparsifiers import TopK
 from references import batch, loss, model
 
 NARROW = torch.bfloat16

@@ -6,8 +6,8 @@ import pytest
 from torch import optim
 
 from hpcsgd import DistributedOptimizer, JobError, Method, Sparse, TopK, diloco, hierarchical
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport
 from references import model as make_model
 
 

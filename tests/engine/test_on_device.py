@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_map
 
 import hpcsgd
 from far.ranks import PATTERNS, explicitly
+from hpcsgd.comm import Transport, threads
+from hpcsgd.comm.on_host import on_host
 from hpcsgd.core.norm import clip, squared_norm
 from hpcsgd.core.topology import form
 from hpcsgd.methods import Method, bsp, hierarchical, sasgd, ssp
-from hpcsgd.transport import Transport, threads
-from hpcsgd.transport.on_host import on_host
 from references import batch, loss, model, vector
 from trainings import Training
 

@@ -12,8 +12,8 @@ from torch.optim import lr_scheduler
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, JobError, UserError, bsp, hierarchical
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport
 from references import MakeOptimizer, batch, gathered_step, loss, one_step, vector
 from references import model as make_model
 
@@ -64,6 +64,24 @@ def test_clipping_is_exact(run, n: int, norm_type: float, P: int) -> None:
     for ours, norms in run(n, clipped):
         close(ours, reference)
         assert norms == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_clipping_where_elements_lie_in_another_order(run, n: int) -> None:
+    """As those of a convolution in channels_last, also where gradients stay where autograd puts them."""
+
+    def clipped(world: Transport) -> tuple[float, float]:
+        net = nn.ParameterList([torch.arange(12.0).view(3, 4).t()])
+        optimizer = DistributedOptimizer(
+            optim.SGD(net.parameters(), 0.1), net, form(world, n), hierarchical(9)
+        )
+        net[0].square().sum().backward()
+        norm = optimizer.clip_grad_norm_(1.0).item()
+        return norm, net[0].grad.norm().item()
+
+    for before, after in run(n, clipped):
+        assert before == pytest.approx(2 * sum(x * x for x in range(12)) ** 0.5)
+        assert after == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, optim
 
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport
 from trainings import OPTIMIZERS, Net, Training
 
 

@@ -12,8 +12,8 @@ from torch import nn, optim
 
 import hpcsgd
 from hpcsgd import DistributedOptimizer, UserError
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport
 from references import batch, loss, model, vector
 
 METHODS: dict[str, Callable[[], hpcsgd.Method]] = {
@@ -69,8 +69,8 @@ def test_what_is_the_same_everywhere_one_rank_may_save_for_all(run, method: str,
     ("method", "P", "K", "has"),
     [
         ("hierarchical", 2, 1, "the optimizer of its group"),
-        ("diloco", 2, 2, r"how \(chunks\)"),
-        ("error feedback", 1, 2, r"exchange \(workers\)"),
+        ("diloco", 2, 2, r"how \(sharded\)"),
+        ("error feedback", 1, 2, r"exchange \(per_rank_params\)"),
     ],
 )
 def test_another_rank_s_own_state_is_refused(run, method: str, P: int, K: int, has: str) -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, adacomm, bsp, hierarchical
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import Job, form
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Sparse
-from hpcsgd.sparsifiers import TopK
-from hpcsgd.transport import Transport
+from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.sparsifiers import TopK
 from references import batch, loss, model, vector
 from special_optimizers import LooksAhead, Nudging, Polyak, Sam, ScheduleFree
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -19,22 +20,22 @@ from torch import Tensor, nn, optim
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hpcsgd
-from hpcsgd import wires
-from hpcsgd.averagers import Mean, Measured
-from hpcsgd.core.capabilities import is_piecemeal
+from hpcsgd.comm import Transport, Work, threads
+from hpcsgd.comm.threads import ThreadBackend
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Departure
 from hpcsgd.core.topology import Job, form
-from hpcsgd.engine import meeting, optimizer, updating
+from hpcsgd.engine import meeting, optimizer
 from hpcsgd.engine.meeting import Gathering
+from hpcsgd.engine.plan import StepPlan
 from hpcsgd.engine.sharding import ShardedOptimizer
-from hpcsgd.exchanges import AllToAll, Gathered, ReduceScatter, Sparse
 from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, post_local, selsync, streamed, switch
 from hpcsgd.methods.hierarchical import allreduce_local_sgd
-from hpcsgd.schedules import Every, never
-from hpcsgd.sparsifiers import TopK
-from hpcsgd.transport import Transport, Work, threads
-from hpcsgd.transport.threads import ThreadBackend
+from hpcsgd.parts import wires
+from hpcsgd.parts.averagers import Mean, Measured
+from hpcsgd.parts.exchanges import AllToAll, Gathered, ReduceScatter, Sparse
+from hpcsgd.parts.schedules import Every, never
+from hpcsgd.parts.sparsifiers import TopK
 from methods.table import REFERENCES, Case
 from references import batch, loss, vector
 from references import model as make_model
@@ -119,14 +120,19 @@ late = functools.partial(trained, prefetch=True)
 def in_the_plain_order() -> Iterator[None]:
     """All gradients, the whole update, the meeting, all of the model: one after the other, on one lane."""
 
-    def met(s: Any, how: Any, gathering: Gathering, *_: Any) -> None:
+    def met(s: Any, how: Any, gathering: Gathering, updated: Any) -> None:
+        updated = list(updated)
         nothing_early = mock.patch.object(gathering, "chunks_are_final", return_value=None)
         with nothing_early:
-            meeting.meet(s, how, gathering)
+            meeting.meet(s, how, gathering, updated)
+
+    made = StepPlan.of
+
+    def plain(*args: Any, **kwargs: Any) -> StepPlan:
+        return replace(made(*args, **kwargs), update_per_bucket=False, decided_before_update=False)
 
     with (
-        mock.patch.object(updating.Updating, "_in_parts", return_value=False),
-        mock.patch.object(optimizer, "goes_by_time", return_value=False),
+        mock.patch.object(StepPlan, "of", plain),
         mock.patch.object(optimizer, "meet", met),
         mock.patch.object(Transport, "on_its_own_lane", lambda transport: transport),
     ):
@@ -226,9 +232,7 @@ def until(condition: Callable[[], bool]) -> None:
 class Until:
     """As `AllToAll`, but all buckets wait until something has become of the first one's chunk."""
 
-    shards = True
-    across = False
-    piecemeal = True
+    traits = AllToAll.traits
 
     def __init__(self, become: Callable[[Tensor, Tensor], bool]) -> None:
         self._become = become
@@ -353,11 +357,11 @@ def test_a_bucket_is_gathered_while_the_next_one_is_updated(method: Callable[[],
 
 def test_who_is_through_with_each_bucket_by_itself() -> None:
     """A sparse exchange selects when it has seen the last one."""
-    assert is_piecemeal(bsp().exchange)
-    assert is_piecemeal(bsp(ReduceScatter()).exchange)
-    assert is_piecemeal(Gathered(AllToAll()))
-    assert not is_piecemeal(Sparse(TopK(0.1)))
-    assert not is_piecemeal(Gathered(Sparse(TopK(0.1))))
+    assert bsp().exchange.traits.per_bucket
+    assert bsp(ReduceScatter()).exchange.traits.per_bucket
+    assert Gathered(AllToAll()).traits.per_bucket
+    assert not Sparse(TopK(0.1)).traits.per_bucket
+    assert not Gathered(Sparse(TopK(0.1))).traits.per_bucket
 
 
 @pytest.mark.ranks(2)
@@ -392,7 +396,7 @@ def test_hooks_of_all_optimizers_are_called_once(run) -> None:
 
     def train(world: Transport) -> object:
         made = one_step_of_many_parts(world)
-        return sum(each is made.local.optimizer for each in seen)
+        return sum(each is made or each is made.local.optimizer for each in seen)
 
     try:
         with in_many_parts():

@@ -7,11 +7,11 @@ import torch
 from torch import nn, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
 from hpcsgd.engine.precision import PRECISIONS, precision
 from hpcsgd.errors import UserError
 from hpcsgd.methods import hierarchical
-from hpcsgd.transport import Transport
 from references import batch, loss, model, vector
 
 CPU = torch.device("cpu")

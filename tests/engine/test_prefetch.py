@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 import hpcsgd
 from hpcsgd.checkpoint import capture
+from hpcsgd.comm import Transport, Work, threads
+from hpcsgd.comm.threads import ThreadBackend
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.topology import form
 from hpcsgd.engine import arriving
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Transport, Work, threads
-from hpcsgd.transport.threads import ThreadBackend
 from references import batch, loss, vector
 from references import model as make_model
 

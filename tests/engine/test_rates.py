@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Departure, Step
 from hpcsgd.core.topology import Job, form
+from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.engine.lr import WarmUp
-from hpcsgd.exchanges import AllToAll, RateInside, Sparse
 from hpcsgd.methods import Method, bsp, sasgd
-from hpcsgd.sparsifiers import Accumulated, Share, TopK
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.exchanges import AllToAll, RateInside, Sparse
+from hpcsgd.parts.sparsifiers import Accumulated, Share, TopK
 from local_methods import accumulating, gradients_of
 from references import big_batch, model, one_step, same
 
@@ -95,6 +96,7 @@ class Never:
     """Notes the rate of each step."""
 
     asked: list[float]
+    traits = ScheduleTraits()
 
     def __call__(self, s: Step) -> bool:
         self.asked.append(s.lr)
@@ -106,8 +108,7 @@ class Noting:
     """The mean of the gradients; the rate that it is told of, for every bucket."""
 
     seen: list[float]
-    shards = True
-    across = False
+    traits = replace(AllToAll.traits, per_bucket=False)
 
     def idle(self, job: Job) -> bool:
         return AllToAll().idle(job)

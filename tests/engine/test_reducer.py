@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, Method, UserError, bsp
-from hpcsgd.averagers import Mean
+from hpcsgd.comm import Transport
+from hpcsgd.comm.recording import activity
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.step import Departure
 from hpcsgd.core.topology import Job, form
-from hpcsgd.exchanges import AllReduce
-from hpcsgd.schedules import never
-from hpcsgd.transport import Transport
-from hpcsgd.transport.recording import activity
+from hpcsgd.parts.averagers import Mean
+from hpcsgd.parts.exchanges import AllReduce
+from hpcsgd.parts.schedules import never
 from references import batch, gathered_step, loss, one_step, vector
 from references import model as make_model
 
@@ -33,8 +33,7 @@ class Watched:
 
     backward_over: list[bool] = field(default_factory=lambda: [False])
     seen: list[tuple[int, bool]] = field(default_factory=list)
-    shards = False
-    across = False
+    traits = AllReduce.traits
 
     def idle(self, job: Job) -> bool:
         return False
@@ -62,7 +61,7 @@ def test_buckets_leave_in_order_and_during_the_backward_pass(run, n: int, overla
         net = make_model()
         optimizer, exchange = watched(net, form(world), overlap=overlap)
         loss(net, *batch(0, world.rank)).backward()
-        world.run(lambda: None, "all that was sent").wait()
+        optimizer.job.world.run(lambda: None, "all that was sent").wait()
         exchange.backward_over[0] = True
         optimizer.step()
         return exchange.seen

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import Absent, form
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import Sparse
 from hpcsgd.methods import Method, adacomm, bsp, ensemble, hierarchical, selsync, sgp
-from hpcsgd.sparsifiers import TopK
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.sparsifiers import TopK
 from references import average, batch, gathered_gradient, loss, model, vector
 
 STEPS, EVERY, GROWTH = 9, 2, 2

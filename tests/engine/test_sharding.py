@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, UserError, hierarchical
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.engine.in_parts import ELEMENTWISE, is_elementwise
-from hpcsgd.transport import Transport, threads
 
 Make = Callable[[nn.Module], optim.Optimizer]
 

@@ -15,15 +15,15 @@ from torch.utils.checkpoint import checkpoint
 
 import hpcsgd
 from checkpoint.test_snapshot import load, save
+from hpcsgd.comm import Transport
 from hpcsgd.core.shards import is_sharded, local
 from hpcsgd.core.topology import Job, form
+from hpcsgd.engine.natural_gradient import NaturalGradient
 from hpcsgd.errors import JobError
-from hpcsgd.exchanges import Packed, Sparse
 from hpcsgd.methods import Method, bsp, hierarchical, selsync
-from hpcsgd.natural_gradient import NaturalGradient
-from hpcsgd.sparsifiers import TopK
-from hpcsgd.transport import Transport
-from hpcsgd.wires import int4
+from hpcsgd.parts.exchanges import Packed, Sparse
+from hpcsgd.parts.sparsifiers import TopK
+from hpcsgd.parts.wires import int4
 from methods.table import RATES, REFERENCES, STEPS
 from methods.test_battery import OPTIMIZERS
 from references import batch, follow, loss

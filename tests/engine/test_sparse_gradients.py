@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method
-from hpcsgd.transport import Transport, threads
 
 
 def net() -> nn.Module:

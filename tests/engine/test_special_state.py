@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, bsp, hierarchical
-from hpcsgd.averagers import Reset
 from hpcsgd.checkpoint import Checkpoints, capture, restore
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import Job, form
+from hpcsgd.engine.inside import state_of, take_state
 from hpcsgd.errors import UserError
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.averagers import Reset
 from references import batch, loss, model, vector
 from special_optimizers import Adaptive, Counting, Lookahead, Sam, ScheduleFree
 
@@ -26,6 +27,15 @@ MAKERS: dict[str, Callable[..., optim.Optimizer]] = {
     "of an optimizer inside": Sam,
     "in param groups": Adaptive,
 }
+
+
+def test_state_of_several_optimizers_inside_goes_back_to_each() -> None:
+    param, one = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1))
+    made, empty = ([optim.SGD([one]) for _ in range(3)] for _ in range(2))
+    for number, each in enumerate(made):
+        each.state[param] = {"step": number, "1.step": 10 + number}
+    take_state(empty, param, state_of(made, param))
+    assert [each.state[param] for each in empty] == [each.state[param] for each in made]
 
 
 def train(net: nn.Module, optimizer: Any, steps: range, ranks: range) -> None:
@@ -206,10 +216,9 @@ def test_state_that_the_optimizer_would_not_find_is_refused(run) -> None:
     def replace_momentum(world: Transport) -> None:
         job = form(world, 1)
         net, optimizer = wrapped(job, sgd)
-        train(net, optimizer, range(1), of_rank(job))
         for param in net.parameters():
             optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
-        train(net, optimizer, range(1, 2), of_rank(job))
+        train(net, optimizer, range(2), of_rank(job))
 
     with pytest.raises(UserError, match="momentum_buffer of a whole parameter was put"):
         run(2, replace_momentum)

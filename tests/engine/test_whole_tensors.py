@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from hpcsgd import DistributedOptimizer, bsp, hierarchical
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport
 from references import big_batch, distributed, local_sgd, one_step, vector
 from references import model as make_model
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from far.device import DEVICES
-from hpcsgd.transport import Transport
+from hpcsgd.comm import Transport
+from hpcsgd.comm.streams import accelerator
 
 STREAMS = 4
 """So many of a device are used in a test at most: the default one, those of lanes, those of the test."""
@@ -33,11 +33,25 @@ FOR_TRAININGS = {
 
 
 def place(world: Transport) -> torch.device:
-    """This rank's own device, which is the current one from now on."""
-    device = torch.device("far", world.rank % DEVICES)
+    """This rank's own device, which is the current one from now on; of real ones there may be fewer."""
+    kind = accelerator()
+    assert kind is not None, "a test on devices needs the fixture far_device or any_device"
+    device = torch.device(kind.type, world.rank % torch.accelerator.device_count())
     torch.accelerator.set_device_index(device.index)
-    torch.ops.far.restart_streams(device.index)
+    if is_far():
+        torch.ops.far.restart_streams(device.index)
     return device
+
+
+def is_far() -> bool:
+    """Whether the accelerator is the test device, whose numbers are those of the host."""
+    kind = accelerator()
+    return kind is not None and kind.type == "far"
+
+
+def tolerance(same_bits: bool = True, otherwise: float = 1e-12) -> dict[str, Any]:
+    """For `assert_close` of what was computed on a device and on the host: none on the test device."""
+    return {"rtol": 0, "atol": 0 if same_bits and is_far() else otherwise}
 
 
 def explicitly(function: Callable[..., Any], delays: Delays = PATTERNS["none"]) -> Callable[..., Any]:
@@ -81,4 +95,4 @@ def slowed(device: torch.device, delays: Delays) -> Iterator[None]:
         for stream in delays:
             torch.ops.far.delay(device.index, stream, 0)
         torch.accelerator.synchronize(device)
-    assert torch.ops.far.streams(device.index) < STREAMS or not delays, "a stream without its turn"
+    assert not delays or torch.ops.far.streams(device.index) < STREAMS, "a stream without its turn"

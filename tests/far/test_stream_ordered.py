@@ -12,7 +12,7 @@ from torch import Tensor
 
 from far.ranks import PATTERNS, explicitly
 from far.stream_ordered import StreamOrdered
-from hpcsgd.transport import Transport, threads
+from hpcsgd.comm import Transport, threads
 
 PATIENCE = 60.0  # seconds; the machine may be busy
 N = 2

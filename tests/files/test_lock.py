@@ -100,3 +100,44 @@ def test_without_locks_there_is_a_warning(
 def test_other_failures_come_through(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"), locked(tmp_path / "nowhere"):
         pass
+
+
+HOLDS = """\
+import sys
+from pathlib import Path
+from hpcsgd.files.lock import hold
+
+for folder in sys.argv[1:]:
+    hold(Path(folder))
+    hold(Path(folder))
+print("in it", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_folders_are_held_until_the_process_ends_and_left_empty(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    process = programs.start([sys.executable, "-c", HOLDS, *folders], stdin=programs.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in it\n"
+    for folder in folders:
+        with pytest.raises(UserError, match=f"^{folder}: in use by process {process.pid} "):
+            lock.hold(folder)
+    programs.finish(process)  # its input ends, and so does it
+    for folder in folders:
+        assert os.listdir(folder) == []
+        with locked(folder):
+            pass
+
+
+def test_a_folder_that_was_removed_is_held_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    for _ in range(2):
+        folder.mkdir()
+        lock.hold(folder)
+        lock.hold(folder)
+        assert f"process {os.getpid()}" in (folder / lock.NAME).read_text()
+        (folder / lock.NAME).unlink()
+        folder.rmdir()

@@ -39,6 +39,11 @@ def test_what_is_no_json(tmp_path: Path, content: bytes, told: str) -> None:
         read_json(tmp_path / "file")
 
 
+def test_a_byte_order_mark_is_none_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{}", encoding="utf-8-sig")
+    assert read_json(tmp_path / "file") == {}
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"file: cannot be read: No such file or directory$"):
         read_json(tmp_path / "file")

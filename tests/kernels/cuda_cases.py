@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcsgd.kernels import reference
+from hpcsgd.kernels import packed_bytes, reference
 from hpcsgd.kernels.cuda import SAMPLE, Cuda, threshold_of
 
 GPU = torch.device("cuda", 0)
 T = TypeVar("T")
 GUARD = 64
 """Elements."""
+UNTOUCHED = 0xA5
+"""Around bytes, as NaN is around numbers."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def on_cpu(path: Path, one_of: int = 1, seed: int = 1, guard: int = GUARD) -> It
     around: list[Tensor] = []
 
     def put(x: Tensor, shift: int) -> Tensor:
-        room = torch.full((2 * guard + shift + x.numel(),), torch.nan, dtype=x.dtype)
+        nobodys = torch.nan if x.is_floating_point() else UNTOUCHED
+        room = torch.full((2 * guard + shift + x.numel(),), nobodys, dtype=x.dtype)
         before, there, after = room.split([guard + shift, x.numel(), guard])
         assert (before.data_ptr() % 64 == 0) or x.numel() == 0
         around.extend([before, after])
@@ -91,7 +94,7 @@ def on_cpu(path: Path, one_of: int = 1, seed: int = 1, guard: int = GUARD) -> It
             yield Place(library, torch.device("cpu"), put, contextlib.nullcontext, one_of)
     finally:
         torch.use_deterministic_algorithms(before)
-    assert all(each.isnan().all() for each in around)
+    assert all((each.isnan() if each.is_floating_point() else each == UNTOUCHED).all() for each in around)
 
 
 @contextlib.contextmanager
@@ -146,6 +149,23 @@ def check_accumulate(
         found.append(norms.cpu())
     torch.testing.assert_close(found[0], expected, rtol=1e-13, atol=0)
     assert torch.equal(*found)
+
+
+def check_pack(
+    place: Place, x: Tensor, block: int, bits: int, draw: int | None, shifts: tuple[int, int] = (0, 0)
+) -> None:
+    """The bytes of the reference, and what they stand for."""
+    n = x.numel()
+    code, out = torch.zeros(packed_bytes(n, block, bits), dtype=torch.uint8), torch.full((n,), 7.5)
+    reference.pack(x, code, block, bits, draw)
+    reference.unpack(code, out, block, bits)
+    there, packed = place.put(x, shifts[0]), place.put(torch.zeros_like(code), 4 * shifts[1])
+    back = place.put(torch.full((n,), 7.5), shifts[0])
+    with place.without_waiting():
+        place.library.pack(there, packed, block, bits, draw)
+        place.library.unpack(packed, back, block, bits)
+    assert torch.equal(packed.cpu(), code)
+    torch.testing.assert_close(back.cpu(), out, rtol=0, atol=0, equal_nan=True)
 
 
 def sample(library: Cuda, n: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """`python -m kernels.cuda_trial LIBRARY SEEDS`: a few cases that reach every line of csrc/cuda/, in a process
-that may die of it: for kernels under sanitizers, and for kernels with a fault.
+that may die of it: for kernels under sanitizers, and for kernels with a fault. With `gpu` in place of a
+library made for the CPU they run on the GPU; `cpu` has the library made first.
 
 What is put lies at the end of its memory, where a sanitizer sees the next element being touched.
 """
@@ -7,20 +8,24 @@ What is put lies at the end of its memory, where a sanitizer sees the next eleme
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from arrays import at_the_end, cuts, few_values, lists, made, normal, one_huge, periodic
-from hpcsgd.kernels.cuda import GROUP, TILE
+from hpcsgd.kernels.cuda import GROUP, TILE, Cuda
+from kernels import on_cpu as compiler
 from kernels.cuda_cases import (
     Place,
     check_above,
     check_accumulate,
     check_largest,
+    check_pack,
     check_threshold,
     on_cpu,
+    on_gpu,
     sample,
 )
 
@@ -31,6 +36,7 @@ def run_all(place: Place, rng: np.random.Generator) -> None:
     misjudged(place, rng)
     check_threshold(place, made(normal, rng, 30_000), 500)
     above_and_accumulate(place, rng)
+    packing(place, rng)
 
 
 def largest_of_one(place: Place, rng: np.random.Generator) -> None:
@@ -70,10 +76,24 @@ def above_and_accumulate(place: Place, rng: np.random.Generator) -> None:
             check_accumulate(place, made(normal, rng, n), made(normal, rng, n).to(dtype), starts, shifts)
 
 
+def packing(place: Place, rng: np.random.Generator) -> None:
+    for n, block, shifts in [(1, 8, (1, 0)), (65, 64, (0, 1)), (5003, 256, (3, 2)), (4099, 24, (0, 0))]:
+        for bits in (8, 4):
+            for draw in (None, 7):
+                check_pack(place, made(normal, rng, n), block, bits, draw, shifts)
+
+
 def main(library: str, seeds: str) -> None:
     for seed in range(int(seeds)):
-        with on_cpu(Path(library), seed=seed, one_of=3, guard=0) as place:
-            run_all(place, np.random.default_rng(seed))
+        with place(library, seed) as there:
+            run_all(there, np.random.default_rng(seed))
+
+
+def place(library: str, seed: int) -> AbstractContextManager[Place]:
+    if library == "gpu":
+        return on_gpu(Cuda.load())
+    path = compiler.built(compiler.sources()) if library == "cpu" else Path(library)
+    return on_cpu(path, seed=seed, one_of=3, guard=0)
 
 
 if __name__ == "__main__":

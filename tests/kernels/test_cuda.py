@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -24,11 +25,13 @@ from kernels.cuda_cases import (
     check_above,
     check_accumulate,
     check_largest,
+    check_pack,
     check_threshold,
     on_cpu,
     on_gpu,
     sample,
 )
+from kernels.test_packing import elements, halves
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 everything = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
@@ -203,6 +206,22 @@ def test_a_tensor_goes_to_the_library_of_its_device(monkeypatch):
     assert kernels._serving(Tensor(False)) is None  # pyright: ignore[reportArgumentType]
 
 
+def test_what_is_packed_goes_to_the_library_of_its_device(monkeypatch):
+    """int2 is torch's affair there, and so is what has no library."""
+
+    class Tensor:
+        dtype, device, is_cpu, is_cuda = torch.float32, GPU, False, True
+
+        @staticmethod
+        def is_contiguous() -> bool:
+            return True
+
+    x: Any = Tensor()
+    monkeypatch.setattr(kernels, "cuda", lambda device: f"cuda on {device}")
+    assert [kernels._packing(x, x, bits) for bits in (8, 4, 2)] == ["cuda on cuda:0", "cuda on cuda:0", None]
+    assert kernels._packing(torch.empty(3, device="meta"), torch.empty(3, device="meta"), 8) is None
+
+
 # Largest
 
 
@@ -338,16 +357,40 @@ def test_every_number_of_16_bits(place, dtype):
     assert torch.equal(acc.cpu().isnan(), expected.isnan())
 
 
+# Packing
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("block", [8, 24, 64, 256, 1000, 1032])
+@pytest.mark.parametrize("draw", [None, 0, 2**32 - 1])
+def test_packing(place, bits, block, draw):
+    """Zeros, subnormal numbers, large ones; blocks with what is no number become NaNs."""
+    for n in place.some([1, 2, 7, 8, 9, 63, 257, 1031, 4099, 70_001]):
+        x = elements(n)
+        if n > 100:
+            x[5], x[70], x[90] = torch.nan, torch.inf, -torch.inf
+        check_pack(place, x, block, bits, draw, (n % 4, n % 3))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_packing_numbers_half_way(place, bits):
+    check_pack(place, halves(1000), 8, bits, None)
+
+
 @gpu
 def test_the_package_serves_tensors_of_a_gpu(cuda, monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("the reference was called")
 
-    for name in ("accumulate", "largest", "above"):
+    for name in ("accumulate", "largest", "above", "pack", "unpack"):
         monkeypatch.setattr(f"hpcsgd.kernels.reference.{name}", refuse)
     x = torch.tensor([1.0, -3, 2], device=GPU)
     assert kernels.largest(x, *lists([0], [3], [2])).tolist() == [1, 2]
     assert kernels.above(x, 2).tolist() == [1, 2]
     assert kernels.accumulate(x, torch.ones_like(x), torch.tensor([0, 3])).tolist() == [17]
+    code = torch.zeros(kernels.packed_bytes(3, 8, 8), dtype=torch.uint8, device=GPU)
+    kernels.pack(torch.tensor([127.0, -3, 2], device=GPU), code, 8, 8)
+    kernels.unpack(code, x, 8, 8)
+    assert x.tolist() == [127, -3, 2]
     with pytest.raises(UserError, match="NaN"):
         kernels.above(x, float("nan"))

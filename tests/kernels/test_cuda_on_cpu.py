@@ -43,6 +43,10 @@ BOUNDS = [
     ("choice.cuh", "if (!last) return;", ""),
     ("accumulate.cu", "if (!tile.has(place)) continue;", ""),
     ("accumulate.cu", "i < tiles; i += THREADS", "i <= tiles; i += THREADS"),
+    ("packing.cu", "at + i < layout.n ? x[at + i] : 0.0f", "x[at + i]"),
+    ("packing.cu", "return at + EIGHT <= n;", "return true;"),
+    ("packing.cu", "lane == 0 && begin < layout.n", "lane == 0"),
+    ("packing.cu", "if (at >= layout.n) return;", ""),
     ("accumulate.cu", "reinterpret_cast<uintptr_t>(g) % sizeof(Four<Element>) == 0", "true"),
 ]
 """File, text, and what stands there without the check.

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import Job, form
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.methods import Method
-from hpcsgd.transport import Transport
 from references import model, vector
 
 STEPS = 8

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, optim
 
-from hpcsgd.averagers import OverPositions, PerRun
+from hpcsgd.comm import Transport
 from hpcsgd.core.graphs import Exponential, Graph, Ring
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.topology import Job, form
-from hpcsgd.exchanges import Packed, ReduceScatter, Sparse
 from hpcsgd.methods import METHODS, Method, bsp, diloco, hierarchical, sgp
+from hpcsgd.methods.registry import DELAYABLE
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.sparsifiers import Deft
-from hpcsgd.transport import Transport
-from hpcsgd.wires import fp16, int4, int8
+from hpcsgd.parts.averagers import OverPositions, PerRun
+from hpcsgd.parts.exchanges import Packed, ReduceScatter, Sparse
+from hpcsgd.parts.sparsifiers import Deft
+from hpcsgd.parts.wires import fp16, int4, int8
 from local_methods import (
     NESTEROV,
     accumulating,
@@ -81,6 +83,8 @@ class Case:
     form: Callable[[Transport, int], Job] = form
     invariants: tuple[Invariant, ...] = ()
     """What holds besides."""
+    still: Mapping[str, Any] | None = None
+    """Arguments by which groups that do not move any more stay where the outer step has brought them."""
 
     def new(self) -> Method:
         return METHODS[self.method](**self.arguments())
@@ -142,7 +146,7 @@ def pushing(
 
 @dataclass(frozen=True)
 class AllAlive:
-    """Peers of which none ever dies; see tests/islands for those that do."""
+    """Peers of which none ever dies; see tests/elastic for those that do."""
 
     cross: Transport
 
@@ -245,6 +249,7 @@ REFERENCES: Mapping[str, Case] = {
         lambda: {"every": EVERY, "seed": 3},
         local(lambda P: paired(EVERY, 0.5, 0.7, 0.75, seed=3)),
         invariants=(the_mean_is_kept,),
+        still={"every": 1, "alpha": 0.0, "beta": 0.1, "gamma": 0.5},
     ),
     "osgp": Case("osgp", lambda: {"staleness": 2}, pushing(Exponential(), staleness=2)),
     "osgp on a ring": Case("osgp", lambda: {"staleness": 1, "graph": Ring()}, pushing(Ring(), staleness=1)),
@@ -272,6 +277,7 @@ REFERENCES: Mapping[str, Case] = {
         lambda P, K, make: alone(
             P, K, make, STEPS, sparse_meetings(EVERY, K, per_run(16, DENSITY, K), 2, 0.8, 0.75)
         ),
+        still={"every": 1, "density": 1.0, "bits": 32, "lr": 0.1, "beta": 0.0},
     ),
     "sparse_loco over positions": Case(
         "sparse_loco",
@@ -301,6 +307,13 @@ REFERENCES: Mapping[str, Case] = {
         "switch", lambda: {"first": bsp(), "then": sgp(), "at": 5}, pushing(Exponential(), together=5)
     ),
 }
+
+OF_INTERVALS: Mapping[str, Callable[[int], Method]] = {
+    name: METHODS[name]
+    for name in sorted(DELAYABLE)
+    if [p.name for p in signature(METHODS[name]).parameters.values() if p.default is p.empty] == ["every"]
+}
+"""The methods that can be delayed and need nothing but their interval."""
 
 WHO_IS_FAST = "which updates of others a group has seen depends on who is fast"
 EXCEPTIONS: Mapping[str, Exempt] = {

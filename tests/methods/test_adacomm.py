@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 import hpcsgd
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import (
     adacomm,
 )
 from hpcsgd.methods.adacomm import Adaptive
-from hpcsgd.transport import Transport
 from local_methods import adaptive
 from methods.test_battery import OPTIMIZERS
 from references import (

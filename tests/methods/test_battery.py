@@ -12,9 +12,9 @@ from torch import Tensor, nn, optim
 from torch.utils._pytree import tree_map
 
 import hpcsgd
-from far.ranks import FOR_TRAININGS, PLACINGS, by_default, explicitly
+from far.ranks import FOR_TRAININGS, PLACINGS, by_default, explicitly, tolerance
+from hpcsgd.comm import Transport
 from hpcsgd.methods import METHODS, bsp, hierarchical
-from hpcsgd.transport import Transport
 from methods.invariants import Invariant
 from methods.table import EVERY, EXCEPTIONS, RATES, REFERENCES, STEPS, Case, Exempt, uncovered
 from references import MakeOptimizer, big_batch, distributed, follow, following, one_step, same
@@ -213,7 +213,7 @@ def on_devices(labels: Iterable[str], shapes: Sequence[tuple[int, int]], quick: 
 
 @pytest.mark.slow
 @pytest.mark.threads(unless={"method": {"hierarchical", "sgp"}, "P": 2, "K": 2})
-@pytest.mark.usefixtures("far_device")
+@pytest.mark.usefixtures("any_device")
 @pytest.mark.parametrize(("method", "P", "K", "placing"), on_devices(REFERENCES, SHAPES, (2, 2)))
 def test_on_devices_the_bits_are_those_on_the_host(run, method: str, P: int, K: int, placing: str) -> None:
     case = REFERENCES[method]
@@ -223,7 +223,7 @@ def test_on_devices_the_bits_are_those_on_the_host(run, method: str, P: int, K: 
         there = run(P * K, PLACINGS[placing](trained), P, case, make)
         for mine, theirs in zip(here, there, strict=True):
             for w, v in zip(mine, theirs, strict=True):
-                torch.testing.assert_close(w, v, rtol=0, atol=0 if case.same_bits else 1e-12)
+                torch.testing.assert_close(w, v, **tolerance(case.same_bits))
 
 
 @pytest.mark.usefixtures("far_device")
@@ -241,7 +241,7 @@ def test_on_devices_whichever_stream_is_slow(run, method: str, pattern: str) -> 
 
 
 @pytest.mark.threads(unless={"method": "ad_psgd", "K": 2})
-@pytest.mark.usefixtures("far_device")
+@pytest.mark.usefixtures("any_device")
 @pytest.mark.parametrize(
     ("method", "P", "K", "placing"), on_devices(EXCEPTIONS, [(1, 1), (1, 2), (1, 4)], (1, 2))
 )
@@ -251,7 +251,7 @@ def test_on_devices_one_group_has_nobody_to_wait_for(run, method: str, P: int, K
     same(run(K, PLACINGS[placing](trained), P, EXCEPTIONS[method], make), [[w] for w in expected], K)
 
 
-@pytest.mark.usefixtures("far_device")
+@pytest.mark.usefixtures("any_device")
 @pytest.mark.parametrize(("P", "K"), [(3, 1), pytest.param(2, 2, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("method", "invariant"),

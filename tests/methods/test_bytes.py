@@ -10,11 +10,11 @@ import torch
 from torch import nn, optim
 
 import hpcsgd
-from hpcsgd.averagers import Averaged
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
-from hpcsgd.exchanges import ReduceScatter
 from hpcsgd.methods import Method, adacomm, allreduce_local_sgd, bsp, diloco, fedavg, hierarchical, sasgd
-from hpcsgd.transport import Transport
+from hpcsgd.parts.averagers import Averaged
+from hpcsgd.parts.exchanges import ReduceScatter
 
 SHAPES = [(1, 2), (2, 2), (4, 1), (2, 4), (4, 2), (1, 4), (2, 1)]
 EVERY, STEPS = 2, 6

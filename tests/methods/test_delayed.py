@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,12 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
-from hpcsgd import wires
-from hpcsgd.averagers import Averaged, Mean, Reset
-from hpcsgd.averagers.under_way import apart, step_of
-from hpcsgd.core.step import Averager, Step
+from hpcsgd.comm import PeerLost, Transport, threads
+from hpcsgd.core.averager import Averager, Traits, run_averager
+from hpcsgd.core.step import Step
 from hpcsgd.core.topology import Job, form
+from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllToAll, Sparse
 from hpcsgd.methods import (
     Method,
     adacomm,
@@ -30,7 +30,6 @@ from hpcsgd.methods import (
     ensemble,
     fedavg,
     hierarchical,
-    no_loco,
     sasgd,
     selsync,
     sgp,
@@ -39,10 +38,14 @@ from hpcsgd.methods import (
     switch,
 )
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.schedules import Every
-from hpcsgd.sparsifiers import Deft
-from hpcsgd.transport import PeerLost, Transport, threads
+from hpcsgd.parts import wires
+from hpcsgd.parts.averagers import Averaged, Mean, Reset
+from hpcsgd.parts.averagers.under_way import apart, apart_step
+from hpcsgd.parts.exchanges import AllToAll, Sparse
+from hpcsgd.parts.schedules import Every
+from hpcsgd.parts.sparsifiers import Deft
 from local_methods import NESTEROV, carried, in_turn
+from methods.table import OF_INTERVALS
 from methods.test_battery import OPTIMIZERS
 from references import MakeOptimizer, alone, distributed, model, one_step, same, vector
 from sparsifying import deft, sparsified
@@ -55,10 +58,8 @@ MADE: dict[str, tuple[Callable[[], Method], MakeOptimizer | None]] = {
 OF_CHUNKS: dict[str, Callable[[], Method]] = {
     "adacomm": lambda: adacomm(2, block=2),
     "d_psgd": d_psgd,
-    "diloco": lambda: diloco(EVERY),
     "fedavg": lambda: fedavg(0.5, per_epoch=2, steps_per_epoch=5),
-    "hierarchical": lambda: hierarchical(EVERY),
-    "no_loco": lambda: no_loco(EVERY, seed=1),
+    **{name: partial(make, EVERY) for name, make in OF_INTERVALS.items()},
     "packed": lambda: hierarchical(EVERY, average=wires.int4()),
     "packed diloco": lambda: diloco(EVERY, average=wires.int8()),
     "selsync": lambda: selsync(0.3, window=4, smoothing=0.5),
@@ -79,21 +80,20 @@ def test_what_was_learned_meanwhile_stays(run, method: str, d: int, P: int, K: i
 class OnCopies:
     """`inner`, which is given copies of the chunks and a job apart."""
 
-    shards = True
+    traits = Traits(All())
 
     def __init__(self, inner: Averager) -> None:
         self.inner = inner
         self._apart: Job | None = None
 
-    def before_update(self, s: Step) -> None:
-        self.inner.before_update(s)
-
-    def __call__(self, s: Step) -> None:
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
         self._apart = self._apart or apart(s.job)
-        copies = [own.clone() for own in s.owned]
-        self.inner(step_of(s, self._apart, copies))
-        for own, copied in zip(s.owned, copies, strict=True):
+        found = list(vectors)
+        copies = [own.clone() for own in found]
+        run_averager(self.inner, copies, apart_step(s, self._apart))
+        for own, copied in zip(found, copies, strict=True):
             own.copy_(copied)
+        return found
 
 
 @pytest.mark.threads(unless={"method": "diloco", "K": 2})
@@ -130,7 +130,7 @@ def test_an_evaluation_is_of_the_mean_of_what_groups_train_on(
         with optimizer.averaged() as D:
             inside = now()
         assert torch.equal(now(), mine)
-        return mine, inside, D, optimizer.method.state_dict()["how"]["same"]["due"]
+        return mine, inside, D, optimizer.method.state_dict()["how"].replicated["due"]
 
     found = run(P * K, evaluated)
     groups = torch.stack([mine for mine, *_ in found[::K]]).numpy()
@@ -192,7 +192,7 @@ def test_meeting_now_takes_in_what_is_under_way(run, P: int, K: int) -> None:
         mean = now()
         optimizer.job.cross.allreduce(mean, "mean").wait()
         optimizer.meet()
-        assert optimizer.method.state_dict()["how"]["same"]["due"] is None
+        assert optimizer.method.state_dict()["how"].replicated["due"] is None
         return mean, now()
 
     found = run(P * K, ends)
@@ -214,17 +214,14 @@ def test_a_switch_takes_in_what_is_under_way(run) -> None:
 class Held:
     """A mean that does not begin before it may."""
 
-    shards = True
-    of_chunks = True
+    traits = Traits(All(), vectors_only=True)
 
     def __init__(self, may: threading.Event) -> None:
         self.may = may
 
-    def before_update(self, s: Step) -> None: ...
-
-    def __call__(self, s: Step) -> None:
+    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
         assert self.may.wait(60)
-        Mean()(s)
+        return Mean().average(vectors, s)
 
 
 @pytest.mark.ranks(4)
@@ -247,19 +244,16 @@ def test_gradients_do_not_wait_for_a_meeting(run) -> None:
 class Broken:
     """It fails on one rank, at its second meeting."""
 
-    shards = True
-    of_chunks = True
+    traits = Traits(All(), vectors_only=True)
 
     def __init__(self, rank: int) -> None:
         self.rank, self.met = rank, 0
 
-    def before_update(self, s: Step) -> None: ...
-
-    def __call__(self, s: Step) -> None:
+    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
         self.met += 1
         if self.met == 2 and s.job.rank == self.rank:
             raise OSError("the link is down")
-        Mean()(s)
+        return Mean().average(vectors, s)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -324,7 +318,7 @@ def test_what_meetings_need_more_than_chunks(new: Callable[[], Method], wrap: An
     ("make", "message"),
     [
         (lambda: delayed(hierarchical(2), -1), "steps = -1: a meeting arrives 0 or more steps after"),
-        (lambda: delayed(hierarchical(2), 1.5), "steps = 1.5: a meeting arrives 0 or more"),  # type: ignore[arg-type]
+        (lambda: delayed(hierarchical(2), 1.5), "steps = 1.5: expected a whole number"),  # type: ignore[arg-type]
         (lambda: delayed(hierarchical(2), 3), "steps = 3: expected 0 to 2, the steps from one meeting"),
         (lambda: delayed(bsp(), 1), "delayed: groups of this method never meet"),
         (lambda: streamed(bsp(), 1, 1), "streamed: groups of this method never meet"),

@@ -11,20 +11,21 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
-from averagers.test_moments import ADAPTIVE, Two
-from hpcsgd.averagers import Averaged
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.traffic import of_step
+from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, des_loco, hierarchical
 from hpcsgd.methods.des_loco import share_of_steps
-from hpcsgd.training.subject import state_of
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.averagers import Averaged
+from hpcsgd.train.subject import state_of
 from local_methods import desynced
 from methods.test_battery import OPTIMIZERS
 from methods.test_unused_parts import Branches
+from parts.averagers.test_moments import ADAPTIVE, Two
 from references import MakeOptimizer, distributed, model, one_step, same
 from trainings import Rows
 
@@ -140,7 +141,7 @@ def test_bytes_are_as_foretold(
     net = make_model()
     m = Sizes.of(net.named_parameters(), P, K, 200.0, *state_of(OPTIMIZERS["AdamW"](list(net.parameters()))))
     for phase in ("average", "moments"):
-        messages = [x for x in of_step(des_loco(*periods), m) if x.phase == phase]
+        messages = [x for x in of_step(StepPlan.of(des_loco(*periods)), m) if x.phase == phase]
         expected = sum(x.times * float(sent(x.operation, x.nbytes, m.ranks(x.over))) for x in messages)
         found = sum(step.get(phase, 0.0) for steps in ranks for step in steps) / len(ranks) / STEPS
         assert found == pytest.approx(expected, rel=1e-12)
@@ -215,9 +216,9 @@ def test_an_interval_that_is_of_no_use_is_warned_of(caplog: pytest.LogCaptureFix
     [
         ({"every": 0}, "every = 0: groups meet after at least 1 step"),
         ({"first": 0}, "first = 0: moments meet after a whole number of steps, at least 1"),
-        ({"second": 2.5}, "second = 2.5: moments meet after a whole number"),
+        ({"second": 2.5}, "second = 2.5: expected a whole number or None"),
         ({"moments": {"exp_avg": -1}}, "exp_avg = -1: moments meet"),
-        ({"moments": {"exp_avg": "4"}}, "exp_avg = '4': moments meet"),
+        ({"moments": {"exp_avg": "4"}}, "moments = {'exp_avg': '4'}: expected a dict of whole numbers"),
     ],
 )
 def test_refusals(arguments: dict[str, Any], message: str) -> None:

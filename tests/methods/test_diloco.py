@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,23 +11,23 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
-from hpcsgd.averagers import Averaged, Mean, MeanOfAll, Reset
+from hpcsgd.comm import Transport
 from hpcsgd.core.graphs import Exponential
 from hpcsgd.core.topology import form
-from hpcsgd.exchanges import AllReduce, AllToAll
 from hpcsgd.methods import (
+    METHODS,
     Method,
     diloco,
     hierarchical,
-    no_loco,
-    sparse_loco,
 )
 from hpcsgd.methods.diloco import NESTEROV, Outer
 from hpcsgd.methods.fedavg import MeanOfSome
 from hpcsgd.methods.sgp import PushSum
-from hpcsgd.schedules import Every
-from hpcsgd.transport import Transport
+from hpcsgd.parts.averagers import Averaged, Mean, MeanOfAll, Reset
+from hpcsgd.parts.exchanges import AllReduce, AllToAll
+from hpcsgd.parts.schedules import Every
 from local_methods import with_outer
+from methods.table import REFERENCES
 from methods.test_battery import OPTIMIZERS
 from references import (
     alone,
@@ -62,7 +63,7 @@ def test_an_outer_optimizer_on_chunks_and_on_all_of_w(
     run, P: int, K: int, outer: Any, exchange: Any, inner: Any
 ) -> None:
     def models(world: Transport) -> list[Tensor]:
-        method = Method(exchange, Every(2), Outer(inner, outer))
+        method = Method(exchange, Every(2), Outer(inner, outer, lambda _: None))
         return distributed(world, P, method, OPTIMIZERS["AdamW"], STEPS, bucket_mb=1e-4)
 
     expected = alone(P, K, OPTIMIZERS["AdamW"], STEPS, with_outer(2, outer))
@@ -74,7 +75,7 @@ def test_the_outer_state_is_of_the_own_chunk(run, P: int, K: int) -> None:
     def held(world: Transport) -> tuple[int, int]:
         method = diloco(1)
         distributed(world, P, method, SGD, 1)
-        chunks = method.state_dict()["how"]["chunks"]
+        chunks = method.state_dict()["how"].sharded
         theta, momentum = chunks["theta"], chunks["outer momentum_buffer"]
         return sum(x.numel() for x in theta), sum(x.numel() for x in momentum)
 
@@ -86,7 +87,7 @@ def gossiping(world: Transport, P: int, weight: float, outer: Any) -> list[Tenso
     """Push-sum, whose first group has another weight than the others."""
     push_sum = PushSum(Exponential())
     push_sum.weight = weight if world.rank * P < world.size else 1.0
-    how = push_sum if outer is None else Outer(push_sum, outer)
+    how = push_sum if outer is None else Outer(push_sum, outer, lambda _: None)
     return distributed(world, P, Method(AllToAll(), Every(1), how), SGD, STEPS)
 
 
@@ -118,7 +119,7 @@ def test_two_groups_that_gossip_agree(run, P: int, K: int) -> None:
 def test_outer_around_the_mean_of_some(run) -> None:
     def models(world: Transport, outer: Any) -> list[Tensor]:
         some = MeanOfSome(0.5, seed=0)
-        how = some if outer is None else Outer(some, outer)
+        how = some if outer is None else Outer(some, outer, lambda _: None)
         return distributed(world, 4, Method(AllToAll(), Every(2), how), SGD, STEPS)
 
     plain = run(4, models, None)
@@ -139,8 +140,11 @@ def test_moments_go_around_the_outer_step(run, moments: Any) -> None:
 
 STILL: dict[str, Callable[[], Method]] = {
     "diloco": lambda: diloco(1, outer=lambda ws: optim.SGD(ws, lr=0.1)),
-    "no_loco": lambda: no_loco(1, alpha=0.0, beta=0.1, gamma=0.5),
-    "sparse_loco": lambda: sparse_loco(1, density=1.0, bits=32, lr=0.1, beta=0.0),
+    **{
+        case.method: partial(METHODS[case.method], **case.still)
+        for case in REFERENCES.values()
+        if case.still is not None
+    },
 }
 
 
@@ -164,7 +168,7 @@ def test_rounding_to_16_bits_is_no_movement(run, method: str, dtype: torch.dtype
             for _ in range(steps):
                 net.weight.grad = torch.full_like(net.weight, -by)
                 optimizer.step()
-            (state,) = (s["chunks"] for s in made.state_dict().values() if "chunks" in s)
+            (state,) = (s.sharded for s in made.state_dict().values() if s.sharded)
             return (state["phi" if "phi" in state else "theta"][0][0].item() - 1) / ulp
 
         return moved(9, ulp), moved(5, 0.0)

@@ -12,13 +12,13 @@ from torch import Tensor, nn, optim
 
 import hpcsgd
 from ahead import others_made
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.graphs import Complete, Exponential, Graph, PowersOfTwo, Ring, UndirectedExponential
 from hpcsgd.core.mixing import push_matrix, symmetric_matrix
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, d_psgd, osgp, sgp
 from hpcsgd.methods.sgp import PushSum
-from hpcsgd.transport import Transport, threads
 from methods.test_battery import OPTIMIZERS, with_optimizers
 from references import distributed, gathered_step, gossiped, model, one_step, vector
 from shapes import some

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,29 +12,28 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.averagers import Mean, MeanOfAll
+from hpcsgd.comm import Transport, threads
+from hpcsgd.core.averager import run_averager
 from hpcsgd.core.graphs import Complete
 from hpcsgd.core.step import Exchange, Fixed, Step
 from hpcsgd.core.topology import form
-from hpcsgd.exchanges import AllReduce, AllToAll, ReduceScatter, Sparse
-from hpcsgd.islands.ring import TcpRing
-from hpcsgd.islands.rings import Rings
+from hpcsgd.elastic.ring import TcpRing
+from hpcsgd.elastic.rings import Rings
 from hpcsgd.methods import (
     Method,
     ad_psgd,
     async_sgd,
     d_psgd,
-    diloco,
     fedavg,
-    hierarchical,
-    no_loco,
     selsync,
     sgp,
     ssp,
 )
+from hpcsgd.methods.fedavg import MeanOfSome
 from hpcsgd.methods.selsync import gradients
-from hpcsgd.transport import Transport, threads
-from methods.table import REFERENCES
+from hpcsgd.parts.averagers import Mean, MeanOfAll
+from hpcsgd.parts.exchanges import AllReduce, AllToAll, ReduceScatter, Sparse
+from methods.table import OF_INTERVALS, REFERENCES
 from references import batch, loss, model, vector
 
 STEPS = 7
@@ -132,10 +132,10 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, excha
         s: Any = Step(Fixed(job, [bucket], moments=None), t=1)  # type: ignore[arg-type]
         across: Exchange = exchange.across_groups()
         across(s, bucket)
-        Mean()(s)
-        MeanOfAll()(s)
-        result = bucket.g_own if exchange.shards else bucket.g
-        fedavg(1.0, 1, steps_per_epoch=1).how.inner(s)  # type: ignore[attr-defined]
+        run_averager(Mean(), [bucket.own], s)
+        run_averager(MeanOfAll(), [bucket.w], s)
+        result = bucket.g_own if exchange.traits.shards else bucket.g
+        run_averager(MeanOfSome(1.0, seed=0), [bucket.own], s)
         return [*result.tolist(), *bucket.w.tolist(), *bucket.own.tolist()]
 
     for found in run(P * K, means):
@@ -153,9 +153,7 @@ def test_a_mean_does_not_overflow_where_the_sum_would(run, P: int, K: int, excha
         lambda: sgp(graph=Complete()),
         lambda: fedavg(1.0, 1, steps_per_epoch=1),
         lambda: fedavg(0.6, 1, steps_per_epoch=1),
-        lambda: hierarchical(1),
-        lambda: diloco(1),
-        lambda: no_loco(1),
+        *(partial(make, 1) for name, make in OF_INTERVALS.items() if name != "sparse_loco"),
     ],
 )
 @pytest.mark.parametrize("narrow", NARROW)
@@ -205,7 +203,7 @@ def test_a_partner_keeps_halves_of_an_ulp() -> None:
         optimizer = hpcsgd.DistributedOptimizer(inner, net, form(world, groups=2), ad_psgd())
         net(torch.ones(1, 2).bfloat16()).sum().backward()
         optimizer.step()
-        return optimizer.method.state_dict()["how"]["chunks"]["x"][0].dtype
+        return optimizer.method.state_dict()["how"].sharded["x"][0].dtype
 
     assert threads.run(2, kept) == [torch.float32] * 2
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport
+from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
+from hpcsgd.core.waits import Pairs
 from hpcsgd.errors import UserError
 from hpcsgd.methods import no_loco
-from hpcsgd.methods.no_loco import InPairs, pairs
-from hpcsgd.transport import Transport
+from hpcsgd.methods.no_loco import InPairs
 from local_methods import paired
 from methods.test_battery import OPTIMIZERS
 from references import alone, distributed, model, one_step, same
+from train.test_parts import made
 
 EVERY, STEPS = 2, 13
 
@@ -40,7 +44,7 @@ def test_equals_its_equations(run, P: int, K: int, alpha: float, beta: float, ga
 def test_everybody_meets_one_other_or_is_left_alone_in_turn(P: int) -> None:
     met = set()
     for t in range(60):
-        found = pairs(1, t, t % P, P)
+        found = Pairs(seed=1, every=1).partners(t, P)
         assert all(found[partner] == g != partner for g, partner in found.items())
         assert set(range(P)) - found.keys() == ({t % P} if P % 2 else set())
         met |= set(found.items())
@@ -48,9 +52,9 @@ def test_everybody_meets_one_other_or_is_left_alone_in_turn(P: int) -> None:
 
 
 def test_partners_follow_from_seed_and_step() -> None:
-    draws = [pairs(1, t, 0, 8) for t in range(20)]
-    assert draws == [pairs(1, t, 0, 8) for t in range(20)]
-    assert draws != [pairs(2, t, 0, 8) for t in range(20)]
+    draws = [Pairs(1, every=1).partners(t, 8) for t in range(20)]
+    assert draws == [Pairs(1, every=1).partners(t, 8) for t in range(20)]
+    assert draws != [Pairs(2, every=1).partners(t, 8) for t in range(20)]
     assert draws[0] != draws[1]
 
 
@@ -138,7 +142,7 @@ def test_groups_stay_together_within_the_bound_and_no_further(P: int, alpha: flo
         ({"every": 0}, "every = 0: groups meet after at least 1 step"),
         ({"alpha": 1.0}, "alpha = 1.0: expected a momentum ≥ 0 and < 1"),
         ({"alpha": -0.1}, "alpha = -0.1: expected a momentum"),
-        ({"alpha": float("nan")}, "alpha = nan: expected a momentum"),
+        ({"alpha": float("nan")}, "alpha = nan: expected a number"),
         ({"beta": 0.0}, "beta = 0.0: expected an outer learning rate > 0"),
         ({"beta": float("inf")}, "beta = inf: expected"),
         (
@@ -155,16 +159,23 @@ def test_refusals(arguments: dict[str, float], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_job_file_gives_the_constants(tmp_path: Path) -> None:
+    how = made(tmp_path, 'name = "no_loco"\nevery = 4\nalpha = 0.6\ngamma = 0.5\nseed = 3\n').how
+    assert (how.pairs, how.alpha, how.beta, how.gamma) == (Pairs(seed=3, every=4), 0.6, 0.7, 0.5)
+    with pytest.raises(UserError, match=r"\[method\]: gamma = 1.4: .* less than 2·\(1 − alpha²\) = 1.28"):
+        made(tmp_path, 'name = "no_loco"\nevery = 4\nalpha = 0.6\ngamma = 1.4\n')
+
+
 @pytest.mark.ranks(3)
 def test_phi_and_delta_are_of_the_own_chunk_and_wide(run) -> None:
     def kept(world: Transport) -> list[str]:
         job, net = form(world, 3), model().bfloat16()
         optimizer = hpcsgd.DistributedOptimizer(optim.SGD(net.parameters(), lr=0.1), net, job, no_loco(1))
-        assert optimizer.method.state_dict()["how"] == {}
+        assert optimizer.method.state_dict()["how"] == State()
         for p in net.parameters():
             p.grad = p.detach().clone()
         optimizer.step()
-        chunks = optimizer.method.state_dict()["how"]["chunks"]
+        chunks = optimizer.method.state_dict()["how"].sharded
         assert sum(x.numel() for x in chunks["phi"]) == sum(b.own.numel() for b in optimizer.buckets)
         return [f"{name} {x.dtype}" for name, vectors in chunks.items() for x in vectors]
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
-from hpcsgd.exchanges import AllReduce, AllToAll
 from hpcsgd.methods import (
     Method,
     bsp,
@@ -20,7 +20,7 @@ from hpcsgd.methods import (
     sasgd,
     switch,
 )
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.exchanges import AllReduce, AllToAll
 from local_methods import accumulating, gradients_of
 from methods.test_battery import OPTIMIZERS
 from references import (

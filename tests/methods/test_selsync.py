@@ -16,13 +16,13 @@ from hypothesis import given
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.averagers import Averaged
+from hpcsgd.comm import Transport
 from hpcsgd.core.step import Fixed, Step
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp, hierarchical, selsync
 from hpcsgd.methods.selsync import LARGEST, RelativeChange, Significance, gradients, parameters
-from hpcsgd.transport import Transport
+from hpcsgd.parts.averagers import Averaged
 from local_methods import changes, selective
 from references import (
     MakeOptimizer,

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.averagers import OverPositions, PerRun
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.methods import Method, delayed, diloco, sparse_loco, streamed
 from hpcsgd.methods.sparse_loco import VALUES
-from hpcsgd.transport import Transport
+from hpcsgd.parts.averagers import OverPositions, PerRun
 from methods.test_battery import OPTIMIZERS
 from references import alone, batch, distributed, loss, model, same, vector
 from sparse_deltas import over_positions, per_run, sparse_meetings
@@ -137,7 +137,7 @@ def test_little_is_not_lost_in_16_bits(run, dtype: torch.dtype) -> None:
         for _ in range(64):
             net.weight.grad = torch.full_like(net.weight, 2**-6)
             optimizer.step()
-        chunks = method.state_dict()["how.inner"]["chunks"]
+        chunks = method.state_dict()["how.inner"].sharded
         return net.weight.detach().float(), chunks["theta"][0], [x[0].dtype for x in chunks.values()]
 
     for w, theta, dtypes in run(4, ends):
@@ -223,7 +223,7 @@ def test_what_is_kept_is_what_was_not_said(run, P: int, K: int) -> None:
                 assert p.grad is not None
             optimizer.step()
             moved += bucket.own - before  # of all groups, as said
-        e = method.state_dict()["how.inner"]["chunks"]["error"][0].clone()
+        e = method.state_dict()["how.inner"].sharded["error"][0].clone()
         wanted = torch.zeros_like(e)
         for t in range(6):
             grads = []

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd.averagers import OverPositions, PerRun
+from hpcsgd.comm import Transport
+from hpcsgd.core.averager import run_averager
 from hpcsgd.core.flat import flatten
 from hpcsgd.core.step import Fixed, Step
 from hpcsgd.core.topology import Job, form
 from hpcsgd.methods import Method, sparse_loco, streamed
-from hpcsgd.transport import Transport
+from hpcsgd.parts.averagers import OverPositions, PerRun
 
 EVERY, STEPS = 2, 12
 WAYS: dict[str, Any] = {
@@ -68,7 +69,7 @@ def test_padding_is_never_sent(run, way: str) -> None:
         (bucket,) = optimizer.buckets
         behind = [bucket.w[67:]]
         if job.j == 1:
-            chunks = method.state_dict()["how.inner"]["chunks"]
+            chunks = method.state_dict()["how.inner"].sharded
             behind += [x[33:] for vectors in chunks.values() for x in vectors]
         assert all(x.numel() == 1 and not x.any() for x in behind)
         again = Weights(67)
@@ -129,9 +130,9 @@ def test_padding_between_parameters(run, select: Any) -> None:
         bucket = SimpleNamespace(own=own, filled=[slice(0, 3), slice(5, 9)])
         s = Step(Fixed(form(world, 2), [bucket], moments=None), t=1)  # type: ignore[arg-type, list-item]
         how = sparse_loco(1, density=1.0, bits=32, select=select).how.inner  # type: ignore[attr-defined]
-        how.before_update(s)
+        how.prepare([own], s)
         own += torch.arange(9) * (1 + world.rank)
-        how(s)
+        run_averager(how, [own], s)
         return own.tolist()
 
     expected = [0.0, 1.5, 3.0, 10.0, 11.0, 7.5, 9.0, 10.5, 12.0]

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
-from hpcsgd import wires
-from hpcsgd.averagers.fragments import fragments
+from hpcsgd.comm import Transport
 from hpcsgd.core.flat import Bucket, flatten
+from hpcsgd.core.optional import prepare
+from hpcsgd.core.state import State
 from hpcsgd.core.topology import form
 from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, streamed, switch
-from hpcsgd.transport import Transport
+from hpcsgd.parts import wires
+from hpcsgd.parts.averagers.fragments import fragments
 from local_methods import NESTEROV, blended, in_turn, strides
 from methods.test_battery import OPTIMIZERS
 from methods.test_delayed import EVERY, MADE, distributed_by, trained
@@ -207,7 +209,7 @@ def test_meeting_now_is_with_all_of_the_model(run, P: int, K: int) -> None:
     def ends(world: Transport) -> tuple[Tensor, dict[str, float]]:
         optimizer, _, now = trained(world, streamed(hierarchical(EVERY), 2, 2), 4, P)
         optimizer.meet()
-        assert optimizer.method.state_dict()["how"]["same"]["due"] == [None, None]
+        assert optimizer.method.state_dict()["how"].replicated["due"] == [None, None]
         return now(), optimizer.notes
 
     found = run(P * K, ends)
@@ -222,11 +224,11 @@ def test_a_switch_takes_in_all_that_is_under_way(run) -> None:
 
     def ends(world: Transport) -> tuple[Any, Tensor]:
         method = switch(streamed(hierarchical(I), 2, 3), bsp(), at=5)
-        before = trained(world, method, 4)[0].method.state_dict()["how.first.how"]["same"]["due"]
+        before = trained(world, method, 4)[0].method.state_dict()["how.first.how"].replicated["due"]
         assert before == [7, 5]
         method = switch(streamed(hierarchical(I), 2, 3), bsp(), at=5)
         optimizer, _, now = trained(world, method, 5)
-        return optimizer.method.state_dict()["how.first.how"]["same"]["due"], now()
+        return optimizer.method.state_dict()["how.first.how"].replicated["due"], now()
 
     for due, w in (found := run(2, ends)):
         assert due == [None, None]
@@ -264,7 +266,7 @@ def test_goes_on_with_a_meeting_that_takes_longer(run) -> None:
         found = []
         for t in range(4, 9):
             one_step(again.model, again, again.job, t)
-            found += again.method.state_dict()["how"]["same"]["due"]
+            found += again.method.state_dict()["how"].replicated["due"]
         return found
 
     assert run(2, due) == [[8, 8, 8, 9, None]] * 2
@@ -283,16 +285,17 @@ def test_goes_on_with_other_fragments(run, caplog: pytest.LogCaptureFixture) -> 
         for p in again.model.parameters():
             p.grad = torch.zeros_like(p)
         again.step()
-        return state["hpcsgd"]["method"]["how"], again.method.state_dict()["how"]
+        before = State.from_dict(state["hpcsgd"]["method"]["how"])
+        return before, again.method.state_dict()["how"]
 
     for before, after in run(2, resumed, 2):
-        assert before["same"]["due"] == [I + 1, None]
-        assert after["same"]["due"] == [None, None]
-        assert all(map(torch.equal, before["chunks"]["how theta"], after["chunks"]["how theta"]))
+        assert before.replicated["due"] == [I + 1, None]
+        assert after.replicated["due"] == [None, None]
+        assert all(map(torch.equal, before.sharded["how theta"], after.sharded["how theta"]))
     assert not caplog.records
     for before, after in run(2, resumed, 3):
-        assert after["same"]["due"] == [None] * 3
-        assert all(map(torch.equal, before["chunks"]["how theta"], after["chunks"]["how theta"]))
+        assert after.replicated["due"] == [None] * 3
+        assert all(map(torch.equal, before.sharded["how theta"], after.sharded["how theta"]))
     assert ("meetings that were under way are dropped" in caplog.text) == (RANK == 0)  # which tells
 
 
@@ -314,10 +317,10 @@ def test_goes_on_with_other_fragments_and_Adam_outside(
         again.load_state_dict(state)
         for p in again.model.parameters():
             p.grad = torch.zeros_like(p)
-        again.method.how.before_update(again._step)
-        kept = again.method.state_dict()["how"]["chunks"]
+        prepare(again.method.how, again._step.owned, again._step)
+        kept = again.method.state_dict()["how"].sharded
         history = [one_step(again.model, again, again.job, t) for t in range(steps, 3 * I)]
-        return state["hpcsgd"]["method"]["how"]["chunks"], kept, [*history, now()]
+        return state["hpcsgd"]["method"]["how"]["sharded"], kept, [*history, now()]
 
     for before, after, history in run(2, resumed):
         assert all(map(torch.equal, before["how theta"], after["how theta"]))

@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_map
 
 import hpcsgd
 from ahead import others_made
-from hpcsgd.averagers.server import Server
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, ad_psgd, async_sgd, bsp, hierarchical, ssp, switch
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.averagers.server import Server
 from methods.invariants import tallying
 from methods.test_battery import OPTIMIZERS, with_optimizers
 from references import distributed, vector
@@ -45,7 +45,7 @@ def kept(optimizer: DistributedOptimizer) -> Tensor:
         how.model()  # waits until all is taken in
         assert how.keeper is not None
         return how.keeper.part[0].view(-1)
-    return optimizer.method.state_dict()["how"]["chunks"]["x"][0].view(-1)
+    return optimizer.method.state_dict()["how"].sharded["x"][0].view(-1)
 
 
 @pytest.mark.parametrize("n", [2, 4])

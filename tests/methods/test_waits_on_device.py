@@ -11,8 +11,8 @@ import torch
 
 import hpcsgd
 from far.ranks import explicitly
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
-from hpcsgd.transport import Transport
 from trainings import Training
 
 pytestmark = pytest.mark.usefixtures("far_device")

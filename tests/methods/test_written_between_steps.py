@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 
 import hpcsgd
+from hpcsgd.comm import Transport
 from hpcsgd.core.topology import form
 from hpcsgd.methods import (
     Method,
@@ -21,7 +22,6 @@ from hpcsgd.methods import (
     sgp,
     ssp,
 )
-from hpcsgd.transport import Transport
 from references import batch, loss, model, vector
 
 NEW: dict[str, Callable[[], Method]] = {

@@ -291,6 +291,7 @@ def test_resnet10_and_a_small_stem_keep_the_size_of_small_images() -> None:
     assert build("resnet101", {})[:-3].eval()(x).shape == (1, 2048, 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vgg11", "alexnet"])
 def test_sizes_of_features(name: str) -> None:
     """Before the averages, which leave images of 224 x 224 as they are there."""

@@ -13,7 +13,7 @@ import torch
 import programs
 from hpcsgd.errors import UserError
 from hpcsgd.models import build
-from hpcsgd.training.model_layout import regions
+from hpcsgd.train.model_layout import regions
 from pythons import python
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hpcsgd.comm import Transport
 from hpcsgd.core.shards import gathered, is_sharded
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
@@ -18,7 +19,6 @@ from hpcsgd.models import build, gpt
 from hpcsgd.models.gpt import GPT
 from hpcsgd.models.sharded import shard, without_values
 from hpcsgd.models.weights import whole_state
-from hpcsgd.transport import Transport
 
 pytestmark = pytest.mark.processes
 META = torch.device("meta")

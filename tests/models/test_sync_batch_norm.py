@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.parametrize
 from torch import Tensor, nn, optim
+from torch.nn.utils import prune
 
 import hpcsgd
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.models.sync_batch_norm import SyncBatchNorm, sync_batch_norm
-from hpcsgd.transport import Transport, threads
 
 COUNTS = [4, 1, 7]
 """Samples of each rank."""
@@ -71,7 +73,7 @@ def test_it_is_batch_norm_of_all_samples(run, shape: str, settings: str) -> None
             "steps": steps,
             "gradients": [p.grad for p in layer.parameters()],
             "buffers": dict(layer.named_buffers()),
-            "evaluated": layer(batches(shape, 9)[world.rank]).detach(),
+            "evaluated": layer(batches(shape, 9)[0]).detach() if world.rank == 0 else None,
         }
 
     whole, found = layer_of(shape, **SETTINGS[settings]), list(run(3, body))
@@ -85,10 +87,7 @@ def test_it_is_batch_norm_of_all_samples(run, shape: str, settings: str) -> None
         assert each["buffers"].keys() == dict(whole.named_buffers()).keys()
         for name, buffer in whole.named_buffers():
             torch.testing.assert_close(each["buffers"][name], buffer)
-    if settings != "without statistics":
-        whole.eval()
-        evaluated = torch.cat([each["evaluated"] for each in found])
-        torch.testing.assert_close(evaluated, whole(torch.cat(batches(shape, 9))))
+    torch.testing.assert_close(found[0]["evaluated"], whole.eval()(batches(shape, 9)[0]))  # by a rank alone
 
 
 def test_large_means_lose_no_digits() -> None:
@@ -192,3 +191,63 @@ def test_a_copy_goes_by_the_same_ranks_and_pickling_is_refused() -> None:
 
     for mine, copied in threads.run(2, body):
         assert torch.equal(mine, copied)
+
+
+class Tenfold(nn.BatchNorm1d):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch calls it so
+        return 10 * super().forward(input)
+
+
+def with_a_forward() -> nn.Module:
+    layer: Any = nn.BatchNorm1d(2)
+    layer.forward = lambda x: x
+    return layer
+
+
+def parametrized() -> nn.Module:
+    layer = nn.BatchNorm1d(2)
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Softplus())
+    return layer
+
+
+MORE = {
+    "a subclass": (lambda: Tenfold(2), "1 is a Tenfold"),
+    "a lazy one": (nn.LazyBatchNorm1d, "1 is a LazyBatchNorm1d"),
+    "parametrized": (parametrized, "1 is a ParametrizedBatchNorm1d"),
+    "pruned": (
+        lambda: prune.identity(nn.BatchNorm1d(2), "weight"),
+        "1 has weights that are computed from other parameters",
+    ),
+    "a forward of its own": (with_a_forward, "1 has a forward of its own"),
+}
+
+
+@pytest.mark.parametrize("kind", MORE)
+def test_what_is_more_than_batch_norm_is_refused(kind: str) -> None:
+    """And nothing has been replaced then."""
+    made, line = MORE[kind]
+    net = nn.Sequential(nn.BatchNorm1d(2), made())
+    world = threads.run(1, lambda world: world)[0]
+    with pytest.raises(UserError, match=rf"sync_batch_norm: layer {line}.*: only plain BatchNorm1d"):
+        sync_batch_norm(net, form(world, 1))
+    assert type(net[0]) is nn.BatchNorm1d
+    with pytest.raises(UserError, match="layer Tenfold is a Tenfold"):
+        sync_batch_norm(Tenfold(2), form(world, 1))
+
+
+def test_a_layer_keeps_its_hooks() -> None:
+    seen: list[str] = []
+    net = nn.Sequential(nn.BatchNorm1d(2))
+    net[0].register_forward_hook(lambda *_: seen.append("forward"))
+    net[0].register_full_backward_hook(lambda *_: seen.append("backward"))
+    before = net[0].register_forward_pre_hook(lambda *_: seen.append("before"))
+    world = threads.run(1, lambda world: world)[0]
+    for _ in range(2):  # a second time there is nothing left to replace
+        net.append(nn.BatchNorm1d(2))
+        sync_batch_norm(net, form(world, 1))
+    x = drawn(1, 4, 2).float().requires_grad_()
+    net(x).sum().backward()
+    assert seen == ["before", "forward", "backward"]
+    before.remove()
+    net(x)
+    assert seen[3:] == ["forward"]

@@ -1,6 +1,8 @@
 """Draw one-line mutants of the product by a seed, and try whether a tier of the tests notices them.
 
-    python -m mutants [--count 150] [--seed 1] [--tier test|test-all] [--jobs 2] [--list]      (in tests/)
+    python -m mutants [--count 150] [--seed 1] [--tier test|test-all] [--jobs 2] [--list] [PATH ...]
+
+in tests/. PATH is a file or a folder of the project, as hpcsgd/engine; without one, it is all of hpcsgd.
 
 The tier runs once with a record of which test runs which line. Then each mutant is tried in a copy of the
 checkout by the tests that run its line, until one of them fails. Mutants that survive are listed, except
@@ -30,8 +32,9 @@ def main() -> None:
     parser.add_argument("--tier", choices=["test", "test-all"], default="test")
     parser.add_argument("--jobs", type=int, default=2, help="how many are tried at a time")
     parser.add_argument("--list", action="store_true", help="only list them")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="what is changed (default: hpcsgd)")
     given = parser.parse_args()
-    drawn = draw(mutants(ROOT, "hpcsgd"), given.count, given.seed)
+    drawn = draw(mutants(ROOT, given.paths or ["hpcsgd"]), given.count, given.seed)
     if given.list:
         print(*sorted(map(str, drawn)), sep="\n")
         return

@@ -52,13 +52,15 @@ class Mutant:
         return "".join(lines)
 
 
-def mutants(root: Path, package: str) -> list[Mutant]:
-    """Return every mutant of the Python files of `package`, a folder of `root`, in a fixed order."""
-    found: list[Mutant] = []
-    for path in sorted((root / package).rglob("*.py")):
-        text = path.read_text()
-        found += mutants_of(path.relative_to(root).as_posix(), text)
-    return found
+def mutants(root: Path, paths: list[str]) -> list[Mutant]:
+    """Return every mutant of `paths`, Python files and folders of `root`, in a fixed order."""
+    given = [root / path for path in paths]
+    files = {file for path in given for file in (path.rglob("*.py") if path.is_dir() else [path])}
+    return [
+        mutant
+        for file in sorted(files)
+        for mutant in mutants_of(file.relative_to(root).as_posix(), file.read_text())
+    ]
 
 
 def mutants_of(file: str, text: str) -> list[Mutant]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mutants.equivalent import EQUIVALENT
-from mutants.sites import Mutant, draw, mutants_of
+from mutants.sites import Mutant, draw, mutants, mutants_of
 
 TEXT = '''\
 """1 + 1"""
@@ -53,6 +53,14 @@ def test_a_mutant_is_the_file_with_that_line_changed():
     assert mutant.applied(TEXT) == TEXT.replace("x - 1", "x - 2")
     with pytest.raises(AssertionError, match="changed since"):
         mutant.applied("\n" + TEXT)
+
+
+def test_files_and_folders_are_named_from_the_root(tmp_path):
+    for file in ("h/a.py", "h/b/c.py", "h/b/d.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("x = 1\n")
+    found = [mutant.file for mutant in mutants(tmp_path, ["h/b", "h/a.py", "h/b/c.py"])]
+    assert found == ["h/a.py", "h/b/c.py", "h/b/d.py"]
 
 
 def test_every_package_has_its_share():

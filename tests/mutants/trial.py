@@ -67,7 +67,7 @@ class Copy:
         """Run the tier once, noting which test runs which line."""
         found = self.folder / "covered"
         noting = ["--cov=hpcsgd", "--cov-context=test", "--cov-report=", "-p", "mutants.noting"]
-        parallel = ["--numprocesses=auto", "--dist=loadfile"]
+        parallel = ["--numprocesses=auto", "--dist=loadfile", "--no-loadscope-reorder"]
         command = [*PYTEST, *TIERS[tier].options, *noting, *parallel]
         done = self._run(*command, NOTED=str(found))
         if done.returncode != 0:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcsgd.comm.events import MESSAGE, WAIT, Event
 from hpcsgd.report.overlap import Interval, length, overlap, union, without
 from hpcsgd.report.trace import Window
-from hpcsgd.transport.events import MESSAGE, WAIT, Event
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)).map(lambda x: (x[0], x[0] + x[1])))
 

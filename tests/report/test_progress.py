@@ -46,6 +46,13 @@ def test_one_readable_line_and_nothing_drawn(
     assert capsys.readouterr().out == ""
 
 
+def test_a_run_without_an_end_has_a_time_to_go_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hpcsgd")
+    with Progress(2**70, 2**63, first_step=300) as progress:
+        report(progress)
+    assert " eta " in caplog.text
+
+
 def test_a_terminal_shows_a_bar_and_lines_go_to_the_log_file_only(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "hpcsgd")
     console = terminal()

@@ -107,7 +107,7 @@ def test_versions_hold_every_start_and_the_state_of_the_repository(folder: Path)
 def test_the_log_goes_to_the_folder_and_is_appended_to(folder: Path) -> None:
     for word in ("one", "two"):
         with log_into(folder):
-            logging.getLogger("hpcsgd.training.loop").warning("line %s", word)
+            logging.getLogger("hpcsgd.train.loop").warning("line %s", word)
     logging.getLogger("hpcsgd").warning("line three")
     lines = (folder / "run.log").read_text().splitlines()
     assert [line.split(" WARNING ")[1] for line in lines] == ["line one", "line two"]

@@ -23,7 +23,7 @@ from hpcsgd.report.metrics import Metrics, Record, read
 from hpcsgd.report.sinks import SINKS, make_sink_of, outlets, require_sinks
 from hpcsgd.report.sinks.base import scalars
 from hpcsgd.report.sinks.outlets import Outlets, sink_run
-from training.launches import JOB
+from train.launches import JOB
 
 USER = '''
 import json, os, sys, threading, time

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from hpcsgd.comm.events import MESSAGE, SPAN, WAIT, Event
 from hpcsgd.report import timeline
 from hpcsgd.report.timeline import plot_timeline
 from hpcsgd.report.trace import Clock, Meeting, Window, append, lines, text_of
-from hpcsgd.transport.events import MESSAGE, SPAN, WAIT, Event
 
 MS = 1e-3
 OWNER, LANE = 7, 8

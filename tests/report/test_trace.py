@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcsgd.comm.events import MESSAGE, SPAN, Event
 from hpcsgd.report.trace import Clock, Window, append, beginning, lines, read, text_of
-from hpcsgd.transport.events import MESSAGE, SPAN, Event
 from traces import Slice, view
 
 EVENTS = [

@@ -13,19 +13,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from hpcsgd.comm import Transport, threads
 from hpcsgd.config.schema import load
 from hpcsgd.config.variants import configs
 from hpcsgd.core.topology import form
+from hpcsgd.elastic.event_log import NAME, EventLog
 from hpcsgd.errors import JobError, UserError, in_one_line
-from hpcsgd.islands.event_log import NAME, EventLog
-from hpcsgd.training import comparing
-from hpcsgd.training.probing import setting
-from hpcsgd.transport import Transport, threads
-from planning.plans import MACHINE
+from hpcsgd.performance import comparing
+from hpcsgd.train.probe_answer import setting
+from performance.planning.plans import MACHINE
 from soak.job_files import Told, short_of_memory
 from soak.job_files import told as typed
 from soak.test_checkpoints import cut_off, flipped, overwritten, prolonged
-from training.launches import JOB, make_store
+from train.launches import JOB, make_store
 
 JOB_OF_TWO = JOB.replace("[data]", "[job]\ngroups = 2\n[data]")
 NEVER: Any = SimpleNamespace(now=lambda: 0)
@@ -41,7 +41,7 @@ A_FOLDER = "a folder"
 
 def train(*words: str) -> None:
     config = load(Path("job.toml"), ["--run.trace", "2-3", *words])
-    run: Any = importlib.import_module("hpcsgd.training.run")  # the package has a function of that name
+    run: Any = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
     threads.run(2, lambda world: run.train(config, form(world, 2), "job.toml", NEVER, True))
 
 
@@ -53,7 +53,7 @@ def compare() -> None:
 
 
 def with_probe() -> None:
-    from hpcsgd.training.probing import take_answer
+    from hpcsgd.train.probe_answer import take_answer
 
     take_answer(load(Path("job.toml")), Path("probe.json"), 2)
 

@@ -351,13 +351,13 @@ def queue_of(stage: Stage) -> types.SimpleNamespace:
 
 @contextmanager
 def staged(seed: int | str, *more: tuple[str, Callable[[Stage], Any]], **limits: Any) -> Iterator[Stage]:
-    """Ranks as threads (`hpcsgd.transport.threads`) take turns. `more`: what else is replaced, and how."""
+    """Ranks as threads (`hpcsgd.comm.threads`) take turns. `more`: what else is replaced, and how."""
     stage = Stage(seed, **limits)
     replaced: list[tuple[str, Callable[[Stage], Any]]] = [
-        ("hpcsgd.transport.threads.threading", threading_of),
-        ("hpcsgd.transport.lane.threading", threading_of),
-        ("hpcsgd.transport.lane.queue", queue_of),
-        ("hpcsgd.transport.lane.Future", lambda stage: lambda: Future(stage)),
+        ("hpcsgd.comm.threads.threading", threading_of),
+        ("hpcsgd.comm.lane.threading", threading_of),
+        ("hpcsgd.comm.lane.queue", queue_of),
+        ("hpcsgd.comm.lane.Future", lambda stage: lambda: Future(stage)),
         ("hpcsgd.methods.ad_psgd.threading", threading_of),
         *more,
     ]

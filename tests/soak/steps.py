@@ -15,9 +15,9 @@ import torch
 from torch import nn, optim
 
 import hpcsgd
-from hpcsgd.transport import Transport, threads
+from hpcsgd.comm import Transport, threads
 from methods.table import EXCEPTIONS, REFERENCES, Case
-from training import watched
+from train import watched
 
 ENTRIES = {**REFERENCES, **EXCEPTIONS}
 RANKS, P = 4, 2

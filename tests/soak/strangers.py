@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 
-from hpcsgd.islands.handshake import CHALLENGE, COORDINATOR, PROOF, RING, introduce, place, proof
+from hpcsgd.elastic.handshake import CHALLENGE, COORDINATOR, PROOF, RING, introduce, place, proof
 
 Stranger = Callable[[socket.socket, random.Random], None]
 HELLO = json.dumps({"island": 0, "rank": 0, "ranks": 1, "life": "stranger"}).encode() + b"\n"

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from checkpoint.test_snapshot import load, save
 from hpcsgd.checkpoint import Checkpoints, folder
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
 from hpcsgd.errors import JobError
-from hpcsgd.transport import Transport, threads
 from soak.conftest import Seeds
 from soak.sizes import cases
 from trainings import Training

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 import hpcsgd
-from hpcsgd.averagers.parcel import Parcel
-from hpcsgd.averagers.server import Keeper
+from hpcsgd.comm import Transport, threads
 from hpcsgd.core.topology import form
-from hpcsgd.methods.ad_psgd import Pairwise
+from hpcsgd.methods.ad_psgd import Shared
 from hpcsgd.methods.sgp import PushSum
-from hpcsgd.transport import Transport, threads
+from hpcsgd.parts.averagers.parcel import Parcel
+from hpcsgd.parts.averagers.server import Keeper
 from methods.table import EXCEPTIONS, REFERENCES, Case, Exempt
 from methods.test_battery import OPTIMIZERS, trained
 from references import model, one_step, same
@@ -100,7 +100,7 @@ def weight_after(world: Transport, P: int, entry: Case | Exempt, steps: int) -> 
     for t in range(steps):
         one_step(net, optimizer, job, t)
     assert isinstance(optimizer.method.how, PushSum)
-    own = optimizer.method.how.state_dict()["own"]
+    own = optimizer.method.how.state_dict().per_rank
     under_way = [Parcel.restored(parcel).number for sent in own["under_way"] for parcel in sent]
     return own["weight"] + sum(under_way)
 
@@ -144,13 +144,8 @@ def test_pairs_without_a_lock_are_found() -> None:
 
         def __exit__(self, *_: object) -> None: ...
 
-    start = Pairwise._start
-
-    def unlocked(how: Any, s: Any) -> None:
-        how._lock = Open()
-        start(how, s)
-
-    with mock.patch.object(Pairwise, "_start", unlocked):
+    unlocked = property(lambda _: Open(), lambda *_: None)
+    with mock.patch.object(Shared, "_lock", unlocked, create=True):
         assert found("ad_psgd", 3, UPDATES)
 
 

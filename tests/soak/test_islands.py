@@ -18,14 +18,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcsgd.islands.coordinator import Coordinator
-from hpcsgd.islands.event_log import EventLog
-from hpcsgd.islands.journal import Alone
-from hpcsgd.islands.meetings import Meetings, Over
-from hpcsgd.islands.membership import Membership
-from hpcsgd.islands.register import Phase, Register
-from hpcsgd.transport import PeerLost, Transport, threads
-from islands.conftest import TOKEN
+from elastic.conftest import TOKEN
+from hpcsgd.comm import PeerLost, Transport, threads
+from hpcsgd.elastic.coordinator import Coordinator
+from hpcsgd.elastic.event_log import EventLog
+from hpcsgd.elastic.journal import Alone
+from hpcsgd.elastic.meetings import Meetings, Over
+from hpcsgd.elastic.membership import Membership
+from hpcsgd.elastic.register import Phase, Register
 from soak.conftest import Seeds
 from soak.network import Network, Socket, asyncio_of, driven, select_of, socket_of
 from soak.sizes import cases
@@ -210,13 +210,13 @@ def on_network(seed: int) -> Iterator[tuple[Stage, Network]]:
 
     replaced: list[tuple[str, Callable[[Stage], object]]] = [
         *(
-            (f"hpcsgd.islands.{name}.time", clock)
+            (f"hpcsgd.elastic.{name}.time", clock)
             for name in ("client", "handshake", "meetings", "ring", "watch")
         ),
-        *((f"hpcsgd.islands.{name}.threading", threading_of) for name in ("client", "ring")),
-        *((f"hpcsgd.islands.{name}.socket", lambda s: socket_of(network(s))) for name in ("client", "ring")),
-        ("hpcsgd.islands.ring.select", select_of),
-        ("hpcsgd.islands.coordinator.asyncio", lambda s: asyncio_of(network(s))),
+        *((f"hpcsgd.elastic.{name}.threading", threading_of) for name in ("client", "ring")),
+        *((f"hpcsgd.elastic.{name}.socket", lambda s: socket_of(network(s))) for name in ("client", "ring")),
+        ("hpcsgd.elastic.ring.select", select_of),
+        ("hpcsgd.elastic.coordinator.asyncio", lambda s: asyncio_of(network(s))),
     ]
     with staged(f"islands {seed}", *replaced, often=0.0) as stage:
         yield stage, made[0]

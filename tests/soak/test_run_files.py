@@ -11,7 +11,7 @@ import pytest
 from soak.conftest import Seeds
 from soak.run_files import NOT_READ, READERS, Case, prepared
 from soak.sizes import cases
-from training.interruptions import Never
+from train.interruptions import Never
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def without_signals(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(importlib.import_module("hpcsgd.training.run"), "Stopping", Never)
+    patch.setattr(importlib.import_module("hpcsgd.train.run"), "Stopping", Never)
 
 
 def files_in(folder: Path) -> list[str]:

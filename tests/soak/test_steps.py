@@ -20,7 +20,7 @@ from hpcsgd.methods import METHODS
 from pythons import HERE
 from soak.sizes import ENOUGH
 from soak.steps import ENTRIES, RANKS, Sample, first_of_each
-from training.launches import unlaunched
+from train.launches import unlaunched
 
 STEPS, SOME_STEPS = 10_000, 96
 LIMITS = {"bytes": 100.0, "tensors": 0.01, "threads": 0.001, "files": 0.001}

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.islands import ring
-from hpcsgd.islands.client import Client
-from hpcsgd.islands.handshake import GREETING, RING
-from hpcsgd.islands.register import Ballot, Register
-from islands.conftest import SILENCE, TOKEN, Desk, desk, wait_for
+from elastic.conftest import SILENCE, TOKEN, Desk, desk, wait_for
+from hpcsgd.elastic import ring
+from hpcsgd.elastic.client import Client
+from hpcsgd.elastic.handshake import GREETING, RING
+from hpcsgd.elastic.register import Ballot, Register
 from soak.conftest import Seeds
 from soak.sizes import cases
 from soak.strangers import KINDS, Stranger, knocks, overheard, replays, says_nothing

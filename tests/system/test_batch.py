@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpcsgd.batch.script import template
+from hpcsgd.cluster.batch.script import template
 from hpcsgd.cost.machine import load as load_machine
 from hpcsgd.data import convert
-from hpcsgd.training.probing import fitting
+from hpcsgd.train.probe_answer import fitting
 from jobs import Runs
 from system.machines import launch, skip_unless_mpich
 

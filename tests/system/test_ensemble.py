@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.batch.script import fill, template
-from hpcsgd.islands import event_log
+from hpcsgd.cluster.batch.script import fill, template
+from hpcsgd.elastic import event_log
 from system.machines import skip_unless_mpich
 from system.test_batch import Cluster
-from training.launches import make_store
+from train.launches import make_store
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -96,7 +96,7 @@ class Groups:
         state, log = self.cluster.ended(self.name, self.job)
         assert state == "COMPLETED", log
         assert "ensemble.sbatch: complete" in log
-        for name in ("model.pt", "summary.json", "islands.png", "curves.png"):
+        for name in ("model.pt", "summary.json", "curves.png"):
             assert (self.run / name).exists(), name
         assert len(self.events("finished")) == 1
         assert not self.processes()
@@ -172,7 +172,7 @@ def assert_each_sample_once_an_epoch(groups: Groups) -> None:
         assert groups.events("commit")[-1]["t"] == EPOCHS * TRAIN // (ISLANDS * B)
 
 
-@pytest.mark.long  # on one machine: tests/launch/test_launch.py
+@pytest.mark.long  # on one machine: tests/cluster/launch/test_launch.py
 def test_a_rank_is_killed(cluster: Cluster) -> None:
     """Its island is lost, started again where it was, and returns."""
     groups = Groups(cluster, "killed")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.islands import event_log
-from hpcsgd.islands.journal import FOLDER, last_claimed
+from hpcsgd.elastic import event_log
+from hpcsgd.elastic.journal import FOLDER, last_claimed
 from system.machines import skip_unless_mpich
 from system.test_batch import Cluster
 from system.test_ensemble import EPOCHS, JOB, NET, TRAIN
-from training.launches import make_store
+from train.launches import make_store
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -70,7 +70,7 @@ def cluster(slurm: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
     return cluster
 
 
-@pytest.mark.long  # on one machine: tests/launch/test_apart.py
+@pytest.mark.long  # on one machine: tests/cluster/launch/test_apart.py
 def test_groups_begin_leave_and_return_as_nodes_do(cluster: Cluster) -> None:
     array = Array(cluster)
     array.wait_for_a_round_of(0, 1, 2)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import programs
-from hpcsgd.islands.journal import FOLDER, newest
-from launch.test_apart import Islands, islands
+from cluster.launch.test_apart import Islands, islands
+from hpcsgd.elastic.journal import FOLDER, newest
 from system.machines import Network
 
 __all__ = ["islands"]

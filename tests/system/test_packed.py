@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcsgd.batch import load_site
-from hpcsgd.environment import ask, pack
+from hpcsgd.cluster.batch import load_site
+from hpcsgd.cluster.environment import ask, pack
 from system.test_batch import FOUR, Cluster, assert_same, cluster, whole
 
 pytestmark = [

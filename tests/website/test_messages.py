@@ -12,7 +12,7 @@ import messages
 from messages import Message, Part
 
 ROOT = Path(__file__).parents[2]
-RAISED = re.compile(r"^ +raise (UserError|JobError|PeerLost)\(", re.MULTILINE)
+RAISED = re.compile(r"^ +raise (UserError|JobError|NoWorld|PeerLost)\(", re.MULTILINE)
 SOURCE = """
 def why(x):
     return f"{x} is late" if x else "nobody is late"

@@ -6,15 +6,7 @@ import repository
 
 
 def test_all_of_the_readme_is_on_the_site() -> None:
-    made = repository.pages()
-    text = (repository.ROOT / "README.md").read_text()
-    for part in repository.parts(text).values():
-        assert sum(part in page for page in made.values()) == 1
-
-
-def test_parts() -> None:
-    text = "# a\nb\n## c\nd\n### e\n## f g\nh\n"
-    assert repository.parts(text) == {"": "# a\nb\n", "c": "d\n### e\n", "f g": "h\n"}
+    assert repository.pages()["index.md"] == (repository.ROOT / "README.md").read_text()
 
 
 def test_links_go_to_the_same_things() -> None:
@@ -22,11 +14,11 @@ def test_links_go_to_the_same_things() -> None:
     on_top = "[a](gpu.md#slurm), [b](changelog.md), ![c](x.png), [d](https://far.away/y), [e](#f)"
     assert repository.on_site(text, "", "index.md") == on_top
     below = "[a](../gpu.md#slurm), [b](../changelog.md), ![c](../x.png), [d](https://far.away/y), [e](#f)"
-    assert repository.on_site(text, "", "methods/index.md") == below
+    assert repository.on_site(text, "", "methods/bsp.md") == below
 
 
 def test_links_out_of_the_pages() -> None:
-    text = "[a](gpu.md), [b](../CONTRIBUTING.md), [c](../jobs/sites/amd.toml), [d](../README.md#speed)"
-    expected = "[a](gpu.md), [b](contributing.md), [c](repository/jobs/sites/amd.toml), [d](performance.md)"
+    text = "[a](gpu.md), [b](../CONTRIBUTING.md), [c](../jobs/sites/amd.toml), [d](../README.md#slurm)"
+    expected = "[a](gpu.md), [b](contributing.md), [c](repository/jobs/sites/amd.toml), [d](index.md#slurm)"
     assert repository.on_site(text, "docs", "x.md") == expected
     assert repository.linked_files([("docs", text), ("", text)]) == ["jobs/sites/amd.toml"]

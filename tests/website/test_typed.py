@@ -21,8 +21,8 @@ from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import checked
 from hpcsgd.cost import machine
 from hpcsgd.errors import UserError
-from hpcsgd.simulation import scenario
-from hpcsgd.training.parts import make_method
+from hpcsgd.performance.simulation import scenario
+from hpcsgd.train.parts import make_method
 from website.pages import PAGES, ROOT, Block, blocks, commands, inline, of_hpcsgd
 
 STEPS_AN_EPOCH = 40

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from hpcsgd.batch import Allocation
+from hpcsgd.cluster.batch import Allocation
 from papers.at_scale import Job
 
 MODELS: Mapping[str, dict[str, Any]] = {

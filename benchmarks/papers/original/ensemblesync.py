@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcsgd.batch import Allocation
+from hpcsgd.cluster.batch import Allocation
 from papers.at_scale import Job
 from papers.beside.ensemblesync import BUDGET
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from hpcsgd.batch import Allocation
+from hpcsgd.cluster.batch import Allocation
 from papers.at_scale import Job
 
 INTERVALS = (2, 4, 8, 16)

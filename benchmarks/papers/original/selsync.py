@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from hpcsgd.batch import Allocation
+from hpcsgd.cluster.batch import Allocation
 from papers.at_scale import Job
 
 WORKERS = 16

@@ -67,12 +67,12 @@ function courseTrace(trace) {
 }
 
 function plainTrace(trace) {
-  const { colour: number, colours, run, width, size, symbol, ...made } = trace;
+  const { colour: number, colours, run, width, size, symbol, shape, ...made } = trace;
   if (made.type === "bar") {
     made.marker = { color: colours ? colours.map(colour) : colour(number) };
     if (made.text) Object.assign(made, { textposition: "auto", cliponaxis: false, constraintext: "none" });
   } else {
-    made.line = { color: colour(number), width: width || 1.6 };
+    made.line = { color: colour(number), width: width || 1.6, shape: shape || "linear" };
     made.marker = { color: colour(number), size: size || 4, symbol: symbol || "circle" };
   }
   return made;

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcsgd.comm.events import MESSAGE, SPAN, WAIT, Event
 from hpcsgd.errors import UserError
 from hpcsgd.report.overlap import QUANTITIES, length, overlap, union, without
 from hpcsgd.report.trace import MEETINGS, TRAINING, Line, Window, read
-from hpcsgd.transport.events import MESSAGE, SPAN, WAIT, Event
 
 COMPUTING = ("data", "forward", "backward", "update")
 """Parts of a step, on the thread that trains."""

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from heapq import merge
 from pathlib import Path
 from typing import Any
 
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.variants import folder_name
+from hpcsgd.elastic import event_log
 from hpcsgd.errors import UserError
 from hpcsgd.files.reading import read_json
-from hpcsgd.islands import event_log
-from hpcsgd.report import metrics, trace
+from hpcsgd.report import records, trace
 from hpcsgd.report.comparison import read_comparison
-from hpcsgd.report.metrics import Record
 from hpcsgd.report.page.attempts import COMPLETE, OPEN, STOPPED, Story, story
 from hpcsgd.report.page.ranks import Rank, ranks
 from hpcsgd.report.page.reading import Reading, read
+from hpcsgd.report.records import ISLANDS, METRICS
 from hpcsgd.report.run_folder import JOB_FILE, flat
 
-METRICS, ISLANDS = "metrics.jsonl", "islands"
 MOST = 100
 """Runs of a page."""
 
@@ -117,11 +115,11 @@ def load(label: str, folder: Path) -> Run:
             label,
             dict(flat(read_toml(job))) if job.exists() else {},
             _story(folder / "versions.json", log),
-            read(folder / METRICS, _records(folder)),
+            read(folder / METRICS, records.of_run(folder)),
             ranks(traced) if traced.exists() else {},
             event_log.of_run(folder),
             datetime.fromtimestamp(max(touched), UTC) if touched else None,
-            _samples(folder) if (folder / ISLANDS).is_dir() else None,
+            records.samples_of_islands(folder),
         )
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
@@ -135,26 +133,3 @@ def _story(versions: Path, log: Path) -> Story:
         return story(starts, log)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{versions}: not the starts of a run: {error}") from error
-
-
-def _records(folder: Path) -> Iterable[Record]:
-    """Of a run of islands: steps and epochs of the one that made the most, evaluations of all."""
-    if (file := folder / METRICS).exists():
-        return metrics.stream(file)
-    if not (files := _of_islands(folder)):
-        return []
-    longest = max(files, key=lambda file: max((r["step"] for r in metrics.stream(file)), default=0))
-    others = [_evaluations(file) for file in files if file != longest]
-    return merge(metrics.stream(longest), *others, key=lambda record: record["step"])
-
-
-def _of_islands(folder: Path) -> list[Path]:
-    return sorted((folder / ISLANDS).glob(f"*/{METRICS}"))
-
-
-def _samples(folder: Path) -> int:
-    return sum(r.get("samples", 0) for file in _of_islands(folder) for r in metrics.stream(file))
-
-
-def _evaluations(file: Path) -> Iterator[Record]:
-    return (record for record in metrics.stream(file) if record["kind"] == "evaluation")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hpcsgd.report import islands
 from hpcsgd.report.figures import FIGURES
 from hpcsgd.report.page.runs import Run
 from hpcsgd.report.summary import byte_text, flop_text, second_text
@@ -30,6 +31,10 @@ FIGURE_TEXTS: Mapping[str, tuple[str, Text]] = {
     "median_distance": ("median D", "{:.3g}".format),
     "distance": ("D at the last test", "{:.3g}".format),
     "lssr": ("LSSR", "{:.1%}".format),
+    "rounds": ("rounds of islands", "{:,}".format),
+    "islands_lost": ("islands lost", "{:,}".format),
+    "islands_returned": ("islands returned", "{:,}".format),
+    "islands_left": ("islands left", "{:,}".format),
     "mean_density": ("density", "{:.3%}".format),
     "mean_staleness": ("staleness", "{:.2f}".format),
     "mean_ahead": ("steps ahead", "{:.2f}".format),
@@ -76,10 +81,7 @@ def figures(runs: Sequence[Run]) -> list[Row]:
 
 def _numbers(run: Run) -> dict[str, Any]:
     numbers = run.reading.totals.numbers() | {"bytes": run.reading.totals.bytes}
-    if run.samples is not None:
-        speed = run.samples / numbers["seconds"] if numbers["seconds"] else None
-        numbers |= {"samples": run.samples, "samples_per_s": speed}
-    return numbers
+    return numbers | islands.numbers(run.events, run.samples, numbers["seconds"])
 
 
 def differences(tables: Sequence[Mapping[str, Any]], *, but: Sequence[str] = ()) -> list[Row]:

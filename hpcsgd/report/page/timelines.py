@@ -1,14 +1,21 @@
-"""Plots over the time of day: the starts of a requeued job, and who was a member of an ensemble when."""
+"""Plots over time: the starts of a requeued job; of islands who was a member when, how far, and with what."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
+from hpcsgd.errors import count_text
+from hpcsgd.report.islands import Story, tell
 from hpcsgd.report.page.bars import Plot, Trace, plain
 from hpcsgd.report.page.runs import Run
+from hpcsgd.report.summary import second_text
 
-MARKS = {"died": "x", "silent": "square", "late": "triangle-up", "cut": "diamond", "returned": "circle"}
+MARKS = {
+    "died": "x", "silent": "square", "late": "triangle-up", "cut": "diamond", "left": "triangle-down",
+    "returned": "circle",
+}  # fmt: skip
+SECONDS = "seconds since the start"
 
 
 def restarts(runs: Sequence[Run]) -> Iterator[Plot]:
@@ -32,27 +39,61 @@ def _clock(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
 
 
-def membership(runs: Sequence[Run]) -> Iterator[Plot]:
-    """Of islands, a line each while they were members, and where they were lost or came back."""
+def islands(runs: Sequence[Run]) -> Iterator[Plot]:
+    """Of islands: who averaged when, how far they were, and what each was given to compute with."""
     for run in runs:
-        if not run.events:
-            continue
-        from hpcsgd.report.ensemble_picture import tell  # matplotlib is slow to import
-
         story = tell(run.events)
-        traces: list[Trace] = []
-        for island, lines in story.lines.items():
-            x: list[float | None] = []
-            for line in lines:
-                x += [line[0][0], line[-1][0], None]
-            y = [None if at is None else island for at in x]
-            look = {"mode": "lines", "width": 6, "colour": island, "hoverinfo": "x+name"}
-            traces.append({"type": "scatter", "name": f"island {island}", "x": x, "y": y, **look})
-        for kind, marks in story.marks.items():
-            place = {"x": [at for _, (at, _) in marks], "y": [island for island, _ in marks]}
-            look = {"mode": "markers", "symbol": MARKS.get(kind, "star"), "size": 11, "colour": -1}
-            traces.append({"type": "scatter", "name": str(kind), **place, **look})
-        if traces:
-            title = "members" if len(runs) == 1 else f"{run.label}: members"
-            layout = {"yaxis": {"title": "island", "dtick": 1}, "xaxis": {"title": "seconds since the start"}}
-            yield Plot(f"{title}: which islands averaged when", traces, wide=True, layout=layout)
+        of = "" if len(runs) == 1 else f"{run.label}: "
+        if story.lines:
+            yield _members(story, of)
+            yield _progress(story, of)
+        yield from (_units(story, unit, of) for unit in story.units)
+
+
+def _members(story: Story, of: str) -> Plot:
+    """A line for each island while it was a member, and marks where it was lost or came back."""
+    traces: list[Trace] = []
+    for island, lines in story.lines.items():
+        x: list[float | None] = []
+        for line in lines:
+            x += [line[0][0], line[-1][0], None]
+        y = [None if at is None else island for at in x]
+        look = {"mode": "lines", "width": 6, "colour": island, "hoverinfo": "x+name"}
+        traces.append({"type": "scatter", "name": f"island {island}", "x": x, "y": y, **look})
+    for kind, marks in story.marks.items():
+        traces.append(_marks(kind, [at for _, (at, _) in marks], [island for island, _ in marks]))
+    layout = {"yaxis": {"title": "island", "dtick": 1}, "xaxis": {"title": SECONDS}}
+    return Plot(f"{of}members: which islands averaged when", traces, wide=True, layout=layout)
+
+
+def _progress(story: Story, of: str) -> Plot:
+    """One line, since all members have the same progress, and marks where islands were lost or came back."""
+    x, y = zip(*story.progress, strict=True)
+    line = {"mode": "lines", "shape": "hv", "colour": 0, "hovertemplate": "%{y:.4g} epochs"}
+    traces: list[Trace] = [{"type": "scatter", "name": "all members", "x": x, "y": y, **line}]
+    for kind, marks in story.marks.items():
+        mark = _marks(kind, [at for _, (at, _) in marks], [epochs for _, (_, epochs) in marks])
+        traces.append({**mark, "text": [f"island {island}" for island, _ in marks]})
+    title = f"{of}progress: {count_text(max(y), 'epoch')} in {second_text(story.end)}"
+    return Plot(title, traces, wide=True, layout={"yaxis": {"title": "epochs"}, "xaxis": {"title": SECONDS}})
+
+
+def _units(story: Story, unit: str, of: str) -> Plot:
+    """A line for each island; where some have as many, pointing at them tells of all."""
+    given = [*story.units[unit], (story.end, story.units[unit][-1][1])]
+    x = [at for at, _ in given]
+    look = {"type": "scatter", "mode": "lines", "shape": "hv"}
+    traces: list[Trace] = [
+        {"name": f"island {i}", "x": x, "y": [units.get(i) for _, units in given], "colour": i, **look}
+        for i in story.islands
+    ]
+    totals = [sum(units.values()) for _, units in given]
+    span = f"{min(totals):,}" if min(totals) == max(totals) else f"{min(totals):,} to {max(totals):,}"
+    axes = {"yaxis": {"title": unit, "rangemode": "tozero"}, "xaxis": {"title": SECONDS}}
+    title = f"{of}{unit} of each island: {span} in all"
+    return Plot(title, traces, wide=True, layout={**axes, "hovermode": "x unified"})
+
+
+def _marks(kind: str, x: Sequence[float], y: Sequence[float]) -> Trace:
+    look = {"mode": "markers", "symbol": MARKS.get(kind, "star"), "size": 11, "colour": -1}
+    return {"type": "scatter", "name": str(kind), "x": x, "y": y, **look}

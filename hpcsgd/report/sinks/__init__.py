@@ -7,14 +7,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from hpcsgd.config.parts import Parts
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, in_section
 from hpcsgd.report.sinks.base import Sink, SinkRun
 from hpcsgd.report.sinks.mlflow import mlflow
 from hpcsgd.report.sinks.tensorboard import tensorboard
 from hpcsgd.report.sinks.wandb import wandb
 
 MakeSink = Callable[[SinkRun], Sink]
-PLACE = "[run] sinks"
+PLACE = ("run", "sinks")
+"""The key of a job file that names them."""
 SINKS: Mapping[str, MakeSink] = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb}
 """Each needs the library of its name, which the extra of that name brings."""
 
@@ -25,10 +26,11 @@ def make_sink_of(said: str | Mapping[str, Any]) -> MakeSink:
     Raises `UserError` where there is none of that name, where it does not take the arguments, or where its
     library is missing.
     """
-    make = Parts({MakeSink: SINKS}, steps_per_epoch=1).make(MakeSink, said, PLACE)
+    make = Parts({MakeSink: SINKS}, steps_per_epoch=1).make(MakeSink, said, *PLACE)
     name = name_of(said)
     if name in SINKS and not _is_installed(name):
-        raise UserError(f'{PLACE} {name}: needs the library `{name}`: pip install "hpcsgd[{name}]"')
+        with in_section(*PLACE, name):
+            raise UserError(f'needs the library `{name}`: pip install "hpcsgd[{name}]"')
     return make
 
 
@@ -48,4 +50,4 @@ def _is_installed(library: str) -> bool:
     return found is not None and found.origin is not None  # a folder of that name, as wandb makes, is none
 
 
-__all__ = ["PLACE", "SINKS", "MakeSink", "Sink", "SinkRun", "make_sink_of", "name_of", "require_sinks"]
+__all__ = ["SINKS", "MakeSink", "Sink", "SinkRun", "make_sink_of", "name_of", "require_sinks"]

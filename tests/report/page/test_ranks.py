@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcsgd.comm.events import MESSAGE, SPAN, WAIT, Event
 from hpcsgd.report.overlap import overlap, per_step, together
 from hpcsgd.report.page import write
 from hpcsgd.report.page.ranks import ranks
 from hpcsgd.report.trace import NAME, Clock, Meeting, Window, append, lines, text_of, totals_line
-from hpcsgd.transport.events import MESSAGE, SPAN, WAIT, Event
 from report.page.folders import Page, run
 
 OWNER, LANE = 7, 8
@@ -79,7 +79,7 @@ def test_the_page_has_a_bar_for_each_rank(tmp_path: Path) -> None:
     assert "known where steps were traced" not in page.text
 
 
-def test_a_run_of_islands_shows_its_members(tmp_path: Path) -> None:
+def test_a_run_of_islands_shows_who_was_there_how_far_and_with_what(tmp_path: Path) -> None:
     pytest.importorskip("plotly", reason="the extra [report] is not installed")
     folder = run(tmp_path / "ensemble", [])
     (folder / "metrics.jsonl").unlink()
@@ -97,9 +97,11 @@ def test_a_run_of_islands_shows_its_members(tmp_path: Path) -> None:
     events = [
         {"event": "generation", "at": 0.0, "members": [0, 1]} | at,
         commit | {"at": 1.0, "members": [0, 1]} | at,
+        {"event": "units", "at": 0.0, "unix": 1.5e9, "unit": "samples", "units": {"0": 8, "1": 8}},
         {"event": "lost", "at": 2.0, "island": 0, "why": "it died", "kind": "died", "unix": 1.5e9},
         {"event": "generation", "at": 2.0, "members": [1]} | at,
-        commit | {"at": 4.0, "members": [1], "counted": [1]} | at,
+        {"event": "units", "at": 2.0, "unix": 1.5e9, "unit": "samples", "units": {"1": 16}},
+        commit | {"at": 4.0, "members": [1], "counted": [1], "epoch": 1} | at,
         {"event": "finished", "at": 5.0, "unix": 1.5e9},
     ]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
@@ -112,3 +114,9 @@ def test_a_run_of_islands_shows_its_members(tmp_path: Path) -> None:
     assert traces["island 0"]["x"][:2] == [0.0, 2.0]
     assert traces["island 1"]["x"][:2] == [0.0, 5.0]
     assert (traces["died"]["x"], traces["died"]["y"]) == ([2.0], [0])
+    line, died = page.panel("progress: 1.5 epochs in 5 s")["traces"]
+    assert list(zip(line["x"], line["y"], strict=True)) == [(0, 0), (1, 0.5), (2, 0.5), (4, 1.5), (5, 1.5)]
+    assert (died["x"], died["y"], died["text"]) == ([2.0], [0.5], ["island 0"])
+    units = {t["name"]: t["y"] for t in page.panel("samples of each island: 16 in all")["traces"]}
+    assert units == {"island 0": [8, None, None], "island 1": [8, 16, 16]}
+    assert (page.tiles["rounds of islands"], page.tiles["islands lost"]) == ("2", "1")

@@ -1,0 +1,1 @@
+"""What `backends.py` is made of."""

@@ -1,0 +1,144 @@
+"""`python nccl_cases.py CASE KIND`: what is to be seen of groups of NCCL, each in a process that may die.
+
+Where there is no GPU the groups are gloo's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+import hpcsgd
+from gpu.section import FAR, device_switched_on
+from hpcsgd.comm import Transport, mpi, threads
+from hpcsgd.comm.process_group import GroupBackend
+from hpcsgd.comm.streams import Moment, accelerator
+
+SHORT = 2.0
+"""Seconds after which a group takes an operation for lost."""
+LONG = 2 * 10**10
+"""Cycles of a GPU that are more than that."""
+
+
+def library() -> str:
+    kind = accelerator()
+    return "nccl" if kind is not None and kind.type == "cuda" else "gloo"
+
+
+def place() -> torch.device:
+    return torch.device("cuda", 0) if library() == "nccl" else torch.device("cpu")
+
+
+def keep_busy() -> None:
+    """The device does nothing else for longer than `SHORT`."""
+    if library() == "nccl":
+        torch.cuda._sleep(LONG)
+    else:
+        torch.ops.far.hold(0, 0, True)
+
+
+def made(world: Transport, timeout: float = 60.0) -> GroupBackend:
+    group = GroupBackend(world.backend, library(), timeout)
+    print(f"made by {group.name}")
+    return group
+
+
+def used(world: Transport) -> None:
+    """Every operation, whose results are known."""
+    group, device = made(world), place()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        x = torch.arange(1, 1001, device=device).to(dtype)
+        expected = x.clone()
+        out = torch.empty_like(x)
+        for reduction in ("sum", "mean", "max"):
+            group.allreduce(x, reduction)
+            assert torch.equal(x, expected), (reduction, dtype)
+        for move in (group.alltoall, group.allgather, lambda out, x: group.reduce_scatter(out, x, "sum")):
+            out.zero_()
+            move(out, x)
+            assert torch.equal(out, expected), (move, dtype)
+        group.allgatherv(out.zero_(), x, [x.numel()])
+        assert torch.equal(out, expected)
+        group.bcast(x, 0)
+        group.exchange({0: x}, {0: out.zero_()})
+        assert torch.equal(out, expected)
+    group.close()
+
+
+def aborted(world: Transport) -> None:
+    """A group is ended while the device has not come to what it was asked for; later ones work."""
+    group, x = made(world), torch.ones(1000, device=place())
+    if library() == "nccl":
+        torch.cuda._sleep(10**9)
+    group.allreduce(x, "sum")
+    group.close()
+    used(world)
+
+
+def timed_out(world: Transport) -> None:
+    """The watch ends the job."""
+    group = made(world, SHORT)
+    keep_busy()
+    if library() == "nccl":
+        group.allreduce(torch.ones(1000, device=place()), "sum")
+        torch.cuda.synchronize()
+    else:
+        group._watch.add("allreduce over 1 ranks", Moment(torch.device(FAR, 0)).passed)
+        torch.accelerator.synchronize()
+
+
+def sharded(world: Transport) -> None:
+    """A model that torch shards over a group of one rank, by torch's own groups."""
+    del world
+    device = place()
+    job = hpcsgd.init()
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(device)
+    hpcsgd.shard(net, job)
+    optimizer = hpcsgd.DistributedOptimizer(optim.AdamW(net.parameters()), net, job, hpcsgd.bsp())
+    losses = []
+    x = torch.randn(32, 64, device=device, generator=torch.Generator(device).manual_seed(0))
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < losses[0]
+
+
+def group_refused(world: Transport) -> None:
+    del world
+    hpcsgd.init(groups=1, transport={"group": "nccl"})
+
+
+def mesh_refused(world: Transport) -> None:
+    del world
+    hpcsgd.init(groups=1).mesh("cuda")
+
+
+CASES: Mapping[str, Callable[[Transport], Any]] = {
+    case.__name__: case for case in (used, aborted, timed_out, sharded, group_refused, mesh_refused)
+}
+OF_MPI = ("timed_out", "sharded", "group_refused", "mesh_refused")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("kind")
+    given = parser.parse_args()
+    with device_switched_on(given.kind):
+        if given.case in OF_MPI:
+            CASES[given.case](importlib.import_module(mpi.__name__).world())
+        else:
+            threads.run(1, CASES[given.case])
+    print("done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Tests of the repository, run by a section."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from harness import Goal, mpiexec, programs
+from harness.launching import BENCHMARKS
+
+ROOT = BENCHMARKS.parent
+FIRST = 300
+"""Characters of what a failed test says."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What became of the tests that `words` chose."""
+
+    words: tuple[str, ...]
+    ranks: int
+    passed: int
+    skipped: dict[str, str]
+    failed: dict[str, str]
+    ended: str
+    """Why pytest itself did not come to its end; "" where it did."""
+
+    def row(self) -> dict[str, Any]:
+        return {**self.__dict__, "words": " ".join(self.words)}
+
+    def goals(self, about: str) -> list[Goal]:
+        """None fails, is skipped or is missing."""
+        bad = len(self.failed) + len(self.skipped) + bool(self.ended) + (self.passed == 0)
+        return [Goal(f"{about}: tests that fail or are skipped ({self.passed} pass)", bad, 0)]
+
+    def print(self) -> None:
+        for name, why in {**self.failed, **self.skipped}.items():
+            print(f"note: {name}: {why}")
+        if self.ended:
+            print(f"note: {self.ended.splitlines()[0]}")
+
+
+def tested(words: Sequence[str], timeout: float, ranks: int) -> Tested:
+    """`pytest` with these words, on `ranks` ranks of MPI; what it prints goes to the log."""
+    with tempfile.TemporaryDirectory() as folder:
+        launcher = [] if ranks == 1 else [mpiexec(), "-n", str(ranks)]
+        number = "$PMI_RANK" if ranks > 1 else "0"  # pytest puts in what it stands for
+        command = [
+            *launcher, sys.executable, "-m", "pytest", "-q", "-rs", "--color=no", "--capture=sys",
+            "-p", "no:cacheprovider", f"--junitxml={folder}/{number}.xml",
+            *(["--with-mpi"] if ranks > 1 else []), *words,
+        ]  # fmt: skip
+        try:
+            code = programs.run(command, cwd=ROOT, timeout=timeout, capture=False, check=False).returncode
+            ended = "" if code in (0, 1) else f"pytest ended with code {code}"
+        except programs.Failed as failed:
+            ended = str(failed)
+        file = Path(folder) / "0.xml"
+        passed, skipped, failures = _read(file) if file.exists() else (0, {}, {})
+    return Tested(tuple(words), ranks, passed, skipped, failures, ended)
+
+
+def _read(file: Path) -> tuple[int, dict[str, str], dict[str, str]]:
+    passed, skipped, failed = 0, {}, {}
+    for case in ElementTree.parse(file).iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name')}"
+        wrong = [child for child in case if child.tag in ("failure", "error")]
+        if wrong:
+            failed[name] = (wrong[0].get("message") or "")[:FIRST]
+        elif (left_out := case.find("skipped")) is not None:
+            skipped[name] = left_out.get("message") or ""
+        else:
+            passed += 1
+    return passed, skipped, failed

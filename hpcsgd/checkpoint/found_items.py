@@ -1,0 +1,99 @@
+"""What a script's checkpoint has beside the optimizers: compared with what `load` is given, and read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcsgd.checkpoint import items, tree
+from hpcsgd.checkpoint.folder import Saved
+from hpcsgd.checkpoint.snapshot import FIRST, FURTHER, Place, all_places, opened
+from hpcsgd.core.topology import Job
+from hpcsgd.errors import UserError, count_text, near_miss
+
+log = logging.getLogger(__name__)
+
+ITEMS, GIVEN = "items", "given by name"
+"""Under which keys a rank's file has what is known of a script's items, and those that this rank saves."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a script gives `save` and `load` beside the folder."""
+
+    optimizers: int
+    """How many."""
+    kinds: Mapping[str, str]
+    """Of the items, by name."""
+    classes: Mapping[str, Sequence[str]]
+    """Of those that are no values; see `items.classes_of`."""
+
+
+def wanted(saved: Saved, given: Given, state: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the items to be read, with their kinds.
+
+    Raises:
+        UserError: If others have been saved.
+    """
+    with opened(saved, [FIRST]) as (file,):
+        found = tree.items(file)
+        if ITEMS not in found:
+            raise UserError(f"{saved.path} is of `hpcsgd train`: go on with that, by --resume")
+        told = tree.read_item(found[ITEMS])
+        there = told["kinds"]
+        if given.optimizers != (saved_ones := 1 + len(tree.items(found[FURTHER]))):
+            count = count_text(saved_ones, "optimizer")
+            raise UserError(f"{saved.path}: {count}, and load() was given {given.optimizers}")
+    for name, kind in given.kinds.items():
+        if name not in there:
+            raise UserError(f"{saved.path}: nothing was saved as {name}: {near_miss(name, there)}")
+        if state[name] is not None and there[name] != kind:
+            raise UserError(f"{saved.path}: {name} was {there[name]}, and load() was given {kind}")
+        if state[name] is not None and name in told["classes"]:
+            before, now = told["classes"][name][0], given.classes[name]
+            if before not in now:
+                raise UserError(
+                    f"{saved.path}: {name} was a {before}, and load() was given another class, {now[0]}"
+                )
+    for name, kind in there.items():
+        if name not in given.kinds and kind != items.VALUE:
+            raise UserError(
+                f"{saved.path}: {name} was saved, and load() was not given it: give {name}=, or {name}=None "
+                "to go on without what it was"
+            )
+    return {
+        name: there[name] for name in given.kinds if state[name] is not None or there[name] == items.VALUE
+    }
+
+
+def states(saved: Saved, job: Job, wanted: Mapping[str, str]) -> dict[str, Any]:
+    """Read what this rank goes on with. Where values differed between other ranks than these they are left
+    out, and so are their random generators."""
+    same = (saved.P, saved.K) == (job.P, job.K)
+    with opened(saved, [FIRST]) as (file,):
+        differing = tree.read_item(tree.items(tree.items(file)[ITEMS])["differing"])
+    read = _read(saved, FIRST, [name for name in wanted if name not in differing])
+    own = [name for name in wanted if name in differing]
+    if same:
+        return read | _read(saved, (job.g, job.j), own)
+    for name in own:
+        if wanted[name] == items.STATE:
+            read[name] = _mean(saved, name)
+        elif wanted[name] == items.VALUE and job.rank == 0:
+            log.warning("on %d × %d ranks this starts anew: %s", job.P, job.K, name)
+    return {name: value for name, value in read.items() if wanted[name] != items.GENERATOR}
+
+
+def _mean(saved: Saved, name: str) -> Any:
+    mean = items.Mean(name)
+    for place in all_places(saved):
+        mean.add(_read(saved, place, [name])[name])
+    return mean.result()
+
+
+def _read(saved: Saved, place: Place, names: Iterable[str]) -> dict[str, Any]:
+    with opened(saved, [place]) as (file,):
+        states = tree.items(tree.items(file)[GIVEN])
+        return {name: tree.read_item(states[name]) for name in names}

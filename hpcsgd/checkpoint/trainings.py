@@ -1,0 +1,71 @@
+"""Which checkpoints in a folder are of a script's training: those that it has saved there, and those that
+were there when it went on. No other ones are removed or replaced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from weakref import WeakKeyDictionary, ref
+
+from hpcsgd.checkpoint.folder import title, titles
+from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.errors import UserError
+
+
+class Training:
+    """One training: the `optimizers` that are saved together, in the order in which they are given."""
+
+    def __init__(self, optimizers: Sequence[DistributedOptimizer]) -> None:
+        self._optimizers = [ref(each) for each in optimizers]
+        self._own: set[str] = set()
+        """The names of its checkpoints, as this rank has seen them."""
+
+    def is_of(self, optimizers: Sequence[DistributedOptimizer]) -> bool:
+        """Whether it is that of all of these and no others."""
+        return [each() for each in self._optimizers] == [*optimizers]
+
+    def goes_on(self, folder: Path) -> None:
+        """From what is there, passing over what is damaged."""
+        self._own.update(titles(folder))
+
+    def has_saved(self, step: int) -> None:
+        """A checkpoint of this step."""
+        self._own.add(title(step))
+
+    def require_all(self, folder: Path) -> None:
+        """Raise `UserError` where other checkpoints are there: saving would remove or replace them."""
+        others = [name for name in titles(folder) if name not in self._own]
+        if others:
+            raise UserError(
+                f"{folder} has {', '.join(others)}, which this training has neither saved nor loaded, and "
+                "nothing was written: call hpcsgd.load before training to go on from there, give a folder of "
+                "its own, or remove what is there; several optimizers are saved by one call"
+            )
+
+
+_trainings: WeakKeyDictionary[DistributedOptimizer, dict[str, Training]] = WeakKeyDictionary()
+"""Of each optimizer, by folder."""
+
+
+def training_in(folder: Path, optimizers: Sequence[DistributedOptimizer]) -> Training:
+    """Return that of these `optimizers`, which may be a new one.
+
+    Raises:
+        UserError: If some of them have been saved there with others, or in another order.
+    """
+    key = os.path.realpath(folder)
+    found = [before for each in optimizers if (before := _trainings.get(each, {}).get(key)) is not None]
+    for before in found:
+        if not before.is_of(optimizers):
+            raise UserError(
+                f"{folder} has a checkpoint of some of these {len(optimizers)} optimizers with others, or in "
+                "another order: give the same ones in each call, all of them"
+            )
+    return found[0] if found else Training(optimizers)
+
+
+def remember(folder: Path, optimizers: Sequence[DistributedOptimizer], training: Training) -> None:
+    """From now on this is what `training_in` returns."""
+    for each in optimizers:
+        _trainings.setdefault(each, {})[os.path.realpath(folder)] = training

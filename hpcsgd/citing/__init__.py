@@ -1,5 +1,0 @@
-"""What papers a training is made of: `hpcsgd cite`."""
-
-from hpcsgd.citing.bibtex import cite
-
-__all__ = ["cite"]

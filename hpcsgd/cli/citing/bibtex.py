@@ -1,0 +1,98 @@
+"""BibTeX of what a job file asks for, and of hpcsgd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.cli.citing.uses import ENTRY, OTHERS, PRECISIONS, papers_of
+from hpcsgd.config.parts import Parts
+from hpcsgd.config.schema import Config, load
+from hpcsgd.core.method import Method
+from hpcsgd.data import PARTITIONS
+from hpcsgd.errors import in_file
+from hpcsgd.methods.registry import PAPERS
+from hpcsgd.models import MODELS
+from hpcsgd.report.run_folder import JOB_FILE
+from hpcsgd.train.families import FAMILIES
+from hpcsgd.train.parts import OF_A_MODEL
+
+
+def cite(path: Path, overrides: Sequence[str] = ()) -> str:
+    """What to put into a .bib file, of a job file or a run's folder. Raises `UserError` for a job file that
+    could not be trained."""
+    path = path / JOB_FILE if path.is_dir() else path
+    config = load(path, overrides)
+    with in_file(path):
+        keys = dict.fromkeys([*_of_method(config), *_of_the_rest(config)])
+    known = entries()
+    return "\n\n".join([_software(), *(known[key] for key in keys)])
+
+
+def entries() -> Mapping[str, str]:
+    """All papers by their keys: those in ``papers.bib``, and those that the files of methods have."""
+    shared = (files("hpcsgd.cli.citing") / "papers.bib").read_text(encoding="utf-8")
+    text = "\n\n".join([shared, *PAPERS.values()])
+    return {match[1]: match[0] for match in ENTRY.finditer(text)}
+
+
+def _of_method(config: Config) -> list[str]:
+    """In the order in which its parts are made."""
+    found: list[str] = []
+    families = {kind: _Noted(table, found) for kind, table in FAMILIES.items()}
+    said = {"name": config.method.name, **config.method.arguments}
+    Parts(families, steps_per_epoch=1).make(Method, said, "method")
+    return found
+
+
+class _Noted(Mapping[str, Callable[..., Any]]):
+    """A table of names that writes down the papers of what is taken from it."""
+
+    def __init__(self, table: Mapping[str, Callable[..., Any]], found: list[str]) -> None:
+        self._table, self._found = table, found
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        part = self._table[name]
+        self._found += papers_of(self._table, name)
+        return part
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+
+def _of_the_rest(config: Config) -> Iterator[str]:
+    data = config.data
+    if data.partition is not None:
+        yield from papers_of(PARTITIONS, str(data.partition.get("name")))
+    yield from papers_of(OF_A_MODEL, config.optimizer.build)
+    yield from papers_of(MODELS, config.model.build)
+    yield from PRECISIONS.get(config.training.precision, ())
+    asked = {
+        "share": data.share,
+        "injection": data.injection,
+        "natural_gradient": config.optimizer.natural_gradient,
+        "activation_checkpointing": config.training.activation_checkpointing,
+        "shard": config.job.shard,
+    }
+    for key, value in asked.items():
+        if value is not None and value is not False:
+            yield from OTHERS[key]
+
+
+def _software() -> str:
+    return "\n".join(
+        [
+            "@software{hpcsgd,",
+            "  title = {{hpcsgd}: Hierarchical and Communication-Saving {SGD} for {PyTorch} over {MPI}},",
+            "  author = {{The hpcsgd authors}},",
+            f"  version = {{{version('hpcsgd')}}},",
+            "  year = {2026},",
+            "}",
+        ]
+    )

@@ -1,0 +1,160 @@
+"""The papers behind every part that a job file may name, by the table of its name: keys of ``papers.bib``.
+A method's own stands in its file.
+
+What no paper had to say stands here, too, with none: so nothing is forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from hpcsgd.core.graphs import GRAPHS
+from hpcsgd.data import PARTITIONS
+from hpcsgd.methods import METHODS
+from hpcsgd.methods.registry import PAPERS
+from hpcsgd.methods.selsync import AGGREGATES
+from hpcsgd.models import MODELS
+from hpcsgd.parts.averagers.moments import MOMENTS
+from hpcsgd.parts.averagers.selection import SELECTIONS
+from hpcsgd.parts.exchanges import EXCHANGES
+from hpcsgd.parts.exchanges.codecs import CODECS
+from hpcsgd.parts.exchanges.combining import COMBINING
+from hpcsgd.parts.exchanges.feedback import FEEDBACKS
+from hpcsgd.parts.sparsifiers import SPARSIFIERS
+from hpcsgd.parts.wires import ROUNDINGS, WIRES
+from hpcsgd.train.families import OPTIMIZERS
+from hpcsgd.train.parts import OF_A_MODEL
+
+Table = Mapping[str, Callable[..., Any]]
+Papers = Mapping[str, Sequence[str]]
+
+LEE, SELSYNC, SGP = "lee2020hierarchical", "tyagi2023selsync", "assran2019sgp"
+EF = "karimireddy2019feedback"
+OF_OPTIMIZERS: Papers = {
+    "Adam": ["kingma2015adam"],
+    "AdamW": ["loshchilov2019adamw"],
+    "Muon": ["jordan2024muon", "liu2025muon"],
+}
+"""Of others torch's documentation tells."""
+RESNETS = [name for name in MODELS if "resnet" in name]
+
+
+ENTRY = re.compile(r"^@\w+\{(\w+),$.*?^\}$", re.MULTILINE | re.DOTALL)
+"""One of BibTeX, with its key."""
+
+
+def _keys(paper: str) -> Sequence[str]:
+    """Of a BibTeX entry, or the key itself."""
+    return ENTRY.findall(paper) or [paper] if paper else []
+
+
+def _all(names: Iterable[str], *papers: str) -> Papers:
+    """All of these have the same, or none."""
+    return dict.fromkeys(names, papers)
+
+
+USES: Sequence[tuple[Table, Papers]] = [
+    (METHODS, {name: _keys(paper) for name, paper in PAPERS.items()}),
+    (
+        EXCHANGES,
+        {
+            "alltoall": [LEE],
+            "dense": [LEE],
+            "packed": ["wang2023zeropp", EF],
+            "reduce_scatter": [LEE],
+            "sparse": [],
+        },
+    ),
+    (
+        SPARSIFIERS,
+        {
+            "clt_k": ["chen2020scalecom"],
+            "deft": ["yoon2023deft"],
+            "hard_threshold": ["sahu2021hard"],
+            "sidco": ["abdelmoniem2021sidco"],
+            "topk": ["alistarh2018topk", "aji2017sparse"],
+        },
+    ),
+    (
+        FEEDBACKS,
+        {
+            "error_feedback": [EF],
+            "momentum_correction": ["lin2018dgc"],
+            "rate_inside": ["yoon2023deft"],
+        },
+    ),
+    (
+        WIRES,
+        {
+            "bf16": ["kalamkar2019bfloat16"],
+            "fp16": ["micikevicius2018mixed"],
+            "int2": ["therien2025muloco"],
+            "int4": ["wang2023zeropp", "douillard2025streaming"],
+            "int8": ["dettmers2016eightbit", "wang2023zeropp"],
+        },
+    ),
+    (ROUNDINGS, {"nearest": [EF], "stochastic": ["alistarh2017qsgd"]}),
+    (
+        GRAPHS,
+        {
+            "bipartite_exponential": [SGP],
+            "complete": [],
+            "exponential": [SGP],
+            "powers_of_two": [SGP],
+            "ring": ["lian2017dpsgd"],
+            "undirected_exponential": [SGP],
+        },
+    ),
+    (SELECTIONS, {"over_positions": ["sarfi2025sparseloco"], "per_run": ["sarfi2025sparseloco"]}),
+    (AGGREGATES, _all(AGGREGATES, SELSYNC)),
+    (MOMENTS, _all(MOMENTS)),
+    (CODECS, _all(CODECS)),
+    (COMBINING, _all(COMBINING)),
+    (OPTIMIZERS, {name: OF_OPTIMIZERS.get(name, []) for name in OPTIMIZERS}),
+    (OF_A_MODEL, {name: OF_OPTIMIZERS.get(name, []) for name in OF_A_MODEL}),
+    (
+        PARTITIONS,
+        {
+            "by_label": [SELSYNC],
+            "defdp": [SELSYNC],
+            "dirichlet": [],
+            "overlapping": [LEE],
+            "seldp": [SELSYNC],
+        },
+    ),
+    (
+        MODELS,
+        {
+            "cnn": [],
+            "alexnet": ["krizhevsky2014alexnet"],
+            "edsr": ["lim2017edsr"],
+            "gpt": ["radford2019gpt2", "su2021roformer", "zhang2019rmsnorm"],
+            "lstm": ["zaremba2014lstm", "press2017tied"],
+            "mlp": [],
+            "ncf": ["he2017ncf"],
+            "transformer": ["vaswani2017attention"],
+            "vgg11": ["simonyan2015vgg"],
+            **_all(RESNETS, "he2016resnet"),
+        },
+    ),
+]
+PRECISIONS: Papers = {
+    "bf16": ["micikevicius2018mixed", "kalamkar2019bfloat16"],
+    "bf16_master": ["micikevicius2018mixed", "kalamkar2019bfloat16"],
+    "fp16": ["micikevicius2018mixed"],
+}
+OTHERS: Papers = {
+    "activation_checkpointing": ["chen2016sublinear"],
+    "injection": [SELSYNC],
+    "natural_gradient": ["povey2014natural"],
+    "shard": ["rajbhandari2020zero", "zhao2023fsdp"],
+    "share": [LEE],
+}
+"""By the key that asks for it."""
+
+
+def papers_of(table: Table, name: str) -> Sequence[str]:
+    """Of a part; none where it is the user's own."""
+    return next(papers for known, papers in USES if known is table).get(name, ())

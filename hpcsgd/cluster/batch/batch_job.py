@@ -1,0 +1,146 @@
+"""From a job file and an allocation to a script in the queue of a scheduler."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from hpcsgd.cluster.batch.allocation import Allocation
+from hpcsgd.cluster.batch.precheck import Checked
+from hpcsgd.cluster.batch.scheduler import Order, Scheduler, scheduler_of
+from hpcsgd.cluster.batch.script import fill, template
+from hpcsgd.cluster.batch.site import Site
+from hpcsgd.cluster.launch.python import of_ranks
+from hpcsgd.errors import UserError, count_text
+from hpcsgd.files.atomic import replacing
+
+TIMEOUT = 60  # seconds for an answer of the scheduler
+
+
+@dataclass(frozen=True)
+class BatchJob:
+    """A script that is ready to be submitted, and what it will ask for."""
+
+    scheduler: Scheduler
+    script: Path
+    allocation: Allocation
+    placement: str
+    starts: int
+    """How often the job may start in all."""
+    tasks: int | None = None
+    """Of an array."""
+
+    def __str__(self) -> str:
+        a = self.allocation
+        times = "" if self.tasks is None else f"{self.tasks} × "
+        hours = a.node_hours * (self.tasks or 1)
+        again = f" a start, and may start {self.starts} times" if self.starts > 1 else ""
+        return "\n".join(
+            [
+                f"script    {self.script}",
+                f"ranks     {a.ranks} on {count_text(a.nodes, 'node')}: {self.placement}",
+                f"asks for  {times}{count_text(a.nodes, 'node')} for {a.time}: "
+                f"{count_text(hours, 'node hour')}{again}",
+            ]
+        )
+
+
+def prepare(
+    kind: str,
+    words: Sequence[str],
+    checked: Checked,
+    allocation: Allocation,
+    site: Site,
+    after: str | None = None,
+    own: Mapping[str, str] = MappingProxyType({}),
+    tasks: int | None = None,
+) -> BatchJob:
+    """The template `kind`, filled for the command line `words` of a checked job, beside the run folder.
+
+    `own`: values that this template alone has. `tasks`: of an array, each of which has such an allocation.
+    """
+    scheduler, run = scheduler_of(site), checked.config.run.folder
+    text = template(scheduler.template(kind))
+    script = run.with_name(f"{run.name}-{kind}{scheduler.suffix}")
+    order = Order(
+        name=f"{run.name}-{kind}",
+        folder=Path.cwd(),
+        log=run.with_name(f"{run.name}-{kind}"),
+        script=script,
+        after=after,
+        allocation=allocation,
+        site=site,
+        tasks=tasks,
+    )
+    values = {
+        "JOB": words,
+        "PYTHON": _python(site),
+        "MODULES": site.modules,
+        "SETUP": str(site.setup or ""),
+        "ENVIRONMENT": site.variables(),
+        "RUN": str(run),
+        **scheduler.values(order),
+        **own,
+    }
+    text = fill(text, scheduler.options(order), values, scheduler.directives)
+    script.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(script) as part:
+        part.write_text(text, encoding="utf-8")
+    restarts = re.search(r"^MAX_RESTARTS=(\d+)", text, re.MULTILINE)
+    starts = 1 + int(restarts[1]) if restarts else 1
+    return BatchJob(scheduler, script, allocation, checked.placement, starts, tasks)
+
+
+def _python(site: Site) -> str:
+    if site.pack is None:
+        return of_ranks()
+    pack = site.pack.expanduser().absolute()
+    if not os.access(pack, os.X_OK):
+        raise UserError(f"pack = {site.pack}: not a packed environment: hpcsgd job pack makes one")
+    return str(pack)
+
+
+def estimate(order: BatchJob) -> str:
+    """When and where the scheduler could start it, or why that is not known.
+
+    Raises `UserError` where it would not take it.
+    """
+    scheduler = order.scheduler
+    if not scheduler.is_here:
+        return "not here: not asked whether it would take the job"
+    if scheduler.tries is None:
+        return "does not tell beforehand whether it would take the job"
+    return _said(*scheduler.tries, str(order.script)).removeprefix(f"{scheduler.tries[0]}: ")
+
+
+def submit(order: BatchJob) -> str:
+    """Put it into the queue; the job's number."""
+    scheduler, script = order.scheduler, order.script
+    if not scheduler.is_here:
+        command = scheduler.submits[0]
+        raise UserError(f"--submit: there is no {command} here; where there is: {by_hand(order)}")
+    return _said(*scheduler.submits, str(script)).partition(";")[0]
+
+
+def by_hand(order: BatchJob) -> str:
+    """The command that submits it."""
+    words = [word for word in order.scheduler.submits if not word.startswith("-")]
+    return " ".join([*words, str(order.script)])
+
+
+def _said(*command: str) -> str:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{' '.join(command)}: no answer within {TIMEOUT} s") from None
+    said = (done.stdout + done.stderr).strip()
+    if done.returncode != 0:
+        raise UserError(f"{' '.join(command)}: {' '.join(said.split())}")
+    return said

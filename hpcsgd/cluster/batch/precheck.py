@@ -1,0 +1,168 @@
+"""What can be found out about a job before it is given nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcsgd.cluster.batch.allocation import Allocation
+from hpcsgd.cluster.launch.run import group_sizes
+from hpcsgd.cluster.launch.supervisor import sizes
+from hpcsgd.comm import Transport, threads
+from hpcsgd.config.schema import Config, load
+from hpcsgd.config.variants import configs
+from hpcsgd.core.topology import NOBODY, Absent, Peers, form, groups_across_nodes, shape
+from hpcsgd.elastic.journal import FOLDER as COORDINATORS
+from hpcsgd.errors import count_text, in_file, in_section, located
+from hpcsgd.performance.comparing import folder_of
+from hpcsgd.performance.probing.job_file import plan_of
+from hpcsgd.report.run_folder import require_unused
+from hpcsgd.train.assembly import assemble
+from hpcsgd.train.foretold import foretold
+from hpcsgd.train.loading import make_injection, make_partition, require_divisible
+from hpcsgd.train.probe_answer import take_answer
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A job file that could be run, and what to say of its groups."""
+
+    config: Config
+    placement: str
+
+
+def check_training(
+    path: Path,
+    overrides: Sequence[str],
+    allocation: Allocation,
+    *,
+    fresh: bool = False,
+    probe: Path | None = None,
+    awaited: bool = False,
+) -> Checked:
+    """Build all that the job file names, on one rank and without training.
+
+    With `fresh` the run folder has to be unused. `probe` tells the number of groups; if `awaited`, it may be
+    still to be written. Raises `UserError` where the job could only fail.
+    """
+    config = load(path, overrides)
+    if fresh:
+        require_unused(config.run.folder)
+    _require_buildable(config, path)
+    if probe is not None:
+        if awaited and not probe.exists():
+            return Checked(config, f"as many groups as {probe} will tell")
+        config, _ = take_answer(config, probe, allocation.ranks)
+    return Checked(config, _placed(config, path, allocation))
+
+
+def check_comparison(
+    path: Path, overrides: Sequence[str], methods: str, allocation: Allocation, *, fresh: bool = False
+) -> Checked:
+    """As `check_training`, of each variant; the configuration is that of the first."""
+    chosen = configs(path, overrides, methods)
+    first = next(iter(chosen.values()))
+    if fresh:
+        require_unused(folder_of(first))
+    placements = []
+    for label, config in chosen.items():
+        with located(f"variant {label!r}"):
+            _require_buildable(config, path)
+            placements.append(_placed(config, path, allocation))
+    return Checked(
+        first, f"{count_text(len(chosen), 'variant')} in turn, {'; '.join(dict.fromkeys(placements))}"
+    )
+
+
+def check_ensemble(
+    path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool = False
+) -> Checked:
+    """As `check_training`, of groups that may die; ``groups`` of the configuration is then how many."""
+    config = load(path, overrides)
+    if fresh:
+        require_unused(config.run.folder)
+    K = group_sizes(path, config, allocation.ranks)
+    P = len(K)
+    _assemble_alone(config, path, Absent(count=P))
+    config = dataclasses.replace(config, job=dataclasses.replace(config.job, groups=P))
+    return Checked(config, f"{_placement(allocation, P, K[0])}, which the others survive")
+
+
+def check_islands(
+    path: Path, overrides: Sequence[str], allocation: Allocation, *, fresh: bool = False
+) -> Checked:
+    """As `check_ensemble`, of groups that are jobs of their own, each with such an allocation; more of them
+    may join those of a run."""
+    config = load(path, overrides)
+    if fresh and not (config.run.folder / COORDINATORS).exists():
+        require_unused(config.run.folder)
+    (K,) = sizes(1, config.job.group_size, allocation.ranks)
+    P = len(group_sizes(path, config, 0, None, K))
+    _assemble_alone(config, path, Absent(count=P))
+    config = dataclasses.replace(config, job=dataclasses.replace(config.job, groups=P))
+    return Checked(config, f"a group, one of {P} that start when there are nodes for them")
+
+
+def check_probe(path: Path, overrides: Sequence[str]) -> Checked:
+    """Build all that the job file names. Raises `UserError` where the probe could only fail."""
+    config = load(path, overrides)
+    plan_of(config, path, None, 1)
+    _assemble_alone(config, path)
+    return Checked(config, "2, 4, 8, … virtual groups in turn")
+
+
+def check_measure(path: Path, overrides: Sequence[str]) -> Checked:
+    """Build all that the job file names. Raises `UserError` where its model could not be measured."""
+    config = load(path, overrides)
+    _assemble_alone(_undivided(config), path)
+    return Checked(config, "groups of every size in turn")
+
+
+def _require_buildable(config: Config, path: Path) -> None:
+    with in_file(path):
+        make_partition(config.data)
+        make_injection(config.data)
+    _assemble_alone(_undivided(config), path)
+
+
+def _placed(config: Config, path: Path, allocation: Allocation) -> str:
+    with in_file(path), in_section("job"):
+        P, K = shape(allocation.ranks, config.job.groups, config.job.group_size)
+    with in_file(path):
+        require_divisible(config, P, K)
+    if (machine := config.training.machine) is not None:
+        with in_file(path), in_section("training", "machine"):
+            foretold(config, P, K, machine, allocation.ranks_per_node)
+    return _placement(allocation, P, K)
+
+
+def _undivided(config: Config) -> Config:
+    """One rank has nobody to divide samples with."""
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, partition=None, share=None, injection=None)
+    )
+
+
+def _assemble_alone(config: Config, path: Path, peers: Peers = NOBODY) -> None:
+    def one_rank(world: Transport) -> None:
+        assemble(alone, dataclasses.replace(form(world), peers=peers), str(path), values=False)
+
+    alone = dataclasses.replace(config, data=dataclasses.replace(config.data, workers=0))
+    with contextlib.redirect_stdout(io.StringIO()):  # what a model prints while it is made
+        threads.run(1, one_rank)
+
+
+def _placement(allocation: Allocation, P: int, K: int) -> str:
+    nodes = [rank // allocation.ranks_per_node for rank in range(allocation.ranks)]
+    spread = groups_across_nodes(nodes, K)
+    where = "each on one node"
+    if spread:
+        where = (
+            f"{len(spread)} of them on more than one node: their gradients cross the network at every step; "
+            "let group_size divide --ranks-per-node"
+        )
+    return f"{count_text(P, 'group')} of {K}, {where}"

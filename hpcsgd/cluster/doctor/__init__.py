@@ -1,0 +1,45 @@
+"""Is this cluster, launcher and MPI fit for training? One table of the ranks, checks, a measured exercise."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from hpcsgd.cluster.doctor.accelerators import look_at_accelerators
+from hpcsgd.cluster.doctor.checks import check
+from hpcsgd.cluster.doctor.exercise import exercise
+from hpcsgd.cluster.doctor.finding import Finding, Level
+from hpcsgd.cluster.doctor.rank_info import examine, table
+from hpcsgd.cluster.doctor.stores import open_everywhere
+from hpcsgd.comm import joining, leave_together
+from hpcsgd.core.topology import Job
+from hpcsgd.start import form_as_launched
+
+__all__ = ["Finding", "Level", "run"]
+
+TIMEOUT = 60.0  # seconds; who does not answer in this time will not answer in training
+
+
+def run(groups: int | None = None, group_size: int | None = None, store: Path | None = None) -> None:
+    """Print the table and the findings on rank 0; every rank of the launch calls this.
+
+    Ends with exit code 1 where something is wrong; warnings are none of it.
+    """
+    logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # the findings say what the groups would warn of
+    job = form_as_launched(joining.world(TIMEOUT), groups, group_size)
+    ranks = job.world.gather_objects(examine(job, job.world.backend.thread_level))
+    _tell(job, table(ranks, grouped=groups is not None or group_size is not None))
+    found = check(ranks, job.K, os.environ)
+    if store is not None:
+        found.append(open_everywhere(job.world, store))
+    found += look_at_accelerators(job)
+    found += exercise(job.world)
+    _tell(job, "\n".join(map(str, found)))
+    if any(finding.level is Level.ERROR for finding in found):
+        leave_together(1)
+
+
+def _tell(job: Job, text: str) -> None:
+    if job.rank == 0:
+        print(text, flush=True)

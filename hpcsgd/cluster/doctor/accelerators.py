@@ -1,0 +1,103 @@
+"""The accelerators: their driver, how they reach each other, how fast what is on them travels by each way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import torch
+
+from hpcsgd.cluster.doctor.exercise import LARGE_ROUNDS, bandwidth, finish, median_seconds, slowest
+from hpcsgd.cluster.doctor.finding import Finding, ok, warning
+from hpcsgd.comm import Transport
+from hpcsgd.comm.choice import Device, Wish, chosen, own_device
+from hpcsgd.comm.streams import DRIVERS, all_visible, on_accelerator, reaches, why_none
+from hpcsgd.core.topology import Job
+from hpcsgd.errors import UserError, count_text
+
+WAYS: tuple[Wish, ...] = ("mpi", "nccl", "gpu_mpi")
+SIZE = 64 << 20  # bytes in a measurement
+
+
+def look_at_accelerators(job: Job) -> list[Finding]:
+    """The same findings on every rank; collective."""
+    own = own_device(job.world)
+    having = job.world.gather_objects(own.device is not None)
+    if own.device is None or not all(having):
+        return [_without(having)]
+    found = [driver(job.world, DRIVERS), links(job.world), copies(job.world, own.device)]
+    if job.size > 1:
+        found += [travel(job.world, way, own) for way in WAYS]
+        found.append(ok(f"transport: {job.group.way} in groups, {job.cross.way} across them"))
+    return found
+
+
+def driver(world: Transport, files: Sequence[Path]) -> Finding:
+    """Whether all nodes have the same."""
+    told = sorted(set(world.gather_objects(driver_version(files))))
+    if len(told) > 1:
+        return warning(f"driver: {' and '.join(told)}: the nodes differ")
+    return ok(f"driver: {told[0]}")
+
+
+def links(world: Transport) -> Finding:
+    """Which accelerators of a node read each other's memory; what rank 0 sees stands for all nodes."""
+    return world.gather_objects(_links(all_visible()) if world.rank == 0 else None)[0]
+
+
+def copies(world: Transport, device: torch.device) -> Finding:
+    """How fast pinned memory gets there and back: what staging costs."""
+    there = torch.zeros(SIZE // 4, device=device)
+    here = torch.zeros(SIZE // 4, device="cpu", pin_memory=on_accelerator(device))
+
+    def copy(to: torch.Tensor, source: torch.Tensor) -> float:
+        def once() -> None:
+            to.copy_(source, non_blocking=True)
+            finish(device)
+
+        return SIZE / slowest(world, median_seconds(once, LARGE_ROUNDS)) / 1e9
+
+    return ok(
+        f"copies: {copy(here, there):.1f} GB/s down, {copy(there, here):.1f} GB/s up, on the slowest rank"
+    )
+
+
+def travel(world: Transport, way: Wish, own: Device) -> Finding:
+    """How fast it is this way, or why it cannot be gone."""
+    try:
+        ranks, _ = chosen(world, way, own, inside=True)
+    except UserError as error:
+        return ok(f"transport: not by {way}: {error}")
+    return bandwidth(ranks, f"from device to device by {ranks.way}", own.device, SIZE)
+
+
+def _without(having: Sequence[bool]) -> Finding:
+    if any(having):
+        return warning(
+            f"GPUs: {having.count(False)} of {count_text(len(having), 'rank')} have none that torch can use"
+        )
+    told = f"GPUs: none that torch {torch.__version__} can use"
+    driver = any(path.exists() for path in DRIVERS)  # else torch is not asked for GPUs that nobody expects
+    return warning(f"{told}: {why}") if driver and (why := why_none("cuda")) else ok(told)
+
+
+def driver_version(files: Sequence[Path]) -> str:
+    """The version of the accelerators' driver as the kernel tells it in one of `files`, or "unknown"."""
+    for path in files:
+        if path.is_file() and (found := re.search(r"\d+\.\d+(\.\d+)*", path.read_text())):
+            return found[0]
+    return "unknown"
+
+
+def _links(devices: Sequence[torch.device]) -> Finding:
+    if len(devices) < 2:
+        return ok("links: a rank sees one GPU alone, so nothing is known of what is between them")
+    pairs = {(a.index, b.index): reaches(a, b) for a, b in combinations(devices, 2)}
+    if None in pairs.values():
+        return ok(f"links: torch does not tell what is between devices of kind {devices[0].type}")
+    apart = [f"{a}-{b}" for (a, b), direct in pairs.items() if not direct]
+    if apart:
+        return warning(f"links: by way of the host between GPUs {', '.join(apart)} of a node")
+    return ok(f"links: the {len(devices)} GPUs of a node reach each other directly")

@@ -1,0 +1,127 @@
+"""What can be judged from the ranks' answers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+
+from hpcsgd.cluster.doctor.finding import Finding, error, ok, warning
+from hpcsgd.cluster.doctor.rank_info import RankInfo
+from hpcsgd.core.topology import groups_across_nodes
+from hpcsgd.errors import count_text
+from hpcsgd.launcher import launched
+
+
+def check(ranks: Sequence[RankInfo], K: int, environ: Mapping[str, str]) -> list[Finding]:
+    """What there is to say about a job of these ranks in groups of `K`, started in `environ`."""
+    return [
+        launcher(len(ranks), environ),
+        *cores(ranks),
+        *threads(ranks),
+        *gpus(ranks),
+        groups([rank.node for rank in ranks], K),
+        versions(ranks),
+        extra("sklearn", "scikit-learn", "examples", "hpcsgd data convert digits"),
+        extra("plotly", "plotly", "report", "hpcsgd report"),
+    ]
+
+
+def launcher(size: int, environ: Mapping[str, str]) -> Finding:
+    """More ranks than MPI sees are refused earlier, where the world is made."""
+    meant = launched(environ, size)
+    if meant is not None:
+        here = "" if meant.local_size is None else f", {meant.local_size} of them on this node"
+        return ok(
+            f"launcher: {count_text(meant.size or size, 'rank')} started by {meant.by}{here}, MPI sees {size}"
+        )
+    tasks = environ.get("SLURM_NTASKS", "1")
+    command = "srun hpcsgd doctor" if tasks != "1" else "mpiexec -n 4 hpcsgd doctor, or srun -n 4 ..."
+    return warning(f"launcher: none, so this is one rank: start {command}")
+
+
+def cores(ranks: Sequence[RankInfo]) -> list[Finding]:
+    """Ranks that share cores wait for each other."""
+    found = []
+    for host, here in _by_node(ranks).items():
+        have = len(_cpus(here))
+        if len(here) > have:
+            found.append(
+                warning(
+                    f"cores: {len(here)} ranks share {have} cores of {host}: start at most {have} there "
+                    "(--ntasks-per-node) or ask for more (--cpus-per-task)"
+                )
+            )
+    return found or [ok("cores: at least one for each rank")]
+
+
+def threads(ranks: Sequence[RankInfo]) -> list[Finding]:
+    """More busy threads than cores; where there are too few cores even for the ranks, `cores` has said so."""
+    found = []
+    for host, here in _by_node(ranks).items():
+        have, busy = len(_cpus(here)), sum(rank.threads for rank in here)
+        if busy > max(have, len(here)):
+            found.append(
+                warning(
+                    f"threads: {count_text(len(here), 'rank')} with {count_text(busy, 'thread')} in all "
+                    f"on {count_text(have, 'core')} of {host}: "
+                    f"set OMP_NUM_THREADS={max(have // len(here), 1)}"
+                )
+            )
+    return found or [ok("threads: not more than cores or ranks")]
+
+
+def gpus(ranks: Sequence[RankInfo]) -> list[Finding]:
+    """A GPU serves one rank."""
+    found = []
+    for host, here in _by_node(ranks).items():
+        have = {rank.gpu_id for rank in here if rank.gpu_id}
+        if have and len(have) < len(here):
+            found.append(
+                warning(
+                    f"GPUs: {len(here)} ranks share {len(have)} of {host}: start as many there as it has "
+                    "(--ntasks-per-node), or ask for more (--gpus-per-node)"
+                )
+            )
+    return found
+
+
+def groups(nodes: Sequence[int], K: int) -> Finding:
+    """A group of many nodes sends its gradients over the network at every step."""
+    P = len(nodes) // K
+    spread = groups_across_nodes(nodes, K)
+    if spread:
+        return warning(
+            f"groups: {len(spread)} of {count_text(P, 'group')} of {count_text(K, 'rank')} are on more "
+            "than one node, their gradients "
+            "cross the network at every step: let group_size divide the ranks of a node"
+        )
+    return ok(f"groups: {P} of {count_text(K, 'rank')}, each on one node")
+
+
+def versions(ranks: Sequence[RankInfo]) -> Finding:
+    """Ranks of one job run the same software."""
+    for rank in ranks:
+        if rank.versions != ranks[0].versions:
+            return error(
+                f"versions: rank 0 on {ranks[0].host} has {ranks[0].versions}, but rank {rank.rank} "
+                f"on {rank.host} has {rank.versions}: use one environment on all nodes"
+            )
+    return ok(f"versions: {ranks[0].versions}")
+
+
+def extra(module: str, package: str, name: str, use: str) -> Finding:
+    """An optional dependency, which only `use` needs."""
+    if find_spec(module) is not None:
+        return ok(f"extra: {package} is installed")
+    return ok(f"extra: {package} is not installed; only `{use}` needs it (pip install 'hpcsgd[{name}]')")
+
+
+def _by_node(ranks: Sequence[RankInfo]) -> dict[str, list[RankInfo]]:
+    nodes: dict[int, list[RankInfo]] = {}
+    for rank in ranks:
+        nodes.setdefault(rank.node, []).append(rank)
+    return {f"node {ranks[0].host}": ranks for ranks in nodes.values()}
+
+
+def _cpus(ranks: Sequence[RankInfo]) -> set[int]:
+    return set().union(*(rank.cpus for rank in ranks))

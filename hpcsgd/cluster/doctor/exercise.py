@@ -1,0 +1,132 @@
+"""A few hundred milliseconds of communication: is what arrives right, and how fast does it arrive?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from hpcsgd.cluster.doctor.finding import Finding, error, numbers, ok
+from hpcsgd.comm import Transport
+from hpcsgd.comm.streams import on_accelerator, settle
+from hpcsgd.errors import count_text
+
+TYPES = (torch.float32, torch.float64, torch.bfloat16)
+LENGTH = 1000  # elements for each rank in an exercise of correctness
+SMALL_ROUNDS = 50
+LARGE_ROUNDS = 3
+LARGE_BYTES = 8 << 20
+
+
+def exercise(world: Transport) -> list[Finding]:
+    """The findings, the same on every rank; collective."""
+    if world.size == 1:
+        return [ok("exercise: one rank has nobody to talk to")]
+    return [
+        _judge(world, "ring exchange", {"int64": ring(world)}),
+        _judge(world, "allreduce", {_name(dtype): allreduce(world, dtype) for dtype in TYPES}),
+        _judge(world, "alltoall", {_name(dtype): alltoall(world, dtype) for dtype in TYPES}),
+        latency(world),
+        bandwidth(world),
+    ]
+
+
+def ring(world: Transport) -> bool:
+    """Whether each rank's message arrives at the next one."""
+    after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+    received = torch.empty(LENGTH, dtype=torch.int64)
+    world.exchange({after: _pattern(world.rank)}, {before: received}).wait()
+    return torch.equal(received, _pattern(before))
+
+
+def allreduce(world: Transport, dtype: torch.dtype) -> bool:
+    """Whether sums are exact; they are small integers, rounded once to `dtype`."""
+    x = _pattern(world.rank).to(dtype)
+    world.allreduce(x).wait()
+    total = sum(_pattern(rank).double() for rank in range(world.size))
+    assert isinstance(total, Tensor)
+    return torch.equal(x, total.to(dtype))
+
+
+def alltoall(world: Transport, dtype: torch.dtype) -> bool:
+    """Whether every rank gets its piece of every other one."""
+    sent = torch.cat([_pattern(world.rank + to) for to in range(world.size)]).to(dtype)
+    received = torch.empty_like(sent)
+    world.alltoall(received, sent).wait()
+    expected = torch.cat([_pattern(source + world.rank) for source in range(world.size)]).to(dtype)
+    return torch.equal(received, expected)
+
+
+def latency(world: Transport) -> Finding:
+    """How long the smallest allreduce takes."""
+    x = torch.ones(1)
+    seconds = slowest(world, median_seconds(lambda: world.allreduce(x).wait(), SMALL_ROUNDS))
+    return ok(
+        f"latency: allreduce of 4 bytes over {count_text(world.size, 'rank')} in {seconds * 1e6:,.0f} µs"
+    )
+
+
+def bandwidth(
+    world: Transport, what: str = "bandwidth", device: torch.device | None = None, size: int = LARGE_BYTES
+) -> Finding:
+    """How many bytes a rank sends a second where all send at once: `size` of them, from `device`."""
+    sent = torch.ones(size // 4 // world.size * world.size, device=device)
+    received = torch.empty_like(sent)
+
+    def round_trip() -> None:
+        world.alltoall(received, sent).wait()
+        finish(device)
+
+    seconds = slowest(world, median_seconds(round_trip, LARGE_ROUNDS))
+    moved = sent.numel() * 4 * (world.size - 1) / world.size
+    return ok(
+        f"{what}: alltoall of {sent.numel() * 4 / 1e6:.1f} MB over {count_text(world.size, 'rank')} in "
+        f"{seconds * 1e3:,.1f} ms, {moved / seconds / 1e9:.2f} GB/s out of each rank"
+    )
+
+
+def finish(device: torch.device | None) -> None:
+    """Return when `device` has done all that it was given."""
+    if device is not None and on_accelerator(device):
+        settle(device)
+
+
+def _pattern(number: int) -> Tensor:
+    """int64 [LENGTH] that tells who sent it; so small that bfloat16 holds it exactly."""
+    return (torch.arange(LENGTH) * 3 + number) % 101
+
+
+def _judge(world: Transport, what: str, right: dict[str, bool]) -> Finding:
+    """`right` tells for each type whether this rank got what it should."""
+    answers = world.gather_objects(right)
+    types = [name for name in right if not all(answer[name] for answer in answers)]
+    if types:
+        wrong = [rank for rank, answer in enumerate(answers) if not all(answer.values())]
+        return error(
+            f"{what} of {', '.join(types)}: wrong on rank {numbers(wrong)}; training would go wrong too: use "
+            f"another MPI library or version than {world.backend.name}"
+        )
+    return ok(f"{what}: right on {count_text(world.size, 'rank')} ({', '.join(right)})")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def median_seconds(operation: Callable[[], object], rounds: int) -> float:
+    """Of one `operation`, after a first one."""
+    operation()  # connections are made at first use
+    durations = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        operation()
+        durations.append(time.perf_counter() - start)
+    return median(durations)
+
+
+def slowest(world: Transport, seconds: float) -> float:
+    """Of all ranks; collective."""
+    return max(world.gather_objects(seconds))

@@ -1,0 +1,108 @@
+"""What the doctor asks each rank, and the table of the answers."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import h5py
+import torch
+
+from hpcsgd.cluster.doctor.finding import numbers
+from hpcsgd.comm.streams import identity, of_place, properties
+from hpcsgd.core.topology import Job
+
+PACKAGES = ("hpcsgd", "torch", "h5py", "mpi4py", "numpy")
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """One rank and what it runs on."""
+
+    rank: int
+    node: int
+    """Ranks with equal `node` share memory."""
+    host: str
+    group: int
+    position: int
+    cpus: tuple[int, ...]
+    """Those this rank may use."""
+    threads: int
+    gpu: str
+    gpu_id: str
+    """The same for ranks that share a GPU; empty without one."""
+    mpi: str
+    thread_level: str
+    versions: str
+
+
+def examine(job: Job, thread_level: str) -> RankInfo:
+    """This rank of `job`; collective."""
+    nodes = job.world.gather_objects(job.world.backend.node)
+    gpu, gpu_id = _gpu(nodes[: job.rank].count(nodes[job.rank]))
+    return RankInfo(
+        rank=job.rank,
+        node=job.world.backend.node,
+        host=_host(),
+        group=job.g,
+        position=job.j,
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        threads=torch.get_num_threads(),
+        gpu=gpu,
+        gpu_id=gpu_id,
+        mpi=job.world.backend.name.split(",")[0],
+        thread_level=thread_level,
+        versions=_versions(),
+    )
+
+
+def _host() -> str:
+    """Slurm's name comes first: nodes that are virtual share a host name."""
+    name, slurm = platform.node(), os.environ.get("SLURMD_NODENAME", "")
+    return name if slurm in ("", name) else f"{slurm} on {name}"
+
+
+def _gpu(local_rank: int) -> tuple[str, str]:
+    """Of the GPUs this rank sees, the one that is its own: the only one where Slurm hides the others."""
+    device = of_place(local_rank)
+    if device is None:
+        return "none", ""
+    told = properties(device)
+    name = f"{told.name}, {told.total_memory / 1e9:.0f} GB" if told is not None else device.type
+    return f"{device.index}: {name}", identity(device)
+
+
+def _versions() -> str:
+    packages = [f"{name} {_version(name)}" for name in PACKAGES]
+    return ", ".join([f"Python {platform.python_version()}", *packages, f"HDF5 {h5py.version.hdf5_version}"])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def table(ranks: Sequence[RankInfo], grouped: bool) -> str:
+    """A line a rank; groups and positions where they were asked for."""
+    titles = ["rank", "node", *(["group", "position"] if grouped else [])]
+    titles += ["CPUs", "threads", "GPU", "MPI", "thread level"]
+    rows = [titles, *(_row(rank, grouped) for rank in ranks)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def _row(rank: RankInfo, grouped: bool) -> list[str]:
+    place = [str(rank.group), str(rank.position)] if grouped else []
+    cpus = numbers(list(rank.cpus))
+    return [str(rank.rank), rank.host, *place, cpus, str(rank.threads), rank.gpu, rank.mpi,
+            rank.thread_level]  # fmt: skip
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+    return "  ".join(cells).rstrip()

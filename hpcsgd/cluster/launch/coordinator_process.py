@@ -1,0 +1,73 @@
+"""The coordinator as the launcher sees it: a process of its own, started again where the last one died."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.elastic.journal import REGISTER, Alone
+from hpcsgd.elastic.register import Register
+from hpcsgd.errors import UserError
+
+PAUSE = 0.5
+"""Seconds between the death of a coordinator and the next one."""
+
+
+class CoordinatorProcess:
+    """`told` is what the process gets: see `hpcsgd.elastic.__main__`."""
+
+    def __init__(self, **told: Any) -> None:
+        self.address = ""
+        self.token = str(told["token"])
+        self._told = told
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def keep(self) -> None:
+        """Until `end`."""
+        while True:
+            await self.start()
+            assert self._process is not None
+            if await self._process.wait() == 0:
+                return
+            print("hpcsgd: the coordinator died and is started again", file=sys.stderr, flush=True)
+            await asyncio.sleep(PAUSE)
+
+    async def start(self) -> None:
+        """Again at the same port, where the islands look for it."""
+        if self._process is not None and self._process.returncode is None:
+            return
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "hpcsgd.elastic",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        self._say(self._told)
+        assert self._process.stdout is not None
+        self.address = (await self._process.stdout.readline()).decode().strip()
+        if not self.address:
+            raise UserError(f"no coordinator can listen on {self._told['host']}")
+        self._told["port"] = int(self.address.rsplit(":", 1)[1])
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Into the event log."""
+        self._say({"event": event, **fields})
+
+    def register(self) -> Register:
+        """As it was last written down."""
+        return Alone(Path(self._told["folder"]) / REGISTER).load()
+
+    async def end(self) -> None:
+        """It goes when its input ends."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            await self._process.wait()
+
+    def _say(self, what: dict[str, Any]) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(json.dumps(what).encode() + b"\n")

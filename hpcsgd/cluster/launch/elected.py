@@ -1,0 +1,116 @@
+"""The coordinator of islands that were started apart: a process of the first launcher that finds none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.elastic import event_log
+from hpcsgd.elastic.event_log import EventLog
+from hpcsgd.elastic.journal import FOLDER, last_claimed, newest
+from hpcsgd.elastic.register import Phase, Register
+from hpcsgd.elastic.watch import beat
+from hpcsgd.elastic.whereabouts import of_term
+from hpcsgd.errors import UserError
+from hpcsgd.report.run_folder import island_folder
+
+
+class Elected:
+    """Each launcher has one, and looks whether anybody's answers. If none has for `silence` seconds, or the
+    last one has left, the next is begun here; of several that do so one goes on, by `journal.claim`.
+
+    `told`: see `hpcsgd.elastic.__main__`.
+    """
+
+    def __init__(self, folder: Path, island: int, *, silence: float, host: str, **told: Any) -> None:
+        self._folder, self._terms = folder, folder / FOLDER
+        self.address = str(self._terms.resolve())
+        self.token = ""
+        self._silence, self._host = silence, host
+        self._told = {**told, "silence": silence, "host": host, "folder": str(folder)}
+        self._events = EventLog(island_folder(folder, island) / event_log.NAME)
+        self._process: asyncio.subprocess.Process | None = None
+        self._seen = 0, time.monotonic()
+        """The newest term, and when it was first seen or answered last."""
+
+    @property
+    def has_it(self) -> bool:
+        """Whether the coordinator is this launcher's."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        while not self._over() and not await self._there():
+            await asyncio.sleep(beat(self._silence) / 4)
+
+    async def keep(self) -> None:
+        while True:
+            if self._process is not None:
+                await self._process.wait()
+                self._process = None
+            if self._over():
+                return
+            try:
+                await self._there()
+            except UserError as error:  # another launcher may have more luck
+                self._say(str(error))
+            await asyncio.sleep(beat(self._silence))
+
+    def note(self, event: str, **fields: Any) -> None:
+        getattr(self._events, event)(**fields)
+
+    def register(self) -> Register:
+        return newest(self._terms)
+
+    async def end(self) -> None:
+        """The next one is elsewhere; after the training, all are to have heard of its end."""
+        process = self._process
+        if process is not None and self.has_it:
+            assert process.stdin is not None
+            if self._over():
+                await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=self._silence)
+            process.stdin.close()
+            await process.wait()
+        self._events.close()
+
+    def _over(self) -> bool:
+        """The training: nobody needs one any more."""
+        return self.register().phase is Phase.FINISHED
+
+    async def _there(self) -> bool:
+        """Whether one answers, perhaps this launcher's, which is begun if need be."""
+        if not self._terms.exists():
+            raise UserError(f"{self._folder}: somebody has removed it")
+        term, now = last_claimed(self._terms), time.monotonic()
+        if term > self._seen[0]:
+            self._seen = term, now
+        found = of_term(self._terms, term)
+        if found is not None and found.address and await found.answers(self._silence):
+            self._seen, self.token = (term, time.monotonic()), found.token
+            return True
+        if term == 0 or (found is not None and not found.address):  # the last one has left
+            await self._begin(term + 1)
+        elif now - self._seen[1] > self._silence:
+            where = f"number {term}" if found is None else f"at {found.address}"
+            self._say(
+                f"nothing was heard of the coordinator {where} for {self._silence:g} s: the next one begins"
+            )
+            await self._begin(term + 1)
+        return False
+
+    async def _begin(self, term: int) -> None:
+        self._process = process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "hpcsgd.elastic",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({**self._told, "term": term}).encode() + b"\n")
+        if not await process.stdout.readline() and await process.wait() != 0:
+            raise UserError(f"--host {self._host}: the coordinator that was begun here has ended")
+
+    def _say(self, what: str) -> None:
+        print(f"hpcsgd: {what}", file=sys.stderr, flush=True)

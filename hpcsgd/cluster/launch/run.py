@@ -1,0 +1,120 @@
+"""`hpcsgd launch`: a whole run of islands, from the job file to the report."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from hpcsgd.checkpoint.folder import remove_unfinished
+from hpcsgd.cluster.launch.coordinator_process import CoordinatorProcess
+from hpcsgd.cluster.launch.python import of_ranks
+from hpcsgd.cluster.launch.starter import starter
+from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
+from hpcsgd.config.schema import Config, load
+from hpcsgd.elastic import event_log
+from hpcsgd.elastic.allotment import Allotment
+from hpcsgd.elastic.journal import FOLDER, REGISTER
+from hpcsgd.errors import UserError, count_text, in_file
+from hpcsgd.report import end_of_run, run_folder
+from hpcsgd.report.sinks import require_sinks
+from hpcsgd.train.parts import make_method
+
+
+def launch(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    groups: int | None = None,
+    group_size: int | None = None,
+    restarts: int = 3,
+    silence: float = 10.0,
+    timeout: float = 300.0,
+    resume: bool = False,
+    srun: Sequence[str] = (),
+) -> int:
+    """Train as the job file says with groups that may die; the exit code. Raises `UserError`."""
+    config = load(path, overrides)
+    require_sense(groups=groups, group_size=group_size, silence=silence, timeout=timeout)
+    by = starter(srun)
+    K = group_sizes(path, config, by.ranks, groups, group_size)
+    with in_file(path):
+        require_sinks(config.run.sinks or ())
+    folder = config.run.folder
+    if (folder / FOLDER).exists():
+        raise UserError(
+            f"{folder}: the groups of this run are started apart: give --island, or another [run] folder"
+        )
+    fresh = not folder.exists()
+    with run_folder.owned(folder, resume=resume):
+        with run_folder.usable(folder):
+            remove_unfinished(folder / run_folder.CHECKPOINTS)
+            job = replace(config.job, groups=len(K), group_size=None)
+            run_folder.write_config(folder, replace(config, job=job))
+            run_folder.write_versions(folder, mpi=None, groups=len(K), group_size=K[0])
+            (folder / REGISTER).unlink(missing_ok=True)  # of an earlier start, whose islands are gone
+            event_log.of_run(folder)  # or the coordinator finds that it is damaged
+        program = [of_ranks(), "-m", "hpcsgd", "train", str(path), *overrides]
+        allotment = allotment_of(config)
+        coordinator = CoordinatorProcess(
+            islands=len(K), token=secrets.token_hex(32), silence=silence, timeout=timeout, folder=str(folder),
+            host=by.host, port=0, allotment=None if allotment is None else asdict(allotment),
+        )  # fmt: skip
+        supervisor = Supervisor(
+            dict(enumerate(K)), len(K), program, folder, by, coordinator,
+            restarts=restarts, silence=silence, timeout=timeout,
+            moves_ranks=allotment is not None and allotment.unit == "ranks",
+        )  # fmt: skip
+        code = asyncio.run(supervisor.run())
+        if supervisor.fault and fresh:
+            shutil.rmtree(folder)  # it is in nobody's way when the mistake is mended
+        else:
+            report(folder)
+        return code
+
+
+def group_sizes(
+    path: Path, config: Config, ranks: int, groups: int | None = None, group_size: int | None = None
+) -> list[int]:
+    """The ranks of each group; `ranks`: of the allocation, 0 where there is none. Raises `UserError` for a
+    job file that is not of groups that may die."""
+    with in_file(path):
+        if not make_method(config, steps_per_epoch=1).how.traits.elastic:
+            raise UserError(
+                f"[method] name = {config.method.name}: groups that may die meet by ensemble",
+                key=("method", "name"),
+                value=config.method.name,
+            )
+    K = sizes(groups or config.job.groups, group_size or config.job.group_size, ranks)
+    B = config.data.batch_size
+    if max(K) > B:
+        raise UserError(
+            f"[data] batch_size = {B}: too few samples for a group of {count_text(max(K), 'rank')}",
+            key=("data", "batch_size"),
+            value=B,
+            file=path,
+        )
+    return K
+
+
+def require_sense(**given: float | None) -> None:
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise UserError(f"--{name.replace('_', '-')} {value:g}: must be more than 0")
+
+
+def allotment_of(config: Config) -> Allotment | None:
+    section = config.reallocation
+    if section.unit == "none":
+        return None
+    cost = section.cost if section.cost is not None else (20.0 if section.unit == "ranks" else 0.0)
+    return Allotment(section.unit, section.total or 1, section.margin, cost, config.training.epochs or 1)
+
+
+def report(folder: Path) -> None:
+    """The report of the whole run, and the lines about it on the screen."""
+    if text := end_of_run.report(folder):
+        print(text, flush=True)

@@ -1,0 +1,121 @@
+"""How one island is started: by mpiexec on this machine, by srun inside a Slurm job."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hpcsgd.cluster.launch.python import of_ranks
+from hpcsgd.elastic import addresses
+from hpcsgd.errors import UserError, count_text
+from hpcsgd.train.job_end import slurm_job
+
+
+class Starter(Protocol):
+    """Knows how to start K ranks, and where the coordinator can be reached by them."""
+
+    @property
+    def host(self) -> str:
+        """The address of this node in the network of the ranks."""
+        ...
+
+    @property
+    def ranks(self) -> int:
+        """How many there can be in all islands together; 0 where only the user knows."""
+        ...
+
+    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]: ...
+
+
+class Mpiexec:
+    """All islands on this machine."""
+
+    host = "127.0.0.1"
+    ranks = 0
+
+    def __init__(self) -> None:
+        beside = Path(sys.executable).with_name("mpiexec")
+        found = str(beside) if beside.exists() else shutil.which("mpiexec")
+        if found is None:
+            raise UserError("no mpiexec beside this Python or on the PATH: groups are started by it")
+        self._mpiexec = found
+
+    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]:
+        return [self._mpiexec, "-n", str(K), *program]
+
+
+class Srun:
+    """Job steps of the Slurm job that this process is in. `words`: further options, such as `--mpi=pmi2`.
+
+    Where an island was is where it comes back; if that node is lost, where the fewest are. Slurm does not
+    free cores of a job that has lost a node, so from then on steps share them, and from when ranks are moved.
+    """
+
+    def __init__(self, environ: Mapping[str, str], words: Sequence[str]) -> None:
+        self._job = slurm_job(environ)
+        self._cores = environ.get("SLURM_CPUS_PER_TASK", "1")
+        self._words = list(words)
+        self._began_with = len(self._nodes())
+        self.ranks = int(environ.get("SLURM_NTASKS", "0"))
+        self._per_node = max(1, self.ranks // self._began_with)
+        self._at: dict[int, list[str]] = {}
+        self._ranks_at_first: dict[int, int] = {}
+        self._shared = False
+        self.host = addresses.of_node(environ.get("SLURMD_NODENAME") or platform.node())
+        if environ.get("SLURM_RESTART_COUNT", "0") != "0":
+            self._clear_leftovers()
+
+    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]:
+        """A rank that dies ends its step (the others would wait for it), but a lost node not the job."""
+        now = self._nodes()
+        here = self._at[island] = self._place(island, K, now)
+        placed = [f"--nodelist={','.join(here)}", f"--nodes={len(here)}", f"--ntasks={K}"]
+        ending = [f"--cpus-per-task={self._cores}", "--kill-on-bad-exit=1", "--no-kill"]
+        resized = self._ranks_at_first.setdefault(island, K) != K
+        self._shared = self._shared or resized or len(now) < self._began_with
+        shared = ["--overlap", "--cpu-bind=none"] if self._shared else ["--exact"]
+        return ["srun", *placed, *ending, *self._words, *shared, *program]
+
+    def _place(self, island: int, K: int, now: Sequence[str]) -> list[str]:
+        count, before = -(-K // self._per_node), self._at.get(island, [])
+        if len(before) == count and set(before) <= set(now):
+            return before
+        if count > len(now):
+            raise UserError(
+                f"a group of {count_text(K, 'rank')} needs {count_text(count, 'node')}, the job has "
+                f"{len(now)}"
+            )
+        used = Counter(node for other, nodes in self._at.items() if other != island for node in nodes)
+        return sorted(sorted(now, key=now.index), key=lambda node: used[node])[:count]
+
+    def _clear_leftovers(self) -> None:
+        each_node = [f"--nodes={self._began_with}", f"--ntasks={self._began_with}", "--ntasks-per-node=1"]
+        clear = [of_ranks(), "-m", "hpcsgd.cluster.launch.leftovers"]
+        words = ["srun", *each_node, "--overlap", "--mpi=none", *clear]
+        subprocess.run(words, check=False, stdin=subprocess.DEVNULL)
+
+    def _nodes(self) -> list[str]:
+        """Of the job, without those that it has lost."""
+        names = _told("squeue", "--noheader", f"--jobs={self._job}", "--format=%N")
+        return _told("scontrol", "show", "hostnames", names).split()
+
+
+def _told(*command: str) -> str:
+    done = subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def starter(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> Starter:
+    """For where we are; `words` are options for srun."""
+    if "SLURM_JOB_ID" in environ and shutil.which("srun") is not None:
+        return Srun(environ, words)
+    if words:
+        raise UserError(f"--srun {' '.join(words)}: not inside a Slurm job, so nothing is started by srun")
+    return Mpiexec()

@@ -1,0 +1,298 @@
+"""Keeps the islands of one run alive: starts them, hears how they end, and starts the dead again.
+
+The register says whether the training is complete (exit code 0) or saved, to go on another day (75): exit
+codes alone say little, `srun` gives 0 where a node was lost. Whoever ends otherwise has died and is started
+again, but so many times only, and not where it fails before any meeting: then the job is at fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hpcsgd.cluster.launch.starter import Starter
+from hpcsgd.elastic import event_log
+from hpcsgd.elastic.invitation import Invitation
+from hpcsgd.elastic.register import Phase, Register
+from hpcsgd.errors import MOVED, STOPPED, UserError, count_text
+from hpcsgd.report.run_folder import island_folder
+
+PAUSE = 1.0
+"""Seconds between the death of an island and its next life; twice as many after every further one in which it
+has not met the others."""
+GRACE = 30.0
+"""Seconds that islands have to leave after the first one has come to the end, or after they were told."""
+LOG = "output.log"
+"""Of what each island prints, in its folder."""
+QUOTED = 20
+"""Lines of it that are shown where the job is at fault."""
+
+
+class Coordination(Protocol):
+    """Where islands meet, as whoever starts them sees it."""
+
+    address: str
+    """What islands are told of it; see `Client`."""
+    token: str
+    """Of the run."""
+
+    async def start(self) -> None:
+        """Returns once it can be reached."""
+        ...
+
+    async def keep(self) -> None:
+        """See to it that it goes on, until `end`."""
+        ...
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Into the event log."""
+        ...
+
+    def register(self) -> Register:
+        """As it was last written down."""
+        ...
+
+    async def end(self) -> None: ...
+
+
+@dataclass
+class Island:
+    """One of them: its ranks, how often it was started and died, and how it ended last."""
+
+    number: int
+    ranks: int
+    lives: int = 0
+    deaths: int = 0
+    in_vain: int = 0
+    """Its last lives, in which it was in no round."""
+    code: int | None = None
+    spoke: bool = False
+    """Its last line was shown."""
+    process: asyncio.subprocess.Process | None = None
+    doomed: bool = False
+    """It is to end, also where its process was still on its way when that was said."""
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    def signal(self, number: int) -> None:
+        """To the launcher of its ranks, which passes it on to them."""
+        if self.running:
+            assert self.process is not None
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """With everything that it has started here."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+class Supervisor:
+    """Of the islands `ranks`, by number, out of `count`; each runs `program` and meets the others at
+    `coordinator`. `moves_ranks`: it may be started again with other ranks than these."""
+
+    def __init__(
+        self,
+        ranks: Mapping[int, int],
+        count: int,
+        program: Sequence[str],
+        folder: Path,
+        starter: Starter,
+        coordinator: Coordination,
+        *,
+        restarts: int,
+        silence: float,
+        timeout: float,
+        moves_ranks: bool = False,
+    ) -> None:
+        self.islands = [Island(number, K) for number, K in ranks.items()]
+        self._count = count
+        self._program, self._folder, self._starter = list(program), folder, starter
+        self._coordinator, self._restarts = coordinator, restarts
+        self._silence, self._timeout = silence, timeout
+        self._moves_ranks = moves_ranks
+        self.fault = False
+        """The job itself, as its islands found before any meeting."""
+        self._interrupted = False
+        self._ending = False
+        """The run is over, or has to stop: nobody is started again."""
+        self._stopping = False
+        """All were told to save and leave: nobody is started again either."""
+
+    async def run(self) -> int:
+        """To the end; the exit code of the whole: 0 complete, 75 stopped with a checkpoint, else failed."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop)
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        await self._coordinator.start()
+        serving = asyncio.create_task(self._serve())
+        try:
+            await asyncio.gather(*(self._keep(island) for island in self.islands))
+        finally:
+            self._kill_all()
+            serving.cancel()
+            await self._coordinator.end()
+        return self._verdict()
+
+    async def _serve(self) -> None:
+        await self._coordinator.keep()
+        register = self._coordinator.register()
+        if register.phase is Phase.FINISHED:  # who is still on its way would look in vain for a coordinator
+            self._kill_others(register.islands)
+
+    async def _keep(self, island: Island) -> None:
+        while not (self._ending or self._stopping):
+            if self._coordinator.register().phase is Phase.FINISHED:  # before this one was there, or back
+                return
+            island.lives += 1
+            before = self._coordinator.register().rounds
+            island.code = await self._live(island)
+            self._coordinator.note("ended", island=island.number, life=str(island.lives), code=island.code)
+            register = self._coordinator.register()
+            if register.phase is Phase.FINISHED or register.leaving:
+                self._end(register.islands)
+            self._stopping = self._stopping or island.code == STOPPED
+            if self._ending or self._stopping:
+                return
+            if self._moves_ranks:
+                island.ranks = dict(register.units).get(island.number, island.ranks)
+            if island.code == MOVED:
+                continue
+            island.deaths += 1
+            self._say(island, f"died with exit code {island.code}")
+            if register.rounds == 0 and island.code == 1:
+                self.fault = True
+                self._say(island, "failed before the first meeting, and would fail again: the run is ended")
+                self._quote(island)
+                self._kill_all()
+                return
+            if island.deaths > self._restarts:
+                self._say(
+                    island, f"was started {count_text(island.lives, 'time')}: the others go on without it"
+                )
+                return
+            island.in_vain = 0 if self._met(island, before) else island.in_vain + 1
+            await asyncio.sleep(PAUSE * 2 ** max(island.in_vain - 1, 0))
+
+    async def _live(self, island: Island) -> int:
+        """From start to end; its exit code."""
+        invited = Invitation(
+            island=island.number, islands=self._count, coordinator=self._coordinator.address,
+            token=self._coordinator.token, silence=self._silence, timeout=self._timeout,
+        )  # fmt: skip
+        folder = island_folder(self._folder, island.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._coordinator.note("started", island=island.number, life=str(island.lives), ranks=island.ranks)
+        with (folder / LOG).open("ab") as output:
+            island.process = await asyncio.create_subprocess_exec(
+                *self._starter.command(island.number, island.ranks, self._program),
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, **invited.to_environment()},
+            )  # fmt: skip
+            if island.doomed:
+                island.kill()
+            elif self._stopping:
+                island.signal(signal.SIGUSR1)
+            assert island.process.stdout is not None
+            async for line in island.process.stdout:
+                output.write(line)
+                output.flush()
+                island.spoke = self._speaks(island)
+                if island.spoke:
+                    sys.stdout.buffer.write(line)
+                    sys.stdout.flush()
+        code = await island.process.wait()
+        island.kill()  # what its launcher may have left behind
+        return code if code >= 0 else 128 - code
+
+    def _met(self, island: Island, rounds: int) -> bool:
+        """Whether it was in one of the rounds after these."""
+        return any(
+            event["event"] == "commit" and event["rounds"] > rounds and island.number in event["members"]
+            for event in event_log.of_run(self._folder)
+        )
+
+    def _speaks(self, island: Island) -> bool:
+        """The first one that runs tells how it goes; the others write it down."""
+        return island is next((other for other in self.islands if other.running), island)
+
+    def _end(self, members: Collection[int]) -> None:
+        """One has come to the end, so all do; who does not is killed, and who was not there at once."""
+        if not self._ending:
+            self._ending = True
+            self._kill_others(members)
+            asyncio.get_running_loop().call_later(self._silence + GRACE, self._kill_all)
+
+    def _stop(self) -> None:
+        """All are to save and leave: the first to hear of it tells the others at the next meeting."""
+        self._stopping = True
+        for island in self.islands:
+            island.signal(signal.SIGUSR1)
+
+    def _interrupt(self) -> None:
+        """By Ctrl-C."""
+        self._interrupted = True
+        self._kill_all()
+
+    def _kill_all(self) -> None:
+        self._ending = True
+        self._kill_others(())
+
+    def _kill_others(self, members: Collection[int]) -> None:
+        for island in self.islands:
+            if island.number not in members:
+                island.doomed = True
+                island.kill()
+
+    def _say(self, island: Island, what: str) -> None:
+        print(f"hpcsgd: island {island.number} {what}", file=sys.stderr, flush=True)
+
+    def _quote(self, island: Island) -> None:
+        """What it printed last, where that was only written down."""
+        if not island.spoke:
+            lines = (
+                (island_folder(self._folder, island.number) / LOG).read_text(errors="replace").splitlines()
+            )
+            print("\n".join(lines[-QUOTED:]), file=sys.stderr, flush=True)
+
+    def _verdict(self) -> int:
+        register = self._coordinator.register()
+        if register.phase is Phase.FINISHED:
+            return 0
+        codes = {island.code for island in self.islands}
+        if register.leaving or STOPPED in codes or (self._stopping and codes == {None}):
+            return STOPPED
+        if self._interrupted:
+            return 128 + signal.SIGINT
+        return 1 if self.fault else max(island.code or 1 for island in self.islands)
+
+
+def sizes(groups: int | None, group_size: int | None, ranks: int) -> list[int]:
+    """The ranks of each group; raises `UserError` where that cannot be said."""
+    if groups is None:
+        raise UserError("how many groups? give --groups, or groups in the [job] section")
+    if group_size is None:
+        if ranks and ranks % groups:
+            raise UserError(
+                f"{count_text(groups, 'group')} of {count_text(ranks, 'task')}: give a group size, or "
+                "fitting tasks"
+            )
+        group_size = ranks // groups if ranks else 1
+    if ranks and groups * group_size > ranks:
+        raise UserError(
+            f"{count_text(groups, 'group')} of {group_size} are more than the {count_text(ranks, 'task')} "
+            "of this job"
+        )
+    return [group_size] * groups

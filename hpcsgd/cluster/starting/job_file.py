@@ -1,0 +1,127 @@
+"""The text of a first job file: every line says what it is for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from hpcsgd.cluster.starting.choices import AFTER_STORE, COLLECTIONS, METHODS, Data, data_of_store
+from hpcsgd.errors import UserError, count_text, near_miss
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user has chosen."""
+
+    data: str
+    """A collection, or the file of a store."""
+    model: str
+    ranks: int
+    groups: int
+    method: str
+    store: Path
+    epochs: int | None = None
+
+
+def data_named(name: str, store: Path | None = None) -> Data:
+    """Raises `UserError`. Where there is the store already, its sizes count."""
+    if name.endswith(".h5"):
+        return data_of_store(Path(name))
+    if name not in COLLECTIONS:
+        raise UserError(f"--data {name}: {near_miss(name, COLLECTIONS)}, or the .h5 file of a store")
+    data, path = COLLECTIONS[name], store or Path(f"{name}.h5")
+    return replace(data, sizes=data_of_store(path).sizes) if path.exists() else data
+
+
+def require_sense(wanted: Wanted, data: Data) -> None:
+    """Raises `UserError`."""
+    if wanted.model not in data.kind.models and ":" not in wanted.model:
+        raise UserError(f"--model {wanted.model}: {near_miss(wanted.model, data.kind.models)}")
+    if wanted.method not in METHODS:
+        raise UserError(f"--method {wanted.method}: {near_miss(wanted.method, METHODS)}")
+    for name in ("ranks", "groups", "epochs"):
+        if (value := getattr(wanted, name)) is not None and value < 1:
+            raise UserError(f"--{name} {value}: at least 1 is needed")
+    if wanted.ranks % wanted.groups:
+        fitting = ", ".join(str(n) for n in range(1, wanted.ranks + 1) if wanted.ranks % n == 0)
+        raise UserError(
+            f"--groups {wanted.groups}: does not divide {count_text(wanted.ranks, 'rank')}; allowed: "
+            f"{fitting}"
+        )
+
+
+def job_text(wanted: Wanted, data: Data, file: Path) -> str:
+    """Of the file that is going to be written there."""
+    return "\n".join(_lines(wanted, data, file)) + "\n"
+
+
+def commands(wanted: Wanted, data: Data, file: Path) -> list[str]:
+    """What to type next."""
+    end = AFTER_STORE.get(wanted.data, "")
+    make = [f"hpcsgd data convert {data.convert} {wanted.store}{end}"] if data.convert else []
+    start = f"mpiexec -n {wanted.ranks} " if wanted.ranks > 1 else ""
+    return [*([] if wanted.store.exists() else make), f"{start}hpcsgd train {file}"]
+
+
+def _lines(wanted: Wanted, data: Data, file: Path) -> Iterator[str]:
+    P, K = wanted.groups, wanted.ranks // wanted.groups
+    kind = data.kind
+    batch = -(-data.batch_size // K) * K
+    arguments, does = METHODS[wanted.method]
+    yield f"# {wanted.model} on {wanted.data}: {count_text(P, 'group')} of {count_text(K, 'rank')}."
+    for command in commands(wanted, data, file):
+        yield f"#   {command}"
+    yield "# Every key can be another for one run: hpcsgd train FILE --training.epochs 3"
+    yield from ("seed = 1", "")
+    yield from ("[job]", f"groups = {P} # divides the number of ranks; the ranks of one share each batch", "")
+    store = os.path.relpath(wanted.store, file.parent)
+    yield from ("[data]", f"{_pair('store', store)} # as seen from this file")
+    yield f"batch_size = {batch} # {kind.unit} of a group and step: {batch // K} on each rank"
+    if data.transform is not None:
+        yield f"{_pair('transform', data.transform)} # of each training sample"
+    own = {**kind.arguments, **data.arguments}
+    if own:
+        yield from ("", "[data.arguments]", *_pairs(own))
+    yield from ("", "[model]", f'{_pair("build", wanted.model)} # or your own: "package.module:function"')
+    yield from ("", "[model.arguments]", *_arguments(wanted.model, data))
+    optimizer = dict(kind.optimizer)
+    more = optimizer.pop("arguments", {})
+    yield from ("", "[optimizer]", f"{_pair('build', optimizer['build'])} # of torch.optim, or your own")
+    yield f"{_pair('lr', optimizer['lr'])} # of one group"
+    if more:
+        yield from ("", "[optimizer.arguments]", *_pairs(more))
+    yield from ("", "[schedule]", f"{_pair('scaling', kind.schedule['scaling'])} # of lr with the groups")
+    yield from _pairs({name: value for name, value in kind.schedule.items() if name != "scaling"})
+    yield from ('build = "CosineAnnealingLR" # of torch.optim.lr_scheduler, or your own',)
+    yield from ('arguments = { T_max = "length" } # of the run, in steps', 'per = "step"')
+    yield from ("", "[method]", f"{_pair('name', wanted.method)} # {does}", *_pairs(arguments))
+    yield from ("", "[training]", f"epochs = {wanted.epochs or data.epochs}")
+    yield "log_every = 20 # steps"
+    yield "# checkpoint_every = 500 # steps; otherwise at the end of every epoch"
+    yield "# time_limit = 3600 # seconds; saves, stops, and --resume goes on"
+    yield from ("", "[run]", _pair("folder", f"runs/{file.stem}"))
+    yield '# sinks = ["tensorboard"] # or wandb, mlflow: who is told the metrics, too'
+
+
+def _arguments(model: str, data: Data) -> Iterator[str]:
+    """What a model is built with; of the user's own one nobody knows but he, so the sizes are comments."""
+    if model in data.kind.models:
+        yield from (_pair(name, data.sizes[name]) for name in data.kind.models[model])
+        return
+    yield "# of your function, by name; the samples have:"
+    yield from (f"# {_pair(name, size)}" for name, size in data.sizes.items())
+
+
+def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
+    return (_pair(name, value) for name, value in values.items())
+
+
+def _pair(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return f"{name} = {value}"
+    return tomli_w.dumps({name: value}).rstrip("\n")

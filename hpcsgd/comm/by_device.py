@@ -1,0 +1,74 @@
+"""Two libraries for one communicator: tensors on devices by one, all else (host tensors, objects, splits) by
+the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm.backend import Backend, Ending, Reduction
+from hpcsgd.comm.staged import Staged
+
+Beside = Callable[[Backend], Backend]
+"""Of a backend for host tensors: one for tensors on devices, of the same ranks; collective."""
+
+
+class ByDevice(Backend):
+    """`host`, and `devices` for tensors on devices; parts that are split off are staged again."""
+
+    def __init__(self, host: Backend, beside: Beside = Staged) -> None:
+        self.rank, self.size, self.node, self.name = host.rank, host.size, host.node, host.name
+        self.thread_level = host.thread_level
+        self.host = host
+        self.devices = beside(host)
+        self.returns_early = self.devices.returns_early
+
+    def accepts(self, device: torch.device) -> bool:
+        return self.host.accepts(device) or self.devices.accepts(device)
+
+    def alltoall(self, out: Tensor, x: Tensor) -> None:
+        self._of(x).alltoall(out, x)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
+        self._of(x).reduce_scatter(out, x, reduction)
+
+    def allgather(self, out: Tensor, x: Tensor) -> None:
+        self._of(x).allgather(out, x)
+
+    def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
+        self._of(x).allgatherv(out, x, counts)
+
+    def allreduce(self, x: Tensor, reduction: Reduction) -> None:
+        self._of(x).allreduce(x, reduction)
+
+    def bcast(self, x: Tensor, root: int) -> None:
+        self._of(x).bcast(x, root)
+
+    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+        for x in (*send.values(), *recv.values()):
+            return self._of(x).exchange(send, recv)
+
+    def send(self, x: Tensor, to: int) -> None:
+        self._of(x).send(x, to)
+
+    def recv(self, out: Tensor, source: int) -> int:
+        return self._of(out).recv(out, source)
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        return self.host.gather_objects(item)
+
+    def post_record(self, record: bytes, received: bytearray) -> Ending:
+        return self.host.post_record(record, received)
+
+    def split(self, color: int, key: int) -> Backend:
+        return ByDevice(self.host.split(color, key))
+
+    def abort(self, code: int) -> None:
+        self.host.abort(code)
+
+    def _of(self, x: Tensor) -> Backend:
+        return self.host if x.is_cpu else self.devices

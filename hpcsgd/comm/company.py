@@ -1,0 +1,148 @@
+"""All ranks of a job that runs without MPI: where they meet, how they reach each other, how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn, Protocol
+
+from hpcsgd.comm.backend import PeerLost
+from hpcsgd.comm.ending import end_by
+from hpcsgd.comm.lines import ALL, Line, Switch, Word
+from hpcsgd.comm.process_group import distributed
+from hpcsgd.launcher import AGENT
+
+_END = -1  # tag
+_FIRST = 2.0
+"""Seconds that ranks which are ended leave to the one that ends them, where an agent tells who was first."""
+_ECHO = 1.0  # seconds
+
+
+class Group(Protocol):
+    """What a company has to close."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where a switch is to be found."""
+
+    address: str
+    port: int
+
+
+class Company:
+    """As one of its ranks knows it."""
+
+    def __init__(
+        self,
+        rank: int,
+        nodes: Sequence[int],
+        store: Any,
+        patience: float,
+        switch: Switch | None,
+        doors: Sequence[Door],
+        token: str,
+    ) -> None:
+        self.rank, self.size = rank, len(nodes)
+        self.nodes, self.patience = nodes, patience
+        self._store, self._switch = store, switch
+        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._ended = threading.Event()
+        self._ends_all = False
+        self.is_attended = False
+        """Whether somebody closes it when this rank leaves."""
+        self._lines: list[Line] = []
+        for i, door in enumerate(doors):
+            with contextlib.suppress(OSError):  # the second one is needed only where the first has gone
+                there = socket.create_connection((door.address, door.port), timeout=patience)
+                there.settimeout(None)
+                lost = self._lose_first if i == 0 else lambda: None
+                self._lines.append(Line(there, rank, token, self._hear, lost))
+
+    def client(self) -> Any:
+        """A store of one's own to meet others at: who waits for a key keeps all that share it waiting."""
+        return distributed().TCPStore(
+            self._store.host, self._store.port, is_master=False, wait_for_workers=False,
+            timeout=timedelta(seconds=self.patience),
+        )  # fmt: skip
+
+    def add(self, group: Group) -> None:
+        """Close it when this rank leaves."""
+        self._groups.add(group)
+
+    def end(self, code: int) -> None:
+        """Have all other ranks end with this exit code."""
+        self._ends_all = True
+        for line in self._lines:
+            line.say(Word(ALL, self.rank, _END, str(code)))
+        if self._lines:
+            self._ended.wait(_ECHO)
+
+    def send(self, to: int, tag: int, told: bytes) -> None:
+        """One message, which is text, by way of the first rank."""
+        if self._lines:
+            self._lines[0].say(Word(to, self.rank, tag, told.decode()))
+
+    def letter(self) -> tuple[int, int, bytes] | None:
+        """The next message that has come, with its sender and its tag."""
+        word = self._lines[0].word() if self._lines else None
+        return None if word is None else (word.source, word.tag, word.text.encode())
+
+    def is_sending(self) -> bool:
+        """Whether a message has not left yet."""
+        return False
+
+    def close(self, timeout: float) -> None:
+        """Leave when rank 0 hangs up, or after so many seconds: whoever still works would lose this rank.
+
+        Rank 0 comes here when all others have left.
+        """
+        if self.rank != 0:
+            self._lines[0].await_end(timeout)
+        for line in self._lines:
+            line.close()
+        if self._switch is not None:
+            self._switch.close()
+        for group in list(self._groups):
+            group.close()
+
+    def _hear(self, word: Word) -> None:
+        if self._ends_all:
+            self._ended.set()
+        else:
+            _end(int(word.text))
+
+    def _lose_first(self) -> None:
+        end_by(PeerLost("rank 0 has gone"))
+        self.end(1)
+        _end(1)
+
+
+def _end(code: int) -> NoReturn:
+    """This rank, by order of another one."""
+    _within(_ECHO, sys.stdout.flush)
+    if AGENT in os.environ:
+        time.sleep(_FIRST)
+    os._exit(code)
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """On a thread of its own: another one may stand still in the middle of printing."""
+
+    def quietly() -> None:
+        with contextlib.suppress(Exception):
+            call()
+
+    thread = threading.Thread(target=quietly, daemon=True)
+    thread.start()
+    thread.join(seconds)

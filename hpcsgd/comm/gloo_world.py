@@ -1,0 +1,67 @@
+"""All ranks of this job by gloo: they meet once, talk by process groups, and leave together."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+
+from hpcsgd.comm.backend import Backend
+from hpcsgd.comm.base import Transport
+from hpcsgd.comm.by_device import ByDevice
+from hpcsgd.comm.company import Company
+from hpcsgd.comm.ending import GRACE, close_at_the_end, guard
+from hpcsgd.comm.gloo import GlooBackend
+from hpcsgd.comm.lane import know_processor
+from hpcsgd.comm.mailed_reports import MailedReports
+from hpcsgd.comm.place import Place
+from hpcsgd.comm.rank_watch import WORLD, Member
+from hpcsgd.comm.rendezvous import met
+
+
+def world(place: Place, timeout: float) -> Transport:
+    """All ranks that meet at `place`; from now on they end together. Raises `NoWorld`."""
+    know_processor()
+    company = None if place.size == 1 else _company(place, timeout)
+    node = 0 if company is None else company.nodes[place.rank]
+    backend = GlooBackend(company, f"world {next(_worlds)}", place.rank, place.size, node)
+    transport = Transport(ByDevice(backend), timeout=timeout)
+    ending = guard(transport)
+    if company is None:
+        return transport
+    if ending is None:
+        # Another backend was there first, and does not know when to close this one.
+        if not company.is_attended:
+            company.is_attended = True
+            _partings.append(_Parting(company, backend.split(0, backend.rank)))
+            close_at_the_end(_partings[-1])
+        return transport
+    company.is_attended = True
+    watch = ending.watched(MailedReports(company, ending.fail))
+    member = Member(watch, WORLD, range(transport.size))
+    return Transport(transport.backend, timeout=timeout, lane=transport.lane, member=member)
+
+
+class _Parting:
+    """All ranks leave a company together."""
+
+    def __init__(self, company: Company, ranks: Backend) -> None:
+        self._company, self._ranks = company, ranks
+
+    def close(self) -> None:
+        meeting = threading.Thread(target=self._ranks.gather_objects, args=(None,), daemon=True)
+        meeting.start()
+        meeting.join(GRACE)
+        self._company.close(GRACE)
+
+
+_partings: list[_Parting] = []
+_worlds = itertools.count()
+_companies: list[Company] = []
+
+
+def _company(place: Place, timeout: float) -> Company:
+    """These ranks meet once, however many worlds they make."""
+    if not _companies:
+        _companies.append(met(place, timeout, os.environ))
+    return _companies[0]

@@ -1,0 +1,175 @@
+"""Tensors on a device by an MPI library that reads and writes the device's memory itself ("GPU-aware")."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm import sums
+from hpcsgd.comm.backend import Backend, Ending, Reduction
+from hpcsgd.comm.streams import on_accelerator, settle
+
+
+class _Runtime(NamedTuple):
+    """What an MPI library is asked that is to know its memory, and by what it would."""
+
+    queries: tuple[str, ...]
+    """Functions that answer 1 or 0."""
+    kinds: tuple[str, ...]
+    """Among the "memory allocation kinds" of MPI 4.1."""
+    gtl: str
+    """Of Cray's MPICH: its "GPU transport layer"."""
+
+
+_RUNTIMES = {
+    "cuda": _Runtime(("MPIX_Query_cuda_support",), ("cuda",), "libmpi_gtl_cuda.so"),
+    "hip": _Runtime(
+        ("MPIX_Query_hip_support", "MPIX_Query_rocm_support"), ("rocm", "hip"), "libmpi_gtl_hsa.so"
+    ),
+    "xpu": _Runtime(("MPIX_Query_ze_support",), ("level_zero",), "libmpi_gtl_ze.so"),
+}
+
+
+@runtime_checkable
+class TakesAddresses(Protocol):
+    """A host's backend that gives its library addresses and can say what that does with those of devices."""
+
+    def lacks(self, device: torch.device) -> str:
+        """See `judged`."""
+        ...
+
+
+class GpuAware(Backend):
+    """`host`, whose library takes addresses on devices as it does its own.
+
+    MPI knows no streams: what the current one has been given is done before MPI gets to see an address. Sums
+    are made in torch, on the device.
+    """
+
+    def __init__(self, host: Backend) -> None:
+        self.rank, self.size, self.node = host.rank, host.size, host.node
+        self.name = f"GPU-aware {host.name}"
+        self._host = host
+
+    def accepts(self, device: torch.device) -> bool:
+        return on_accelerator(device)
+
+    def alltoall(self, out: Tensor, x: Tensor) -> None:
+        settle(x.device)
+        self._host.alltoall(out, x)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
+        sums.reduce_scatter(self, out, x, reduction)
+
+    def allgather(self, out: Tensor, x: Tensor) -> None:
+        settle(x.device)
+        self._host.allgather(out, x)
+
+    def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
+        settle(x.device)
+        self._host.allgatherv(out, x, counts)
+
+    def allreduce(self, x: Tensor, reduction: Reduction) -> None:
+        sums.allreduce(self, x, reduction)
+
+    def bcast(self, x: Tensor, root: int) -> None:
+        settle(x.device)
+        self._host.bcast(x, root)
+
+    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+        for device in {x.device for x in (*send.values(), *recv.values())}:
+            settle(device)
+        self._host.exchange(send, recv)
+
+    def send(self, x: Tensor, to: int) -> None:
+        settle(x.device)
+        self._host.send(x, to)
+
+    def recv(self, out: Tensor, source: int) -> int:
+        settle(out.device)
+        return self._host.recv(out, source)
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        return self._host.gather_objects(item)
+
+    def post_record(self, record: bytes, received: bytearray) -> Ending:
+        return self._host.post_record(record, received)
+
+    def split(self, color: int, key: int) -> Backend:
+        return GpuAware(self._host.split(color, key))
+
+    def abort(self, code: int) -> None:
+        self._host.abort(code)
+
+
+def judged(
+    runtime: str,
+    library: str,
+    kinds: str,
+    query: Callable[[str], bool | None],
+    environ: Mapping[str, str],
+    loaded: Collection[str],
+) -> str:
+    """Why an MPI library is not to be given addresses of this runtime's devices; empty where it may be tried.
+
+    An address that it cannot use would end the process, hence it is asked before: its name, the memory kinds
+    of MPI 4.1, its answer to each query that it has, the environment and the files that are loaded.
+    """
+    if runtime not in _RUNTIMES:
+        return f"MPI libraries do not know devices of kind {runtime}"
+    asked = _RUNTIMES[runtime]
+    if "CRAY MPICH" in library.upper():
+        return _judged_cray(asked.gtl, environ, loaded)
+    if any(word.split(":")[0] in asked.kinds for word in kinds.split(",")):
+        return ""
+    answers = {name: query(name) for name in asked.queries}
+    if any(answers.values()):
+        return ""
+    denied = [name for name, answer in answers.items() if answer is not None]
+    if denied:
+        return f"the MPI library was built without it ({', '.join(denied)} says no)"
+    return f"the MPI library does not say so, neither by mpi_memory_alloc_kinds nor by {asked.queries[0]}"
+
+
+def loaded_files() -> set[str]:
+    """Paths of the libraries of this process."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[-1] for line in lines if "/" in line}
+
+
+def missing_gtl(gtl: str, environ: Mapping[str, str], loaded: Collection[str]) -> str:
+    """The path that Cray's modules name for this library, or its bare name; empty where it is loaded."""
+    if any(Path(path).name.startswith(gtl) for path in loaded):
+        return ""
+    word = gtl.removeprefix("lib").removesuffix(".so")
+    for name, value in sorted(environ.items()):
+        if name.startswith("PE_MPICH_GTL_LIBS_") and word in value:
+            folder = environ.get(name.replace("_LIBS_", "_DIR_"), "").removeprefix("-L")
+            return str(Path(folder) / gtl)
+    return gtl
+
+
+def _judged_cray(gtl: str, environ: Mapping[str, str], loaded: Collection[str]) -> str:
+    if lacking := missing_gtl(gtl, environ, loaded):
+        return f"Cray MPICH lacks its {lacking}: name it in LD_PRELOAD"
+    if environ.get("MPICH_GPU_SUPPORT_ENABLED") != "1":
+        return "Cray MPICH does so with MPICH_GPU_SUPPORT_ENABLED=1 alone"
+    return ""
+
+
+def answer(symbols: ctypes.CDLL, query: str) -> bool | None:
+    """Of a function that takes nothing; `None` where the library has none of this name."""
+    try:
+        return bool(getattr(symbols, query)())
+    except AttributeError:
+        return None
+
+
+def runtime_of(device: torch.device) -> str:
+    """ROCm's devices are "cuda" to torch."""
+    return "hip" if device.type == "cuda" and torch.version.hip else device.type

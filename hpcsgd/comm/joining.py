@@ -1,0 +1,125 @@
+"""All ranks of this job, by MPI or without it: by what started them, or as is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcsgd.comm.backend import first_line
+from hpcsgd.comm.base import Transport
+from hpcsgd.comm.place import NoWorld, Place, default_group, in_environment
+from hpcsgd.errors import UserError, near_miss
+from hpcsgd.launcher import ADDRESS, PORT, TORCH_RANK, TORCH_SIZE, Launched, all_said, launched
+
+Wanted = Literal["auto", "mpi", "gloo"]
+WANTED: tuple[Wanted, ...] = ("auto", "mpi", "gloo")
+REMEDY = "start with torchrun, which needs none, or install one by `pip install hpcsgd[mpich]`"
+MEETING = f"start with torchrun, or set {ADDRESS}, {PORT}, {TORCH_RANK} and {TORCH_SIZE}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """By which backend ranks talk, and why; without MPI, where they meet."""
+
+    backend: Literal["mpi", "gloo"]
+    why: str
+    place: Place | None = None
+
+
+def world(timeout: float = 600.0, backend: str = "auto") -> Transport:
+    """All ranks that were started; from now on they end together.
+
+    Raises:
+        UserError: for an unknown backend.
+        NoWorld: where they do not come together.
+    """
+    choice = told_once(lambda: chosen(backend, os.environ, _no_mpi))
+    if choice.place is None:
+        from hpcsgd.comm import mpi  # MPI starts when it is imported
+
+        made = mpi.world(timeout)
+    else:
+        from hpcsgd.comm import gloo_world
+
+        made = gloo_world.world(choice.place, timeout)
+    made.chosen = f"{choice.backend}: {choice.why}"
+    return made
+
+
+def told_once(choose: Callable[[], Choice]) -> Choice:
+    """What it returns. What it raises is raised alike by all ranks that a launcher has started, before they
+    have anything to do with each other: one tells, and the others leave a moment later."""
+    try:
+        return choose()
+    except UserError:
+        by = launched(os.environ)
+        if by is not None and not by.speaks:
+            time.sleep(1.0)
+            os._exit(1)
+        raise
+
+
+def chosen(backend: str, environ: Mapping[str, str], no_mpi: Callable[[], str]) -> Choice:
+    """Raises `NoWorld`. `no_mpi` says why there is none; it is asked only where that counts."""
+    if backend not in WANTED:
+        raise NoWorld(f"backend = {backend!r}: {near_miss(backend, WANTED)}", key="backend", value=backend)
+    if backend == "mpi":
+        return Choice("mpi", "asked for")
+    told = launched(environ)
+    by_torchrun = told is not None and not told.launcher.of_mpi
+    meeting = default_group() or in_environment(environ)
+    if told is not None:
+        _require_one(told, environ)
+    if by_torchrun or backend == "gloo":
+        if isinstance(meeting, str):
+            raise NoWorld(
+                f'backend = "gloo": ranks do not know where to meet ({meeting}): {MEETING}', key="backend"
+            )
+        return Choice("gloo", "torchrun started them" if by_torchrun else "asked for", meeting)
+    if told is not None and told.size != 1:
+        if not (why := no_mpi()):
+            return Choice("mpi", f"{told.launcher.name} started them")
+        if isinstance(meeting, str):
+            raise NoWorld(f"{told.by} started ranks, but there is no MPI for them ({why}): {REMEDY}")
+        return Choice("gloo", f"{told.launcher.name} started them, and there is no MPI ({why})", meeting)
+    if not isinstance(meeting, str) and meeting.size > 1:
+        by = (
+            f"{TORCH_RANK} and {TORCH_SIZE} say so"
+            if meeting.url
+            else "torch.distributed has a default group"
+        )
+        return Choice("gloo", by, meeting)
+    return Choice("gloo", "alone", Place()) if no_mpi() else Choice("mpi", "alone")
+
+
+def _require_one(told: Launched, environ: Mapping[str, str]) -> None:
+    """Raise `NoWorld` where two launchers have started ranks, each meaning another world. One may well start
+    the agents of torchrun, of which each starts ranks."""
+    agents = environ.get("GROUP_WORLD_SIZE", "")
+    for other in all_said(environ):
+        fits = (other.size, other.rank) == (told.size, told.rank) or other.size in (1, None)
+        if told.launcher.of_mpi or fits or not agents.isdigit() or other.size == int(agents):
+            continue
+        raise NoWorld(
+            f"{told.by} and {other.by} have both started ranks, {told.size} and {other.size}: use one of "
+            "them. Where one starts torchrun on each node, give that `--nnodes` and `--rdzv-endpoint`"
+        )
+    own = [environ.get(name, "") for name in (TORCH_RANK, TORCH_SIZE, ADDRESS, PORT)]
+    if told.size not in (1, None) and all(own) and own[:2] != [str(told.rank), str(told.size)]:
+        raise NoWorld(
+            f"{told.by} started {told.size} ranks, of which this is {told.rank}, but {TORCH_RANK} = {own[0]} "
+            f"and {TORCH_SIZE} = {own[1]}: two launchers. Use one, or env -u {TORCH_RANK} -u {TORCH_SIZE} …"
+        )
+
+
+def _no_mpi() -> str:
+    """Why none can be loaded; empty where one is, which has begun then."""
+    try:
+        importlib.import_module("hpcsgd.comm.mpi_library")  # MPI starts by it
+    except SystemExit as left:
+        return first_line(left.__cause__ or left)
+    return ""

@@ -1,0 +1,158 @@
+"""Lines between the ranks of a world without MPI: for a word to one rank, or to all, at any time.
+
+One rank keeps a switch, to which all have a line. A word is one line of JSON. Whoever does not begin with the
+token of the world is cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+ALL = -1
+_SEND = 5.0  # seconds in which a word has to be taken
+_LONGEST = 1 << 24  # bytes of a line
+
+
+class Word(NamedTuple):
+    """What one rank says to another one, or to all."""
+
+    to: int
+    source: int
+    tag: int
+    text: str
+
+
+class Switch:
+    """Passes words on. What is said to all comes back to who said it, when all others have been sent it."""
+
+    def __init__(self, listening: socket.socket, token: str) -> None:
+        self._listening, self._token = listening, token
+        self._lines: dict[int, socket.socket] = {}
+        self._read: dict[socket.socket, bytearray] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="switch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hang up on all."""
+        self._closed.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as ready, self._listening:
+            ready.register(self._listening, selectors.EVENT_READ)
+            while not self._closed.is_set():
+                for key, _ in ready.select(0.1):
+                    if key.fileobj is self._listening:
+                        with contextlib.suppress(OSError):
+                            there, _ = self._listening.accept()
+                            there.settimeout(_SEND)
+                            self._read[there] = bytearray()
+                            ready.register(there, selectors.EVENT_READ)
+                    elif isinstance(key.fileobj, socket.socket) and not self._hears(key.fileobj):
+                        ready.unregister(key.fileobj)
+                        self._forget(key.fileobj)
+            for there in list(self._read):
+                self._forget(there)
+
+    def _hears(self, there: socket.socket) -> bool:
+        """Take what has come, and whether this line is still to be listened to."""
+        try:
+            come = there.recv(1 << 16)
+        except OSError:
+            return False
+        read = self._read[there]
+        read += come
+        *lines, rest = read.split(b"\n")
+        self._read[there] = bytearray(rest)
+        return bool(come) and len(rest) < _LONGEST and all(self._takes(there, bytes(line)) for line in lines)
+
+    def _takes(self, there: socket.socket, line: bytes) -> bool:
+        try:
+            word = Word(*json.loads(line))
+        except (ValueError, TypeError):
+            return False
+        if there not in self._lines.values():
+            if word.text != self._token:
+                return False
+            self._lines[word.source] = there
+            return True
+        others = [rank for rank in self._lines if rank != word.source]
+        for rank in [*others, word.source] if word.to == ALL else [word.to]:
+            if rank in self._lines:
+                _send(self._lines[rank], line + b"\n")
+        return True
+
+    def _forget(self, there: socket.socket) -> None:
+        del self._read[there]
+        for rank in [rank for rank, line in self._lines.items() if line is there]:
+            del self._lines[rank]
+        there.close()
+
+
+class Line:
+    """Of one rank to a switch. A thread hears what comes: words to all it hands to `heard`, and `lost` is
+    called where the switch has gone."""
+
+    def __init__(
+        self,
+        there: socket.socket,
+        rank: int,
+        token: str,
+        heard: Callable[[Word], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._there, self.rank = there, rank
+        self._heard, self._lost = heard, lost
+        self._come: deque[Word] = deque()
+        self._saying = threading.Lock()
+        self._closed = False
+        self.say(Word(rank, rank, 0, token))
+        self._thread = threading.Thread(target=self._listen, name="line", daemon=True)
+        self._thread.start()
+
+    def say(self, word: Word) -> None:
+        """Nothing happens where nobody hears it any more."""
+        with self._saying:
+            _send(self._there, json.dumps(word).encode() + b"\n")
+
+    def word(self) -> Word | None:
+        """The next that was said to this rank alone, if there is one."""
+        return self._come.popleft() if self._come else None
+
+    def await_end(self, timeout: float) -> None:
+        """Wait until the switch hangs up, which is no loss from now on."""
+        self._closed = True
+        self._thread.join(timeout)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._there.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+        self._there.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, ValueError), self._there.makefile("rb") as words:
+            for line in words:
+                word = Word(*json.loads(line))
+                if word.to == ALL:
+                    self._heard(word)
+                else:
+                    self._come.append(word)
+        if not self._closed:
+            self._lost()
+
+
+def _send(there: socket.socket, line: bytes) -> None:
+    with contextlib.suppress(OSError):
+        there.sendall(line)

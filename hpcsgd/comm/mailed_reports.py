@@ -1,0 +1,140 @@
+"""Reports of ranks that are processes: they send them to rank 0 by mail."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from hpcsgd.comm.deadlock import Call, Need, Report, Table, Wait
+from hpcsgd.comm.rank_watch import LOOK
+
+ANSWERED = 1.0
+"""Seconds in which rank 0 says who is missing."""
+_PAUSE = 0.01  # seconds
+_REPORT, _QUESTION, _ANSWER = 0, 1, 2  # tags
+
+
+class Mail(Protocol):
+    """Messages between ranks that are processes, beside all other communication."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    def send(self, to: int, tag: int, told: bytes) -> None:
+        """Return at once."""
+        ...
+
+    def letter(self) -> tuple[int, int, bytes] | None:
+        """The next message that has come, with its sender and its tag."""
+        ...
+
+    def is_sending(self) -> bool:
+        """Whether a message has not left yet."""
+        ...
+
+    def close(self, timeout: float) -> None:
+        """Let go of it, after so many seconds at most."""
+        ...
+
+
+class MailedReports:
+    """Reports of one rank. On rank 0 a thread calls `end` with the message of a deadlock.
+
+    `mail` is for this alone. Reports are sent by threads that wait anyway; no other rank has a thread for it.
+    """
+
+    def __init__(self, mail: Mail, end: Callable[[str], None]) -> None:
+        self._mail, self._end = mail, end
+        self._told: dict[str, int] = {}
+        self._table = Table()
+        self._closing = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._listen, name="reports of ranks", daemon=True)
+        if mail.rank == 0:
+            self._thread.start()
+
+    def add(self, rank: int, report: Report) -> None:
+        """Send it, with the counts that have changed."""
+        if self._mail.rank == 0:
+            self._table.add(0, report)
+            return
+        changed = {channel: n for channel, n in report.counts.items() if self._told.get(channel) != n}
+        self._told.update(changed)
+        calls = {channel: calls for channel, calls in report.calls.items() if channel in changed}
+        self._mail.send(0, _REPORT, encoded(report._replace(counts=changed, calls=calls)))
+
+    def check(self) -> None:
+        """Do nothing: rank 0 ends all processes."""
+
+    def missing(self, needs: Sequence[Need]) -> list[int]:
+        """Return the ranks that are not known to have met these needs: 0, if it does not answer."""
+        if self._mail.rank == 0:
+            return self._table.missing(needs)
+        self._mail.send(0, _QUESTION, json.dumps([_of_need(need) for need in needs]).encode())
+        end = time.monotonic() + ANSWERED
+        while (answer := self._mail.letter()) is None:
+            if time.monotonic() > end:
+                return [0]
+            time.sleep(_PAUSE)
+        return json.loads(answer[2])
+
+    def close(self, timeout: float) -> None:
+        """Let go of the mail; on rank 0, once all ranks have left, or after `timeout` seconds."""
+        end = time.monotonic() + timeout
+        if self._mail.rank == 0:
+            self._closing.set()
+            while self._table.left() < self._mail.size and time.monotonic() < end:
+                time.sleep(_PAUSE)
+            self._closed = True
+            self._thread.join()
+        while self._mail.is_sending() and time.monotonic() < end:
+            time.sleep(_PAUSE)
+        self._mail.close(max(end - time.monotonic(), 0.0))
+
+    def _listen(self) -> None:
+        while not self._closed:
+            self._receive()
+            if self._table.deadlock is not None:
+                self._end(str(self._table.deadlock))
+                return
+            if self._closing.wait(LOOK):
+                time.sleep(_PAUSE)
+
+    def _receive(self) -> None:
+        while (letter := self._mail.letter()) is not None:
+            source, tag, told = letter
+            if tag == _REPORT:
+                self._table.add(source, decoded(told))
+            else:
+                needs = [_need(*given) for given in json.loads(told)]
+                self._mail.send(source, _ANSWER, json.dumps(self._table.missing(needs)).encode())
+
+
+def encoded(report: Report) -> bytes:
+    """Return `report` as JSON."""
+    waits = [(wait.text, [_of_need(need) for need in wait.needs]) for wait in report.waits]
+    return json.dumps((report.blocked, waits, report.counts, report.calls, report.last)).encode()
+
+
+def decoded(told: bytes) -> Report:
+    """Return the report that `encoded` made `told` of."""
+    blocked, waits, counts, calls, last = json.loads(told)
+    made = tuple(Wait(text, tuple(_need(*given) for given in needs)) for text, needs in waits)
+    made_calls = {channel: [Call(*given) for given in some] for channel, some in calls.items()}
+    return Report(blocked, made, counts, made_calls, last)
+
+
+def _of_need(need: Need) -> tuple[str, int, bool, list[int]]:
+    """A range goes as its three numbers: it may stand for thousands of ranks."""
+    if isinstance(need.ranks, range):
+        return need.channel, need.number, True, [need.ranks.start, need.ranks.stop, need.ranks.step]
+    return need.channel, need.number, False, list(need.ranks)
+
+
+def _need(channel: str, number: int, is_range: bool, numbers: Sequence[int]) -> Need:
+    return Need(channel, number, range(*numbers) if is_range else tuple(numbers))

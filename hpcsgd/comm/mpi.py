@@ -1,0 +1,275 @@
+"""Ranks as MPI processes, through mpi4py. Host memory; any MPI library with full thread support."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+import pickle
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcsgd.comm import by_node, gpu_mpi, ring, sums
+from hpcsgd.comm.backend import ANY, Backend, Ending, Reduction, polled
+from hpcsgd.comm.base import Transport
+from hpcsgd.comm.by_device import ByDevice
+from hpcsgd.comm.ending import guard
+from hpcsgd.comm.lane import know_processor
+from hpcsgd.comm.mailed_reports import MailedReports
+from hpcsgd.comm.mpi_library import MPI
+from hpcsgd.comm.mpi_mail import MpiMail
+from hpcsgd.comm.rank_watch import WORLD, Member
+from hpcsgd.errors import JobError
+from hpcsgd.launcher import check_world, misfit
+
+# MPI only moves these, so any type of the same width will do (it does not know bfloat16).
+_CARRIERS = {1: MPI.UINT8_T, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T}
+_REDUCED = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+    torch.uint8: MPI.UINT8_T,
+}
+_OPS = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX}  # a mean is divided by whoever asked
+_LEVELS = {
+    MPI.THREAD_SINGLE: "SINGLE",
+    MPI.THREAD_FUNNELED: "FUNNELED",
+    MPI.THREAD_SERIALIZED: "SERIALIZED",
+    MPI.THREAD_MULTIPLE: "MULTIPLE",
+}
+# Elements a single reduction takes: below 2^31, which older libraries count in a C int.
+_LARGEST = 1 << 30
+# And a single allreduce: MPICH was faster at 100 MB in such pieces than at once or in smaller ones.
+_PIECE = 1 << 22
+# Tags: of messages that somebody asked for, and of those that a ring is made of.
+_ASKED, _RING = 0, 1
+
+
+class MpiBackend(Backend):
+    """One MPI communicator.
+
+    16-bit floats are summed in float32, rounded once: MPI has no bfloat16 and adds float16 in float16.
+    Blocking calls of MPI would spin while they wait for other ranks, on the cores that somebody computes on;
+    hence nonblocking ones, looked after with growing pauses.
+    """
+
+    def __init__(self, comm: MPI.Comm, node: int) -> None:
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.node = node
+        self.name = " ".join(MPI.Get_library_version().splitlines()[0].strip(" \0\t").split())
+        self.thread_level = thread_level()
+        self._comm = comm
+        nodes = _gathered(comm, node)
+        # Where ranks share nodes the library's own sends less between these: it adds up in each first.
+        self._one_a_node = len(set(nodes)) == self.size > 1
+        self._levels = by_node.Levels(nodes)
+
+    def accepts(self, device: torch.device) -> bool:
+        return device.type == "cpu"
+
+    def alltoall(self, out: Tensor, x: Tensor) -> None:
+        _complete(self._comm.Ialltoall(_carried(x), _carried(out)))
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
+        if sums.is_narrow(x):
+            sums.reduce_scatter(self, out, x, reduction)
+            return
+        if reduction != "max" and (levels := self._levels.of(self, x)) is not None:
+            levels.reduce_scatter(out, x, reduction == "mean")
+            return
+        if x.numel() > _LARGEST:
+            self._large_sum_scatter(out, x)
+        else:
+            self._sum_scatter(out, x)
+        if reduction == "mean":
+            out.div_(self.size)
+
+    def allgather(self, out: Tensor, x: Tensor) -> None:
+        if (levels := self._levels.of(self, out)) is not None:
+            levels.allgather(out, x)
+            return
+        in_place = x.data_ptr() == out.view(self.size, -1)[self.rank].data_ptr()
+        _complete(self._comm.Iallgather(MPI.IN_PLACE if in_place else _carried(x), _carried(out)))
+
+    def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
+        received, kind = _carried(out)
+        _complete(self._comm.Iallgatherv(_carried(x), [received, list(counts), kind]))
+
+    def allreduce(self, x: Tensor, reduction: Reduction) -> None:
+        if sums.is_narrow(x):
+            sums.allreduce(self, x, reduction)
+            return
+        if self._one_a_node and reduction != "max" and x.is_floating_point() and ring.is_long(x, self.size):
+            ring.allreduce(_Posting(self._comm), x, reduction == "mean")
+            return
+        for piece in torch.split(x.view(-1), _PIECE):
+            operand = [piece.numpy(), _REDUCED[x.dtype]]
+            _complete(self._comm.Iallreduce(MPI.IN_PLACE, operand, _OPS[reduction]))
+            if reduction == "mean":
+                piece.div_(self.size)
+
+    def bcast(self, x: Tensor, root: int) -> None:
+        _complete(self._comm.Ibcast(_carried(x), root))
+
+    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+        requests = [self._comm.Irecv(_carried(out), source, _ASKED) for source, out in recv.items()]
+        requests += [self._comm.Isend(_carried(x), to, _ASKED) for to, x in send.items()]
+        for request in requests:
+            _complete(request)
+
+    def send(self, x: Tensor, to: int) -> None:
+        _complete(self._comm.Isend(_carried(x), to, _ASKED))
+
+    def recv(self, out: Tensor, source: int) -> int:
+        anybody = MPI.ANY_SOURCE if source == ANY else source
+        request = self._comm.Irecv(_carried(out), anybody, _ASKED)
+        return _complete(request).Get_source()
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        return _gathered(self._comm, item)
+
+    def post_record(self, record: bytes, received: bytearray) -> Ending:
+        return _UnderWay(self._comm.Iallgather([record, MPI.BYTE], [received, MPI.BYTE]))
+
+    def split(self, color: int, key: int) -> Backend:
+        _complete(self._comm.Ibarrier())  # the blocking call below spins where others are late
+        return MpiBackend(self._comm.Split(color, key), self.node)
+
+    def abort(self, code: int) -> None:
+        MPI.COMM_WORLD.Abort(code)  # of others MPICH's launcher is not told, and may miss it
+
+    def lacks(self, device: torch.device) -> str:
+        """Why the library takes no addresses of tensors there; empty where it says that it does."""
+        info = self._comm.Get_info()
+        kinds = info.Get("mpi_memory_alloc_kinds") or ""
+        info.Free()
+        library, symbols = MPI.Get_library_version(), ctypes.CDLL(MPI.__file__)
+        query = functools.partial(gpu_mpi.answer, symbols)
+        return gpu_mpi.judged(
+            gpu_mpi.runtime_of(device), library, kinds, query, os.environ, gpu_mpi.loaded_files()
+        )
+
+    def _sum_scatter(self, out: Tensor, x: Tensor) -> None:
+        kind = _REDUCED[x.dtype]
+        _complete(self._comm.Ireduce_scatter_block([x.numpy(), kind], [out.numpy(), kind]))
+
+    def _large_sum_scatter(self, out: Tensor, x: Tensor) -> None:
+        rows = x.view(self.size, -1)
+        width = _LARGEST // self.size
+        for start in range(0, out.numel(), width):
+            piece = out.view(-1)[start : start + width]
+            self._sum_scatter(piece, rows[:, start : start + width].contiguous())
+
+
+class _UnderWay:
+    """Look for the end of a request, as `Ending` asks for. MPI writes into its memory until it has ended,
+    even if an exception has made everybody else forget it."""
+
+    _forgotten: ClassVar[list[MPI.Request]] = []
+    """These keep their memory for as long as the process lives: an exception ends most jobs."""
+
+    def __init__(self, request: MPI.Request) -> None:
+        self._request, self._has_ended = request, False
+        self._testing = threading.Lock()
+
+    def __call__(self, seconds: float) -> bool:
+        return polled(self._test, seconds)
+
+    def _test(self) -> bool:
+        # A thread waits, and another one watches it: MPI forbids that two test one request at a time.
+        with self._testing:
+            self._has_ended = self._has_ended or self._request.Test()
+            return self._has_ended
+
+    def __del__(self) -> None:
+        if not self._has_ended:
+            self._forgotten.append(self._request)
+
+
+class _Posting:
+    """Messages of a communicator, apart from those of whoever sends by it otherwise."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self._comm = comm
+
+    def post_send(self, x: Tensor, to: int) -> MPI.Request:
+        return self._comm.Isend(_carried(x), to, _RING)
+
+    def post_recv(self, out: Tensor, source: int) -> MPI.Request:
+        return self._comm.Irecv(_carried(out), source, _RING)
+
+    def complete(self, request: MPI.Request) -> object:
+        return _complete(request)
+
+
+def world(timeout: float = 600.0) -> Transport:
+    """All ranks the launcher started, on a communicator of our own; from now on they end together.
+
+    Raises `JobError` where the launcher meant another number of ranks or MPI lacks thread support.
+    """
+    know_processor()
+    comm = MPI.COMM_WORLD
+    shared = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    node = shared.bcast(comm.Get_rank())
+    shared.Free()
+    transport = Transport(ByDevice(MpiBackend(comm.Dup(), node)), timeout=timeout)
+    ending = guard(transport)
+    _check_launch(transport)
+    if ending is None or transport.size == 1:
+        return transport
+    watch = ending.watched(MailedReports(MpiMail(comm.Dup()), ending.fail))
+    member = Member(watch, WORLD, range(transport.size))
+    return Transport(transport.backend, timeout=timeout, lane=transport.lane, member=member)
+
+
+def thread_level() -> str:
+    """What the MPI library allows threads to do, in MPI's own word."""
+    return _LEVELS.get(MPI.Query_thread(), "unknown")
+
+
+def _check_launch(world: Transport) -> None:
+    library = world.backend.name
+    try:
+        check_world(world.size, library, os.environ)
+    except JobError:
+        told = misfit(world.size, os.environ)
+        if told is not None and not told.speaks:  # alone in a world of its own, as the others
+            time.sleep(1.0)
+            os._exit(1)
+        raise
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise JobError(f"{library} gives threads the level {thread_level()}; MULTIPLE is needed")
+
+
+def _complete(request: MPI.Request) -> MPI.Status:
+    """Wait for the end of `request`."""
+    status = MPI.Status()
+    polled(lambda: request.Test(status), math.inf)
+    return status
+
+
+def _gathered(comm: MPI.Comm, item: Any) -> list[Any]:
+    """Return the `item` of every rank. mpi4py has this as a blocking call only."""
+    sent = pickle.dumps(item)
+    counts = np.empty(comm.Get_size(), np.int64)
+    _complete(comm.Iallgather(np.array([len(sent)], np.int64), counts))
+    received = bytearray(int(counts.sum()))
+    _complete(comm.Iallgatherv([sent, MPI.BYTE], [received, counts.tolist(), MPI.BYTE]))
+    bounds = pairwise([0, *np.cumsum(counts).tolist()])
+    return [pickle.loads(memoryview(received)[start:end]) for start, end in bounds]
+
+
+def _carried(x: Tensor) -> list[Any]:
+    """By its address, whatever memory it is in: `gpu_mpi` hands over that of devices."""
+    return [MPI.buffer.fromaddress(x.data_ptr(), x.nbytes), _CARRIERS[x.element_size()]]

@@ -1,0 +1,20 @@
+"""mpi4py's `MPI`, without its warning about launchers: `mpi.world` tells the same, and what to do."""
+
+from __future__ import annotations
+
+import warnings
+
+from hpcsgd.comm.backend import first_line
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        # Whoever imports this is about to start: without MPI there is nobody else to tell in one line.
+        raise SystemExit(
+            f"hpcsgd: no MPI library can be loaded ({first_line(error)}): load the machine's MPI module, "
+            "install one by `pip install hpcsgd[mpich]`, or start with torchrun, which needs none"
+        ) from error
+
+__all__ = ["MPI"]

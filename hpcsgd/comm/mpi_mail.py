@@ -1,0 +1,42 @@
+"""Mail by MPI, on a communicator of its own."""
+
+from __future__ import annotations
+
+import threading
+
+from hpcsgd.comm.mpi_library import MPI
+
+
+class MpiMail:
+    """Messages of one rank of `comm`, which is for this alone."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self._comm = comm
+        self._sent: list[tuple[MPI.Request, bytes]] = []
+        self._sending = threading.Lock()
+
+    def send(self, to: int, tag: int, told: bytes) -> None:
+        """Return at once."""
+        self.is_sending()
+        with self._sending:
+            self._sent.append((self._comm.Isend([told, MPI.BYTE], to, tag), told))
+
+    def letter(self) -> tuple[int, int, bytes] | None:
+        """The next message that has come, with its sender and its tag."""
+        status = MPI.Status()
+        if not self._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            return None
+        source, tag = status.Get_source(), status.Get_tag()
+        told = bytearray(status.Get_count(MPI.BYTE))
+        self._comm.Recv([told, MPI.BYTE], source, tag)
+        return source, tag, bytes(told)
+
+    def is_sending(self) -> bool:
+        """Whether a message has not left yet."""
+        with self._sending:
+            self._sent = [(request, told) for request, told in self._sent if not request.Test()]
+            return bool(self._sent)
+
+    def close(self, timeout: float) -> None:
+        """Do nothing: MPI ends it with the process."""

@@ -1,0 +1,107 @@
+"""Tensors come to the host, alone or in nested containers, and back, by pinned memory: a device is waited for
+once or not at all."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from copy import copy
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm.streams import HOST, Moment, on_accelerator, settle
+
+
+def on_host(tree: Any) -> Any:
+    """`tree` with copies of what is on devices (see `mapped`); the rest is not copied."""
+    return _arrived(tree, lambda x: x)
+
+
+def taken(tree: Any) -> Any:
+    """`tree` as it is now: with copies of all its tensors."""
+    return _arrived(tree, lambda x: x.detach().clone())
+
+
+def room_for(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """What is like `x`, of `dtype` where one is given, on the host: pinned where `x` is on a device."""
+    return torch.empty_like(x, dtype=dtype, device=HOST, pin_memory=on_accelerator(x.device))
+
+
+def settle_all(xs: Iterable[Tensor]) -> None:
+    """Return when the devices that they are on have done all that the current streams were given."""
+    for device in {x.device for x in xs if not x.is_cpu}:
+        settle(device)
+
+
+def on_device(x: Tensor, device: torch.device) -> Tensor:
+    """`x` of the host there; nobody waits, and `x` may be forgotten."""
+    return x.pin_memory().to(device, non_blocking=True) if on_accelerator(device) else x.to(device)
+
+
+class Arrivals:
+    """Tensors on their way to the host together: who asks for the first waits for all, and nobody later."""
+
+    def __init__(self) -> None:
+        self._last: dict[torch.device, Moment] = {}
+        self._lock = threading.Lock()
+
+    def bring(self, x: Tensor) -> Callable[[], Tensor]:
+        """What gives `x`, as it is now, on the host."""
+        if x.is_cpu:
+            return lambda: x
+        here = _begun(x)
+        self._last[x.device] = Moment(x.device)
+
+        def arrived() -> Tensor:
+            self._await_all()
+            return here
+
+        return arrived
+
+    def _await_all(self) -> None:
+        with self._lock:
+            for moment in self._last.values():
+                moment.await_it()
+            self._last.clear()
+
+
+def _begun(x: Tensor) -> Tensor:
+    """A copy in pinned memory, under way."""
+    return room_for(x).copy_(x.detach(), non_blocking=True)
+
+
+def mapped(tree: Any, f: Callable[[Any], Any]) -> Any:
+    """`tree` with `f` of each leaf: of what is in lists, tuples and dicts, and in those of `collections`.
+    What is of a class derived from these is a leaf."""
+    kind: Any = cast(Any, type(tree))
+    if kind is list:
+        return [mapped(value, f) for value in tree]
+    if kind is tuple:
+        return tuple(mapped(value, f) for value in tree)
+    if kind is deque:
+        return deque((mapped(value, f) for value in tree), tree.maxlen)
+    if kind not in (dict, OrderedDict, defaultdict, Counter):
+        return f(tree)
+    like = copy(tree)  # with the versions of modules, which torch keeps as an attribute
+    for key, value in tree.items():
+        like[key] = mapped(value, f)
+    return like
+
+
+def _arrived(tree: Any, of_host: Callable[[Tensor], Tensor]) -> Any:
+    on_devices: list[Tensor] = []
+
+    def arriving(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.is_meta:
+            return x
+        if x.is_cpu:
+            return of_host(x)
+        on_devices.append(x)
+        return _begun(x)
+
+    copied = mapped(tree, arriving)
+    settle_all(on_devices)
+    return copied

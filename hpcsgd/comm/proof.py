@@ -1,0 +1,43 @@
+"""A small exchange whose outcome is known: whether a library moves and sums what is on a device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm.backend import Backend
+
+_LENGTH = 1000  # elements for each rank
+
+
+def fault(ranks: Backend, device: torch.device) -> str:
+    """What arrives wrong on this rank among tensors on `device`; empty where all is right. Collective, and
+    the first thing that is asked of a library: connections are made now."""
+    checks = {"alltoall": _alltoall, "allreduce": _allreduce, "exchange": _exchange}
+    wrong = [name for name, right in checks.items() if not right(ranks, device)]
+    return f"{', '.join(wrong)} arrived wrong from {ranks.name}" if wrong else ""
+
+
+def _numbers(number: int) -> Tensor:
+    """float32 [_LENGTH] that tell who sent them."""
+    return ((torch.arange(_LENGTH, device="cpu") * 3 + number) % 101).float()
+
+
+def _alltoall(ranks: Backend, device: torch.device) -> bool:
+    sent = torch.cat([_numbers(ranks.rank + to) for to in range(ranks.size)]).to(device)
+    received = torch.zeros_like(sent)
+    ranks.alltoall(received, sent)
+    return torch.equal(received.cpu(), torch.cat([_numbers(i + ranks.rank) for i in range(ranks.size)]))
+
+
+def _allreduce(ranks: Backend, device: torch.device) -> bool:
+    x = _numbers(ranks.rank).to(device)
+    ranks.allreduce(x, "sum")
+    return torch.equal(x.cpu(), torch.stack([_numbers(i) for i in range(ranks.size)]).sum(0))
+
+
+def _exchange(ranks: Backend, device: torch.device) -> bool:
+    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    received = torch.zeros(_LENGTH, device=device)
+    ranks.exchange({after: _numbers(ranks.rank).to(device)}, {before: received})
+    return torch.equal(received.cpu(), _numbers(before))

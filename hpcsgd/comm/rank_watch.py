@@ -1,0 +1,269 @@
+"""Know what the threads of a rank wait for, and report it once they have waited for a while.
+
+Nothing here takes a lock while a rank gets on: threads and lanes store what they are in. A thread which has
+waited for `PATIENCE` seconds reads it twice. If nothing has changed in between, the rank was in that state as
+a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpcsgd.comm.backend import PeerLost
+from hpcsgd.comm.deadlock import Call, Need, Report, Reports, Wait
+from hpcsgd.comm.last_words import last_line
+from hpcsgd.comm.recording import NO_PHASE, activity
+from hpcsgd.errors import UserError, in_one_line
+
+if TYPE_CHECKING:
+    from hpcsgd.comm.lane import Lane
+
+PATIENCE = 1.0
+"""Seconds for which a thread waits before it looks whether its rank is blocked."""
+LOOK = 0.25
+"""Seconds between two looks."""
+REMEMBERED = 8
+"""Of so many operations on a channel it is known what they were."""
+WORLD = "world"
+"""The channel of the communicator of all ranks."""
+
+
+class Operation:
+    """What a lane is in. `needs` gives what it waits for, or is None if nobody can tell."""
+
+    __slots__ = ("activity", "needs", "what")
+
+    def __init__(self, what: str, needs: Callable[[], tuple[Need, ...]] | None) -> None:
+        self.what = what
+        self.needs = needs
+        self.activity = activity()
+
+    def as_wait(self) -> Wait:
+        """Return this operation as others are told of it."""
+        return Wait(_in_words(self.what, self.activity), self.needs() if self.needs else ())
+
+
+class _State(NamedTuple):
+    """What a rank is in while all of its threads wait. It did not change between two reads that are equal."""
+
+    operations: list[Operation]
+    """One of which has to end before the rank begins another, the owner's first."""
+    waiting: list[tuple[int, Future[Any]]]
+    """By the identity of the thread."""
+    lanes: list[tuple[int, Operation | None]]
+    """How many calls each has to execute, and what it is in."""
+
+
+class RankWatch:
+    """The state of one rank: of the thread that makes this, its lanes, and other threads that use them."""
+
+    def __init__(self, rank: int, reports: Reports) -> None:
+        self.rank = rank
+        self.counts: dict[str, int] = {}
+        """How many operations it has begun on each channel."""
+        self.calls: dict[str, deque[tuple[int, str, tuple[str, str]]]] = {}
+        """The last collective operations on each channel: number, kind, activity."""
+        self.last = ""
+        """The last activity that had a name."""
+        self.leaving = False
+        self._reports = reports
+        self._owner = threading.get_ident()
+        self._others: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._lanes: list[Lane] = []
+        self._waiting: dict[int, tuple[Lane, Future[Any]]] = {}
+        self._told = False
+
+    def adopt(self, lane: Lane) -> None:
+        """Count this lane among those of the rank."""
+        if lane.watch is None:
+            lane.watch = self
+            self._lanes.append(lane)
+
+    def submits(self) -> None:
+        """Note that the calling thread, which is none of a lane's, uses a lane.
+
+        Threads that Python did not start, such as autograd's, work while a thread of Python's waits for them.
+        """
+        if threading.get_ident() != self._owner:
+            thread = threading.current_thread()
+            if not isinstance(thread, threading._DummyThread):  # pyright: ignore[reportPrivateUsage]
+                self._others.add(thread)
+
+    def wait(self, lane: Lane, future: Future[Any], timeout: float) -> Any:
+        """Return the result of `future`, a call on `lane`.
+
+        Raises:
+            TimeoutError: After `timeout` seconds.
+            Deadlock: If this rank is in one; where ranks are processes they all end instead.
+        """
+        thread = threading.get_ident()
+        self._waiting[thread] = lane, future
+        try:
+            if thread == self._owner and timeout > PATIENCE:
+                return self._watched(future, timeout)
+            return future.result(timeout)
+        finally:
+            del self._waiting[thread]
+
+    def missing(self, lane: Lane, timeout: float) -> list[int]:
+        """Return the ranks that have not reported to be where `lane` has waited for them for so many seconds;
+        none if that was too short for a report."""
+        operation = lane.executing
+        if operation is None or operation.needs is None or timeout < 2 * (PATIENCE + LOOK):
+            return []
+        return [rank for rank in self._reports.missing(operation.needs()) if rank != self.rank]
+
+    def left(self) -> None:
+        """Report that this rank begins no operation any more."""
+        self._reports.add(self.rank, Report(True, (), dict(self.counts), self._calls(), self.last))
+
+    def _watched(self, future: Future[Any], timeout: float) -> Any:
+        deadline = time.monotonic() + timeout
+        try:
+            return future.result(PATIENCE)
+        except FutureTimeout:
+            if future.done():
+                raise
+        try:
+            self._look_until(future, deadline)
+            self._reports.check()
+        finally:
+            if self._told:
+                self._told = False
+                self._reports.add(self.rank, Report(False))
+        return future.result(0)
+
+    def _look_until(self, future: Future[Any], deadline: float) -> None:
+        before = None
+        while not future.done() and (rest := deadline - time.monotonic()) > 0:
+            state = self._state()
+            if state is None or state != before:
+                if self._told:
+                    self._told = False
+                    self._reports.add(self.rank, Report(False))
+            elif not self._told:
+                self._told = True
+                self._reports.add(self.rank, self._blocked(state))
+            before = state
+            self._reports.check()
+            with contextlib.suppress(Exception):  # which its owner gets below
+                future.result(min(LOOK, rest))
+
+    def _blocked(self, state: _State) -> Report:
+        waits = tuple(operation.as_wait() for operation in state.operations)
+        error = sys.exc_info()[1]
+        if waits and error is not None and not isinstance(error, (UserError, PeerLost)):  # as in a `finally:`
+            text = f"{waits[0].text} while handling {in_one_line(last_line(error))}"
+            waits = (waits[0]._replace(text=text), *waits[1:])
+        return Report(True, waits, dict(self.counts), self._calls(), self.last if self.leaving else None)
+
+    def _calls(self) -> dict[str, list[Call]]:
+        return {
+            channel: [
+                Call(number, what, _in_words(what, activity)) for number, what, activity in tuple(calls)
+            ]
+            for channel, calls in list(self.calls.items())
+        }
+
+    def _state(self) -> _State | None:
+        """Return what this rank is in, or None if it might begin something now."""
+        waiting = dict(self._waiting)
+        if any(future.done() for _, future in waiting.values()):
+            return None
+        if any(thread.is_alive() and thread.ident not in waiting for thread in list(self._others)):
+            return None
+        first = waiting[self._owner][0]
+        awaited = {lane for lane, _ in waiting.values()}
+        lanes = sorted((lane for lane in self._lanes if not lane.serves), key=lambda lane: lane is not first)
+        seen = [(len(lane.entries), lane.executing) for lane in lanes]
+        operations: list[Operation] = []
+        for lane, (count, operation) in zip(lanes, seen, strict=True):
+            if operation is not None:
+                if lane in awaited or count > 1 or not lane.single:
+                    operations.append(operation)
+            elif count > 0 and lane.ident not in waiting:
+                return None
+        if not operations or any(operation.needs is None for operation in operations):
+            return None
+        return _State(operations, [(thread, future) for thread, (_, future) in waiting.items()], seen)
+
+
+class Member:
+    """One rank as a member of one communicator, whose `channel` is a name that is the same on all its ranks.
+
+    `ranks` are the world ranks of the members.
+    """
+
+    def __init__(self, watch: RankWatch, channel: str, ranks: Sequence[int]) -> None:
+        self.watch = watch
+        self.answers = False
+        """Whether lanes that serve send messages here: then nobody can tell who has to do what first."""
+        self._channel = channel
+        self._ranks = _compact(ranks)
+        self._calls = watch.calls[channel] = deque(maxlen=REMEMBERED)
+
+    def collective(self, what: str, needed: Callable[[], Iterable[int] | None] = lambda: None) -> Operation:
+        """Begin a collective operation, which waits for the members whose numbers here `needed` gives, or for
+        all if it gives None."""
+        count = self._begin(self._channel)
+
+        def needs() -> tuple[Need, ...]:
+            some = needed()
+            ranks = self._ranks if some is None else _compact([self._ranks[i] for i in some])
+            return (Need(self._channel, count, ranks),)
+
+        operation = self._noted(Operation(what, needs))
+        self._calls.append((count, what, operation.activity))
+        return operation
+
+    def messages(self, what: str, to: Iterable[int], sources: Mapping[int, bool]) -> Operation:
+        """Begin to send messages to members and to receive some from the members which are the keys, by
+        whether there is anything in them."""
+        own = self.watch.rank
+        for i in to:
+            self._begin(f"{self._channel} {own}>{self._ranks[i]}")
+        needs: list[Need] = []
+        for i, filled in sources.items():
+            channel = f"{self._channel} {self._ranks[i]}>{own}"
+            count = self._begin(f"{channel} received")
+            if filled:
+                needs.append(Need(channel, count, (self._ranks[i],)))
+        return self._noted(Operation(what, None if self.answers else lambda: tuple(needs)))
+
+    def split(self, color: int, ranks: Sequence[int]) -> Member:
+        """Return this rank as a member of what the operation under way splits off for `color`."""
+        return Member(self.watch, f"{self._channel}/{self.watch.counts.get(self._channel, 0)}.{color}", ranks)
+
+    def _begin(self, channel: str) -> int:
+        counts = self.watch.counts
+        count = counts[channel] = counts.get(channel, 0) + 1
+        return count
+
+    def _noted(self, operation: Operation) -> Operation:
+        if doing := operation.activity[0]:
+            self.watch.last = doing
+        return operation
+
+
+def _in_words(what: str, activity: tuple[str, str]) -> str:
+    doing, phase = activity
+    told = what if phase == NO_PHASE else f"{what}, {phase}"
+    return f"{doing} ({told})" if doing else told
+
+
+def _compact(ranks: Sequence[int]) -> Sequence[int]:
+    """Return `ranks` as a range if they are one: reports of large worlds stay short."""
+    if len(ranks) > 1 and (step := ranks[1] - ranks[0]):
+        found = range(ranks[0], ranks[0] + step * len(ranks), step)
+        if list(found) == list(ranks):
+            return found
+    return tuple(ranks)

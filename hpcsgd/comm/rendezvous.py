@@ -1,0 +1,153 @@
+"""How ranks that MPI does not join come together: each tells who it is at a store that all of them know, and
+rank 0 what it has made of that. From then on they have a store and lines of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from hpcsgd import torch_private
+from hpcsgd.comm.backend import first_line
+from hpcsgd.comm.company import Company, Door
+from hpcsgd.comm.deadlock import names
+from hpcsgd.comm.lines import Switch
+from hpcsgd.comm.place import NoWorld, Place
+from hpcsgd.comm.process_group import address_towards, distributed, require_address_of_gloo
+from hpcsgd.errors import UserError
+
+PATIENCE = 600.0
+"""Seconds that ranks may take to come, at least: they start when the machine lets them."""
+_MORE = 10.0  # seconds in which the others hear why rank 0 has given up
+
+
+def met(place: Place, timeout: float, environ: Mapping[str, str]) -> Company:
+    """All ranks, who call this at once. Raises `NoWorld`."""
+    patience = max(timeout, PATIENCE)
+    store = _first_store(place, patience)
+    prefix = f"hpcsgd/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    listening = socket.create_server(("", 0))
+    store.set(f"{prefix}/{place.rank}", json.dumps(_oneself(listening)))
+    made = Switchboard.of(store, prefix, place.size, patience) if place.rank == 0 else None
+    if made is not None:
+        store.set(f"{prefix}/world", json.dumps(made.told))
+    told = _told(store, f"{prefix}/world", patience + _MORE, place)
+    if why := told.get("fault"):
+        raise NoWorld(why)
+    switch = None
+    if place.rank in told["switches"]:
+        switch = Switch(listening, told["token"])
+    else:
+        listening.close()
+    own = made.store if made is not None else _reached(told["address"], told["port"], patience)
+    _kept.append(store)
+    doors = [Door(*door) for door in told["doors"]]
+    return Company(place.rank, told["nodes"], own, patience, switch, doors, told["token"])
+
+
+_kept: list[Any] = []
+"""Others may come to a store when this rank does not need it any more: the script itself, for its groups."""
+
+
+@dataclass(frozen=True)
+class Switchboard:
+    """What rank 0 makes of all that have come."""
+
+    store: Any
+    told: dict[str, Any]
+
+    @classmethod
+    def of(cls, store: Any, prefix: str, size: int, patience: float) -> Switchboard:
+        """Where something is wrong all are told that."""
+        try:
+            everybody = _everybody(store, prefix, size, patience)
+            return cls.among(everybody, patience)
+        except UserError as error:
+            return cls(None, {"fault": str(error)})
+
+    @classmethod
+    def among(cls, everybody: Sequence[Mapping[str, Any]], patience: float) -> Switchboard:
+        """Raises `UserError`."""
+        places = [(each["host"], each["boot"]) for each in everybody]
+        nodes = [places.index(place) for place in places]
+        others = [each["host"] for each, node in zip(everybody, nodes, strict=True) if node]
+        if others and (faults := [each["fault"] for each in everybody if each["fault"]]):
+            raise UserError(faults[0])
+        address = address_towards(others)
+        own = distributed().TCPStore(
+            address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=patience)
+        )
+        second = next((rank for rank, node in enumerate(nodes) if node), min(1, len(nodes) - 1))
+        doors = [(address, everybody[0]["port"])]
+        if second:
+            host = everybody[second]["host"] if nodes[second] else address
+            doors.append((host, everybody[second]["port"]))
+        return cls(own, {
+            "nodes": nodes, "address": address, "port": own.port, "doors": doors,
+            "switches": [0, second], "token": secrets.token_hex(16),
+        })  # fmt: skip
+
+
+def _first_store(place: Place, patience: float) -> Any:
+    """Raises `NoWorld`."""
+    if not place.url:
+        return torch_private.store_of_default_group()
+    limit = timedelta(seconds=patience)
+    try:
+        store, _, _ = next(distributed().rendezvous(place.url, place.rank, place.size, timeout=limit))
+    except (RuntimeError, ValueError) as error:
+        raise NoWorld(f"rank {place.rank} does not reach {place.url}: {first_line(error)}") from error
+    return store
+
+
+def _oneself(listening: socket.socket) -> dict[str, Any]:
+    fault = ""
+    try:
+        require_address_of_gloo()
+    except UserError as error:
+        fault = str(error)
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return {
+        "host": socket.gethostname(), "boot": boot.read_text().strip() if boot.exists() else "",
+        "port": listening.getsockname()[1], "fault": fault,
+    }  # fmt: skip
+
+
+def _everybody(store: Any, prefix: str, size: int, patience: float) -> list[dict[str, Any]]:
+    end = time.monotonic() + patience
+    keys = [f"{prefix}/{rank}" for rank in range(size)]
+    for key in keys:
+        try:
+            store.wait([key], timedelta(seconds=max(end - time.monotonic(), 0.1)))
+        except RuntimeError:
+            missing = [rank for rank, each in enumerate(keys) if not store.check([each])]
+            raise UserError(
+                f"{size - len(missing)} of {size} ranks have come within {patience:g} s; missing: "
+                f"{names(missing)}"
+            ) from None
+    return [json.loads(store.get(key)) for key in keys]
+
+
+def _told(store: Any, key: str, patience: float, place: Place) -> dict[str, Any]:
+    try:
+        store.wait([key], timedelta(seconds=patience))
+        return json.loads(store.get(key))
+    except RuntimeError as error:
+        raise NoWorld(f"rank {place.rank}: rank 0 has not come within {patience:g} s") from error
+
+
+def _reached(address: str, port: int, patience: float) -> Any:
+    TCPStore, limit = distributed().TCPStore, timedelta(seconds=patience)
+    try:
+        return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=limit)
+    except RuntimeError as error:
+        raise NoWorld(
+            f"no way from {socket.gethostname()} to {address}: {first_line(error)}"
+        ) from error  # fmt: skip

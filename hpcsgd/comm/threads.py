@@ -1,0 +1,252 @@
+"""N ranks as N threads of one process: every method is testable without a launcher."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm.backend import ANY, Backend, Ending, PeerLost, Reduction
+from hpcsgd.comm.base import Transport
+from hpcsgd.comm.by_device import ByDevice
+from hpcsgd.comm.deadlock import Table
+from hpcsgd.comm.lane import know_processor
+from hpcsgd.comm.rank_watch import WORLD, Member, RankWatch
+from hpcsgd.comm.sums import reduced
+
+Result = TypeVar("Result")
+
+
+class Meeting:
+    """Where the ranks of one communicator lay out what the others read."""
+
+    def __init__(self, size: int, timeout: float, all_meetings: list[Meeting]) -> None:
+        self.size = size
+        self.timeout = timeout
+        self.all_meetings = all_meetings
+        self.slots: list[Any] = [None] * size
+        self.arrivals = [0] * size
+        self.barrier = threading.Barrier(size)
+        self.post = threading.Condition()
+        self.posted = [0] * size
+        self.records: dict[int, dict[int, bytes]] = {}
+        """Of each operation that not all have posted, by its number: what the others have."""
+        self.letters: list[list[tuple[int, Tensor]]] = [[] for _ in range(size)]
+        self.broken = False
+        all_meetings.append(self)
+
+    def together(self, rank: int, what: str, item: Any, read: Callable[[list[Any]], Any]) -> Any:
+        """Lay out `item`; once all have, `read` all of them; leave when all have read."""
+        self.slots[rank] = (what, item)
+        self._meet(rank, what)
+        asked = {operation for operation, _ in self.slots}
+        assert len(asked) == 1, f"ranks are in different operations: {sorted(asked)}"
+        result = read([item for _, item in self.slots])
+        self._meet(rank, what)
+        self.slots[rank] = None  # or what was laid out last would be kept until the next operation
+        return result
+
+    def post_record(self, rank: int, record: bytes) -> dict[int, bytes]:
+        """Return where the records of all ranks are going to be."""
+        with self.post:
+            number = self.posted[rank]
+            self.posted[rank] += 1
+            records = self.records.setdefault(number, {})
+            records[rank] = record
+            if len(records) == self.size:
+                del self.records[number]
+                self.post.notify_all()
+            return records
+
+    def wait_for_records(self, records: dict[int, bytes], seconds: float) -> bool:
+        """Return whether all are there within so many seconds."""
+        with self.post:
+            limit = None if math.isinf(seconds) else seconds
+            self.post.wait_for(lambda: self.broken or len(records) == self.size, limit)
+            missing = [rank for rank in range(self.size) if rank not in records]
+        if missing and self.broken:
+            raise PeerLost(f"ranks {missing} did not come", missing)
+        return not missing
+
+    def wait_for_letter(self, rank: int, source: int) -> tuple[int, Tensor]:
+        def waiting() -> int | None:
+            letters = self.letters[rank]
+            return next((i for i, (sender, _) in enumerate(letters) if source in (ANY, sender)), None)
+
+        with self.post:
+            arrived = self.post.wait_for(lambda: self.broken or waiting() is not None, self.timeout)
+            place = waiting()
+            if not arrived or place is None:
+                raise PeerLost(f"recv: no message from {source} within {self.timeout:g} s", (source,))
+            return self.letters[rank].pop(place)
+
+    def abort(self) -> None:
+        self.barrier.abort()
+        with self.post:
+            self.broken = True
+            self.post.notify_all()
+
+    def _meet(self, rank: int, what: str) -> None:
+        self.arrivals[rank] += 1
+        try:
+            self.barrier.wait(self.timeout)
+        except threading.BrokenBarrierError:
+            missing = tuple(i for i, n in enumerate(self.arrivals) if n < self.arrivals[rank])
+            lost = f"ranks {list(missing)} did not come" if missing else "a rank ended by an error"
+            raise PeerLost(f"{what}: {lost}", missing) from None
+
+
+class ThreadBackend(Backend):
+    """Sums run in rank order, in float32 for the 16-bit floats."""
+
+    name = "threads"
+
+    def __init__(self, rank: int, meeting: Meeting, node: int) -> None:
+        self.rank = rank
+        self.size = meeting.size
+        self.node = node
+        self._meeting = meeting
+
+    def accepts(self, device: torch.device) -> bool:
+        return device.type == "cpu"
+
+    def alltoall(self, out: Tensor, x: Tensor) -> None:
+        def read(xs: list[Tensor]) -> None:
+            for mine, theirs in zip(out.view(self.size, -1), xs, strict=True):
+                mine.copy_(theirs.view(self.size, -1)[self.rank])
+
+        self._meeting.together(self.rank, "alltoall", x, read)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor, reduction: Reduction) -> None:
+        def read(xs: list[Tensor]) -> None:
+            out.copy_(reduced([x.view(self.size, -1)[self.rank] for x in xs], reduction).view_as(out))
+
+        self._meeting.together(self.rank, f"reduce_scatter {reduction}", x, read)
+
+    def allgather(self, out: Tensor, x: Tensor) -> None:
+        def read(xs: list[Tensor]) -> None:
+            for run, theirs in zip(out.view(self.size, -1), xs, strict=True):
+                if run.data_ptr() != theirs.data_ptr():
+                    run.copy_(theirs.view(-1))
+
+        self._meeting.together(self.rank, "allgather", x, read)
+
+    def allgatherv(self, out: Tensor, x: Tensor, counts: Sequence[int]) -> None:
+        self._meeting.together(self.rank, "allgatherv", x, lambda xs: torch.cat(_flat(xs), out=out.view(-1)))
+
+    def allreduce(self, x: Tensor, reduction: Reduction) -> None:
+        what = f"allreduce {reduction}"
+        result = self._meeting.together(self.rank, what, x, lambda xs: reduced(xs, reduction))
+        x.copy_(result)
+
+    def bcast(self, x: Tensor, root: int) -> None:
+        def read(xs: list[Tensor]) -> None:
+            if self.rank != root:
+                x.copy_(xs[root])
+
+        self._meeting.together(self.rank, f"bcast from {root}", x, read)
+
+    def exchange(self, send: Mapping[int, Tensor], recv: Mapping[int, Tensor]) -> None:
+        for to, x in send.items():
+            self.send(x, to)
+        for source, out in recv.items():
+            self.recv(out, source)
+
+    def send(self, x: Tensor, to: int) -> None:
+        with self._meeting.post:
+            self._meeting.letters[to].append((self.rank, x.clone()))
+            self._meeting.post.notify_all()
+
+    def recv(self, out: Tensor, source: int) -> int:
+        sender, x = self._meeting.wait_for_letter(self.rank, source)
+        out.copy_(x)
+        return sender
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        return self._meeting.together(
+            self.rank, "gather_objects", pickle.dumps(item), lambda items: [pickle.loads(i) for i in items]
+        )
+
+    def post_record(self, record: bytes, received: bytearray) -> Ending:
+        records = self._meeting.post_record(self.rank, record)
+
+        def ends(seconds: float) -> bool:
+            if not self._meeting.wait_for_records(records, seconds):
+                return False
+            received[:] = b"".join(records[rank] for rank in range(self.size))
+            return True
+
+        return ends
+
+    def split(self, color: int, key: int) -> Backend:
+        place = (key, self.rank)
+        everyone = self._meeting.together(self.rank, "split", (color, place), list)
+        members = sorted(place for theirs, place in everyone if theirs == color)
+        meeting = None
+        if place == members[0]:
+            meeting = Meeting(len(members), self._meeting.timeout, self._meeting.all_meetings)
+        leaders = self._meeting.together(self.rank, "split", meeting, list)
+        return ThreadBackend(members.index(place), leaders[members[0][1]], self.node)
+
+    def abort(self, code: int) -> None:
+        for meeting in list(self._meeting.all_meetings):
+            meeting.abort()
+
+
+def run(
+    n: int,
+    function: Callable[..., Result],
+    *args: Any,
+    nodes: Sequence[int] | None = None,
+    timeout: float = 60.0,
+    wrap: Callable[[Backend], Backend] = lambda backend: backend,
+) -> list[Result]:
+    """`function(world, *args)` on `n` ranks; their results in rank order.
+
+    `nodes[r]` says on which node rank r pretends to be, `wrap` decorates each rank's backend. Where ranks
+    raise, the first exception that is not just the loss of a peer is raised here.
+    """
+    know_processor()
+    reports = Table()
+    meeting = Meeting(n, 0.8 * timeout, [])  # it can name who is missing, so it has to give up first
+    results: list[Any] = [None] * n
+    errors: list[BaseException] = []
+
+    def rank_main(rank: int) -> None:
+        backend = wrap(ByDevice(ThreadBackend(rank, meeting, nodes[rank] if nodes else 0)))
+        watch = RankWatch(rank, reports) if n > 1 else None
+        member = watch and Member(watch, WORLD, range(n))
+        world = Transport(backend, timeout=timeout, member=member)
+        ended = False
+        try:
+            results[rank] = function(world, *args)
+            if watch is not None:
+                watch.leaving = True
+            ended = world.end_apart(timeout)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+            backend.abort(1)
+        finally:
+            if world.lane.close(timeout) and ended and watch is not None:
+                watch.left()
+
+    ranks = [
+        threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True)
+        for rank in range(n)
+    ]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, PeerLost)), errors[0])
+    return results
+
+
+def _flat(xs: Sequence[Tensor]) -> list[Tensor]:
+    return [x.view(-1) for x in xs]

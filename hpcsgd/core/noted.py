@@ -1,0 +1,27 @@
+"""What ranks have to have in common, noted where they do not talk, and compared where they do.
+
+A sampler of one rank sends nothing: that rank may use it alone. An optimizer compares, in its first step,
+what each rank has noted of the sampler that it began to use last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from weakref import WeakKeyDictionary
+
+from hpcsgd.comm import Ledger, Transport
+
+Facts = Sequence[tuple[str, str]]
+"""Each is a thing and its value in words."""
+_noted: WeakKeyDictionary[Ledger, Facts] = WeakKeyDictionary()
+"""By the ledger, which all communicators of a rank have in common."""
+
+
+def note(world: Transport, facts: Iterable[tuple[str, str]]) -> None:
+    """Have these facts compared among the ranks of `world`, and none that were noted before."""
+    _noted[world.ledger] = tuple(facts)
+
+
+def noted(world: Transport) -> Facts:
+    """The facts that this rank has noted."""
+    return _noted.get(world.ledger, ())

@@ -1,0 +1,161 @@
+"""Who waits for whom: a small value that a method states once, and that a simulation goes by.
+
+An averager states it in its `Traits`, and leaves open how often. `who_waits` (`hpcsgd.core.method`) adds that
+from the schedule of a method; `StepPlan.waits` is the result. An averager around another one takes it from
+that one, and changes it by `later` if results are used later.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from hpcsgd.core.graphs import Graph
+from hpcsgd.errors import count_text
+
+Period = int | Fraction
+"""The n-th synchronization comes after step ⌈n·period⌉."""
+
+
+@dataclass(frozen=True)
+class All:
+    """All groups wait for each other. They use the result `late` steps later."""
+
+    late: int = 0
+    period: Period | None = None
+    """None: nobody can tell beforehand after which steps."""
+
+    def __str__(self) -> str:
+        return f"all groups wait for each other {_often(self.period)}{_late(self.late)}"
+
+
+@dataclass(frozen=True)
+class Living:
+    """Those groups that are alive wait for each other. The others may come back."""
+
+    period: Period | None = None
+
+    def __str__(self) -> str:
+        return f"all groups that are alive wait for each other {_often(self.period)}"
+
+
+@dataclass(frozen=True)
+class InNeighbors:
+    """A group waits for those that send to it in `graph`. It needs what they sent `late` steps before."""
+
+    graph: Graph
+    late: int = 0
+    period: Period | None = None
+
+    def __str__(self) -> str:
+        return f"groups wait for their neighbors in {self.graph} {_often(self.period)}{_late(self.late)}"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two groups wait for each other. The pairs are drawn by lot each time.
+
+    If the number of groups is odd, one group waits for nobody. That is the next one after `every` steps.
+    """
+
+    seed: int
+    every: int
+    late: int = 0
+    period: Period | None = None
+
+    def partners(self, t: int, P: int) -> dict[int, int]:
+        """Return the partner of each of P groups after step `t`, counted from 1."""
+        alone = t // self.every % P
+        groups = [g for g in range(P) if P % 2 == 0 or g != alone]
+        random.Random(f"{self.seed} {t}").shuffle(groups)
+        return {g: groups[i ^ 1] for i, g in enumerate(groups)}
+
+    def __str__(self) -> str:
+        return f"pairs of groups drawn by lot wait for each other {_often(self.period)}{_late(self.late)}"
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """A group waits until it is at most `staleness` steps ahead of the slowest one; None: for nobody."""
+
+    staleness: int | None
+    period: Period | None = None
+
+    def __str__(self) -> str:
+        ahead = "and wait for no other group"
+        if self.staleness is not None:
+            ahead = f"and are at most {count_text(self.staleness, 'step')} ahead of the slowest one"
+        return f"groups ask a server {_often(self.period)} {ahead}"
+
+
+@dataclass(frozen=True)
+class RandomPartner:
+    """Every second group asks one of the others, drawn by lot. It needs the answer one step later."""
+
+    seed: int
+    period: Period | None = None
+
+    def __str__(self) -> str:
+        return f"every second group asks a random other one {_often(self.period)}"
+
+
+@dataclass(frozen=True)
+class Then:
+    """`first` up to and with step `at`, after which all groups wait for each other, and `then` after that."""
+
+    first: Waits
+    then: Waits
+    at: int | None
+    """None: nobody can tell beforehand."""
+
+    def __str__(self) -> str:
+        until = "at first" if self.at is None else f"up to step {self.at}"
+        return f"{until} {self.first}; then {self.then}"
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Nobody can tell beforehand who waits for whom, for a reason which completes "cannot be simulated: "."""
+
+    why: str
+
+    def __str__(self) -> str:
+        return "who waits for whom is not known"
+
+
+Waits = All | Living | InNeighbors | Pairs | Slowest | RandomPartner | Then | Unknown
+
+
+def due(t: Any, period: Period) -> Any:
+    """Return whether groups synchronize after step `t`, counted from 1, or after each step of an array."""
+    per = Fraction(period)
+    n, d = per.numerator, per.denominator
+    return t * d // n > (t - 1) * d // n
+
+
+def later(waits: Waits, steps: int) -> Waits:
+    """Return `waits` of groups that train on, and use each result `steps` steps later."""
+    if isinstance(waits, All | InNeighbors | Pairs):
+        return replace(waits, late=waits.late + steps)
+    if isinstance(waits, Unknown):
+        return waits
+    return Unknown(f"it delays a method of which {waits}")
+
+
+def with_period(waits: Waits, period: Period | None) -> Waits:
+    """Return `waits` of a method whose groups synchronize with this period."""
+    return waits if isinstance(waits, Then | Unknown) else replace(waits, period=period)
+
+
+def _often(period: Period | None) -> str:
+    if period is None:
+        return "after some steps"
+    if period == 1:
+        return "after every step"
+    return f"after every {float(period):.4g} steps"
+
+
+def _late(steps: int) -> str:
+    return f" and use the result {count_text(steps, 'step')} later" if steps else ""

@@ -1,0 +1,90 @@
+"""`python -m hpcsgd.elastic`: the coordinator as a process of its own, which ends with whoever started it.
+
+Its standard input is a line of JSON with what `Coordinator` is to be told, then a line for every event that
+the launcher has to add to the event log; when that ends, so does this, and not before: signals to the whole
+job are for those that train. The first line that it prints is where it listens.
+
+With a `term` it is that of islands that were started apart. Where somebody else has claimed it this ends
+without a word, and otherwise when there is a later one, or the training has ended and all have left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.elastic.allotment import Allotment
+from hpcsgd.elastic.coordinator import Coordinator
+from hpcsgd.elastic.event_log import NAME, EventLog
+from hpcsgd.elastic.journal import FOLDER, REGISTER, Alone, Term, claim
+from hpcsgd.elastic.whereabouts import Whereabouts, token_for
+from hpcsgd.errors import UserError, in_one_line
+
+
+async def _together(folder: Path, token: str, host: str, port: int, **told: Any) -> None:
+    with EventLog(folder / NAME) as events:
+        at = Coordinator(token=token, journal=Alone(folder / REGISTER), events=events, **told)
+        left, _ = await _listening(at, host, port, events)
+        print(at.address, flush=True)
+        await left
+
+
+async def _apart(folder: Path, term: int, host: str, **told: Any) -> None:
+    terms = folder / FOLDER
+    if not claim(terms, term):
+        return
+    token = token_for(terms, term)
+    with EventLog(terms / str(term) / NAME) as events:
+        at = Coordinator(token=token, journal=Term(terms, term), events=events, together=False, **told)
+        left, serving = await _listening(at, host, 0, events)
+        Whereabouts(at.address, token).publish(terms, term)
+        print(at.address, flush=True)
+        await asyncio.wait({left, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if not at.superseded:
+            Whereabouts("", token).publish(terms, term)
+
+
+async def _listening(
+    at: Coordinator, host: str, port: int, events: EventLog
+) -> tuple[asyncio.Task[Any], asyncio.Task[None]]:
+    """What is over when the launcher has left, and when all clients have after the end of the training."""
+    serving = asyncio.create_task(at.serve(host, port))
+    while not at.address:
+        if serving.done():
+            serving.result()  # nobody can listen there
+        await asyncio.sleep(0.01)
+    left = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=_hear, args=(loop, events, left), daemon=True).start()
+    return asyncio.create_task(left.wait()), serving
+
+
+def _hear(loop: asyncio.AbstractEventLoop, events: EventLog, left: asyncio.Event) -> None:
+    for line in sys.stdin:
+        said = json.loads(line)
+        loop.call_soon_threadsafe(lambda said=said: getattr(events, said.pop("event"))(**said))
+    loop.call_soon_threadsafe(left.set)
+
+
+def _main() -> None:
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    told = json.loads(sys.stdin.readline())
+    told["folder"] = Path(told["folder"])
+    allotment = told.pop("allotment", None)
+    told["allotment"] = None if allotment is None else Allotment(**allotment)
+    try:
+        asyncio.run(_apart(**told) if "term" in told else _together(**told))
+    except (UserError, OSError) as error:
+        sys.exit(f"hpcsgd: the coordinator: {in_one_line(error)}")
+
+
+if __name__ == "__main__":
+    _main()

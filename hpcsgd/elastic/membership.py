@@ -1,0 +1,168 @@
+"""The rules by which the register changes: who averages next, when a round counts, who is left out.
+
+Nothing here waits or talks, so that every order of events can be tried; what they mean is in `register`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from hpcsgd.elastic.register import Ballot, Member, Phase, Register
+
+
+@dataclass
+class Candidate:
+    """An island that wants to be in the next generation; complete when all its ranks have come."""
+
+    ranks: int
+    addresses: dict[int, str] = field(default_factory=dict)
+    rounds: set[int] = field(default_factory=set)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.addresses) == self.ranks
+
+
+class Membership:
+    """The register with what moves it. Each method is an event; those of the past are ignored.
+
+    `expected`: the islands that an open register waits for; at the start all that are to come, none where
+    each begins by itself. `together`: where one has to stop, all do, or else the others go on.
+    """
+
+    def __init__(
+        self, expected: frozenset[int], register: Register | None = None, *, together: bool = True
+    ) -> None:
+        self.register = register or Register()
+        self.expected = expected
+        self._together = together
+        self._candidates: dict[int, Candidate] = {}
+        self._votes: dict[tuple[int, int], Ballot] = {}
+        self._left_out: dict[int, int] = {}
+        """Islands that may not come before so many rounds are committed."""
+        self._times_left_out: Counter[int] = Counter()
+
+    def come(self, island: int, rank: int, ranks: int, address: str, rounds: int) -> None:
+        """A rank of `ranks` listens at `address`, holds the mean of `rounds`, and wants to average."""
+        if self.register.phase is Phase.FINISHED:
+            return
+        candidate = self._candidates.setdefault(island, Candidate(ranks))
+        candidate.addresses[rank] = address
+        candidate.rounds.add(rounds)
+        if not candidate.complete or island in self._left_out:
+            return
+        self.expected |= {island}
+        if self.register.phase is Phase.RUN and island in self.register.islands:
+            self._open()  # it was lost and is back before anybody noticed
+        self._close_if_all_came()
+
+    def vote(self, island: int, rank: int, generation: int, rounds: int, ballot: Ballot) -> None:
+        """A rank of a member holds the whole mean of the round after `rounds`."""
+        if not self._running(island, generation, rounds):
+            return
+        self._votes[island, rank] = ballot
+        if self._votes.keys() != self.register.clients:
+            return
+        self._commit(rounds + 1)
+        self._left_out = {i: until for i, until in self._left_out.items() if until > rounds + 1}
+        if came := self._came():
+            self.expected |= came
+            self._open()
+
+    def object(self, island: int, generation: int, rounds: int) -> None:
+        """A rank of a member cannot finish the round after `rounds`."""
+        if self._running(island, generation, rounds):
+            self._open()
+
+    def allot(self, units: Mapping[int, int]) -> None:
+        """To be heard together with the commit that dealt samples."""
+        self.register = replace(self.register, units=tuple(sorted(units.items())))
+
+    def expect(self, island: int) -> None:
+        """A member leaves to come back with other ranks: nobody goes on without it."""
+        self._candidates.pop(island, None)
+        if self.register.phase is Phase.RUN and island in self.register.islands:
+            self._open()
+
+    def lose(self, island: int) -> None:
+        """It died, or has not been heard of for too long."""
+        self._candidates.pop(island, None)
+        self.expected -= {island}
+        if self.register.phase is Phase.RUN and island in self.register.islands:
+            self._open()
+        self._close_if_all_came()
+
+    def leave_out(self, island: int) -> None:
+        """As `lose`, but it may be back at once, and would do the same harm: at first a round is made without
+        it, then two, then four, …"""
+        rounds = 2 ** self._times_left_out[island]
+        self._left_out[island] = self.register.rounds + rounds
+        self._times_left_out[island] += 1
+        self.lose(island)
+
+    def wait_no_longer(self) -> None:
+        """Close an open register on those that have come, if any."""
+        came = self._came()
+        if not came:  # nobody is left to make those rounds
+            self._left_out.clear()
+            came = self._came()
+        if self.register.phase is Phase.OPEN and came:
+            self.expected = came
+            self._close_if_all_came()
+
+    def _came(self) -> frozenset[int]:
+        """The islands that have come with all their ranks, and may."""
+        came = {island for island, candidate in self._candidates.items() if candidate.complete}
+        return frozenset(came - self._left_out.keys())
+
+    def finish(self, island: int, generation: int) -> None:
+        """A member has done all there was to do, and saved it."""
+        if generation == self.register.generation and island in self.register.islands:
+            self.register = replace(self.register, phase=Phase.FINISHED)
+
+    def _commit(self, rounds: int) -> None:
+        now = self.register
+        places = {ballot.place for (island, _), ballot in self._votes.items() if island in now.counting}
+        place = max(places, key=lambda place: (place.epoch, place.t))
+        stopping = {island for (island, _), ballot in self._votes.items() if ballot.leaving}
+        leaving = bool(stopping) and self._together
+        going = () if self._together else tuple(sorted(stopping))
+        self._votes.clear()
+        self.register = replace(now, rounds=rounds, place=place, leaving=leaving, going=going)
+        if place.deal != now.dealt.deal:
+            staying = tuple(island for island in now.islands if island not in going)
+            self.register = replace(self.register, dealt=place, sharing=staying or now.islands)
+
+    def _running(self, island: int, generation: int, rounds: int) -> bool:
+        now = self.register
+        current = (now.phase, now.generation, now.rounds) == (Phase.RUN, generation, rounds)
+        return current and island in now.islands
+
+    def _open(self) -> None:
+        self._votes.clear()
+        self.register = replace(self.register, phase=Phase.OPEN)
+
+    def _close_if_all_came(self) -> None:
+        if self.register.phase is not Phase.OPEN or not self.expected:
+            return
+        if not all(i in self._candidates and self._candidates[i].complete for i in self.expected):
+            return
+        members = tuple(self._member(island) for island in sorted(self.expected))
+        for island in self.expected:  # not of one that has half come
+            del self._candidates[island]
+        rounds = max(self.register.rounds, *(member.rounds for member in members))
+        self.register = replace(
+            self.register,
+            generation=self.register.generation + 1,
+            rounds=rounds,
+            began=rounds,
+            phase=Phase.RUN,
+            members=members,
+        )
+
+    def _member(self, island: int) -> Member:
+        candidate = self._candidates[island]
+        addresses = tuple(address for _, address in sorted(candidate.addresses.items()))
+        return Member(island, addresses, min(candidate.rounds))

@@ -1,0 +1,271 @@
+"""Sums over the islands that share a generation: TCP connections in a ring, which can be cut at any moment.
+
+A chunk of the model has an owner in every island, and its owners are one ring. A rank that owns several
+chunks is in several rings. Nothing here decides who is in: the register does.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcsgd.elastic.handshake import GREETING, RING, introduce, read, welcome
+from hpcsgd.elastic.strangers import Strangers
+
+_LINE = 256
+_GLANCE = 0.1
+"""Seconds between two looks at whether waiting still makes sense."""
+_AT_THE_DOOR = 64
+"""Who may be about to say who they are, at once: each has a thread."""
+_BLOCK = 1 << 20
+"""Bytes that are added, and sent, at once: few calls, but what has come is still in the cache."""
+
+Overdue = Callable[[float], bool]
+"""Whether what was waited for since that moment should have come."""
+
+
+class Broken(ConnectionError):
+    """A ring cannot go on, for reasons that lie with the neighbour on one side: -1 left, 1 right."""
+
+    def __init__(self, side: int, why: str) -> None:
+        super().__init__(why)
+        self.side = side
+
+
+class Door:
+    """Where this rank listens for its left neighbours, for as long as it lives."""
+
+    def __init__(self, host: str, token: str) -> None:
+        """`host`: the address of this node in the job's own network; anybody else does not get past the
+        handshake."""
+        self._token = token
+        self._listener = socket.create_server((host, 0))
+        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        self._strangers = Strangers(_AT_THE_DOOR)
+        self._closed = False
+        self._came: dict[tuple[int, int], socket.socket] = {}
+        self._news = threading.Condition()
+        threading.Thread(target=self._open, name="door", daemon=True).start()
+
+    def wait_for(
+        self, generation: int, chunk: int, overdue: Overdue, given_up: Callable[[], bool]
+    ) -> socket.socket:
+        """The left neighbour in this ring. Raises `ConnectionError` where it does not come."""
+        since = time.monotonic()
+        with self._news:
+            while (generation, chunk) not in self._came:
+                self._news.wait(_GLANCE)
+                if given_up():
+                    raise ConnectionError("the generation has ended")
+                if overdue(since):
+                    raise Broken(-1, "the left neighbour did not connect")
+            self._forget(lambda known: known < generation)
+            return self._came.pop((generation, chunk))
+
+    def close(self) -> None:
+        self._closed = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._news:
+            self._forget(lambda _: True)
+
+    def _forget(self, which: Callable[[int], bool]) -> None:
+        for key in [key for key in self._came if which(key[0])]:
+            self._came.pop(key).close()
+
+    def _open(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(_GLANCE)  # there are too many open files, or whoever knocked has left
+                continue
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: socket.socket) -> None:
+        until = time.monotonic() + GREETING
+        try:
+            with self._strangers.one_more(lambda: _shut(connection)):
+                welcome(connection, self._token, RING, until)
+                said = json.loads(read(connection, _LINE, until))
+        except (OSError, ValueError):
+            connection.close()
+            return
+        with self._news:
+            self._came[said["generation"], said["chunk"]] = connection
+            self._news.notify_all()
+
+
+class TcpRing:
+    """The owners of one chunk, this rank at `place` of `size`."""
+
+    def __init__(
+        self,
+        place: int,
+        size: int,
+        left: socket.socket | None = None,
+        right: socket.socket | None = None,
+        overdue: Overdue = lambda _: False,
+    ) -> None:
+        self.place, self.size = place, size
+        self._left, self._right, self._overdue = left, right, overdue
+        for connection in (left, right):
+            if connection is not None:
+                connection.setblocking(False)
+
+    def mean(self, x: Tensor | None, mean: Tensor, counting: int) -> None:
+        """`mean` ← the sum of the `x` of all over `counting`, the same bits everywhere; None adds nothing.
+        Contiguous, on the CPU, apart in memory.
+
+        Reduce-scatter and allgather around the ring: 2·(size−1)/size of x each way. Raises `OSError` where a
+        connection breaks or is cut; `mean` is then of no use.
+        """
+        cuts = [mean.numel() * i // self.size for i in range(self.size + 1)]
+        means = [mean[a:b] for a, b in pairwise(cuts)]
+        mine = [None if x is None else x[a:b] for a, b in pairwise(cuts)]
+        out = mine[self.place]
+        if out is None:
+            out = torch.zeros_like(means[self.place])
+        for step in range(self.size - 1):
+            here = (self.place - step - 1) % self.size
+            self._pass_on(out, means[here], mine[here])
+            out = means[here]
+        if self.size == 1:
+            means[0].copy_(out)
+        means[(self.place + 1) % self.size].div_(counting)
+        for step in range(self.size - 1):
+            out = means[(self.place - step + 1) % self.size]
+            self._pass_on(out, means[(self.place - step) % self.size])
+
+    def cut(self) -> None:
+        """End what is under way, here and at the neighbours; from any thread."""
+        for connection in (self._left, self._right):
+            if connection is not None:
+                _shut(connection)
+
+    def close(self) -> None:
+        self.cut()
+        for connection in (self._left, self._right):
+            if connection is not None:
+                connection.close()
+
+    def _pass_on(self, out: Tensor, into: Tensor, addend: Tensor | None = None) -> None:
+        """Both at once: with large messages everybody would wait to be rid of one. `addend` is added to what
+        comes, block by block, while that is in the cache and the next one on its way."""
+        assert self._left is not None
+        assert self._right is not None
+        left, right, outgoing, incoming = self._left, self._right, _bytes(out), _bytes(into)
+        size, sent, came, added = into.element_size(), 0, 0, 0
+        since = time.monotonic()
+        while sent < len(outgoing) or came < len(incoming):
+            before = sent, came
+            sent += _send(right, outgoing[sent : sent + _BLOCK])
+            came += _receive(left, incoming[came : came + _BLOCK])
+            if addend is not None and (came - added * size >= _BLOCK or came == len(incoming)):
+                into[added : came // size].add_(addend[added : came // size])
+                added = came // size
+            if (sent, came) != before:
+                since = time.monotonic()
+                continue
+            waiting = left if came < len(incoming) else None, right if sent < len(outgoing) else None
+            if not _look(*waiting) and self._overdue(since):
+                raise Broken(-1 if came < len(incoming) else 1, "a neighbour does nothing")
+
+
+def connect(
+    door: Door,
+    generation: int,
+    chunk: int,
+    place: int,
+    addresses: list[str],
+    *,
+    token: str,
+    silence: float,
+    overdue: Overdue,
+    given_up: Callable[[], bool],
+) -> TcpRing:
+    """The ring of `addresses`, all of which call this. Raises `OSError` where a neighbour is not there.
+
+    Doors are always open, so the right neighbour has `silence` seconds to answer; the left one comes when it
+    has trained."""
+    size = len(addresses)
+    if size == 1:
+        return TcpRing(0, 1)
+    host, port = addresses[(place + 1) % size].rsplit(":", 1)
+    try:
+        right = socket.create_connection((host, int(port)), timeout=silence)
+    except OSError as error:
+        raise Broken(1, f"the right neighbour does not answer: {error}") from error
+    try:
+        right.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _done(1, lambda: introduce(right, token, RING))
+        right.sendall(json.dumps({"generation": generation, "chunk": chunk}).encode().ljust(_LINE))
+        left = door.wait_for(generation, chunk, overdue, given_up)
+    except OSError:
+        right.close()
+        raise
+    return TcpRing(place, size, left, right, overdue)
+
+
+def _shut(connection: socket.socket) -> None:
+    """From any thread; who waits there looks up."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _done(side: int, call: Callable[[], Any]) -> Any:
+    """What `call` gives; if that fails it is the neighbour's fault."""
+    try:
+        return call()
+    except OSError as error:
+        raise Broken(side, str(error)) from error
+
+
+def _bytes(x: Tensor) -> memoryview:
+    return x.view(torch.uint8).numpy().data
+
+
+def _send(right: socket.socket, message: memoryview) -> int:
+    """Bytes that went."""
+    try:
+        return right.send(message) if message else 0
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        raise Broken(1, str(error)) from error
+
+
+def _receive(left: socket.socket, room: memoryview) -> int:
+    """Bytes that came."""
+    try:
+        count = left.recv_into(room) if room else 0
+    except BlockingIOError:
+        return 0
+    except OSError as error:
+        raise Broken(-1, str(error)) from error
+    if room and count == 0:
+        raise Broken(-1, "the left neighbour has closed the connection")
+    return count
+
+
+def _look(left: socket.socket | None, right: socket.socket | None) -> bool:
+    """Wait a moment for something to read or for room to write; whether there is."""
+    poll = select.poll()
+    if left is not None:
+        poll.register(left, select.POLLIN)
+    if right is not None:
+        poll.register(right, select.POLLOUT)
+    return bool(poll.poll(1000 * _GLANCE))

@@ -1,0 +1,91 @@
+"""Whether a model can be trained by several ranks as by one, before its optimizer is wrapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.errors import UserError
+
+
+def require_distributable(model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]], ranks: int) -> None:
+    """Raise `UserError` for a `model` that several ranks would train otherwise than one process does.
+
+    Whoever is alone may look at a model without values: whether all of it fits together.
+    """
+    _require_memory_of_its_own(model, trained)
+    if ranks > 1:
+        _require_values(model)
+        _require_synchronized(model)
+        _require_untouched_by_forward(model)
+
+
+def _require_memory_of_its_own(model: nn.Module, trained: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Each trained parameter moves into a flat vector, away from what shares memory with it."""
+    theirs = dict(trained)
+    rest = {name: x for name, x in _tensors(model) if name not in theirs}
+    spans = [(*_span(x), name) for name, x in [*theirs.items(), *rest.items()] if _has_memory(x)]
+    last: tuple[str, int, int, str] | None = None
+    for span in sorted(spans):
+        overlaps = last is not None and last[0] == span[0] and span[1] < last[2]
+        if last is not None and overlaps and (span[3] in theirs or last[3] in theirs):
+            raise UserError(
+                f"{last[3]} and {span[3]} share memory, which they would not after the wrapping: to tie two "
+                "parameters assign one nn.Parameter to both modules, else give each a clone()"
+            )
+        if last is None or not overlaps or span[2] > last[2]:
+            last = span
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _has_memory(x: Tensor) -> bool:
+    """Shards and other tensors made of tensors have none that is theirs alone."""
+    return x.layout == torch.strided and not x.is_meta and x.numel() > 0 and type(x.detach()) is Tensor
+
+
+def _span(x: Tensor) -> tuple[str, int, int]:
+    """Its device, its first byte, and the first one behind it."""
+    end = sum(stride * (size - 1) for stride, size in zip(x.stride(), x.size(), strict=True))
+    return str(x.device), x.data_ptr(), x.data_ptr() + (end + 1) * x.element_size()
+
+
+def _require_synchronized(model: nn.Module) -> None:
+    """Torch's layer goes by the samples of this rank alone, or of all groups together, without a word."""
+    for name, module in _modules(model):
+        if isinstance(module, nn.SyncBatchNorm) and module.process_group is None:
+            raise UserError(
+                f"{name} is torch's SyncBatchNorm and has no process group: call "
+                "hpcsgd.sync_batch_norm(model, job) before"
+            )
+
+
+def _require_untouched_by_forward(model: nn.Module) -> None:
+    """Rows that are looked up are scaled in place, on the rank that looks them up alone."""
+    for name, module in _modules(model):
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise UserError(
+                f"{name} has max_norm = {module.max_norm:g}, by which each rank changes the rows that it "
+                "looks up, and no other rank does: leave max_norm out, and call "
+                f"weight.data.renorm_({module.norm_type:g}, 0, {module.max_norm:g}) after step() on all ranks"
+            )
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((name or "the model", module) for name, module in cast(Any, model).named_modules())
+
+
+def _require_values(model: nn.Module) -> None:
+    named = [("parameter", *each) for each in model.named_parameters()]
+    named += [("buffer", *each) for each in model.named_buffers()]
+    for kind, name, x in named:
+        if x.device.type == "meta":
+            raise UserError(
+                f"{kind} {name} is on the meta device: give it values before the optimizer is wrapped"
+            )

@@ -1,0 +1,170 @@
+"""The online estimate of a Fisher matrix, and what its inverse makes of a gradient: matrices only, no layers.
+
+D. Povey, X. Zhang, S. Khudanpur, "Parallel training of DNNs with Natural Gradient and Parameter Averaging",
+https://arxiv.org/abs/1410.7455, the online version of NG-SGD. F_t follows the scatter S_t = Xᵀ X / N of
+vectors that come in minibatches X [N, D]:
+
+    F_t = R_tᵀ D_t R_t + ρ_t I              R_t [r, D] with orthonormal rows, r < D
+    T_t = η S_t + (1 − η) F_t,  Y_t = R_t T_t
+    Y_t Y_tᵀ = U C Uᵀ,  R_{t+1} = C^−½ Uᵀ Y_t,  D_{t+1} = C^½ − ρ_{t+1} I     one step of the power method
+    (D − r) ρ_{t+1} = tr(T_t) − tr(C^½)                                      so that tr(F_{t+1}) = tr(T_t)
+    G_t = F_t + α tr(F_t) / D · I,          η = 1 − exp(−N / N_S)
+
+Differences from the paper:
+
+- R_{t+1} is made orthonormal by QR every time, not only where the condition of C demands it.
+- All floors are relative to F itself; the paper's ρ ≥ 1e-10 would be large for derivatives of a mean loss.
+- The paper multiplies the rows of X, and of the derivatives Y, by the inverses, and keeps the norm of each.
+  The finished gradient is Yᵀ X, so multiplying it from both sides is the same up to a factor; its norm is the
+  one that is kept.
+
+The r × r matrix Y_t Y_tᵀ is decomposed by the host. So an update of vectors on a device is begun there and
+finished when the host has what it has to see, which can be much later: nobody waits in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm.on_host import Arrivals, on_device
+
+DELTA = 5e-4
+"""The least eigenvalue of F, as a part of the largest."""
+
+FIRST = 4
+"""Steps of the power method that make F_0 of the first minibatch."""
+
+
+def largest(X: Tensor) -> Tensor:
+    """Of the absolute values; not a number where one of them is none."""
+    low, high = torch.aminmax(X)  # 25 times as fast as the infinity norm
+    return torch.maximum(-low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Fisher:
+    """F = Rᵀ diag(eigenvalues − ρ) R + ρ I. Never changed in place."""
+
+    R: Tensor
+    """[r, D], orthonormal rows."""
+    eigenvalues: Tensor
+    """[r], those of F along the rows of R, the paper's D_t + ρ_t I; float64 on the CPU."""
+    rho: float
+    """The eigenvalue along everything else."""
+
+    @classmethod
+    def of(cls, X: Tensor, rank: int) -> Fisher | None:
+        """F_0 of the first minibatch [N, D], with r = min(rank, D − 1); None where that says nothing.
+
+        D − 1 directions and ρ for the last one are a full matrix.
+        """
+        D = X.shape[1]
+        r = min(rank, D - 1)
+        if r < 1:
+            return None
+        start = torch.randn(
+            D, r, generator=torch.Generator("cpu").manual_seed(D), dtype=torch.float64, device="cpu"
+        )
+        F = cls(torch.linalg.qr(start).Q.T.to(X), torch.zeros(r, dtype=torch.float64, device="cpu"), 0.0)
+        for _ in range(FIRST):
+            F = F.updated(X, 1.0)
+        return F if F.trace > 0 else None
+
+    @property
+    def trace(self) -> float:
+        r, D = self.R.shape
+        return self.eigenvalues.sum().item() + (D - r) * self.rho
+
+    def updated(self, X: Tensor, eta: float) -> Fisher:
+        """F_{t+1}, of F_t and the minibatch [N, D]; F_t where that says nothing."""
+        return self.begun(X, eta, Arrivals()).finished()
+
+    def begun(self, X: Tensor, eta: float, arrivals: Arrivals) -> Update:
+        """The part of `updated` for which nobody has to wait."""
+        N, R = len(X), self.R
+        s = largest(X)
+        X = X / s  # nothing below under- or overflows, of whatever size derivatives are
+        size = s.double()
+        a = eta * size * size / N
+        trace = a * X.square().sum().double() + (1 - eta) * self.trace
+        # Everything relative to tr(T): Y = R T / tr(T).
+        Y = (a / trace) * ((X @ R.T).T @ X).double()
+        Y += (torch.full_like(trace, 1 - eta) / trace * on_device(self.eigenvalues, R.device))[:, None] * R
+        return Update(self, Y, arrivals.bring(torch.cat([size[None], trace[None], (Y @ Y.T).view(-1)])))
+
+    def is_finite(self) -> bool:
+        """As R is where the eigenvalues are: of a Y that is not, Y Yᵀ has none."""
+        return math.isfinite(self.trace)
+
+    def shrinkage(self, alpha: float) -> Shrinkage:
+        """What multiplies by β G⁻¹ = I − Rᵀ E R, β = ρ + α tr(F) / D, by the Woodbury identity."""
+        smoothed = self.eigenvalues + alpha * self.trace / self.R.shape[1]
+        E = ((self.eigenvalues - self.rho) / smoothed).to(self.R.dtype)
+        return Shrinkage(self.R, on_device(E, self.R.device))
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """F_{t+1} of F_t and a minibatch X, begun."""
+
+    F: Fisher
+    Y: Tensor
+    """[r, D], relative to tr(T_t)."""
+    seen: Callable[[], Tensor]
+    """The largest of |X|, tr(T_t), and Y Yᵀ; waits for them."""
+
+    def is_of_numbers(self) -> bool:
+        """Whether all of X are finite."""
+        return math.isfinite(self.seen()[0].item())
+
+    def finished(self) -> Fisher:
+        """F_{t+1}, or F_t where X says nothing."""
+        Y, (r, D) = self.Y, self.F.R.shape
+        trace = self.seen()[1].item()
+        if not 0 < trace < math.inf:
+            return self.F
+        C, U = torch.linalg.eigh(self.seen()[2:].view(r, r))
+        eigenvalues = trace * C.flip(0).clamp_min(0).sqrt()
+        rows = on_device(U.flip(1), Y.device).T @ Y
+        Q = torch.linalg.qr(rows.T.to(self.F.R)).Q
+        least = DELTA * eigenvalues[0].item()
+        rho = max((trace - eigenvalues.sum().item()) / (D - r), least)
+        return Fisher(Q.T.contiguous(), eigenvalues.clamp_min(least), rho)
+
+
+@dataclass(frozen=True, slots=True)
+class Shrinkage:
+    """The matrix I − Rᵀ E R."""
+
+    R: Tensor
+    """[r, D]"""
+    E: Tensor
+    """[r], the diagonal."""
+
+
+def natural(G: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tensor | None:
+    """γ · (I − R_lᵀ E_l R_l) G (I − R_rᵀ E_r R_r) for a gradient [D_l, D_r], γ such that ‖G‖_F is kept.
+
+    None stands for the identity; where there is no finite γ, G stays.
+    """
+    U: list[Tensor] = []  # what is subtracted from G is U V
+    V: list[Tensor] = []
+    if right is not None:
+        U.append((G @ right.R.T) * right.E)
+        V.append(right.R)
+    if left is not None:
+        P = left.R @ G
+        if right is not None:
+            P = torch.addmm(P, (P @ right.R.T) * right.E, right.R, alpha=-1)
+        U.append(left.R.T * left.E)
+        V.append(P)
+    if not U:
+        return None
+    found = torch.addmm(G, torch.cat(U, 1), torch.cat(V), alpha=-1)
+    scale = torch.linalg.vector_norm(G) / torch.linalg.vector_norm(found)
+    return torch.where(scale.isfinite(), found.mul_(scale), G.to(found.dtype), out=found)

@@ -1,0 +1,228 @@
+"""One weight under the natural gradient: sees minibatches pass, and changes gradients before they arrive.
+
+The gradient is replaced by a tensor hook, which torch calls before it adds to `.grad`: once a backward pass,
+for all uses of the weight together. So whatever takes gradients from there on (exchange, clipping, optimizer)
+finds the preconditioned one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpcsgd.comm.on_host import Arrivals
+from hpcsgd.comm.streams import take_over
+from hpcsgd.engine.natural_gradient.fisher import Fisher, Shrinkage, Update, largest, natural
+from hpcsgd.engine.natural_gradient.rows import input_rows, output_rows
+
+log = logging.getLogger(__name__)
+
+FASTEST = 0.9
+"""The largest η: an estimate never forgets everything at once."""
+
+ROWS = 512
+"""Rows that an update looks at, at most: for a convolution, of all its positions."""
+
+
+class Side:
+    """The estimate for the inputs, or for the derivatives of the outputs, of one layer.
+
+    Begun when its rows are there, finished when it is asked for: a step later, when a device is through.
+    """
+
+    def __init__(self, name: str, rank: int, alpha: float, history: float) -> None:
+        self._name = name
+        self._rank, self._alpha, self._history = rank, alpha, history
+        self._complained = False
+        self._update: Update | None = None
+        self._set(None)
+
+    @property
+    def F(self) -> Fisher | None:
+        """As of all rows so far."""
+        self._finish()
+        return self._F
+
+    @property
+    def shrinkage(self) -> Shrinkage | None:
+        """That of F."""
+        self._finish()
+        return self._shrinkage
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an estimate, not counting what is under way."""
+        return self._F is not None
+
+    def look_at(self, X: Tensor, arrivals: Arrivals) -> None:
+        """Take the rows [N, D] into the estimate; where that fails the layer goes without one."""
+        if (F := self.F) is None:
+            return self._set(self._first(X))
+        eta = min(1 - math.exp(-len(X) / self._history), FASTEST)
+        self._update = F.begun(X.to(F.R), eta, arrivals)
+
+    def _first(self, X: Tensor) -> Fisher | None:
+        """Of steps that go by each other's results: once, the host waits for each."""
+        if not math.isfinite(largest(X).item()):
+            return self._complain("are not finite: left out")
+        return self._attempt(lambda: Fisher.of(X, self._rank))
+
+    def _finish(self) -> None:
+        if (update := self._update) is not None:
+            self._update = None
+            take_over(update.Y)  # a backward pass may be on another stream
+            if update.is_of_numbers():
+                self._set(self._attempt(update.finished))
+            else:
+                self._complain("are not finite: left out")
+
+    def _attempt(self, estimate: Callable[[], Fisher | None]) -> Fisher | None:
+        try:
+            F = estimate()
+        except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
+            return self._complain(f"have no estimate: starting afresh ({error})")
+        if F is not None and not F.is_finite():
+            return self._complain("have no finite estimate: starting afresh")
+        return F
+
+    def state_dict(self) -> dict[str, Any]:
+        F = self.F
+        return {} if F is None else {"R": F.R, "eigenvalues": F.eigenvalues, "rho": F.rho}
+
+    def load_state_dict(self, state: Mapping[str, Any], like: Tensor, D: int) -> bool:
+        """Whether the state is of this side: of this rank and size."""
+        if not state:
+            self._set(None)
+            return True
+        r = min(self._rank, D - 1)
+        if tuple(state["R"].shape) != (r, D):
+            return False
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        R = state["R"].to(like.device, dtype, copy=True)
+        self._set(Fisher(R, state["eigenvalues"].to("cpu", torch.float64, copy=True), float(state["rho"])))
+        return True
+
+    def _set(self, F: Fisher | None) -> None:
+        self._update = None
+        self._F = F
+        self._shrinkage = None if F is None else F.shrinkage(self._alpha)
+
+    def _complain(self, what: str) -> None:
+        if not self._complained:
+            self._complained = True
+            log.warning("natural gradient: %s %s", self._name, what)
+
+
+class Watch:
+    """A forward hook, calling `saw`. A copy of the model, or a saved one, is watched no more."""
+
+    def __init__(self, saw: Callable[[nn.Module, tuple[Any, ...], Any], None]) -> None:
+        # In a compiled graph hooks on outputs would be dropped: it breaks here.
+        self._saw: Any = torch.compiler.disable(saw)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._saw(module, args, output)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Watch, (_nothing,)
+
+
+def _nothing(*_: object) -> None:
+    """What a copy does."""
+
+
+class Layer:
+    """A weight [D_out, …], seen as a matrix [D_out, D_in], and the modules that use it."""
+
+    def __init__(self, name: str, weight: nn.Parameter, rank: int, alpha: float, history: float) -> None:
+        self.name = name
+        self.weight = weight
+        self.inputs = Side(f"inputs of {name}", rank, alpha, history)
+        self.outputs = Side(f"derivatives of {name}", rank, alpha, history)
+        self.due = True
+        """Whether the next minibatch is to be looked at."""
+        self._modules: list[nn.Module] = []
+        self._biases: list[nn.Parameter] = []
+        self._shift = 0.0
+        self._taken = 0
+        self._X: list[Tensor] = []
+        self._Y: list[Tensor] = []
+        self._removals = [weight.register_hook(self._change_weight)]
+
+    def add(self, module: nn.Module, trained: Callable[[Tensor], bool]) -> None:
+        """This module, too, multiplies with the weight; its bias is preconditioned where it is trained."""
+        self._modules.append(module)
+        self._removals.append(module.register_forward_hook(Watch(self._saw)))
+        bias = module.bias
+        if isinstance(bias, nn.Parameter) and trained(bias) and not any(bias is b for b in self._biases):
+            self._biases.append(bias)
+            self._removals.append(bias.register_hook(self._change_bias))
+
+    def remove(self) -> list[nn.Module]:
+        """Take the hooks away; the modules that are free again."""
+        for removal in self._removals:
+            removal.remove()
+        return self._modules
+
+    @torch.no_grad()
+    def fold(self, arrivals: Arrivals) -> None:
+        """Update both estimates by what passed since the last time, with what the host has to see among
+        `arrivals`."""
+        if self._X:
+            dtype = torch.promote_types(self.weight.dtype, torch.float32)
+            self.inputs.look_at(torch.cat(self._X).to(dtype), arrivals)
+            self.outputs.look_at(torch.cat(self._Y).to(dtype), arrivals)
+        self._X, self._Y, self._taken = [], [], 0
+
+    def prepare(self, t: int, *, due: bool) -> None:
+        """For step t."""
+        self.due = due or not self.inputs.is_known
+        self._shift = math.modf(t * math.sqrt(2))[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inputs": self.inputs.state_dict(), "outputs": self.outputs.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
+        """Take what `state_dict` gave, or nothing: whether it is of such a layer."""
+        D_out = len(self.weight)
+        D_in = self.weight.numel() // max(D_out, 1)
+        found = self.inputs.load_state_dict(state["inputs"], self.weight, D_in)
+        return self.outputs.load_state_dict(state["outputs"], self.weight, D_out) and found
+
+    def _saw(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """After a forward pass: what it saw counts once, and if, a derivative comes back."""
+        if not self.due or self._taken >= ROWS:
+            return
+        if not (args and isinstance(output, Tensor) and output.requires_grad):
+            return
+        with torch.no_grad():
+            X = input_rows(module, args[0].detach(), ROWS, self._shift)
+        if X is not None and X.numel():
+            self._taken += len(X)
+            output.register_hook(functools.partial(self._came_back, module, X))
+
+    def _came_back(self, module: nn.Module, X: Tensor, g: Tensor) -> None:
+        if not torch.is_grad_enabled():  # create_graph: somebody's derivatives of derivatives
+            self._X.append(X)
+            self._Y.append(output_rows(module, g, ROWS, self._shift))
+
+    def _change_weight(self, g: Tensor) -> Tensor | None:
+        return _changed(g, self.outputs.shrinkage, self.inputs.shrinkage)
+
+    def _change_bias(self, g: Tensor) -> Tensor | None:
+        return _changed(g, self.outputs.shrinkage, None)
+
+
+def _changed(g: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tensor | None:
+    """The natural gradient in place of g [D_out, …]; None leaves g as it is."""
+    known = left or right
+    if known is None or torch.is_grad_enabled() or g.layout != torch.strided:
+        return None
+    found = natural(g.reshape(len(g), -1).to(known.R), left, right)
+    return None if found is None else found.view(g.shape).to(g)

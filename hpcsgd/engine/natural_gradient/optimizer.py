@@ -1,0 +1,235 @@
+"""`NaturalGradient`: an optimizer, fed with natural gradients of linear and convolution layers."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn, optim
+
+from hpcsgd import torch_private
+from hpcsgd.arguments import checked
+from hpcsgd.comm.on_host import Arrivals
+from hpcsgd.core.shards import is_sharded
+from hpcsgd.engine.natural_gradient.layer import Layer
+from hpcsgd.engine.natural_gradient.rows import weight_of
+from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.engine.wrapping import Outermost
+from hpcsgd.errors import UserError
+
+log = logging.getLogger(__name__)
+
+EVERY_TIME = 10
+"""Steps at the start in which all estimates are updated."""
+
+_taken: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Modules whose gradients are natural already."""
+
+
+@checked
+class NaturalGradient(torch_private.AskedByScaler, Outermost):
+    """An optimizer fed with natural gradients of linear and convolution layers; the outermost wrapper.
+
+    The gradient of every such layer is multiplied from both sides by the inverses of online estimates of the
+    Fisher matrices of its inputs and of the derivatives of its outputs, and scaled to the norm it had. See
+    `fisher.py` for the equations and the differences. Each rank preconditions its own gradient, before the
+    exchange, by estimates of its own. A gradient that is not finite, or zero, stays as it is; minibatches
+    that are not finite do not count.
+
+    The learning-rate schedulers, `param_groups` and step hooks of `optimizer` keep working, and what else it
+    has (`averaged`, `clip_grad_norm_`, `t`, `notes`) is found here as well.
+
+    Not to be confused with K-FAC, whose estimates are of full rank.
+
+    Args:
+        optimizer: a plain one or a `DistributedOptimizer`, which updates the parameters. Layers that it does
+            not train are left alone.
+        model: its layers that are left alone: convolutions of several groups, transposed ones, weights that
+            are computed (parametrized) or frozen, layers that never saw a backward pass. Biases are
+            multiplied from the side of the derivatives alone.
+        rank: r, directions that an estimate knows one by one; at most D − 1 of a side of D. Default 20.
+        alpha: α ≥ 0, how much of the mean eigenvalue is added to all of them; less is bolder. Default 4.0.
+        history: N_S > 0, the rows over which an estimate forgets; a row is a sample, or a position of one.
+            Default 2000.0.
+        every: each estimate is updated at every so many steps, except for the first ten; more costs less
+            time. Default 4.
+
+    Raises:
+        UserError: for arguments outside these bounds, where there is nothing to precondition, or where it
+            would happen twice.
+
+    Example:
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.hierarchical(every=8))
+        >>> optimizer = hpcsgd.NaturalGradient(optimizer, model, rank=2)
+        >>> train(optimizer, steps=2)
+        >>> optimizer.t, len(optimizer.layers)
+        (2, 2)
+
+    Source:
+        D. Povey, X. Zhang, S. Khudanpur: Parallel training of DNNs with Natural Gradient and Parameter
+        Averaging, 2014 (arXiv:1410.7455).
+    """
+
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        model: nn.Module,
+        *,
+        rank: int = 20,
+        alpha: float = 4.0,
+        history: float = 2000.0,
+        every: int = 4,
+    ) -> None:
+        if rank < 1 or every < 1 or not alpha >= 0 or not history > 0:
+            raise UserError(
+                f"NaturalGradient of rank = {rank}, alpha = {alpha}, history = {history}, every = {every}: "
+                "needs rank ≥ 1, alpha ≥ 0, history > 0, every ≥ 1"
+            )
+        if isinstance(optimizer, Outermost):
+            raise UserError(f"the optimizer is a {type(optimizer).__name__} already")
+        self.optimizer = optimizer
+        self._every = every
+        self._t = 0
+        self._laid_out = False
+        self.layers = _layers(optimizer, model, rank, alpha, history)
+        self._prepare()
+        super().__init__(optimizer.param_groups, dict(optimizer.defaults))
+        self._laid_out = True
+        self._join()
+        # Before the update, so that gradients may still be on their way meanwhile.
+        self._removal = optimizer.register_step_pre_hook(self._fold)
+
+    def step(self, closure: Callable[[], Any] | None = None, *, loss: float | Tensor | None = None) -> Any:
+        """Make one step of the wrapped optimizer, with its `closure`; collective where that is.
+
+        `loss`: of this rank's batch, for a method that goes by it, where no `closure` returns it. A plain
+        optimizer has no use for it.
+        """
+        if isinstance(self.optimizer, DistributedOptimizer):
+            return self.optimizer.step(closure, loss=loss)
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """That of the wrapped optimizer, with its `set_to_none`."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's, and this rank's estimates as `natural_gradient`."""
+        return {**self.optimizer.state_dict(), "natural_gradient": self.estimates()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take `state_dict`, what the method of that name returned, or the state of the wrapped optimizer
+        alone.
+        """
+        rest = {key: value for key, value in state_dict.items() if key != "natural_gradient"}
+        self.optimizer.load_state_dict(rest)
+        self._join()
+        self.take_up(state_dict.get("natural_gradient"))
+
+    def estimates(self) -> dict[str, Any]:
+        """The Fisher estimates of this rank, as nested dicts of tensors and numbers."""
+        return {"t": self._t, "layers": {layer.name: layer.state_dict() for layer in self.layers}}
+
+    def take_up(self, saved: Mapping[str, Any] | None) -> None:
+        """Go on from `saved`, which `estimates` returned; what is missing there, or of another rank, starts
+        afresh.
+        """
+        saved = {"t": 0, "layers": {}} if saved is None else saved
+        self._t = saved["t"]
+        nothing: dict[str, Any] = {"inputs": {}, "outputs": {}}
+        afresh = [
+            layer.name
+            for layer in self.layers
+            if layer.name not in saved["layers"] or not layer.load_state_dict(saved["layers"][layer.name])
+        ]
+        for layer in self.layers:
+            if layer.name in afresh:
+                layer.load_state_dict(nothing)
+        if afresh:
+            log.info(
+                "natural gradient: no saved estimates of this rank for %d of %d layers: they start afresh",
+                len(afresh),
+                len(self.layers),
+            )
+        self._prepare()
+
+    def remove(self) -> None:
+        """Leave gradients alone from now on, so that another may be made for the model."""
+        self._removal.remove()
+        for layer in self.layers:
+            for module in layer.remove():
+                _taken.discard(module)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused after the wrapping, `param_group` or not: the layers have been chosen."""
+        if self._laid_out:
+            raise UserError("add_param_group after NaturalGradient was made: add it to the optimizer before")
+        super().add_param_group(param_group)
+
+    def _answer_scaler(self) -> bool:
+        """What is refused inside is refused here."""
+        return torch_private.scales_gradients(self.optimizer)
+
+    def __getattr__(self, name: str) -> Any:
+        """What only the wrapped optimizer has."""
+        if name.startswith("_") or name == "optimizer":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.optimizer, name)
+
+    def _join(self) -> None:
+        """A plain optimizer makes new ones when it loads its state."""
+        self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
+
+    def _fold(self, *_: object) -> None:
+        arrivals = Arrivals()
+        for layer in self.layers:
+            layer.fold(arrivals)
+        self._t += 1
+        if self._t == EVERY_TIME and not any(layer.inputs.is_known for layer in self.layers):
+            log.warning("natural gradient: no layer saw a minibatch: gradients stay as they are")
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Layers take turns, so that no step is much longer than the others."""
+        for i, layer in enumerate(self.layers):
+            layer.prepare(self._t, due=self._t < EVERY_TIME or (self._t + i) % self._every == 0)
+
+
+def _layers(
+    optimizer: optim.Optimizer, model: nn.Module, rank: int, alpha: float, history: float
+) -> list[Layer]:
+    if isinstance(optimizer, DistributedOptimizer):
+        params = [param for _, param in optimizer.trained]  # its param_groups hold pieces
+    else:
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+    theirs = {id(param) for param in params if param.requires_grad}
+
+    def trained(param: Tensor) -> bool:
+        return id(param) in theirs
+
+    found = [(name, m, w) for name, m in model.named_modules() if (w := weight_of(m)) is not None]
+    found = [(name, module, weight) for name, module, weight in found if trained(weight)]
+    if not found:
+        raise UserError("NaturalGradient: the optimizer trains no linear or convolution layer of the model")
+    for name, module, weight in found:
+        if is_sharded(weight):
+            where = name or "the model"
+            raise UserError(f"NaturalGradient: torch has sharded {where}: leave one of them out")
+        if weight.is_complex():
+            raise UserError(
+                f"NaturalGradient: the weight of {name or 'the model'} is of {weight.dtype}, and estimates "
+                "are of real numbers: leave it out, or that layer out of the optimizer"
+            )
+        if module in _taken:
+            raise UserError(
+                f"gradients of {name or 'the model'} are natural already: remove() the first NaturalGradient"
+            )
+    layers: dict[int, Layer] = {}
+    for name, module, weight in found:
+        if id(weight) not in layers:
+            layers[id(weight)] = Layer(name or "the model", weight, rank, alpha, history)
+        layers[id(weight)].add(module, trained)
+        _taken.add(module)
+    return list(layers.values())

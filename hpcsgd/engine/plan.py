@@ -1,0 +1,117 @@
+"""How a step of a method goes, decided once: the engine carries the plan out, the cost model prices it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcsgd.core.averager import Averager
+from hpcsgd.core.method import Method, who_waits
+from hpcsgd.core.step import Exchange, Publishing, Schedule, publisher
+from hpcsgd.core.waits import Waits
+from hpcsgd.errors import UserError
+from hpcsgd.parts.exchanges import Gathered
+from hpcsgd.parts.exchanges.by_torch import left_to_torch
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """How an optimizer updates a model."""
+
+    sees: Literal["elements", "tensors", "model"] = "elements"
+    """What it has to see whole: no more than an element, a tensor, or all of the model."""
+    by_itself: bool = True
+    """Whether its class is known to update each element or each tensor by itself, whatever the user says."""
+    optimizer: str = "the optimizer"
+    """What to call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step of a method, for one kind of optimizer and model."""
+
+    exchange: Exchange
+    """The method's, as it has to be for this optimizer and model."""
+    schedule: Schedule
+    averager: Averager
+    sharding: Literal["elements", "tensors", "model", "rows"]
+    """What the positions of a group may not cut when they divide the model; rows: torch has divided it."""
+    update_per_bucket: bool
+    """Whether a bucket is updated while gradients of others are on their way."""
+    decided_before_update: bool
+    """Whether it is known before the update if groups average after it."""
+
+    @classmethod
+    def of(cls, method: Method, update: Update = Update(), *, by_torch: bool = False) -> StepPlan:
+        """Plan a step of `method` for an optimizer that makes such an `update`; `by_torch`: of a model that
+        torch has sharded over the group.
+
+        Groups that are jobs of their own may be of several K, and average models that are laid out alike:
+        there nobody owns tensors.
+
+        Raises:
+            UserError: If torch has sharded the model, and the optimizer or the exchange needs all of it.
+        """
+        exchange, sharding = method.exchange, update.sees
+        if by_torch:
+            exchange, sharding = _in_rows(exchange, update), "rows"
+        elif sharding == "tensors" and method.how.traits.elastic:
+            sharding = "model"
+        if sharding == "model" and exchange.traits.shards:
+            exchange = Gathered(exchange)
+        gradients_may_come_later = exchange.traits.per_bucket and not method.how.traits.reads_gradients
+        return cls(
+            exchange=exchange,
+            schedule=method.when,
+            averager=method.how,
+            sharding=sharding,
+            update_per_bucket=update.by_itself and gradients_may_come_later,
+            decided_before_update=method.when.traits.known_before_update,
+        )
+
+    @property
+    def waits(self) -> Waits:
+        """Who waits for whom. Of a method that changes to another one: of both, and when it changes."""
+        return who_waits(self.exchange, self.schedule, self.averager)
+
+    @property
+    def publishing(self) -> Publishing | None:
+        """What makes one model of the positions' chunks, where that is no plain allgather."""
+        return publisher(self.exchange)
+
+    @property
+    def divides_tensors(self) -> bool:
+        """Whether each position owns some tensors, and none of them is cut."""
+        return self.sharding == "tensors" and self.exchange.traits.shards
+
+    @property
+    def gather_per_bucket(self) -> bool:
+        """Whether a bucket is gathered while others are updated, in steps after which nobody averages."""
+        return self.update_per_bucket and self.decided_before_update and self.publishing is None
+
+    def sync_rate(self, measured: float | None = None) -> float:
+        """Return the share of steps after which groups average; `measured` where the schedule cannot tell.
+
+        Raises:
+            UserError: If it cannot, and nobody has measured it.
+        """
+        rate = self.schedule.traits.rate
+        if rate is not None:
+            return rate
+        if measured is None:
+            raise UserError(
+                "how often the groups meet depends on the gradients: say the share of steps, from a probe of "
+                "delta or an earlier run"
+            )
+        return measured
+
+
+def _in_rows(exchange: Exchange, update: Update) -> Exchange:
+    """Return what is left of `exchange` where each position has no more than rows of a tensor."""
+    if update.sees != "elements":
+        raise UserError(
+            f"parameters are sharded by torch, and {update.optimizer} is not known to update every "
+            "element by itself: it would take rows for tensors (DistributedOptimizer(elementwise=True) if it "
+            "does)"
+        )
+    return left_to_torch(exchange)

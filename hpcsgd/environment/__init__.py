@@ -1,6 +1,0 @@
-"""The Python environment in one file, which each node of a job reads once; else each rank opens thousands."""
-
-from hpcsgd.environment.contents import Environment, ask
-from hpcsgd.environment.pack import Packed, changed_since, pack
-
-__all__ = ["Environment", "Packed", "ask", "changed_since", "pack"]

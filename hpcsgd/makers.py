@@ -1,0 +1,61 @@
+"""Which public calls make an object of a kind, for the error line of an argument that is none."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from types import FunctionType, ModuleType
+from typing import Any
+
+
+def makers_of(kind: Any) -> list[str]:
+    """Those of the public names that make a `kind` of ours, as they are written after ``hpcsgd.``."""
+    if not isinstance(kind, type) or not kind.__module__.startswith(f"{__package__}."):
+        return []
+    found = [name for name, api in _public() if api is not kind and _makes(api, kind)]
+    return [name for name in found if not name.islower()] + [name for name in found if name.islower()]
+
+
+def near_maker(given: object, makers: Sequence[str]) -> str | None:
+    """The one that was given without a call, or whose name was."""
+    name = given if isinstance(given, str) else None
+    if isinstance(given, type | FunctionType):
+        name = given.__name__
+    if name is None:
+        return None
+    last = {maker.rpartition(".")[2].lower(): maker for maker in makers}
+    close = get_close_matches(name.lower().replace("-", "_"), last, n=1)
+    return last[close[0]] if close else None
+
+
+def call_of(maker: str) -> str:
+    """``hpcsgd.hierarchical(every=…)``, with the arguments that it needs."""
+    parameters = inspect.signature(dict(_public())[maker]).parameters.values()
+    needed = [f"{p.name}=…" for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    return f"{__package__}.{maker}({', '.join(needed)})"
+
+
+def _public() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """All that is exported, and what is in exported modules."""
+    package = sys.modules[str(__package__)]
+    for name in package.__all__:
+        api = getattr(package, name)
+        if not isinstance(api, ModuleType):
+            yield name, api
+            continue
+        for inner, value in vars(api).items():
+            if isinstance(value, type | FunctionType) and not inner.startswith("_"):
+                yield f"{name}.{inner}", value
+
+
+def _makes(api: Callable[..., Any], kind: type) -> bool:
+    if not isinstance(api, type):
+        return getattr(api, "__annotations__", {}).get("return") == kind.__name__
+    if getattr(api, "_is_protocol", False):
+        return False
+    if not getattr(kind, "_is_protocol", False):
+        return issubclass(api, kind)
+    wanted = [name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")]
+    return bool(wanted) and all(hasattr(api, name) for name in wanted)

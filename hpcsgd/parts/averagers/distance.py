@@ -1,0 +1,75 @@
+"""The distance metric of a meeting: D = (1/P) Σ_i ‖W_i − W̄‖₂ (eq. 9 of the hierarchical local SGD paper).
+
+D counts how far the groups have walked apart; at a meeting it is computed from what each group brought and
+what it left with, so it is exact for any averager that leaves all groups with W̄. Methods that never meet so
+have a D at evaluations, where the mean is made for a while.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hpcsgd.comm import phase
+from hpcsgd.core.averager import Averager, Traits
+from hpcsgd.core.norm import squared_norm, sum_on_host
+from hpcsgd.core.step import Step
+from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
+
+
+def distance(s: Step, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bool) -> float:
+    """D, of this group's vectors and the means of all groups'; `shards`: they are this position's chunks.
+
+    Collective; 8 bytes over the group, 8 over the groups.
+    """
+    squared = sum_on_host(squared_norm(w - mean_w) for w, mean_w in zip(mine, mean, strict=True))
+    return _of_squared(s, squared, shards)
+
+
+def _of_squared(s: Step, squared: Tensor, shards: bool) -> float:
+    with phase("distance"):
+        if shards:
+            s.job.group.allreduce(squared).wait()
+        D = squared.sqrt()
+        s.job.cross.allreduce(D).wait()
+    return D.item() / s.job.P
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`inner`, with D noted in `s.notes["distance"]`."""
+
+    inner: Averager
+
+    @property
+    def traits(self) -> Traits:
+        return self.inner.traits
+
+    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterator[Tensor]:
+        brought: deque[Tensor] = deque()
+        apart: list[Tensor] = []
+
+        def noted() -> Iterator[Tensor]:
+            for w in vectors:
+                brought.append(w.clone())
+                yield w
+
+        for w in self.inner.average(noted(), s):
+            yield w
+            apart.append(squared_norm(brought.popleft().sub_(w)))  # while others are on their way
+        squared = sum_on_host(apart)
+        s.squared_distance = squared.item()
+        s.notes["distance"] = _of_squared(s, squared.add_(s.squared_elsewhere), self._of_chunks(s.sharded))
+
+    def _of_chunks(self, sharded: bool) -> bool:
+        """Whether a rank has a part of its group's model, or the whole of it."""
+        return sharded or not self.traits.whole_model
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        yield from sends(self.inner, m)
+        if self._of_chunks(m.sharded):
+            yield allreduce("group", FLOAT64, "distance")
+        yield allreduce("cross", FLOAT64, "distance")

@@ -1,0 +1,114 @@
+"""Parts of the model that meet by themselves: layers in strides, as what a position owns of each.
+
+Which elements a fragment has goes by the parameters alone: it is the same for groups of any K, and for
+buckets of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcsgd.core.balance import in_order
+from hpcsgd.core.elements import num_reals
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.slot import Slot
+
+Share = tuple[int, int, int]
+"""Of a parameter the reals [start, stop), and the fragment that they belong to."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """For every bucket, where in `own` its elements are."""
+
+    cuts: Sequence[Sequence[slice]]
+
+    def of(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies of its part of vectors that are like `own`, of those where it has any; never none at all."""
+        pairs = zip(vectors, self.cuts, strict=True)
+        return [torch.cat([x[c] for c in cuts]) for x, cuts in pairs if cuts] or [vectors[0][:0].clone()]
+
+    def parts(self, vectors: Sequence[Tensor], mine: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Views of its part of `vectors`, each with what belongs there of `mine`, which is like
+        `of(vectors)`."""
+        rest = iter(mine)
+        for x, cuts in zip(vectors, self.cuts, strict=True):
+            if cuts:
+                pieces = next(rest).split([c.stop - c.start for c in cuts])
+                yield from zip((x[c] for c in cuts), pieces, strict=True)
+
+    def dtypes(self, mine: Sequence[Tensor]) -> dict[int, torch.dtype]:
+        """By the number of the bucket, of what is like `of(vectors)`."""
+        numbers = [i for i, cuts in enumerate(self.cuts) if cuts]
+        return {i: x.dtype for i, x in zip(numbers, mine, strict=False)}
+
+
+def fragments(buckets: Sequence[Bucket], F: int) -> list[Fragment]:
+    """The model in F of about the same size.
+
+    A layer, the parameters of one module, goes to the fragment that has the fewest elements so far, the first
+    of these; one of more than an F-th of the model is cut evenly before. Layers are in the order of the
+    forward pass, so that those of one size go around.
+    """
+    layers: dict[str, list[Slot]] = {}
+    for slot in sorted((slot for b in buckets for slot in b.slots), key=lambda slot: slot.number):
+        layers.setdefault(slot.name.rpartition(".")[0], []).append(slot)
+    most = -(-sum(_size(slots) for slots in layers.values()) // F)
+    cut: list[tuple[list[Slot], int, int]] = []
+    for slots in layers.values():
+        size = _size(slots)
+        parts = -(-size // most)
+        cut += [(slots, i * size // parts, (i + 1) * size // parts) for i in range(parts)]
+    shares: dict[str, list[Share]] = {}
+    for (slots, low, high), p in zip(cut, in_order([high - low for _, low, high in cut], F), strict=True):
+        for slot, start, stop in _within(slots, low, high):
+            shares.setdefault(slot.name, []).append((start, stop, p))
+    return [Fragment([_cuts(b, shares, p) for b in buckets]) for p in range(F)]
+
+
+def put_together(
+    owned: Sequence[Tensor], pieces: Sequence[tuple[Fragment, Sequence[Tensor]]]
+) -> list[Tensor]:
+    """Vectors that are like `owned`, with what fragments have of them; zero elsewhere."""
+    dtypes: dict[int, torch.dtype] = {}
+    for fragment, mine in pieces:
+        dtypes.update(fragment.dtypes(mine))
+    made = [torch.zeros_like(own, dtype=dtypes.get(i, own.dtype)) for i, own in enumerate(owned)]
+    for fragment, mine in pieces:
+        for view, values in fragment.parts(made, mine):
+            view.copy_(values)
+    return made
+
+
+def _size(slots: Sequence[Slot]) -> int:
+    return num_reals(slot.param for slot in slots)
+
+
+def _within(slots: Sequence[Slot], low: int, high: int) -> Iterator[tuple[Slot, int, int]]:
+    """The reals [low, high) of parameters one behind the other."""
+    start = 0
+    for slot in slots:
+        stop = start + _size([slot])
+        if max(low, start) < min(high, stop):
+            yield slot, max(low, start) - start, min(high, stop) - start
+        start = stop
+
+
+def _cuts(bucket: Bucket, shares: Mapping[str, Sequence[Share]], p: int) -> list[slice]:
+    """Where in `own` of a bucket fragment `p` is; neighbours are one."""
+    found: list[slice] = []
+    for piece in bucket.pieces:
+        first, last = piece.start * bucket.reals, piece.stop * bucket.reals
+        for start, stop, fragment in shares[piece.slot.name]:
+            low, high = max(start, first), min(stop, last)
+            if fragment != p or low >= high:
+                continue
+            begin, end = (piece.offset + x - first for x in (low, high))
+            if found and found[-1].stop == begin:
+                begin = found.pop().start
+            found.append(slice(begin, end))
+    return found

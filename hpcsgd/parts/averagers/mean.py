@@ -1,0 +1,92 @@
+"""The mean of the groups' models: w̄ = (1/P) Σ_i w_i (eq. 2 of the hierarchical local SGD paper)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from hpcsgd.comm import Work
+from hpcsgd.core.averager import Traits, run_averager
+from hpcsgd.core.method import Central
+from hpcsgd.core.step import Step
+from hpcsgd.core.traffic import Message, Sizes, allreduce
+from hpcsgd.core.waits import All
+
+AT_ONCE = 4
+"""Buckets on their way: enough that the links never wait, and few, since who compares what a group brings
+with what it gets keeps copies of them."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Each position averages the chunk it owns: an allreduce of M/K over the P groups, times 1/P."""
+
+    traits = Traits(All(), reads_gradients=False, leaves_mean=True, vectors_only=True)
+
+    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterator[Tensor]:
+        return pipelined(vectors, s, lambda w: s.job.cross.allreduce(w, "mean"))
+
+    def refer_to(self, common: Sequence[Tensor]) -> None:
+        """Do nothing: chunks travel as they are, and not how they moved."""
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """T1 of eq. 7."""
+        for i, b in enumerate(m.buckets):
+            yield replace(allreduce("cross", b.nbytes / m.K), bucket=i)
+
+
+@dataclass(frozen=True)
+class MeanOfAll:
+    """Each position averages all of w: an allreduce of M over the P groups. The paper's baseline."""
+
+    traits = Traits(All(), whole_model=True, reads_gradients=False, leaves_mean=True)
+
+    def average(self, vectors: Iterable[Tensor], s: Step) -> list[Tensor]:
+        found = list(vectors)
+        s.agreement().wait()
+        for work in [s.job.cross.allreduce(w, "mean") for w in found]:
+            work.wait()
+        return found
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """The second term of eq. 5."""
+        return (allreduce("cross", m.here(b)) for b in m.buckets)
+
+
+def pipelined(vectors: Iterable[Tensor], s: Step, start: Callable[[Tensor], Work]) -> Iterator[Tensor]:
+    """Start an operation over the groups on each vector, `AT_ONCE` of them at a time; yield each vector once
+    its operation is done.
+
+    Raises `UserError` before the first one is final unless all groups are in this synchronization.
+    """
+    under_way: deque[tuple[Tensor, Work]] = deque()
+    agreed = s.agreement()
+
+    def arrived() -> Tensor:
+        agreed.wait()
+        w, work = under_way.popleft()
+        work.wait()
+        return w
+
+    rest = iter(vectors)
+    while True:
+        if len(under_way) == AT_ONCE:
+            yield arrived()
+        if (w := next(rest, None)) is None:
+            break
+        under_way.append((w, start(w)))
+    while under_way:
+        yield arrived()
+
+
+def agree(vectors: Sequence[Tensor], s: Step, central: Central | None) -> None:
+    """The own chunks become those of the model that all groups train: what `central` keeps, or their mean."""
+    model = None if central is None else central.model()
+    if model is None:
+        run_averager(Mean(), vectors, s)
+    else:
+        for own, chunk in zip(vectors, model, strict=True):
+            own.copy_(chunk)

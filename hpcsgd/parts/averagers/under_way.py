@@ -1,0 +1,59 @@
+"""A meeting that goes on while its groups train: an averager has copies of chunks, and a lane of its own.
+
+It sees a `Step` like any other one, but its job is the same ranks on communicators and a lane apart, so that
+the gradients of later steps are not queued behind it, and its notes are its own. When what has become of the
+copies is taken into the model, and how, is the business of whoever began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from hpcsgd.comm import Work, phase
+from hpcsgd.core.step import Step
+from hpcsgd.core.topology import Job
+
+Average = Callable[[list[Tensor], Step], object]
+"""Averages vectors in place."""
+
+
+@dataclass
+class Meeting:
+    """One under way, or over where there is no `work` left."""
+
+    due: int
+    """The update after which what came of it is taken in."""
+    chunks: list[Tensor]
+    """What was brought to it; what it has left, once it was waited for."""
+    notes: dict[str, float]
+    """The averager's."""
+    work: Work | None = None
+
+    def wait(self) -> None:
+        """Return when it is over."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+
+
+def apart(job: Job) -> Job:
+    """The same ranks on communicators of their own, which share a lane; collective."""
+    world = job.world.apart()
+    group, cross = (ranks.split(0, ranks.rank).on(world.lane) for ranks in (job.group, job.cross))
+    return replace(job, world=world, group=group, cross=cross)
+
+
+def apart_step(s: Step, job: Job) -> Step:
+    """`s` as it is seen by an averager of copies, or of parts of vectors, on the ranks of `job`."""
+    return replace(s, fixed=replace(s.fixed, job=job), notes={}, squared_distance=None)
+
+
+def under_way(average: Average, s: Step, job: Job, vectors: list[Tensor], due: int) -> Meeting:
+    """Hand `vectors`, copies of what this group has after the update, to `average` on the lane of `job`."""
+    mine = apart_step(s, job)
+    with phase("average"):
+        work = job.cross.run(lambda: average(vectors, mine), "a meeting under way", *vectors)
+    return Meeting(due, vectors, mine.notes, work)

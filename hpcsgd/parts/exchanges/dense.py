@@ -1,0 +1,248 @@
+"""Dense exchanges: the K gradients of a group become their mean.
+
+The hierarchical local SGD paper, section III-B, steps one and two. `AllToAll` is the
+paper's; `ReduceScatter` moves the same bytes in other messages; `Dense` is the one of both that fits where a
+group is; `AllReduce` is the paper's baseline.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from hpcsgd.arguments import checked
+from hpcsgd.comm import Work, wide
+from hpcsgd.comm.by_node import levels
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Departure, Exchange
+from hpcsgd.core.topology import Job
+from hpcsgd.core.traffic import Message, Sizes, Vector, sends
+from hpcsgd.core.traits import ExchangeTraits
+from hpcsgd.parts.exchanges.by_torch import ByTorch, left_to_torch
+
+
+class InGroup(ABC):
+    """What dense exchanges of a group have in common."""
+
+    traits = ExchangeTraits(shards=True, per_bucket=True, keeps_gradients=False)
+
+    def across_groups(self) -> Exchange:
+        return AcrossGroups(self)
+
+    def left_to_torch(self) -> Exchange:
+        return ByTorch()
+
+    def idle(self, job: Job) -> bool:
+        return job.K == 1
+
+    @abstractmethod
+    def __call__(self, d: Departure, b: Bucket) -> None: ...
+
+
+@checked
+@dataclass(frozen=True)
+class AllToAll(InGroup):
+    """The group's mean gradient, by an all-to-all and a mean in rank order: (K−1)/K·M elements sent a rank.
+
+    The sum is ours, in the order of the ranks, and so the same bits whatever the MPI library. Takes room for
+    the K versions of a gradient chunk, M elements.
+
+    Not to be confused with `ReduceScatter`, which leaves the sum to the library and needs room for one chunk.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.AllToAll())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> round(job.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        272
+
+    Source:
+        S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two.
+    """
+
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        if self.idle(d.job):
+            return
+        if b.received is None:
+            b.received = torch.empty_like(b.g)
+        d.job.group.alltoall(b.received, b.g).wait()
+        torch.mean(b.received.view(d.job.K, -1), 0, out=b.g_own)
+
+    def holds(self, m: Sizes) -> float:
+        return m.K * m.owned() if m.K > 1 else 0
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """T0 of eq. 6."""
+        for x, b in zip(_of_buckets("alltoall", m), m.buckets, strict=True):
+            yield replace(x, reduced=b.padded)
+
+
+@checked
+@dataclass(frozen=True)
+class ReduceScatter(InGroup):
+    """The group's mean gradient, by the library's reduce-scatter: (K−1)/K·M elements sent a rank.
+
+    Takes room for one gradient chunk, M/K elements, and over several nodes, whose ranks add up first, for the
+    bucket under way. In which order the library adds is its own affair.
+
+    Not to be confused with `AllToAll`, the same bytes in other messages, with room for K chunks.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.ReduceScatter())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> round(job.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        272
+
+    Source:
+        S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two, with other messages.
+    """
+
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        if self.idle(d.job):
+            return
+        if b.received is None:
+            b.received = torch.empty_like(b.g_own)
+        d.job.group.reduce_scatter(b.received, b.g, "mean").wait()
+        b.g_own.copy_(b.received)
+
+    def holds(self, m: Sizes) -> float:
+        return m.owned() if m.K > 1 else 0
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """As much as T0 of eq. 6."""
+        return _of_buckets("reduce_scatter", m)
+
+
+@checked
+@dataclass(frozen=True)
+class Dense(InGroup):
+    """The group's mean gradient: by `AllToAll`, but by `ReduceScatter` where a group has several nodes, with
+    several ranks on each of them. (K−1)/K·M elements sent a rank either way.
+
+    There an all-to-all sends the gradients of all ranks of a node over its link, and the reduce-scatter only
+    their sum; not so of 16-bit ones, whose sum would be rounded twice. Which one it is follows from where the
+    ranks are; so do the bits, as sums of another order.
+
+    Not to be confused with `Sparse`, which sends a part of the gradient.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.Dense())     # as without saying so
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> round(job.world.ledger.totals()["gradients"].bytes)     # 68 / 2 elements of 4 bytes, twice
+        272
+
+    Source:
+        S. Lee et al., IEEE Big Data 2020, section III-B, steps one and two; the choice is ours.
+    """
+
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        by_node = d.job.shares_nodes and wide(b.g.dtype) == b.g.dtype
+        (ReduceScatter if by_node else AllToAll)()(d, b)
+
+    def holds(self, m: Sizes) -> float:
+        room = (m.chunk(b) * b.width * (1 if _goes_by_node(b, m) else m.K) for b in m.buckets)
+        return sum(room) if m.K > 1 else 0
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """T0 of eq. 6."""
+        for to_all, scattered, b in zip(
+            AllToAll().sends(m), ReduceScatter().sends(m), m.buckets, strict=True
+        ):
+            yield scattered if _goes_by_node(b, m) else to_all
+
+
+def _goes_by_node(b: Vector, m: Sizes) -> bool:
+    return levels(m.hosts_of_a_group) is not None and b.wide == b.width
+
+
+@dataclass(frozen=True)
+class AllReduce(InGroup):
+    """g = mean of the K gradients on every position, each of which updates all of w. 2·(K−1)/K·M sent."""
+
+    traits = replace(InGroup.traits, shards=False)
+
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        if self.idle(d.job):
+            return
+        d.job.group.allreduce(b.g, "mean").wait()
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        """The first term of eq. 5."""
+        return _of_buckets("allreduce", m)
+
+
+@checked
+@dataclass(frozen=True)
+class AcrossGroups:
+    """`inner`, then the mean of the gradient chunk over the groups: 2·(P−1)/P·M/K more sent.
+
+    With one group per host the slow links carry M/K a rank instead of the M of a flat all-to-all. A bucket is
+    on them while the next one is in its group.
+    """
+
+    inner: Exchange
+    traits: ExchangeTraits = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "traits", replace(self.inner.traits, across=True))
+
+    def left_to_torch(self) -> Exchange:
+        return AcrossGroups(left_to_torch(self.inner))
+
+    def idle(self, job: Job) -> bool:
+        return job.P == 1 and self.inner.idle(job)
+
+    def __call__(self, d: Departure, b: Bucket) -> Work | None:
+        complete(self.inner, d, b)
+        return d.job.cross.allreduce(b.g_own if self.traits.shards else b.g, "mean") if d.job.P > 1 else None
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        yield from sends(self.inner, m)
+        parts = m.K if self.traits.shards else 1
+        for i, b in enumerate(m.buckets):
+            yield Message("allreduce", "cross", b.nbytes / parts, bucket=i)
+
+
+@checked
+@dataclass(frozen=True)
+class Gathered:
+    """`inner`, then all chunks of the averaged gradient to every position: (K−1)/K·M more sent.
+
+    For optimizers that may look at more than one tensor: every position does the whole update.
+    """
+
+    inner: Exchange
+    traits: ExchangeTraits = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "traits", replace(self.inner.traits, shards=False))
+
+    def idle(self, job: Job) -> bool:
+        return self.inner.idle(job)
+
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        complete(self.inner, d, b)
+        if d.job.K > 1:
+            d.job.group.allgather(b.g, b.g_own).wait()
+
+    def sends(self, m: Sizes) -> Iterator[Message]:
+        yield from sends(self.inner, m)
+        yield from _of_buckets("allgather", m)
+
+
+def complete(exchange: Exchange, d: Departure, b: Bucket) -> None:
+    """All of it, here and now: for what goes on with its result."""
+    under_way = exchange(d, b)
+    if under_way is not None:
+        under_way.wait()
+
+
+def _of_buckets(operation: str, m: Sizes) -> Iterator[Message]:
+    """Over the group, whole buckets as they become ready."""
+    for i, b in enumerate(m.buckets):
+        yield Message(operation, "group", b.nbytes, bucket=i)

@@ -1,0 +1,237 @@
+"""Error feedback: what was not sent is kept and added to what comes next, so that nothing is lost.
+
+Every worker has one vector acc over all of the model. A gradient is moved into it (acc = e + g), what is sent
+is taken out of it, and the rest is e of the next step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, optim
+
+from hpcsgd import kernels
+from hpcsgd.arguments import checked
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.step import Departure
+from hpcsgd.errors import UserError
+
+
+@runtime_checkable
+class Feedback(Protocol):
+    """What goes into acc, and what becomes of what was sent."""
+
+    def require_optimizer(self, optimizer: optim.Optimizer) -> None:
+        """Raise `UserError` for an optimizer with which the update would be wrong."""
+        ...
+
+    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
+        """Change the gradient, in place, that is about to go into acc."""
+        ...
+
+    def after(self, d: Departure, mean: Tensor) -> None:
+        """Change the mean of what was sent, in place, that is about to go to the optimizer."""
+        ...
+
+    @property
+    def velocity(self) -> bool:
+        """Whether it needs another vector like acc, which is zeroed where acc is."""
+        ...
+
+
+@dataclass(frozen=True)
+class ErrorFeedback:
+    """acc = e + g; the optimizer's rate, momentum and weight decay act on the mean that was sent.
+
+    As in the code of DEFT's authors; equal to their algorithm 1 for plain SGD at a constant rate.
+    """
+
+    velocity = False
+
+    def require_optimizer(self, optimizer: optim.Optimizer) -> None:
+        pass
+
+    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
+        pass
+
+    def after(self, d: Departure, mean: Tensor) -> None:
+        pass
+
+
+@checked
+@dataclass(frozen=True)
+class RateInside:
+    """The rate acts before the selection: acc = e + η·g, and w −= mean of what was sent. For plain SGD alone.
+
+    η is the rate of the step, warm-up included, as it is when the gradients leave. Who sets another one
+    between `backward()` and `step()` scales what is sent.
+
+    Not to be confused with `ErrorFeedback()`, the default: there the rate acts on what was sent, and momentum
+    and weight decay may be any. At a constant rate both are the same.
+
+    Raises:
+        UserError: at the first exchange for an optimizer that is not SGD, or has momentum, weight decay or
+            maximize; in a step with several rates or a rate of 0.
+
+    Example:
+        >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=hpcsgd.RateInside())
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> train(optimizer, steps=2)
+        >>> optimizer.notes["error"] > 0
+        True
+
+    Source:
+        D. Yoon, S. Oh: DEFT, ICPP 2023, algorithm 1, to the letter.
+    """
+
+    velocity = False
+
+    def require_optimizer(self, optimizer: optim.Optimizer) -> None:
+        _require_plain_sgd("rate_inside", optimizer, ("momentum", "weight_decay", "maximize"))
+
+    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
+        g.mul_(self._rate(d))
+
+    def after(self, d: Departure, mean: Tensor) -> None:
+        mean.div_(self._rate(d))
+
+    def _rate(self, d: Departure) -> float:
+        if len(set(d.rates)) > 1:
+            raise UserError(f"feedback rate_inside: one learning rate for all, not {sorted(set(d.rates))}")
+        if d.rates[0] == 0:
+            raise UserError("feedback rate_inside: what is sent at a learning rate of 0 would be lost")
+        return d.rates[0]
+
+
+@checked
+@dataclass(frozen=True)
+class MomentumCorrection:
+    """Momentum of each worker's own, gathered before the selection: u = m·u + g; acc = e + u.
+
+    u, another M elements a worker, is zeroed where acc is. What waits for being sent gathers momentum
+    meanwhile.
+
+    Not to be confused with the optimizer's momentum, which must be 0: it would act on what was sent, a second
+    time.
+
+    Args:
+        momentum: m, ≥ 0 and < 1; what the dense training had is a good start.
+
+    Raises:
+        UserError: for a momentum outside these bounds; at the first exchange for an optimizer that is not SGD
+            or has a momentum of its own.
+
+    Example:
+        >>> feedback = hpcsgd.MomentumCorrection(momentum=0.9)
+        >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1), feedback=feedback)
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> train(optimizer, steps=2)
+        >>> optimizer.notes["error"] > 0
+        True
+
+    Source:
+        Y. Lin et al.: Deep Gradient Compression, ICLR 2018, section 3: momentum correction and momentum
+        factor masking.
+    """
+
+    momentum: float
+    velocity = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise UserError(
+                f"momentum = {self.momentum}: expected a number ≥ 0 and < 1",
+                key="momentum",
+                value=self.momentum,
+            )
+
+    def require_optimizer(self, optimizer: optim.Optimizer) -> None:
+        _require_plain_sgd("momentum_correction", optimizer, ("momentum",))
+
+    def before(self, d: Departure, g: Tensor, velocity: Tensor | None) -> None:
+        assert velocity is not None
+        g.copy_(velocity.mul_(self.momentum).add_(g))
+
+    def after(self, d: Departure, mean: Tensor) -> None:
+        pass
+
+
+FEEDBACKS: Mapping[str, Callable[..., Feedback]] = {
+    "error_feedback": ErrorFeedback,
+    "momentum_correction": MomentumCorrection,
+    "rate_inside": RateInside,
+}
+"""As job files call them."""
+
+
+class Residual:
+    """acc of one worker. Float32, or float64 where a parameter is."""
+
+    def __init__(self, buckets: Sequence[Bucket], velocity: bool) -> None:
+        devices = {b.w.device for b in buckets}
+        if len(devices) > 1:
+            names = ", ".join(sorted(map(str, devices)))
+            raise UserError(f"sparse exchange of parameters on {names}: they have to be on one device")
+        sizes = [slot.stop - slot.start for b in buckets for slot in b.slots]
+        self.layers = torch.tensor([0, *sizes], device="cpu").cumsum(0)
+        """Bounds (int64) of the parameters' own vectors in acc."""
+        self._names = [slot.name for b in buckets for slot in b.slots]
+        starts = [0, *itertools.accumulate(b.slots[-1].stop for b in buckets)]
+        self.spans = [slice(*ends) for ends in itertools.pairwise(starts)]
+        """Where each bucket lies in acc."""
+        dtype = torch.float64 if any(b.w.dtype == torch.float64 for b in buckets) else torch.float32
+        self.acc = torch.zeros(starts[-1], dtype=dtype, device=buckets[0].w.device)
+        self.velocity = torch.zeros_like(self.acc) if velocity else None
+        self._stops = torch.tensor(starts[1:], device=self.acc.device)
+
+    def take_in(self, g: Tensor, i: int, bounds: Tensor) -> Tensor:
+        """Move the gradient of bucket i into acc, leaving zeros; the squared norms (float64) of the layers
+        between `bounds`, which are of acc."""
+        span = self.spans[i]
+        inside = bounds[(bounds >= span.start) & (bounds <= span.stop)] - span.start
+        if g.dtype != torch.float64 and self.acc.dtype == torch.float64:
+            moved = g.double()
+            g.zero_()
+            g = moved
+        return kernels.accumulate(self.acc[span], g, inside)
+
+    def put_into(self, buckets: Sequence[Bucket], indices: Tensor, values: Tensor) -> None:
+        """Into the gradients, which are zero, at `indices` (ascending) of acc. Waits for their device."""
+        before = torch.searchsorted(indices, self._stops).tolist()
+        counts = [stop - start for start, stop in itertools.pairwise([0, *before])]
+        parts = zip(indices.split(counts), values.split(counts), strict=True)
+        for b, span, (where, what) in zip(buckets, self.spans, parts, strict=True):
+            b.g[where - span.start] = what.to(b.g.dtype)
+
+    def release(self, indices: Tensor) -> None:
+        """These have been sent."""
+        self.acc.index_fill_(0, indices, 0)
+        if self.velocity is not None:
+            self.velocity.index_fill_(0, indices, 0)
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """By parameter."""
+        vectors = {"acc": self.acc} if self.velocity is None else {"acc": self.acc, "velocity": self.velocity}
+        return {name: dict(zip(self._names, self._by_layer(x), strict=True)) for name, x in vectors.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Nothing: from before the first exchange, when nothing had been kept."""
+        for name, layers in self.state_dict().items():
+            for layer, own in layers.items():
+                own.copy_(state[name][layer]) if state else own.zero_()
+
+    def _by_layer(self, x: Tensor) -> Sequence[Tensor]:
+        return x.split(self.layers.diff().tolist())
+
+
+def _require_plain_sgd(name: str, optimizer: optim.Optimizer, without: tuple[str, ...]) -> None:
+    if type(optimizer) is not optim.SGD:
+        raise UserError(f"feedback {name} is for SGD, not for {type(optimizer).__name__}")
+    for group in optimizer.param_groups:
+        for key in without:
+            if group[key]:
+                raise UserError(f"feedback {name}: the optimizer must not have {key} = {group[key]}")

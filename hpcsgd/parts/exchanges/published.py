@@ -1,0 +1,86 @@
+"""How a position gives the others its chunk by a narrow wire, and loses nothing.
+
+What all positions of a group have of a chunk is p, what its owner knows is x. In a step
+
+    x ← p + e            before the update
+    x ← the optimizer's update of x, and what a meeting makes of it
+    q ← packed x − p     sent to all
+    p ← p + unpacked q   on all, the owner, too: the same bits
+    e ← x − p            what was left out, part of the next difference
+
+The difference of one step is small, so that a few bits of it say more than as many bits of the chunk would,
+and what they do not say is sent later: an update of any size arrives. Whoever moves p on all positions
+between two steps (a checkpoint, a mean) moves x by as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm import wide
+from hpcsgd.core.step import Step
+from hpcsgd.core.traffic import Message, Sizes
+from hpcsgd.parts.wires.base import Wire, throw
+from hpcsgd.parts.wires.mean import gathered
+
+PARAMETERS = "parameters"
+"""As the state of a method calls e."""
+
+
+class Published:
+    """For every bucket a vector like the own chunk: e between two steps, p within one."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self._beside: list[Tensor] = []
+        self._saved: Sequence[Tensor] = []
+
+    def take_back(self, s: Step) -> None:
+        """`own` of every bucket: from p to x."""
+        if s.job.K == 1:  # nobody else has p: what was kept elsewhere comes home
+            for b, e in zip(s.buckets, self._saved, strict=False):
+                b.own.add_(e)
+            self._saved = []
+            return
+        if not self._beside:
+            self._beside = [torch.zeros_like(b.own, dtype=wide(b.own.dtype)) for b in s.buckets]
+            for e, saved in zip(self._beside, self._saved, strict=False):
+                e.copy_(saved)
+            self._saved = []
+        for b, beside in zip(s.buckets, self._beside, strict=True):
+            p = b.own.to(beside.dtype, copy=True)
+            b.own.copy_(beside.add_(p))
+            beside.copy_(p)
+
+    def publish(self, s: Step) -> None:
+        """`w` of every bucket: the p of all positions. Collective over the group."""
+        if s.job.K == 1:
+            return
+        for i, (b, p) in enumerate(zip(s.buckets, self._beside, strict=True)):
+            x = b.own.to(p.dtype, copy=True)
+            b.own.copy_(p)
+            # By the position: groups with one model (`bsp`) keep it.
+            moved = gathered(x - p, s.job.group, self.wire, throw(s.job.j, s.t, i, 2))
+            b.w.copy_(b.w.to(p.dtype).add_(moved))
+            p.copy_(x.sub_(b.own.to(p.dtype)))
+
+    def forget(self) -> None:
+        """Everybody knows all: chunks have been gathered as they are."""
+        self._beside, self._saved = [], []
+
+    def publications(self, m: Sizes) -> Iterator[Message]:
+        if m.K > 1:
+            for b in m.buckets:
+                yield Message("allgather", "group", m.K * self.wire.nbytes(m.chunk(b)), "parameters")
+
+    def chunks(self) -> dict[str, list[Tensor]]:
+        """Between two steps."""
+        kept = self._beside or self._saved
+        return {PARAMETERS: list(kept)} if kept else {}
+
+    def take_up(self, kept: Sequence[Tensor]) -> None:
+        """Go on with what `chunks` gave."""
+        self._beside, self._saved = [], kept

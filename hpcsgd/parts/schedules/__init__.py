@@ -1,0 +1,5 @@
+"""Schedules that several methods share: when groups meet."""
+
+from hpcsgd.parts.schedules.every import Every, never
+
+__all__ = ["Every", "never"]

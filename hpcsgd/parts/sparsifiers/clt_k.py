@@ -1,0 +1,66 @@
+"""Cyclic local top-k: one worker after the other selects for all of them.
+
+C. Chen et al.: ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient Distributed
+Training, NeurIPS 2020. In step t worker t mod n takes the top k of its own accumulated gradient and
+broadcasts the indices. There is no build-up, but the others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hpcsgd.arguments import checked
+from hpcsgd.comm import Transport
+from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, require_density, wanted
+
+
+@checked
+@dataclass(frozen=True)
+class CLTk:
+    """Workers take turns: in each step one selects the k largest elements of its own, for all of them.
+
+    Exactly k elements are sent; the others wait while one searches all M.
+
+    Not to be confused with `TopK`, where everybody selects and indices build up, nor with `Deft`, where
+    everybody searches a part.
+
+    Args:
+        density: d, the share of elements that are sent, > 0 and ≤ 1: k = d·M, rounded, at least 1.
+
+    Raises:
+        UserError: for a density outside these bounds.
+
+    Example:
+        >>> exchange = hpcsgd.Sparse(hpcsgd.CLTk(density=0.1))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> train(optimizer, steps=1)
+        >>> round(optimizer.notes["density"] * 67)     # the model has 67 parameters
+        7
+
+    Source:
+        C. Chen et al.: ScaleCom: Scalable Sparsified Gradient Compression for Communication-Efficient
+        Distributed Training, NeurIPS 2020.
+    """
+
+    density: float
+    disjoint = True
+
+    def __post_init__(self) -> None:
+        require_density(self.density)
+
+    def cut(self, layers: Tensor, n: int) -> Tensor:
+        return layers
+
+    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+        M, leader = x.acc.numel(), t % workers.size
+        return Share.whole(M, wanted(self.density, M) if workers.rank == leader else 0, leader)
+
+    def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
+        k = wanted(self.density, M)
+        return Expected(M, each=k / n, joint=k, searched=M, by_one=True)
+
+    def select(self, x: Accumulated, share: Share) -> Tensor:
+        return share.largest_of(x.acc)

@@ -1,0 +1,133 @@
+"""SIDCo: a threshold for about k elements, from exponential distributions fitted stage after stage.
+
+A. M. Abdelmoniem et al.: An Efficient Statistical-based Gradient Compression Technique for Distributed
+Training Systems, MLSys 2021, with the exponential fit (SIDCo-E):
+
+    of magnitudes that are exponential with mean μ, the share r lies above −μ·ln r
+    a first stage keeps 0.25 of all that way; each later one fits what the one before kept, above its
+    threshold; the last one's share makes the product of all of them the density
+
+Every fifth step their number M changes by one where the achieved density, on the mean of the five, left
+1 ± 0.2 of the one asked for: less stages for too many elements, more for too few. Differences from the paper:
+the direction turns where the last change made it worse, since with tails heavier than an exponential's it is
+the other way round; later stages start from the threshold of the one before, not from the smallest survivor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hpcsgd import kernels
+from hpcsgd.arguments import checked
+from hpcsgd.comm import Transport
+from hpcsgd.core.state import State
+from hpcsgd.errors import UserError
+from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, everybodys, require_density
+
+FIRST_RATIO = 0.25
+STEPS_BETWEEN = 5
+TOLERANCE = 0.2
+
+
+@checked
+class SIDCo:
+    """Each worker selects what is above a threshold, which fits of exponential distributions put near k
+    elements.
+
+    The number of fits changes by one at most in five steps, where the achieved density left 1 ± 0.2 of the
+    one asked for. What n workers select builds up, as with `TopK`.
+
+    Not to be confused with `HardThreshold`, whose threshold is given.
+
+    Args:
+        density: d, the share of elements that a worker selects, about, > 0 and < 1.
+
+    Raises:
+        UserError: for a density outside these bounds.
+
+    Example:
+        >>> exchange = hpcsgd.Sparse(hpcsgd.SIDCo(density=0.1))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> train(optimizer, steps=1)
+        >>> 0 < optimizer.notes["density"] <= 1
+        True
+
+    Source:
+        A. M. Abdelmoniem et al.: An Efficient Statistical-based Gradient Compression Technique for
+        Distributed Training Systems, MLSys 2021, SIDCo-E.
+    """
+
+    disjoint = False
+
+    def __init__(self, density: float) -> None:
+        require_density(density)
+        if density == 1:
+            raise UserError(
+                "density = 1: SIDCo has to fit a tail, so give less than 1", key="density", value=density
+            )
+        self.density = density
+        self.most_stages = max(1, math.ceil(math.log(density) / math.log(FIRST_RATIO)))
+        self.stages = 1
+        self._direction = 1
+        self._achieved: list[float] = []
+        self._last_miss = math.inf
+
+    def cut(self, layers: Tensor, n: int) -> Tensor:
+        return layers
+
+    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+        return Share.whole(x.acc.numel(), x.acc.numel())
+
+    def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
+        return everybodys(self.density, M, n)
+
+    def select(self, x: Accumulated, share: Share) -> Tensor:
+        indices = kernels.above(x.acc, self.threshold(x.acc))
+        self._adapt(indices.numel() / (self.density * x.acc.numel()))
+        return indices
+
+    def threshold(self, acc: Tensor) -> float:
+        """η > 0, from `stages` fits of an exponential to |`acc`|; above zeros nothing, of what is
+        not finite nothing else."""
+        magnitudes, eta = acc.abs(), 0.0
+        last = self.density / FIRST_RATIO ** (self.stages - 1)
+        for ratio in [FIRST_RATIO] * (self.stages - 1) + [last]:
+            if magnitudes.numel() == 0:
+                break
+            eta -= (magnitudes.mean().item() - eta) * math.log(ratio)
+            magnitudes = magnitudes[magnitudes >= eta]
+        limits = torch.finfo(acc.dtype)
+        return max(eta, limits.tiny) if math.isfinite(eta) else limits.max
+
+    def state_dict(self) -> State:
+        """This worker's alone."""
+        found = {
+            "stages": self.stages,
+            "direction": self._direction,
+            "achieved": self._achieved,
+            "last_miss": self._last_miss,
+        }
+        return State(per_rank=found)
+
+    def load_state_dict(self, state: State) -> None:
+        own = state.per_rank or {"stages": 1, "direction": 1, "achieved": [], "last_miss": math.inf}
+        self.stages, self._direction = own["stages"], own["direction"]
+        self._achieved, self._last_miss = own["achieved"], own["last_miss"]
+
+    def _adapt(self, achieved: float) -> None:
+        self._achieved.append(achieved)
+        if len(self._achieved) < STEPS_BETWEEN:
+            return
+        mean = sum(self._achieved) / STEPS_BETWEEN
+        self._achieved.clear()
+        miss = abs(mean - 1)
+        if miss > TOLERANCE:
+            if miss > self._last_miss:
+                self._direction = -self._direction
+            towards = self._direction if mean < 1 else -self._direction
+            self.stages = min(max(self.stages + towards, 1), self.most_stages)
+        self._last_miss = miss

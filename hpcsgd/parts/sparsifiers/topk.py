@@ -1,0 +1,66 @@
+"""Top-k: every worker sends the k elements that are largest by magnitude in its own accumulated gradient.
+
+D. Alistarh et al.: The Convergence of Sparsified Gradient Methods, NeurIPS 2018; A. Aji, K. Heafield: Sparse
+Communication for Distributed Gradient Descent, EMNLP 2017. The union of what n workers select grows with n,
+up to n·k elements: gradient build-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hpcsgd.arguments import checked
+from hpcsgd.comm import Transport
+from hpcsgd.parts.sparsifiers.base import Accumulated, Expected, Share, everybodys, require_density, wanted
+
+
+@checked
+@dataclass(frozen=True)
+class TopK:
+    """Each worker selects the k elements that are largest in its own accumulated gradient.
+
+    What n workers select overlaps little, so that up to n·k elements are sent (build-up), noted as `growth`.
+    Ties go to the lowest index, NaN and infinity come first.
+
+    Not to be confused with `CLTk`, where one worker selects for all, nor with `torch.topk`: what is not
+    selected is kept for later steps.
+
+    Args:
+        density: d, the share of elements that a worker selects, > 0 and ≤ 1: k = d·M, rounded, at least 1.
+            The papers' are 0.001 to 0.1.
+
+    Raises:
+        UserError: for a density outside these bounds.
+
+    Example:
+        >>> exchange = hpcsgd.Sparse(hpcsgd.TopK(density=0.1))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, hpcsgd.bsp(exchange))
+        >>> train(optimizer, steps=1)
+        >>> optimizer.notes["density"] >= 0.1
+        True
+
+    Source:
+        D. Alistarh et al.: The Convergence of Sparsified Gradient Methods, NeurIPS 2018; A. Aji, K. Heafield:
+        Sparse Communication for Distributed Gradient Descent, EMNLP 2017.
+    """
+
+    density: float
+    disjoint = False
+
+    def __post_init__(self) -> None:
+        require_density(self.density)
+
+    def cut(self, layers: Tensor, n: int) -> Tensor:
+        return layers
+
+    def share(self, x: Accumulated, t: int, workers: Transport) -> Share:
+        return Share.whole(x.acc.numel(), wanted(self.density, x.acc.numel()))
+
+    def expected(self, M: int, layers: Sequence[int], n: int) -> Expected:
+        return everybodys(self.density, M, n)
+
+    def select(self, x: Accumulated, share: Share) -> Tensor:
+        return share.largest_of(x.acc)

@@ -1,0 +1,64 @@
+"""Two bytes an element: floats of 16 bits, to the nearest even."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcsgd.arguments import checked
+from hpcsgd.parts.wires.base import Wire
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Elements as floats of a `dtype` of 16 bits. What they lose, half an ulp, is not kept."""
+
+    dtype: torch.dtype
+    keeps = False
+
+    def nbytes(self, n: int) -> int:
+        return (n + 1) // 2 * 4
+
+    def encode(self, x: Tensor, code: Tensor, dice: int) -> None:
+        code.view(self.dtype)[: x.numel()].copy_(x)
+
+    def decode(self, code: Tensor, out: Tensor) -> None:
+        out.copy_(code.view(self.dtype)[: out.numel()])
+
+
+@checked
+def bf16() -> Wire:
+    """Two bytes an element, bfloat16: 8 bits of it, whatever its size; NaN and infinity as they are.
+
+    Not to be confused with ``precision = "bf16_master"``, whose parameters are bfloat16 themselves.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.Packed(gradients=hpcsgd.wires.bf16()))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+        >>> train(optimizer, steps=2)
+        >>> round(job.world.ledger.totals()["gradients"].bytes)     # AllToAll's would be 272
+        136
+
+    Source:
+        D. Kalamkar et al.: A Study of BFLOAT16 for Deep Learning Training, 2019 (arXiv:1905.12322).
+    """
+    return Halves(torch.bfloat16)
+
+
+@checked
+def fp16() -> Wire:
+    """Two bytes an element, float16: 11 bits of it between 6·10⁻⁵ and 65504; beyond that it is infinite,
+    below 6·10⁻⁸ zero.
+
+    Not to be confused with `bf16`, whose numbers are coarser and as large as float32's.
+
+    Example:
+        >>> method = hpcsgd.hierarchical(every=8, exchange=hpcsgd.Packed(gradients=hpcsgd.wires.fp16()))
+        >>> optimizer = hpcsgd.DistributedOptimizer(optimizer, model, job, method)
+
+    Source:
+        P. Micikevicius et al.: Mixed Precision Training, ICLR 2018.
+    """
+    return Halves(torch.float16)

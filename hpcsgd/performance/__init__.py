@@ -1,0 +1,1 @@
+"""What predicts and measures: plans, simulations, measurements, probes and comparisons."""

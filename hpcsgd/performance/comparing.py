@@ -1,0 +1,215 @@
+"""``hpcsgd compare``: variants of one training one after the other, on the same ranks."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import tomllib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.comm import PeerLost, Transport
+from hpcsgd.config.reader import read_toml
+from hpcsgd.config.schema import Config, dump
+from hpcsgd.config.variants import configs, folder_name
+from hpcsgd.core.by_rank_0 import by_rank_0
+from hpcsgd.core.topology import Job, together
+from hpcsgd.errors import UserError, count_text, in_file, in_section, located
+from hpcsgd.files.atomic import replacing
+from hpcsgd.report import run_folder
+from hpcsgd.report.comparison import Comparison, Entry, comparison_text, read_comparison, write_comparison
+from hpcsgd.report.metrics import read
+from hpcsgd.train.assembly import assemble
+from hpcsgd.train.devices import form_job
+from hpcsgd.train.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads, world_for
+from hpcsgd.train.run import end_as, train
+from hpcsgd.train.sending import as_it_began
+from hpcsgd.train.stopping import Reasons
+
+log = logging.getLogger(__name__)
+
+OWN_TO_A_START = (
+    *(("job", "timeout"), ("run", "folder"), ("run", "sinks")),
+    *(("training", "time_limit"), ("training", "stop_ahead")),
+    *(("training", name) for name in ("bucket_mb", "overlap", "prefetch", "tune", "machine")),
+)
+"""Keys that may be others where a comparison goes on."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A variant on this rank, to be trained in the folder of its `config`."""
+
+    label: str
+    config: Config
+    job: Job
+
+    @property
+    def folder(self) -> Path:
+        return self.config.run.folder
+
+
+def run(path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool) -> None:
+    """Train each variant of the job file, and write what became of them beside each other; every rank of the
+    launch calls this. `methods`: as typed, or the file that has them.
+
+    Ends with exit code `STOPPED` after a signal or the time limit, with a checkpoint to go on from.
+    """
+    end_as(lambda: _run(world_for(path, overrides), path, overrides, methods, target, resume))
+
+
+def _run(
+    world: Transport, path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool
+) -> str | None:
+    with together(world, "reading the job file"):
+        chosen = configs(path, overrides, methods)
+    log_to_stdout(world.rank)
+    section = next(iter(chosen.values())).training  # that of all
+    reasons = Reasons(section.time_limit, section.stop_ahead, asks_scheduler=world.rank == 0)
+    use_threads(section.threads)
+    compute_alike(section.deterministic)
+    keep_freed_memory()
+    return compare(world, path, chosen, reasons, target=target, resume=resume)
+
+
+def folder_of(config: Config) -> Path:
+    """Of a comparison, beside that of a plain run of `config`."""
+    return config.run.folder.with_name(f"{config.run.folder.name}-compare")
+
+
+def compare(
+    world: Transport,
+    path: Path,
+    chosen: dict[str, Config],
+    reasons: Reasons,
+    *,
+    target: float | None = None,
+    resume: bool = False,
+) -> str | None:
+    """Train the variants `chosen` of the job file at `path`; why it stopped early, or None. Collective.
+
+    Each is built before any is trained, so that mistakes come at once.
+    """
+    trials = [_prepared(world, path, label, config) for label, config in chosen.items()]
+    folder = trials[0].folder.parent
+    with ExitStack() as held:
+        with together(world, "opening the folder of the comparison"):
+            if world.rank == 0:
+                held.enter_context(run_folder.owned(folder, resume=resume))
+                with run_folder.usable(folder):
+                    _require_begun_so(folder, trials, world.size)
+        return _trained(world, path, trials, reasons, folder, target=target, resume=resume)
+
+
+def _trained(
+    world: Transport,
+    path: Path,
+    trials: Sequence[Trial],
+    reasons: Reasons,
+    folder: Path,
+    *,
+    target: float | None,
+    resume: bool,
+) -> str | None:
+    """Those of them that are not complete; why it stopped early, or None."""
+    complete: set[str] = world.gather_objects(_completed(folder) if world.rank == 0 else None)[0]
+    reason = None
+    for number, trial in enumerate(trials, start=1):
+        done = trial.label in complete
+        log.info("\n%s (%d of %d)%s", trial.label, number, len(trials), ": complete already" if done else "")
+        if not done:
+            reason = _train(trial, path, reasons, resume=resume)
+            complete |= {trial.label} if reason is None else set()
+        by_rank_0(world, "comparing", partial(_write, folder, trials, complete, target, world.size))
+        if reason is not None:
+            break
+    by_rank_0(world, "comparing", lambda: _show(folder, _comparison(trials, complete, target)))
+    return reason
+
+
+def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial:
+    """Raises `JobError` where the variant could only fail; collective."""
+    with located(f"variant {label!r}"):
+        world.timeout = config.job.timeout
+        with in_file(path), in_section("job"):
+            job = form_job(world, config)
+        assemble(config, job, str(path))
+    gc.collect()  # models are in cycles with their optimizers
+    folder = folder_of(config) / folder_name(label)
+    return Trial(label, replace(config, run=replace(config.run, folder=folder)), job)
+
+
+def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str | None:
+    """As `hpcsgd train`; why it stopped early, or None. Of what it had, nothing is left for the next."""
+    world, timeout = trial.job.world, trial.config.job.timeout
+    world.timeout = timeout
+    with located(f"variant {trial.label!r}"):
+        reason = train(trial.config, trial.job, str(path), reasons, resume)
+    if not world.end_apart(timeout):  # threads that answered other ranks
+        raise PeerLost(f"variant {trial.label!r}: communication in flight {timeout:g} s after its end")
+    gc.collect()
+    return reason
+
+
+def _require_begun_so(folder: Path, trials: Sequence[Trial], ranks: int) -> None:
+    """Raises `UserError` where what is there was begun in another way."""
+    if not _told(folder):
+        with replacing(folder / "compare.json") as part:
+            part.write_text(json.dumps({"ranks": ranks, "variants": []}))
+    before = _told(folder).get("ranks")
+    if before != ranks:
+        raise UserError(
+            f"{folder}: was begun on {count_text(before or 0, 'rank')}, and here are {ranks}: go on with "
+            "as many"
+        )
+    for trial in trials:
+        job = trial.folder / run_folder.JOB_FILE
+        asked = as_it_began(trial.config)
+        if job.exists() and (found := run_folder.changes(_lasting(read_toml(job)), _lasting(asked))):
+            raise UserError(f"{trial.folder}: was begun otherwise: {found}: choose another [run] folder")
+
+
+def _lasting(config: Config | dict[str, Any]) -> dict[str, Any]:
+    """What is not to change where a comparison goes on."""
+    table = tomllib.loads(dump(config)) if isinstance(config, Config) else config
+    for section, key in OWN_TO_A_START:
+        table.get(section, {}).pop(key, None)
+    return table
+
+
+def _told(folder: Path) -> dict[str, Any]:
+    """What was written of it before."""
+    file = folder / "compare.json"
+    return read_comparison(file) if file.exists() else {}
+
+
+def _completed(folder: Path) -> set[str]:
+    return {row["label"] for row in _told(folder)["variants"] if row.get("complete")}
+
+
+def _write(
+    folder: Path, trials: Sequence[Trial], complete: set[str], target: float | None, ranks: int
+) -> None:
+    write_comparison(folder, _comparison(trials, complete, target), ranks=ranks)
+
+
+def _comparison(trials: Sequence[Trial], complete: set[str], target: float | None) -> Comparison:
+    """Of those that have begun."""
+    begun = [(trial, file) for trial in trials if (file := trial.folder / "metrics.jsonl").exists()]
+    entries = [
+        Entry(trial.label, trial.job.P, trial.job.K, trial.label in complete, read(file))
+        for trial, file in begun
+    ]
+    return Comparison(entries, target)
+
+
+def _show(folder: Path, comparison: Comparison) -> None:
+    from hpcsgd.report.comparison_picture import plot_comparison  # matplotlib is slow to import
+
+    plot_comparison(comparison, folder / "compare.png")
+    log.info("\n%s\nwritten   %s", comparison_text(comparison), folder)

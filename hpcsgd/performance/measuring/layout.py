@@ -1,0 +1,81 @@
+"""Which communicators a job on these hosts could have, as the ways that messages go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcsgd.comm import Transport
+from hpcsgd.core.topology import form
+from hpcsgd.cost.collectives import SHAPES
+from hpcsgd.cost.ways import Way
+
+Part = Literal["group", "cross", "pair"]
+PAIR = ("exchange",)
+"""What two ranks alone are asked: a message, which nothing else disturbs."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """A way, and whose it is."""
+
+    way: Way
+    part: Part
+    K: int = 0
+    """Of the groups; of a pair it is nothing."""
+    members: tuple[int, int] = (0, 0)
+    """Of a pair."""
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return PAIR if self.part == "pair" else tuple(SHAPES)
+
+    def open(self, world: Transport) -> Transport:
+        """This rank's communicator; collective. Ranks beside a pair have one of others like them."""
+        if self.part == "pair":
+            return world.split(int(world.rank in self.members), world.rank)
+        job = form(world, group_size=self.K)
+        return job.group if self.part == "group" else job.cross
+
+
+def courses(nodes: Sequence[int]) -> list[Course]:
+    """Every way once, of the groups and the positions of all P × K; rank r is on `nodes[r]`, ascending.
+
+    What would lie unevenly is left out: on one host more of it than on another.
+    """
+    N = len(nodes)
+    found: dict[Way, Course] = {}
+    for K in (K for K in range(1, N + 1) if N % K == 0):
+        groups = [range(g * K, (g + 1) * K) for g in range(N // K)]
+        positions = [range(j, N, K) for j in range(K)]
+        parts: list[tuple[Part, Sequence[range]]] = [("group", groups), ("cross", positions)]
+        for part, communicators in parts:
+            way = way_of([[nodes[rank] for rank in each] for each in communicators])
+            if way is not None and way.ranks > 1:
+                found.setdefault(way, Course(way, part, K))
+    for pair in _pairs(nodes):
+        found.setdefault(pair.way, pair)
+    return list(found.values())
+
+
+def way_of(hosts: Sequence[Sequence[int]]) -> Way | None:
+    """Of communicators at work at the same time: `hosts` has a list for each, the hosts of its ranks. None
+    where they are unlike."""
+    spread = [Counter(each) for each in hosts]
+    if len({len(each) for each in spread}) > 1 or any(len(set(each.values())) > 1 for each in spread):
+        return None
+    busy = Counter(host for each in spread for host in each)
+    if len(set(busy.values())) > 1:
+        return None
+    return Way(len(hosts[0]), len(spread[0]), max(busy.values()))
+
+
+def _pairs(nodes: Sequence[int]) -> Iterator[Course]:
+    """The first two ranks of a host, and the first ones of two hosts."""
+    first, second = nodes[0], next((node for node in nodes if node != nodes[0]), None)
+    if nodes.count(first) > 1:
+        yield Course(Way(2, 1), "pair", members=(0, 1))
+    if second is not None:
+        yield Course(Way(2, 2), "pair", members=(0, nodes.index(second)))

@@ -1,0 +1,119 @@
+"""Every operation on every way that a job could have, over sizes: on its lane, and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpcsgd.comm import Transport
+from hpcsgd.cost.fit import fits
+from hpcsgd.cost.links import Link, Points
+from hpcsgd.performance.measuring.layout import Course
+from hpcsgd.performance.measuring.operations import BYTES, Room, bare, elements_of, on_lane
+from hpcsgd.performance.measuring.timing import Contest, Together, feasible, take_turns
+
+SMALLEST = 8
+STEP = 4
+LEAST_SHARE = 0.5
+"""Of its fair part of the time has every operation, whatever those before it took."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Of one operation on one way."""
+
+    points: Points
+    scatter: tuple[float, ...]
+    """Of each point: half of the rounds are within so much of each other, as a part of the median."""
+    alone: bool
+    """Whether all others of the world did nothing meanwhile."""
+
+
+def sizes(max_bytes: int) -> list[int]:
+    """8, 32, 128, …, `max_bytes`."""
+    found = [SMALLEST]
+    while found[-1] * STEP < max_bytes:
+        found.append(found[-1] * STEP)
+    return [*found, max_bytes]
+
+
+def measure(world: Transport, found: list[Course], max_bytes: int, seconds: float) -> list[Series]:
+    """In about so many seconds; the same on every rank. Collective.
+
+    What is beside a pair waits for it, looking now and then, as all that wait here do.
+    """
+    together = Together(world)
+    room = Room(elements_of(max_bytes, world.size))
+    measured: list[Series] = []
+    left, operations = seconds, sum(len(course.operations) for course in found)
+    least = LEAST_SHARE * seconds / max(operations, 1)
+    for course in found:
+        budget = max(left / operations, least)
+        timed = _timed(world, course, max_bytes, budget, together, room)
+        left -= sum(contest.spent for contests in timed.values() for contest in contests)
+        operations -= len(timed)
+        measured += [_series(operation, course, contests) for operation, contests in timed.items()]
+    return measured
+
+
+def _timed(
+    world: Transport, course: Course, max_bytes: int, budget: float, together: Together, room: Room
+) -> dict[str, list[Contest]]:
+    """Of every operation, in about `budget` seconds each."""
+    comm = course.open(world)
+    timed: dict[str, list[Contest]] = {}
+    for operation in course.operations:
+        contests = [
+            Contest(elements * BYTES, _calls(course, operation, comm, elements, room, world.rank))
+            for elements in _elements(max_bytes, course.way.ranks)
+        ]
+        timed[operation] = feasible(together, contests, budget)
+    everything = [contest for contests in timed.values() for contest in contests]
+    take_turns(together, everything, budget * len(timed))
+    return timed
+
+
+def _elements(max_bytes: int, p: int) -> list[int]:
+    return sorted({elements_of(nbytes, p) for nbytes in sizes(max_bytes)})
+
+
+def _calls(
+    course: Course, operation: str, comm: Transport, elements: int, room: Room, rank: int
+) -> list[Callable[[], Any]]:
+    if course.part == "pair" and rank not in course.members:
+        return [lambda: None, lambda: None]
+    return [on_lane(operation, comm, elements, room), bare(operation, comm, elements, room)]
+
+
+def _series(operation: str, course: Course, timed: list[Contest]) -> Series:
+    way = course.way
+    lane, library = ([contest.timed[place].median for contest in timed] for place in (0, 1))
+    points = Points(
+        operation=operation,
+        ranks=way.ranks,
+        hosts=way.hosts,
+        at_once=way.at_once,
+        bytes=tuple(contest.nbytes for contest in timed),
+        seconds=tuple(_rounded(each) for each in lane),
+        bare_seconds=tuple(_rounded(each) for each in library),
+    )
+    scatter = tuple(contest.timed[0].scatter for contest in timed)
+    return Series(points, scatter, alone=course.part == "pair")
+
+
+def links(measured: list[Series]) -> Iterator[Link]:
+    """The lines through all points of an operation on a kind of way over so many ranks: more ranks are not
+    only more of the same messages. In a job all ranks are busy; a pair alone counts where nothing else was
+    measured."""
+
+    def kind(series: Series) -> tuple[str, str]:
+        return series.points.operation, series.points.kind
+
+    in_company = {kind(each) for each in measured if not each.alone}
+    counted = [each.points for each in measured if not each.alone or kind(each) not in in_company]
+    yield from fits(counted)
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.4g}")

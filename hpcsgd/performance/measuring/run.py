@@ -1,0 +1,129 @@
+"""``hpcsgd measure``: from the ranks that were started to a machine file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hpcsgd.comm import Transport, joining
+from hpcsgd.comm.choice import place_on_node
+from hpcsgd.comm.streams import device_for
+from hpcsgd.config.schema import Config, load
+from hpcsgd.core.topology import form, together
+from hpcsgd.cost.machine import About, Machine, dump, versions
+from hpcsgd.errors import UserError
+from hpcsgd.files.atomic import replacing
+from hpcsgd.performance.measuring import computing, messages
+from hpcsgd.performance.measuring.layout import courses
+from hpcsgd.performance.measuring.messages import Series
+from hpcsgd.performance.measuring.picture import draw
+from hpcsgd.performance.measuring.words import answers, table
+from hpcsgd.performance.measuring.workload import Workload
+from hpcsgd.train.process import keep_freed_memory, use_threads
+
+LEAST_BYTES = 4096
+"""Less would tell nothing of bandwidths."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured: messages of up to so many bytes, for about so many seconds in all."""
+
+    max_bytes: int
+    seconds: float
+
+
+FULL = Extent(max_bytes=64_000_000, seconds=220)
+QUICK = Extent(max_bytes=16_000_000, seconds=33)
+FOR_MESSAGES = 0.8
+"""Of the seconds; the rest is for computing."""
+
+
+def run(
+    path: Path | None,
+    overrides: Sequence[str],
+    *,
+    out: Path,
+    quick: bool,
+    max_bytes: int | None,
+    seconds: float | None,
+) -> None:
+    """Measure, write `out` and the picture beside it, and print what was found. On every rank."""
+    logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # groups are formed of all sizes, good or bad
+    world = joining.world()
+    with together(world, "reading what to measure"):
+        config = load(path, overrides) if path is not None else None
+        extent = _extent(quick, max_bytes, seconds)
+        _require_company(world.size)
+        _require_writable(out)
+    use_threads(None if config is None else config.training.threads)
+    keep_freed_memory()
+    machine, measured = measure(world, extent, config, str(path))
+    if world.rank == 0:
+        _write(machine, out)
+        print(table(machine))
+        print("\n".join(answers(machine, measured)))
+        print(f"written {out} and {out.with_suffix('.png').name}")
+
+
+def measure(
+    world: Transport, extent: Extent, config: Config | None = None, source: str = ""
+) -> tuple[Machine, list[Series]]:
+    """The machine of these ranks, and the points as they came; the same on every rank. Collective.
+
+    `config` is of the job file `source`, whose model is to be measured.
+    """
+    backend = world.backend
+    world = form(world).world
+    nodes = world.gather_objects(backend.node)
+    with together(world, "preparing the model"):
+        workload = None if config is None else Workload(config, source, world)
+    place, found = place_on_node(world), courses(nodes)
+    measured = messages.measure(world, found, extent.max_bytes, FOR_MESSAGES * extent.seconds)
+    machine = Machine(
+        machine=About(
+            hosts=len(set(nodes)),
+            ranks_per_host=max(nodes.count(node) for node in set(nodes)),
+            backend=backend.name.split(",")[0],
+            device=(device_for("auto", place) if workload is None else workload.device).type,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=versions(),
+        ),
+        compute=computing.measure(world, workload, (1 - FOR_MESSAGES) * extent.seconds),
+        link=tuple(messages.links(measured)),
+        points=tuple(series.points for series in measured),
+    )
+    return machine, measured
+
+
+def _extent(quick: bool, max_bytes: int | None, seconds: float | None) -> Extent:
+    given = {"max_bytes": max_bytes, "seconds": seconds}
+    extent = replace(QUICK if quick else FULL, **{k: v for k, v in given.items() if v is not None})
+    if extent.max_bytes < LEAST_BYTES:
+        raise UserError(f"--max-bytes {extent.max_bytes}: at least {LEAST_BYTES} are needed")
+    if not extent.seconds > 0:
+        raise UserError(f"--seconds {extent.seconds:g}: more than 0 are needed")
+    return extent
+
+
+def _require_company(ranks: int) -> None:
+    if ranks == 1:
+        raise UserError("one rank has nobody to talk to: mpiexec -n 4 hpcsgd measure, or srun -n 4 ...")
+
+
+def _require_writable(out: Path) -> None:
+    """Before minutes have gone by."""
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    if out.is_dir() or out.suffix != ".toml":
+        raise UserError(f"--out {out}: expected the name of a .toml file")
+
+
+def _write(machine: Machine, out: Path) -> None:
+    with replacing(out) as part:
+        part.write_text(dump(machine), encoding="utf-8")
+    with replacing(out.with_suffix(".png")) as part:
+        draw(machine, part)

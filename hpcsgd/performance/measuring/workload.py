@@ -1,0 +1,71 @@
+"""The model of a job file, trained by each rank alone, a step at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from hpcsgd.comm import Transport
+from hpcsgd.config.schema import Config, MethodSection, unsharded
+from hpcsgd.core.elements import num_reals
+from hpcsgd.core.topology import form
+from hpcsgd.performance.measuring.timing import clock
+from hpcsgd.train.assembly import Assembly, assemble
+
+BATCHES = 4
+"""So many sizes at most, the smallest."""
+
+
+class Workload:
+    """Its steps, without any communication. `source` is the job file's name.
+
+    Raises what `assemble` raises.
+    """
+
+    def __init__(self, config: Config, source: str, world: Transport) -> None:
+        self.batch_sizes = _batch_sizes(config.data.batch_size, world.size)
+        alone = form(world.split(world.rank, 0))
+        self._parts: Assembly = assemble(_by_itself(config, self.batch_sizes[0]), alone, source)
+        self.device = self._parts.device
+        self.numel = num_reals(p for p in self._parts.model.parameters() if p.requires_grad)
+        self._samples = {b: self._load(b) for b in self.batch_sizes}
+        self._parts.model.train()
+
+    def step(self, batch: int) -> Sequence[float]:
+        """Seconds of forward, backward and update."""
+        parts = self._parts
+        x, y = parts.vary(*self._samples[batch])
+        parts.optimizer.zero_grad()
+        times = [clock(self.device)]
+        with parts.precision.computing():
+            loss = parts.task.loss(parts.model(x), y)
+        times.append(clock(self.device))
+        parts.precision.backward(loss)
+        times.append(clock(self.device))
+        parts.precision.step(parts.optimizer, loss=loss)
+        times.append(clock(self.device))
+        return [after - before for before, after in itertools.pairwise(times)]
+
+    def _load(self, batch: int) -> tuple[Tensor, Tensor]:
+        train = self._parts.train
+        places = [place % len(train) for place in range(batch)]
+        return train.collate(train.__getitems__(places))
+
+
+def _batch_sizes(B: int, N: int) -> list[int]:
+    """Of a rank, for the groups that `N` ranks can form: B / K."""
+    return sorted(B // K for K in range(1, N + 1) if N % K == 0 and B % K == 0)[:BATCHES]
+
+
+def _by_itself(config: Config, batch: int) -> Config:
+    """One rank, which has nobody to divide samples or a model with, and a rate at which nothing diverges."""
+    data = dataclasses.replace(
+        config.data, batch_size=batch, partition=None, share=None, injection=None, workers=0
+    )
+    optimizer = dataclasses.replace(config.optimizer, lr=1e-9)
+    return dataclasses.replace(
+        unsharded(config), data=data, optimizer=optimizer, method=MethodSection(name="bsp")
+    )

@@ -1,0 +1,96 @@
+"""Which of all estimates to take, and why, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcsgd.errors import UserError, count_text
+from hpcsgd.performance.planning.estimate import Estimate
+
+WORTH = 0.5
+"""Where nobody says what matters: the efficiency that more nodes must keep."""
+GAIN = 0.05
+"""The part of a step that another method than the job file's has to save."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a run may cost."""
+
+    budget: float | None = None
+    """Node hours."""
+    deadline: float | None = None
+    """Hours, of all epochs."""
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "deadline"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"--{name} {value:g}: more than 0 is needed")
+
+    def met_by(self, e: Estimate) -> bool:
+        in_budget = self.budget is None or e.node_hours <= self.budget
+        return in_budget and (self.deadline is None or e.hours <= self.deadline)
+
+
+def ranked(estimates: Sequence[Estimate], wishes: Wishes, own: str = "") -> tuple[list[Estimate], str]:
+    """All of them, the best first, and why it is the best.
+
+    With a deadline that is the cheapest one in time, else with a budget the fastest one within it, else the
+    fastest one whose nodes are worth it; the job file's `own` method where others gain next to nothing.
+    Raises `UserError` where none will do.
+    """
+    fit = [e for e in estimates if wishes.met_by(e)]
+    if not fit:
+        raise UserError(_out_of_reach(estimates, wishes))
+    if wishes.deadline is not None:
+        best = min(fit, key=lambda e: (e.node_hours, e.hours))
+        why = f"the fewest node hours of those that are done within {wishes.deadline:g} h"
+        why += "" if wishes.budget is None else f" and {wishes.budget:g} node hours"
+    elif wishes.budget is not None:
+        best = min(fit, key=lambda e: (e.hours, e.node_hours))
+        why = f"the fastest within {wishes.budget:g} node hours"
+    else:
+        worth = [e for e in fit if e.efficiency >= WORTH]
+        best = min(worth or fit, key=lambda e: (e.hours, e.node_hours))
+        why = (
+            f"the fastest whose ranks do {WORTH:.0%} or more of what they would do on one node"
+            if worth
+            else f"the fastest; nothing keeps {WORTH:.0%} of what ranks would do on one node"
+        )
+    best = _without_need_to_change(best, fit, own)
+    rest = sorted((e for e in estimates if e is not best), key=lambda e: (not wishes.met_by(e), e.hours))
+    return [best, *rest], f"{why}{_too_close(best, rest)}"
+
+
+def _without_need_to_change(best: Estimate, fit: Sequence[Estimate], own: str) -> Estimate:
+    """The own method on the same ranks and groups, if it is nearly as fast."""
+    most = best.step.seconds * (1 + GAIN)
+    same = [e for e in fit if e.option.name == own and (e.N, e.P) == (best.N, best.P)]
+    return min((e for e in same if e.step.seconds <= most), key=lambda e: e.hours, default=best)
+
+
+def _too_close(best: Estimate, rest: Sequence[Estimate]) -> str:
+    """Others on as many ranks that may be as fast, for all that measurements tell."""
+    _, high = best.step.low, best.step.high
+    near = [
+        str(e.option)
+        for e in rest
+        if (e.N, e.P) == (best.N, best.P) and e.step.low <= high and best.step.low <= e.step.high
+    ]
+    return f"; within its errors so is {', '.join(near[:3])}" if near else ""
+
+
+def _out_of_reach(estimates: Sequence[Estimate], wishes: Wishes) -> str:
+    fastest = min(estimates, key=lambda e: e.hours)
+    cheapest = min(estimates, key=lambda e: e.node_hours)
+    limits = [
+        *([f"--deadline {wishes.deadline:g} h"] if wishes.deadline is not None else []),
+        *([f"--budget {wishes.budget:g} node hours"] if wishes.budget is not None else []),
+    ]
+    return (
+        f"{' and '.join(limits)}: none of {len(estimates)} ways to run it; the fastest ({fastest.option} on "
+        f"{count_text(fastest.N, 'rank')}) takes {fastest.hours:.3g} h, the cheapest ({cheapest.option} "
+        f"on {count_text(cheapest.N, 'rank')}) {cheapest.node_hours:.3g} node hours"
+    )

@@ -1,0 +1,116 @@
+"""Time, node hours and memory of one way to run a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpcsgd.core.traffic import Sizes
+from hpcsgd.cost.machine import Machine, measured
+from hpcsgd.cost.memory import kept
+from hpcsgd.cost.price import StepCost, computed, price
+from hpcsgd.engine.plan import StepPlan
+from hpcsgd.errors import UserError, count_text
+from hpcsgd.performance.planning.candidates import Option, shapes
+from hpcsgd.train.subject import Subject
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of `option` on N = P·K ranks."""
+
+    option: Option
+    P: int
+    K: int
+    nodes: int
+    plan: StepPlan
+    sizes: Sizes
+    step: StepCost
+    steps_per_epoch: int
+    epochs: float
+    B: int
+    memory: float
+    """Bytes a rank: parameters, gradients, optimizer state, what the method holds; no activations."""
+    ranks_per_host: int
+    alone: float
+    """Samples/s of a rank in a job of one node."""
+
+    @property
+    def N(self) -> int:
+        return self.P * self.K
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.P * self.B / self.step.seconds
+
+    @property
+    def epoch_seconds(self) -> float:
+        return self.steps_per_epoch * self.step.seconds
+
+    @property
+    def epoch_interval(self) -> tuple[float, float]:
+        return self.steps_per_epoch * self.step.low, self.steps_per_epoch * self.step.high
+
+    @property
+    def hours(self) -> float:
+        """Of all epochs."""
+        return self.epochs * self.epoch_seconds / 3600
+
+    @property
+    def node_hours(self) -> float:
+        return self.nodes * self.hours
+
+    @property
+    def efficiency(self) -> float:
+        """Samples/s of a rank, as a part of those in a job of one node."""
+        return self.samples_per_s / self.N / self.alone
+
+
+def estimate(
+    subject: Subject, machine: Machine, option: Option, P: int, K: int, *, meets: float | None, alone: float
+) -> Estimate:
+    """Raises `UserError` for what cannot be told of the method or was not measured of the machine."""
+    plan = subject.plan(subject.method(option.table, P))
+    m = subject.sizes(P, K, machine.ranks_per_host, plan)
+    steps = subject.steps_per_epoch(P)
+    if steps < 1:
+        raise UserError(
+            f"{count_text(subject.samples, 'sample')} are not one batch of {subject.B} for each of "
+            f"{count_text(P, 'group')}"
+        )
+    compute = measured(machine)
+    own = computed(plan, m, compute, subject.B / K)
+    training = subject.config.training
+    step = price(
+        plan, m, machine, own, meets=meets,
+        overlap=training.overlap is not False, prefetch=training.prefetch, broadcast=subject.broadcast,
+    )  # fmt: skip
+    return Estimate(
+        option=option,
+        P=P,
+        K=K,
+        nodes=-(-P * K // machine.ranks_per_host),
+        plan=plan,
+        sizes=m,
+        step=step,
+        steps_per_epoch=steps,
+        epochs=subject.epochs(P),
+        B=subject.B,
+        memory=kept(plan, m, subject.state),
+        ranks_per_host=min(machine.ranks_per_host, P * K),
+        alone=alone,
+    )
+
+
+def alone(subject: Subject, machine: Machine, most_groups: int | None = None) -> float:
+    """Samples/s of a rank where one node trains by itself, synchronously, in the groups that make it fastest.
+
+    Raises `UserError` where no such groups can share a batch.
+    """
+    R, option = machine.ranks_per_host, Option({"name": "bsp"})
+    found = [
+        estimate(subject, machine, option, P, K, meets=None, alone=1.0).samples_per_s / R
+        for P, K in shapes(R, subject.B, most_groups)
+    ]
+    if not found:
+        raise UserError(f"no groups of a node's {R} ranks can share batches of {subject.B}")
+    return max(found)

@@ -1,0 +1,83 @@
+"""The choice put into the job file: [job] and [method] are written anew, all else stays to the letter."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from hpcsgd.config.schema import load
+from hpcsgd.errors import UserError, count_text
+from hpcsgd.files.atomic import replacing
+from hpcsgd.files.reading import read_json, read_text
+
+_HEADER = re.compile(r"^\s*\[\[?\s*([^\]\s.]+)[^\]]*\]\]?\s*(#.*)?$")
+
+
+def write_choice(path: Path, groups: int, method: Mapping[str, Any]) -> None:
+    """`path` becomes a job file of so many groups and this method, or stays as it is.
+
+    Raises `UserError` where the sections cannot be told apart, as in a file that writes them inline.
+    """
+    before = read_text(path)
+    wanted = tomllib.loads(before)
+    job = {key: value for key, value in wanted.get("job", {}).items() if key not in ("groups", "group_size")}
+    wanted |= {"job": {"groups": groups, **job}, "method": dict(method)}
+    text = before
+    for section in ("job", "method"):
+        text = _with_section(text, section, wanted[section])
+    try:
+        same = tomllib.loads(text) == wanted
+    except tomllib.TOMLDecodeError:
+        same = False
+    if not same:
+        raise UserError(
+            f"{path}: [job] and [method] are not written as sections of their own: put groups = {groups} and "
+            f"{method['name']} there by hand"
+        )
+    with replacing(path) as part:
+        part.write_text(text)
+
+
+def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int]:
+    """Nodes, and ranks on each, that a plan recommends to the job file `path`.
+
+    Raises `UserError` for what is no plan, and where the job is not the one that was recommended.
+    """
+    try:
+        choice = read_json(plan)["choice"]
+        nodes, ranks, groups, method = (choice[key] for key in ("nodes", "ranks", "groups", "method"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{plan}: not the plan.json of hpcsgd plan: {error}") from error
+    config = load(path, overrides)
+    job = {"name": config.method.name, **config.method.arguments}
+    if (config.job.groups, job) != (groups, method):
+        raise UserError(
+            f"{path}: the plan is for {count_text(groups, 'group')} and {choice['label']}: put it there "
+            "with hpcsgd plan "
+            "--write, or leave --plan out"
+        )
+    return nodes, ranks // nodes
+
+
+def _with_section(text: str, name: str, table: Mapping[str, Any]) -> str:
+    """Its lines, and those of the sections inside it, replaced where the first of them stood."""
+    kept: list[str] = []
+    place: int | None = None
+    inside = False
+    for line in text.splitlines(keepends=True):
+        if found := _HEADER.match(line):
+            inside = found[1] == name
+            if inside and place is None:
+                place = len(kept)
+        if not inside:
+            kept.append(line)
+    body = tomli_w.dumps({name: dict(table)}).rstrip() + "\n\n"
+    if place is None:
+        return "".join(kept).rstrip("\n") + "\n\n" + body.rstrip() + "\n"
+    last = place == len(kept)
+    return "".join([*kept[:place], body.rstrip() + "\n" if last else body, *kept[place:]])

@@ -1,0 +1,178 @@
+"""``hpcsgd plan``: from a job file and a machine file to a table, a picture and a recommendation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.config.schema import load
+from hpcsgd.cost import machine as machines
+from hpcsgd.cost.machine import Machine
+from hpcsgd.errors import UserError, count_text, in_file
+from hpcsgd.files.atomic import replacing
+from hpcsgd.files.reading import read_json
+from hpcsgd.performance.planning import report
+from hpcsgd.performance.planning.candidates import Option, options, ranks_from, shapes
+from hpcsgd.performance.planning.choice import Wishes, ranked
+from hpcsgd.performance.planning.estimate import Estimate, alone, estimate
+from hpcsgd.performance.planning.job_file import write_choice
+from hpcsgd.performance.planning.picture import draw
+from hpcsgd.performance.planning.scenario import scenario_of
+from hpcsgd.train.subject import Subject, require_same_model, subject_of
+
+log = logging.getLogger(__name__)
+
+SHOWN = 20
+"""Rows of the table; ``plan.json`` has them all."""
+
+
+def run(
+    path: Path,
+    overrides: Sequence[str],
+    machine_file: Path,
+    *,
+    probe: Path | None,
+    ranks: str | None,
+    methods: str | None,
+    every: str | None,
+    meets: float | None,
+    samples: int | None,
+    wishes: Wishes,
+    runs: Sequence[Path],
+    scenario: Path | None,
+    write: bool,
+) -> None:
+    """Print the plan and write ``plan.json`` and ``plan.png`` beside the run folder. Raises `UserError`, one
+    line, for what was asked in vain."""
+    if meets is not None and not 0 <= meets <= 1:
+        raise UserError(f"--meets {meets:g}: the share of steps after which groups meet, 0 to 1")
+    config, machine = load(path, overrides), machines.load(machine_file)
+    with in_file(path):
+        subject = subject_of(config, samples)
+    require_same_model(subject, machine, machine_file)
+    limit = config.job.groups if probe is None else groups_of(probe)
+    wanted = _ranks(ranks, machine)
+    asked = None if methods is None else [name.strip() for name in methods.split(",")]
+    own = {"name": config.method.name, **config.method.arguments}
+    found, left_out = estimates(
+        subject, machine, options(own, asked, _numbers(every)), wanted, limit, meets=meets
+    )
+    ordered, why = ranked(found, wishes, config.method.name)
+    done = [measured_run(folder, subject) for folder in runs]
+    _tell(ordered, why, left_out)
+    if limit is None:
+        log.warning("neither --probe nor [job] groups: nobody says how many groups the training can stand")
+    folder = config.run.folder.with_name(f"{config.run.folder.name}-plan")
+    _write(folder, ordered, why, done, {"job": str(path), "machine": str(machine_file), "measured": done})
+    if scenario is not None:
+        with replacing(scenario) as part:
+            part.write_text(scenario_of(ordered[0]))
+        print(f"written {scenario}: hpcsgd simulate {scenario}")
+    if write:
+        write_choice(path, ordered[0].P, ordered[0].option.table)
+        print(f"written into {path}: {count_text(ordered[0].P, 'group')}, {ordered[0].option}")
+
+
+def estimates(
+    subject: Subject,
+    machine: Machine,
+    tried: Sequence[Option],
+    ranks: Sequence[int],
+    limit: int | None,
+    *,
+    meets: float | None = None,
+) -> tuple[list[Estimate], dict[str, str]]:
+    """Of every option on every shape; and which options were left out, for which reason.
+
+    Raises `UserError` where nothing is left.
+    """
+    per_rank = alone(subject, machine, limit)
+    found: list[Estimate] = []
+    left_out: dict[str, str] = {}
+    for option in tried:
+        for N in ranks:
+            for P, K in shapes(N, subject.B, limit):
+                try:
+                    made = estimate(subject, machine, option, P, K, meets=meets, alone=per_rank)
+                except UserError as error:
+                    left_out.setdefault(str(option), str(error))
+                    continue
+                found.append(made)
+    if not found:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        few = (
+            f"no P groups of K among {', '.join(map(str, ranks))} ranks whose batches of {subject.B} can be "
+        )
+        most = count_text(limit, "group") if limit else "any number of groups"
+        raise UserError(reasons or few + f"shared by K, with {most} at most")
+    priced = {str(e.option) for e in found}
+    return found, {name: reason for name, reason in left_out.items() if name not in priced}
+
+
+def groups_of(probe: Path) -> int:
+    """What a probe found."""
+    try:
+        return int(read_json(probe)["P"])
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise UserError(f"{probe}: not the probe.json of a probe: {error}") from error
+
+
+def measured_run(folder: Path, subject: Subject) -> dict[str, Any]:
+    """Ranks and seconds of an epoch, of a run that was. Raises `UserError` for a folder without them."""
+    try:
+        summary = read_json(folder / "summary.json")
+        last = read_json(folder / "versions.json")[-1]
+        seconds = subject.samples / summary["samples_per_s"]
+        return {"run": str(folder), "ranks": last["P"] * last["K"], "epoch_seconds": seconds}
+    except (ValueError, KeyError, TypeError, IndexError, ArithmeticError) as error:
+        raise UserError(f"--runs {folder}: not the folder of a run that was trained: {error}") from error
+
+
+def _ranks(text: str | None, machine: Machine) -> list[int]:
+    """Those that fill nodes. Raises `UserError` where none do."""
+    R = machine.ranks_per_host
+    given = ranks_from(text or f"{R}..{R * machine.hosts}")
+    fitting = [N for N in given if N % R == 0 or N < R]
+    if not fitting:
+        raise UserError(
+            f"--ranks {text}: the machine has {count_text(R, 'rank')} a node, and none of these fills nodes"
+        )
+    return fitting
+
+
+def _numbers(text: str | None) -> list[int]:
+    try:
+        numbers = [] if text is None else [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UserError(f"--every {text}: expected steps, as 4,8,16") from None
+    if any(number < 1 for number in numbers):
+        raise UserError(f"--every {text}: at least 1 step")
+    return numbers
+
+
+def _tell(ordered: Sequence[Estimate], why: str, left_out: Mapping[str, str]) -> None:
+    print(report.HEAD)
+    for e in ordered[:SHOWN]:
+        print(report.row(e))
+    if len(ordered) > SHOWN:
+        print(f"… and {len(ordered) - SHOWN} more in plan.json")
+    for name, reason in left_out.items():
+        print(f"left out: {name}: {reason}")
+    print(report.in_words(ordered[0], why))
+
+
+def _write(
+    folder: Path,
+    ordered: Sequence[Estimate],
+    why: str,
+    runs: Sequence[Mapping[str, Any]],
+    about: Mapping[str, Any],
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "plan.json") as part:
+        part.write_text(report.to_json(ordered, why, about))
+    with replacing(folder / "plan.png") as part:
+        draw(ordered, runs, part)
+    print(f"written {folder}/plan.json and plan.png")

@@ -1,0 +1,121 @@
+"""``hpcsgd probe --delta``: which δ makes SelSync meet how often, for a job file."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from hpcsgd.config.schema import Config, load
+from hpcsgd.core.topology import Job, together
+from hpcsgd.errors import JobError, UserError, count_text, in_file, in_section
+from hpcsgd.files.atomic import replacing
+from hpcsgd.methods import METHODS
+from hpcsgd.named import annotations_of, resolve
+from hpcsgd.performance.probing.changes import Changes, changes_of, plot, table, to_json
+from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.devices import form_job
+from hpcsgd.train.parts import make_method
+from hpcsgd.train.probe_answer import setting
+from hpcsgd.train.process import compute_alike, keep_freed_memory, use_threads, world_for
+
+
+def run(path: Path, overrides: Sequence[str], steps: int) -> None:
+    """Train some steps in which all groups meet, and print what each δ would have made of them; write
+    ``delta.json`` and ``delta.png``. On every rank."""
+    world = world_for(path, overrides)
+    with together(world, "reading the job file"):
+        if steps < 2:
+            raise UserError(f"--steps {steps}: at least 2 are needed, the first one has no Δ")
+        config = always_meeting(load(path, overrides), path)
+    world.timeout = config.job.timeout
+    use_threads(config.training.threads)
+    compute_alike(config.training.deterministic)
+    keep_freed_memory()
+    job = form_job(world, config)
+    changes = measure(config, job, path, steps)
+    if world.rank == 0:
+        print(
+            f"{count_text(len(changes.deltas), 'step')} of "
+            f"{count_text(changes.deltas.shape[1], 'group')}, all of them shared"
+        )
+        print("\n".join(table(changes)))
+        _write(changes, config)
+
+
+def always_meeting(config: Config, path: Path) -> Config:
+    """With δ = 0, as in the paper's figure 5. Raises `UserError` where the method has no δ."""
+    name = config.method.name
+    method = dataclasses.replace(config.method, arguments={**config.method.arguments, "delta": 0})
+    always = dataclasses.replace(config, method=method)
+    with in_file(path):
+        with in_section("method", "name"):
+            has_delta = "delta" in annotations_of(resolve(name, METHODS))
+        if not has_delta or make_method(always, steps_per_epoch=1).when.traits.threshold is None:
+            raise UserError(
+                f"[method] name = {name!r}: it has no delta to probe, as selsync has",
+                key=("method", "name"),
+                value=name,
+            )
+    return always
+
+
+def measure(config: Config, job: Job, path: Path, steps: int) -> Changes:
+    """Collective; the same on every rank."""
+    with job.together("forming groups"):
+        if job.P == 1:
+            raise UserError(
+                "one group has nobody to meet: start as many ranks as the job has, and say groups"
+            )
+    parts = assemble(config, job, str(path))
+    mine: list[float] = []
+    for loaded in itertools.islice(_batches(parts, config.schedule.per), steps):
+        x, y = parts.vary(*loaded)
+        with parts.precision.computing():
+            loss = parts.task.loss(parts.model(x), y)
+        if not loss.isfinite():
+            raise JobError(
+                f"the loss is {loss.item()} after {count_text(parts.optimizer.t, 'step')}: try a lower rate"
+            )
+        parts.optimizer.zero_grad()
+        parts.precision.backward(loss)
+        parts.batches.advance()
+        if not parts.precision.step(parts.optimizer, loss=loss):
+            continue
+        if parts.scheduler is not None and config.schedule.per == "step":
+            parts.scheduler.step()
+        mine.append(_noted(parts.optimizer.notes))
+    rows: Iterator[tuple[float, ...]] = zip(*job.cross.gather_objects(mine), strict=True)
+    return changes_of([list(row) for row in rows])
+
+
+def _noted(notes: Mapping[str, float]) -> float:
+    """Δ of the own group in the last step."""
+    if "delta" not in notes:
+        told = '[method] name: its schedule has a threshold, and so has to note s.notes["delta"]'
+        raise UserError(told, key=("method", "name"))
+    return notes["delta"]
+
+
+def _batches(parts: Assembly, scheduled_per: str) -> Iterator[tuple[Tensor, Tensor]]:
+    for epoch in itertools.count(1):
+        for batch in parts.loader:
+            x, y = batch if parts.injected is None else parts.injected.complete(batch)
+            yield x, y
+        parts.sampler.set_epoch(epoch)
+        if parts.scheduler is not None and scheduled_per == "epoch":
+            parts.scheduler.step()
+
+
+def _write(changes: Changes, config: Config) -> None:
+    folder = config.run.folder.with_name(f"{config.run.folder.name}-delta")
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "delta.json") as part:
+        part.write_text(json.dumps(to_json(changes, setting(config)), indent=1) + "\n")
+    with replacing(folder / "delta.png") as part:
+        plot(changes, part)
+    print(f"written {folder}/delta.json and delta.png; train with --method.delta")

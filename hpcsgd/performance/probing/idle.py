@@ -1,0 +1,149 @@
+"""Where virtual groups' models are while others train: in memory, in pinned host memory or on disk."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Protocol, runtime_checkable
+
+import h5py
+import torch
+from torch import Tensor, UntypedStorage
+
+from hpcsgd.comm.streams import free_bytes, on_accelerator
+from hpcsgd.errors import UserError
+from hpcsgd.performance.probing.memory import free_host_bytes
+
+Tensors = Callable[[], Iterable[Tensor]]
+
+
+@runtime_checkable
+class Idle(Protocol):
+    """Keeps the tensors of model `i` between its turns."""
+
+    def put(self, i: int, tensors: Iterable[Tensor]) -> None:
+        """They are not needed until model `i` is `awake`."""
+        ...
+
+    @contextmanager
+    def awake(self, i: int, tensors: Tensors, *, changed: bool) -> Iterator[None]:
+        """Model `i` has its turn. `tensors` tells what belongs to it afterwards, if anything `changed`."""
+        ...
+
+    def free_bytes(self, device: torch.device) -> int:
+        """How much more can be kept on this node, for models trained on `device`."""
+        ...
+
+
+class InMemory:
+    """They stay where they are."""
+
+    def put(self, i: int, tensors: Iterable[Tensor]) -> None:
+        pass
+
+    @contextmanager
+    def awake(self, i: int, tensors: Tensors, *, changed: bool) -> Iterator[None]:
+        yield
+
+    def free_bytes(self, device: torch.device) -> int:
+        return free_bytes(device) if on_accelerator(device) else free_host_bytes()
+
+
+IN_MEMORY = InMemory()
+
+
+class _Elsewhere(ABC):
+    """Their memory is given free in the meantime; the tensors themselves, which others refer to, remain."""
+
+    def __init__(self) -> None:
+        self._asleep: dict[int, list[tuple[UntypedStorage, int]]] = {}
+
+    def put(self, i: int, tensors: Iterable[Tensor]) -> None:
+        storages = {s.data_ptr(): s for s in (x.untyped_storage() for x in tensors) if s.nbytes()}
+        for j, storage in enumerate(storages.values()):
+            self._write(f"{i}/{j}", _bytes(storage))
+        self._fall_asleep(i, list(storages.values()))
+
+    @contextmanager
+    def awake(self, i: int, tensors: Tensors, *, changed: bool) -> Iterator[None]:
+        sleepers = self._asleep.pop(i)
+        for j, (storage, size) in enumerate(sleepers):
+            storage.resize_(size)
+            self._read(f"{i}/{j}", _bytes(storage))
+        try:
+            yield
+        finally:
+            if changed:
+                self.put(i, tensors())
+            else:
+                self._fall_asleep(i, [storage for storage, _ in sleepers])
+
+    def _fall_asleep(self, i: int, storages: list[UntypedStorage]) -> None:
+        self._asleep[i] = [(storage, storage.nbytes()) for storage in storages]
+        for storage in storages:
+            storage.resize_(0)
+
+    @abstractmethod
+    def _write(self, key: str, data: Tensor) -> None: ...
+
+    @abstractmethod
+    def _read(self, key: str, into: Tensor) -> None: ...
+
+
+class PinnedMemory(_Elsewhere):
+    """In page-locked memory of the host, for models that train on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[str, Tensor] = {}
+
+    def free_bytes(self, device: torch.device) -> int:
+        return free_host_bytes()
+
+    def _write(self, key: str, data: Tensor) -> None:
+        kept = self._kept.get(key)
+        if kept is None or len(kept) != len(data):
+            self._kept[key] = kept = torch.empty(len(data), dtype=torch.uint8, device="cpu", pin_memory=True)
+        kept.copy_(data)
+
+    def _read(self, key: str, into: Tensor) -> None:
+        into.copy_(self._kept[key])
+
+
+class OnDisk(_Elsewhere):
+    """In an HDF5 file under `folder`, gone with the process. Raises `UserError` where none can be."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        try:
+            file = tempfile.TemporaryFile(dir=folder, prefix="idle-", suffix=".h5")  # noqa: SIM115 - for life
+        except OSError as error:
+            raise UserError(f"{folder}: no place for idle models: {error.strerror}") from error
+        self._file = h5py.File(file, "w")
+        weakref.finalize(self, _close, self._file, file)
+
+    def free_bytes(self, device: torch.device) -> int:
+        return shutil.disk_usage(self._folder).free
+
+    def _write(self, key: str, data: Tensor) -> None:
+        # What numpy sees cannot be resized.
+        copy = torch.empty(len(data), dtype=torch.uint8, device="cpu").copy_(data)
+        self._file.require_dataset(key, len(data), "u1", exact=True)[:] = copy.numpy()
+
+    def _read(self, key: str, into: Tensor) -> None:
+        into.copy_(torch.from_numpy(self._file[key][:]))  # pyright: ignore[reportIndexIssue]
+
+
+def _close(hdf5: h5py.File, beneath: IO[bytes]) -> None:
+    hdf5.close()
+    beneath.close()
+
+
+def _bytes(storage: UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,150 @@
+"""`hpcsgd probe`: the probe of a job file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from hpcsgd.comm import Transport
+from hpcsgd.comm.choice import place_on_node
+from hpcsgd.comm.streams import HOST
+from hpcsgd.config.schema import Config, load
+from hpcsgd.core.topology import together
+from hpcsgd.errors import UserError, count_text, in_file
+from hpcsgd.files.atomic import replacing
+from hpcsgd.performance.probing.idle import IN_MEMORY, Idle, OnDisk
+from hpcsgd.performance.probing.probe import GROUPS, Plan, Probe, probe
+from hpcsgd.performance.probing.replicas import VirtualGroups
+from hpcsgd.performance.probing.report import HEAD, answer, plot, table_row, to_json
+from hpcsgd.performance.probing.virtual import virtual_groups
+from hpcsgd.train.devices import device_of
+from hpcsgd.train.parts import make_method
+from hpcsgd.train.probe_answer import fitting, setting
+from hpcsgd.train.process import compute_alike, keep_freed_memory, use_threads, world_for
+
+log = logging.getLogger(__name__)
+
+
+def run(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    groups: str | None,
+    repeats: int,
+    ranks: int | None,
+    idle: Path | None,
+) -> None:
+    """Probe the job file and print the answer; write ``probe.json`` and ``probe.png``. On every rank.
+
+    `groups` is as typed: ``2,4,8``. `idle` is a folder for models while others train.
+    """
+    world = world_for(path, overrides)
+    with together(world, "reading the job file"):
+        config = load(path, overrides)
+        plan = plan_of(config, path, _numbers(groups), repeats)
+        if ranks is not None and ranks < 1:
+            raise UserError(f"--ranks {ranks}: at least 1 is needed")
+        folder = config.run.folder.with_name(f"{config.run.folder.name}-probe")
+    world.timeout = config.job.timeout
+    use_threads(config.training.threads)
+    compute_alike(config.training.deterministic)
+    keep_freed_memory()
+    with together(world, "making room for idle models"):
+        room = IN_MEMORY if idle is None else OnDisk(idle)
+    place = place_on_node(world)
+    with together(world, "choosing a device"), in_file(path):
+        device = device_of(config, place)
+    result = probe_config(config, plan, world, room, device)
+    if world.rank == 0:
+        print(answer(result))
+        if ranks is not None:
+            P = fitting(result.verdict.P, ranks)
+            print(f"for {count_text(ranks, 'rank')}: {count_text(P, 'group')} of K = {ranks // P}")
+        _write(result, config, folder)
+
+
+def _numbers(groups: str | None) -> list[int] | None:
+    try:
+        return None if groups is None else [int(word) for word in groups.split(",")]
+    except ValueError:
+        raise UserError(f"--groups {groups}: expected numbers, as 2,4,8") from None
+
+
+def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: int) -> Plan:
+    """Raises `UserError` where the job's method is not one that the distance can judge."""
+    if repeats < 1:
+        raise UserError(f"--repeats {repeats}: at least 1 is needed")
+    with in_file(path):
+        _require_plain(config)
+        method = make_method(config, steps_per_epoch=10**9)  # what goes by epochs is refused below
+        every = method.when.traits.period
+        if every is None or not method.how.traits.leaves_mean:
+            raise UserError(
+                f"[method] name = {config.method.name!r}: the probe is of groups that meet every so many "
+                "steps, average their models and keep their momentum: hierarchical, allreduce_local_sgd",
+                key=("method", "name"),
+                value=config.method.name,
+            )
+    if method.exchange.traits.keeps_gradients:
+        log.warning("[method] exchange: the probe's groups exchange whole gradients; it answers for these")
+    return Plan(
+        groups=tuple(groups or GROUPS),
+        every=every,
+        batch_size=config.data.batch_size,
+        lr=config.optimizer.lr,
+        rule=config.schedule.scaling,
+        seeds=tuple(range(config.seed, config.seed + repeats)),
+    )
+
+
+def _require_plain(config: Config) -> None:
+    for key in ("partition", "share", "injection"):
+        if getattr(config.data, key) is not None:
+            raise UserError(
+                f"[data] {key}: the probe deals all samples to its virtual groups, none twice: "
+                "leave it out, or choose groups without a probe",
+                key=("data", key),
+            )
+
+
+def probe_config(
+    config: Config, plan: Plan, world: Transport, idle: Idle = IN_MEMORY, device: torch.device = HOST
+) -> Probe:
+    """Collective; rank 0 prints a table row for every P."""
+    K = config.job.group_size or 1
+    config = _without_masters(config)
+
+    def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
+        seeded = dataclasses.replace(config, seed=seed)
+        ramp = plan.ramp * plan.every
+        return virtual_groups(seeded, P, K, hosts, warm_up_steps=ramp, idle=idle, device=device)
+
+    def told(result: Probe) -> None:
+        if world.rank == 0:
+            if len(result.rows) == 1:
+                print(HEAD, flush=True)
+            print(table_row(result), flush=True)
+
+    return probe(start, plan, world, told, idle)
+
+
+def _without_masters(config: Config) -> Config:
+    """They save bytes and memory of the real run, which a probe does not go by."""
+    if config.training.precision != "bf16_master":
+        return config
+    log.warning("[training] precision: the probe's groups train with bf16, whose parameters have 32 bits")
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, precision="bf16"))
+
+
+def _write(result: Probe, config: Config, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "probe.json") as part:
+        part.write_text(json.dumps(to_json(result, setting(config)), indent=1) + "\n")
+    with replacing(folder / "probe.png") as part:
+        plot(result, part)
+    print(f"written {folder}/probe.json and probe.png; train with --probe {folder}/probe.json")

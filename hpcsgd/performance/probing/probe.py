@@ -1,0 +1,297 @@
+"""The probe: how many groups P does a training stand? Distances for P = 2, 4, 8, … until they stop growing.
+
+The hierarchical local SGD paper, section III-C. Differences from it:
+
+- virtual groups on few ranks, not P × K real ones;
+- the warm-up is cut short: one model, from which all groups start, trains alone for `Plan.settle` steps at
+  the rate of a single group, and a ramp of `Plan.ramp` meetings follows. Distances tell something only at the
+  rate of the real run (at a fixed one they saturate at P ≈ 4 for any model), and the paper's figure 4 is of
+  the time after the warm-up, too. A ramp from the first step on would not do: it meets the large gradients
+  of the start, and what they leave has other distances (benchmarks/probe_distances.py);
+- every P goes on until its D is flat, and two neighbouring P for the same number of meetings: D drifts slowly
+  for all, and growth compares meetings of the same number. Where the larger P needs more of them, the smaller
+  is trained again, for as many: keeping its models would take half as much memory again;
+- the loss of the averaged model is second evidence.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import median
+
+from torch import Tensor
+
+from hpcsgd.comm import Transport
+from hpcsgd.comm.streams import HOST
+from hpcsgd.core.topology import together
+from hpcsgd.engine.lr import lr_scale
+from hpcsgd.errors import UserError, count_text
+from hpcsgd.performance.probing.idle import IN_MEMORY, Idle
+from hpcsgd.performance.probing.memory import model_bytes, require_room
+from hpcsgd.performance.probing.replicas import DivergedError, VirtualGroups
+from hpcsgd.train.growth import COMPARED, THRESHOLD, Growth, Verdict, growths_of, is_flat, verdict
+
+GROUPS = (2, 4, 8, 16, 32)
+BEHIND = 1.1
+"""A loss more than so many times that of the smallest P is told beside the verdict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to probe. Raises `UserError` for what cannot be answered."""
+
+    groups: Sequence[int] = GROUPS
+    every: int
+    """I: steps between meetings."""
+    batch_size: int
+    """B: samples of one group a step."""
+    lr: float
+    """μ0: of a single group."""
+    rule: str = "linear"
+    """How the learning rate grows with P."""
+    seeds: Sequence[int] = (1,)
+    settle: int = 100
+    """Steps of the model that all groups start from."""
+    ramp: int = 2
+    """Meetings over which the rate climbs from that of one group to that of P."""
+    cap: int = 20
+    """Meetings after which D counts as it is, flat or not."""
+    threshold: float = THRESHOLD
+
+    def __post_init__(self) -> None:
+        P = list(self.groups)
+        if sorted(set(P)) != P:
+            raise UserError(f"groups = {P}: expected growing numbers, as 2, 4, 8")
+        if len(P) < 2 or P[0] < 2:
+            raise UserError(f"groups = {P}: at least two numbers of groups from 2 on can be compared")
+        if self.cap < self.ramp + COMPARED:
+            raise UserError(f"cap = {self.cap}: at least ramp + {COMPARED} = {self.ramp + COMPARED} meetings")
+
+
+@dataclass
+class Row:
+    """One P: its distances and losses, a series a seed, meeting by meeting."""
+
+    P: int
+    lr: float
+    distances: list[list[float]] = field(default_factory=list)
+    losses: list[list[float]] = field(default_factory=list)
+    """Of the averaged model, on samples it is not trained on."""
+    seconds: float = 0.0
+    samples: int = 0
+    diverged: str | None = None
+    """What was no finite number any more; the series end there."""
+
+    @property
+    def D(self) -> float:
+        """The median over the last meetings of all seeds; NaN where it diverged before the first."""
+        return median([d for series in self.distances for d in series[-COMPARED:]] or [math.nan])
+
+
+@dataclass
+class Probe:
+    """The answer and what it rests on."""
+
+    plan: Plan
+    rows: list[Row] = field(default_factory=list)
+    settled: float = 0.0
+    """Seconds until the groups could start."""
+
+    @property
+    def samples(self) -> int:
+        """All that were trained on."""
+        settling = len(self.plan.seeds) * self.plan.settle * self.plan.batch_size
+        return settling + sum(row.samples for row in self.rows)
+
+    @property
+    def seconds(self) -> float:
+        return self.settled + sum(row.seconds for row in self.rows)
+
+    def meetings(self, i: int) -> int:
+        """Of the last P that was measured, with the i-th seed."""
+        return len(self.rows[-1].distances[i]) if self.rows else 0
+
+    @property
+    def growths(self) -> list[Growth]:
+        """As far as nothing diverged."""
+        return growths_of({row.P: row.distances for row in self.rows if row.diverged is None})
+
+    @property
+    def diverged(self) -> Row | None:
+        """The P that did; nothing larger is tried."""
+        return next((row for row in self.rows if row.diverged is not None), None)
+
+    @property
+    def verdict(self) -> Verdict:
+        found = verdict(self.rows[0].P, self.growths, self.plan.threshold)
+        return replace(found, final=found.final or self.diverged is not None)
+
+    def loss_after_equal_samples(self, row: Row) -> float:
+        """The averaged model's, when `row` has had about as many samples as the smallest P in all.
+
+        Seldom as low as that of the smallest P, which has done so many more updates.
+        """
+        smallest = self.rows[0]
+        return _loss_after(row, smallest.P * min(map(len, smallest.losses)) // row.P)
+
+    def objection(self) -> str | None:
+        """Where the second evidence contradicts the first: more groups, which have seen more samples, should
+        not be behind after equally many updates."""
+        first = self.rows[0]
+        row = next(row for row in self.rows if row.P == self.verdict.P)
+        meetings = min(map(len, first.losses + row.losses))
+        ours, theirs = _loss_after(row, meetings), _loss_after(first, meetings)
+        if ours <= BEHIND * theirs:
+            return None
+        return (
+            f"after {count_text(meetings * self.plan.every, 'update')} the loss of P = {row.P} is "
+            f"{ours:.4g}, that of P = "
+            f"{first.P} is {theirs:.4g}: fewer groups may train better than the distances tell"
+        )
+
+
+def probe(
+    start: Callable[[int, int, Transport], VirtualGroups],
+    plan: Plan,
+    world: Transport,
+    told: Callable[[Probe], None] = lambda _: None,
+    idle: Idle = IN_MEMORY,
+) -> Probe:
+    """Measure one P after another until the answer is final; collective.
+
+    `start(P, seed, world)` makes the virtual groups, at the ramped rate; `told` hears of every row; `idle`
+    tells what room there is for models.
+    """
+    result = Probe(plan)
+    _require_room(start, plan, world, idle)
+    began = time.perf_counter()
+    settled = {seed: settle(start, plan, world, seed) for seed in plan.seeds}
+    result.settled = time.perf_counter() - began
+    for P in plan.groups:
+        row = Row(P, plan.lr * lr_scale(plan.rule, P))
+        for i, seed in enumerate(plan.seeds):
+            state = settled[seed]
+            enough = partial(_flat_after, result.meetings(i), plan)
+            _measure(row, i, _from(state, start, P, seed), plan, world, enough)
+            if row.diverged is not None:
+                break
+            if result.rows and (meetings := len(row.distances[i])) > result.meetings(i):
+                smaller, enough = result.rows[-1], lambda distances: len(distances) >= meetings
+                _measure(smaller, i, _from(state, start, smaller.P, seed), plan, world, enough)
+                if smaller.diverged is not None:
+                    row = result.rows.pop()  # too large already; what is larger tells nothing
+                    break
+        if not result.rows and row.diverged is not None:
+            raise UserError(row.diverged)
+        result.rows.append(row)
+        told(result)
+        if len(result.rows) > 1 and result.verdict.final:
+            break
+    return result
+
+
+Enough = Callable[[Sequence[float]], bool]
+"""Whether a training has met often enough, by its distances so far."""
+
+
+def _flat_after(meetings: int, plan: Plan, distances: Sequence[float]) -> bool:
+    return len(distances) >= meetings and is_flat(distances[plan.ramp :])
+
+
+def settle(
+    start: Callable[[int, int, Transport], VirtualGroups], plan: Plan, world: Transport, seed: int
+) -> dict[str, Tensor]:
+    """What all groups start from: parameters and buffers of a model that trained alone, on rank 0.
+
+    The others hear of it every so many steps: waiting for all of them might outlast the timeout.
+    """
+    hosts = world.split(int(world.rank == 0), world.rank)
+    alone: VirtualGroups | None = None
+    state: dict[str, Tensor] | None = None
+    with together(world, "starting one model alone"):
+        if world.rank == 0:
+            alone = start(1, seed, hosts)
+    for done in range(0, plan.settle, plan.every):
+        with together(world, "training one model alone"):
+            if alone is not None:
+                alone.train(min(plan.every, plan.settle - done))
+    if alone is not None:
+        with alone.averaged() as model:
+            state = {name: value.to(HOST, copy=True) for name, value in model.state_dict().items()}
+    return world.gather_objects(state)[0]
+
+
+def _from(
+    state: dict[str, Tensor], start: Callable[[int, int, Transport], VirtualGroups], P: int, seed: int
+) -> Callable[[Transport], VirtualGroups]:
+    def started(hosts: Transport) -> VirtualGroups:
+        groups = start(P, seed, hosts)
+        groups.start_from(state)
+        return groups
+
+    return started
+
+
+def _require_room(
+    start: Callable[[int, int, Transport], VirtualGroups], plan: Plan, world: Transport, idle: Idle
+) -> None:
+    """By the size of a model with all that belongs to it, after a step."""
+    P = plan.groups[0]
+    hosts = world.split(int(world.rank < P), world.rank)
+    each, device = 0, HOST
+    if world.rank < P:
+        groups = start(P, plan.seeds[0], hosts)
+        with suppress(DivergedError):
+            groups.train(1)
+        tensors = list(groups.trainees[0].tensors())
+        each, device = model_bytes(tensors), tensors[0].device
+        del groups
+    require_room(max(world.gather_objects(each)), plan.groups, idle.free_bytes(device), world)
+
+
+def _measure(
+    row: Row,
+    i: int,
+    start: Callable[[Transport], VirtualGroups],
+    plan: Plan,
+    world: Transport,
+    enough: Enough,
+) -> None:
+    """The i-th seed of one P, until its distances are `enough`; the series take the place of earlier ones.
+
+    Ranks beyond the P-th have no group to host; they hear of the result.
+    """
+    began = time.perf_counter()
+    hosts = world.split(int(world.rank < row.P), world.rank)
+    series: list[tuple[float, float]] = []
+    if world.rank < row.P:
+        try:
+            _meet(start(hosts), plan, enough, series)
+        except DivergedError as error:
+            row.diverged = str(error)
+    series, row.diverged = world.gather_objects((series, row.diverged))[0]
+    row.distances[i : i + 1] = [[d for d, _ in series]]
+    row.losses[i : i + 1] = [[loss for _, loss in series]]
+    row.samples += len(series) * plan.every * plan.batch_size * row.P
+    row.seconds += time.perf_counter() - began
+
+
+def _meet(groups: VirtualGroups, plan: Plan, enough: Enough, series: list[tuple[float, float]]) -> None:
+    """Add distance and loss of one meeting after the other to `series`."""
+    while len(series) < plan.cap and not enough([D for D, _ in series]):
+        groups.train(plan.every)
+        D = groups.meet()
+        if D == 0:
+            raise UserError(
+                f"D = 0 with {count_text(groups.P, 'group')}: their models stay equal, so nothing trains them"
+            )
+        series.append((D, groups.loss()))
+
+
+def _loss_after(row: Row, meetings: int) -> float:
+    return median(series[min(max(meetings, 1), len(series)) - 1] for series in row.losses)

@@ -1,0 +1,181 @@
+"""How long ranks compute: what the seconds of a step are drawn from, and who is slower than the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from hpcsgd.errors import UserError, count_text
+from hpcsgd.performance.simulation.durations import Layout
+
+Seconds = NDArray[np.float64]
+
+
+@runtime_checkable
+class Distribution(Protocol):
+    """Seconds that a rank computes in a step."""
+
+    def sample(self, rng: Generator, n: int) -> Seconds:
+        """Of n ranks, independent of each other."""
+        ...
+
+
+@runtime_checkable
+class Stragglers(Protocol):
+    """Ranks that take longer than the others."""
+
+    def factors(self, steady: Generator, anew: Generator, n: int) -> Seconds:
+        """By what the seconds of each of n ranks are multiplied. `steady` draws the same in every step."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Every rank takes as long in every step."""
+
+    mean_seconds: float
+
+    def __post_init__(self) -> None:
+        _require_positive("mean_seconds", self.mean_seconds)
+
+    def sample(self, rng: Generator, n: int) -> Seconds:
+        return np.full(n, float(self.mean_seconds))
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """The logarithm is normal. `sigma` is the standard deviation as a part of the mean."""
+
+    mean_seconds: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        _require_positive("mean_seconds", self.mean_seconds)
+        if self.sigma < 0:
+            raise UserError(
+                f"sigma = {self.sigma}: a standard deviation is 0 or more, a part of the mean",
+                key="sigma",
+                value=self.sigma,
+            )
+
+    def sample(self, rng: Generator, n: int) -> Seconds:
+        variance = math.log1p(self.sigma**2)
+        seconds = rng.standard_normal(n)
+        seconds *= math.sqrt(variance)
+        seconds += math.log(self.mean_seconds) - variance / 2
+        return np.exp(seconds, out=seconds)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One of the seconds that were measured, each as likely as the others."""
+
+    seconds: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seconds, list | tuple) or not self.seconds:
+            raise UserError(
+                f"seconds = {self.seconds!r}: expected a list of seconds", key="seconds", value=self.seconds
+            )
+        for place, value in enumerate(self.seconds):
+            if type(value) not in (int, float) or not 0 < value < math.inf:
+                raise UserError(f"seconds[{place}] = {value!r}: expected a number above 0")
+
+    def sample(self, rng: Generator, n: int) -> Seconds:
+        return np.asarray(self.seconds, float)[rng.integers(len(self.seconds), size=n)]
+
+
+@dataclass(frozen=True)
+class Lasting:
+    """The same ranks in every step: those given, or as large a fraction of all, drawn once."""
+
+    factor: float
+    ranks: Sequence[int] = ()
+    fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_positive("factor", self.factor)
+        _require_fraction(self.fraction)
+        if bool(self.ranks) == (self.fraction > 0):
+            raise UserError("lasting stragglers: give their ranks, or the fraction of all that they are")
+        if any(type(rank) is not int or rank < 0 for rank in self.ranks):
+            raise UserError(
+                f"ranks = {self.ranks!r}: expected a list of ranks, counted from 0",
+                key="ranks",
+                value=self.ranks,
+            )
+
+    def factors(self, steady: Generator, anew: Generator, n: int) -> Seconds:
+        slow = list(self.ranks) or steady.permutation(n)[: round(self.fraction * n)]
+        if max(self.ranks, default=0) >= n:
+            raise UserError(
+                f"ranks = {self.ranks!r}: there are {count_text(n, 'rank')}, the last is {n - 1}",
+                key="ranks",
+                value=self.ranks,
+            )
+        factors = np.ones(n)
+        factors[slow] = self.factor
+        return factors
+
+
+@dataclass(frozen=True)
+class Wandering:
+    """Other ranks in every step: each is slow with this probability."""
+
+    factor: float
+    fraction: float
+
+    def __post_init__(self) -> None:
+        _require_positive("factor", self.factor)
+        _require_fraction(self.fraction)
+
+    def factors(self, steady: Generator, anew: Generator, n: int) -> Seconds:
+        return np.where(anew.random(n) < self.fraction, self.factor, 1.0)
+
+
+DISTRIBUTIONS: Mapping[str, Callable[..., Distribution]] = {
+    "constant": Constant,
+    "lognormal": LogNormal,
+    "measured": Measured,
+}
+"""As scenario files call them."""
+STRAGGLERS: Mapping[str, Callable[..., Stragglers]] = {"lasting": Lasting, "wandering": Wandering}
+
+
+@dataclass(frozen=True)
+class Compute:
+    """The seconds of all ranks, which depend on seed and step alone: whoever asks when is told the same."""
+
+    layout: Layout
+    distribution: Distribution
+    stragglers: Stragglers | None = None
+    seed: int = 1
+
+    def seconds(self, t: int) -> Seconds:
+        """Of step `t`, counted from 0: (P, K)."""
+        N = self.layout.N
+        anew = _generator(self.seed, 1, t)
+        seconds = self.distribution.sample(anew, N)
+        if self.stragglers is not None:
+            seconds *= self.stragglers.factors(_generator(self.seed, 0), anew, N)
+        return seconds.reshape(self.layout.P, self.layout.K)
+
+
+def _generator(*key: int) -> Generator:
+    return Generator(np.random.SFC64(key))
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise UserError(f"{name} = {value}: expected a number above 0", key=name, value=value)
+
+
+def _require_fraction(value: float) -> None:
+    if not 0 <= value <= 1:
+        raise UserError(f"fraction = {value}: a part of all ranks, from 0 to 1", key="fraction", value=value)

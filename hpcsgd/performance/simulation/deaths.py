@@ -1,0 +1,58 @@
+"""When groups die that live by themselves: with their nodes, or by one of their ranks."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+import numpy as np
+
+from hpcsgd.performance.simulation.compute import Seconds
+from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.links import Indices
+
+
+class Deaths:
+    """Of all groups of a course. Those that share a node die with it together."""
+
+    def __init__(self, course: Course) -> None:
+        layout, self._course, self._failures = course.layout, course, course.failures
+        self._chance = course.generator("deaths")
+        nodes = math.ceil(layout.K / layout.ranks_per_host)
+        self._shared = self._failures is not None and layout.groups_on_a_host > 1
+        self._life = math.inf
+        """Between failures of what a group has for itself."""
+        if self._failures is not None:
+            self._life = self._failures.mtbf(0 if self._shared else nodes, layout.K)
+        self._of_nodes: dict[int, _Node] = {}
+
+    def after(self, now: Seconds, groups: Indices) -> Seconds:
+        """When each of these groups dies that begins a life now."""
+        dies = np.full(len(groups), np.inf)
+        if math.isfinite(self._life):
+            dies = now + self._chance.exponential(self._life, len(groups))
+        if self._shared:
+            nodes = self._course.host(groups)
+            dies = np.minimum(
+                dies, [self._node(int(node)).after(t) for node, t in zip(nodes, now, strict=True)]
+            )
+        return dies
+
+    def _node(self, number: int) -> _Node:
+        if number not in self._of_nodes:
+            assert self._failures is not None
+            self._of_nodes[number] = _Node(self._course, number, self._failures.mtbf_seconds)
+        return self._of_nodes[number]
+
+
+class _Node:
+    """One failure after another, each draws the time to the next."""
+
+    def __init__(self, course: Course, number: int, mtbf: float) -> None:
+        self._chance, self._mtbf = course.generator(f"node {number}"), mtbf
+        self._times = [0.0]
+
+    def after(self, now: float) -> float:
+        while self._times[-1] <= now:
+            self._times.append(self._times[-1] + self._chance.exponential(self._mtbf))
+        return self._times[bisect_right(self._times, now)]

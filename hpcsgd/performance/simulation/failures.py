@@ -1,0 +1,225 @@
+"""Nodes that fail: what checkpoints cost, what they save, and how often they should be written.
+
+Where the whole job ends with a node, it starts again `restart_seconds` later from its last checkpoint. J. W.
+Young, CACM 1974: writing one every √(2·C·M) seconds; J. T. Daly, Future Generation Computer Systems 2006,
+eq. 37 for the interval, eq. 20 for the time that a job takes. C is the cost of a checkpoint, M the mean time
+between failures of the job.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from hpcsgd.errors import UserError
+from hpcsgd.performance.simulation.compute import Seconds
+
+TRIED = 2.0 ** np.linspace(-2.5, 2.5, 81)
+"""Intervals to try, as multiples of Young's."""
+LONGEST = 5.0
+"""A piece of work, or a restart, in mean times between failures: beyond that one in 150 attempts succeeds."""
+FAILURES_SEEN = 40_000
+"""In all repetitions together, so that the mean is known to half a percent of the lost time."""
+REPETITIONS = (64, 4096)
+MOST = 100_000
+"""Failures of a job: a minute's work."""
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Times between failures of a node are exponential, and those of a rank that dies by itself."""
+
+    mtbf_seconds: float
+    """Of a node."""
+    checkpoint_seconds: float
+    restart_seconds: float = 0.0
+    work_seconds: float = 86_400.0
+    """Of the job, had it neither failures nor checkpoints."""
+    interval_seconds: float | None = None
+    """Work between checkpoints; None: the best that is found."""
+    rank_mtbf_seconds: float | None = None
+    """Of the processes of a rank, beside its node; None: they never fail by themselves."""
+    silence_seconds: float = 10.0
+    """Where groups die one by one: so long the others wait for one of which they hear nothing."""
+    meetings_per_epoch: int = 1
+    """There: synchronizations from one at which groups may come back to the next."""
+
+    def __post_init__(self) -> None:
+        positive = (
+            "mtbf_seconds",
+            "checkpoint_seconds",
+            "work_seconds",
+            "interval_seconds",
+            "rank_mtbf_seconds",
+        )
+        for name in positive:
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise UserError(f"{name} = {value}: expected a number above 0")
+        for name in ("restart_seconds", "silence_seconds"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} = {getattr(self, name)}: expected 0 or more")
+        if self.meetings_per_epoch < 1:
+            raise UserError(f"meetings_per_epoch = {self.meetings_per_epoch}: expected 1 or more")
+
+    def mtbf(self, nodes: int, ranks: int) -> float:
+        """Seconds between failures of what consists of these; infinite where nothing of it can fail."""
+        rate = nodes / self.mtbf_seconds
+        if self.rank_mtbf_seconds is not None:
+            rate += ranks / self.rank_mtbf_seconds
+        return 1 / rate if rate else math.inf
+
+
+@dataclass(frozen=True)
+class Toll:
+    """Where the time of jobs went, in seconds; the mean over repetitions, an entry for each interval."""
+
+    work: Seconds
+    checkpoints: Seconds
+    restarts: Seconds
+    lost: Seconds
+    failures: Seconds
+    """How many there were."""
+
+    @property
+    def total(self) -> Seconds:
+        return self.work + self.checkpoints + self.restarts + self.lost
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """How a job gets through its failures. Goodput is the part of its time that is work that counts."""
+
+    mtbf_seconds: float
+    """Of the job."""
+    interval_seconds: float
+    goodput: float
+    seconds: dict[str, float]
+    failures: float
+    best_seconds: float
+    best_goodput: float
+    young_seconds: float
+    daly_seconds: float
+    tried_seconds: list[float]
+    tried_goodput: list[float]
+
+
+def checkpointing(failures: Failures, hosts: int, seed: int, ranks: int = 0) -> Checkpointing:
+    """Of a job on so many nodes, whose `ranks` may fail, too: simulated with each interval, all with the same
+    failures."""
+    M, C = failures.mtbf(hosts, ranks), failures.checkpoint_seconds
+    tried = young(C, M) * TRIED
+    tried = tried[tried + C <= LONGEST * M]
+    if failures.restart_seconds > LONGEST * M:
+        raise UserError(
+            f"something fails every {M:.4g} s: "
+            f"a restart of {failures.restart_seconds:g} s hardly ever fits between"
+        )
+    if len(tried) < 3 or (failures.interval_seconds or 0.0) + C > LONGEST * M:
+        raise UserError(
+            f"some node fails every {M:.4g} s: work and a checkpoint of {C:g} s hardly ever fit between"
+        )
+    toll = jobs(failures, M, tried, _repetitions(failures, M), Generator(np.random.SFC64([seed, 2])))
+    goodput = failures.work_seconds / toll.total
+    best = _peak(tried, goodput)
+    chosen = np.array([failures.interval_seconds or best, best])
+    toll = jobs(failures, M, chosen, _repetitions(failures, M), Generator(np.random.SFC64([seed, 2])))
+    parts = {name: float(getattr(toll, name)[0]) for name in ("work", "checkpoints", "restarts", "lost")}
+    return Checkpointing(
+        mtbf_seconds=M,
+        interval_seconds=float(chosen[0]),
+        goodput=float(failures.work_seconds / toll.total[0]),
+        seconds=parts,
+        failures=float(toll.failures[0]),
+        best_seconds=best,
+        best_goodput=float(failures.work_seconds / toll.total[1]),
+        young_seconds=young(C, M),
+        daly_seconds=daly(C, M),
+        tried_seconds=tried.tolist(),
+        tried_goodput=goodput.tolist(),
+    )
+
+
+def require_few(failures: Failures, hosts: int, ranks: int) -> None:
+    """Raise `UserError` for more failures than can be gone through one after the other."""
+    M = failures.mtbf(hosts, ranks)
+    if failures.work_seconds / M > MOST:
+        raise UserError(
+            f"[failures] work_hours = {failures.work_seconds / HOUR:g}: something fails every {M:.4g} s, "
+            f"more than {MOST:,} times in all; allowed are {MOST * M / HOUR:.4g} hours",
+            key=("failures", "work_hours"),
+        )
+
+
+def young(C: float, M: float) -> float:
+    """√(2·C·M), seconds of work between checkpoints."""
+    return math.sqrt(2 * C * M)
+
+
+def daly(C: float, M: float) -> float:
+    """His higher-order estimate: √(2CM)·(1 + ⅓·√(C/2M) + ⅑·C/2M) − C, and M where C ≥ 2M."""
+    if C >= 2 * M:
+        return M
+    x = C / (2 * M)
+    return young(C, M) * (1 + math.sqrt(x) / 3 + x / 9) - C
+
+
+def mean_goodput(failures: Failures, M: float, interval: float) -> float:
+    """Daly's eq. 20 of a long job: a piece of work takes M·e^(R/M)·(e^((interval + C)/M) − 1) in the mean."""
+    C, R = failures.checkpoint_seconds, failures.restart_seconds
+    with np.errstate(over="ignore"):
+        return float(interval / (M * np.exp(R / M) * np.expm1((interval + C) / M)))
+
+
+def jobs(failures: Failures, M: float, intervals: Seconds, repetitions: int, rng: Generator) -> Toll:
+    """From one failure to the next, many jobs of each interval at once; each repetition has the same failures
+    whatever the interval.
+
+    Nothing is saved after the last piece of work. A failure while the job starts again makes it start again.
+    """
+    W, C, R = failures.work_seconds, failures.checkpoint_seconds, failures.restart_seconds
+    pieces = np.ceil(W / intervals)[:, None]
+    piece = intervals[:, None] + C
+    last = W - (pieces - 1) * intervals[:, None]
+    shape = (len(intervals), repetitions)
+    saved, restarts, lost, count = (np.zeros(shape) for _ in range(4))
+    """Pieces that are safe, then seconds, then failures."""
+    going = np.ones(shape, bool)
+    start = 0.0
+    while going.any():
+        gap = rng.exponential(M, repetitions)
+        up = np.maximum(gap - start, 0.0)  # of it, after the start
+        going &= (pieces - 1 - saved) * piece + last > up
+        done = np.minimum(np.floor(up / piece), pieces - 1 - saved)
+        lost += np.where(going, up - done * piece, 0.0)
+        saved += np.where(going, done, 0.0)
+        restarts += np.where(going, np.minimum(gap, start), 0.0)
+        count += going
+        start = R
+    restarts += R * (count > 0)  # before the piece that went well
+    return Toll(
+        work=np.full(len(intervals), W),
+        checkpoints=((pieces - 1) * C).mean(axis=1),
+        restarts=restarts.mean(axis=1),
+        lost=lost.mean(axis=1),
+        failures=count.mean(axis=1),
+    )
+
+
+def _repetitions(failures: Failures, M: float) -> int:
+    low, high = REPETITIONS
+    return int(np.clip(FAILURES_SEEN * M / failures.work_seconds, low, high))
+
+
+def _peak(intervals: NDArray[np.float64], goodput: NDArray[np.float64]) -> float:
+    """Of a parabola through what lies near the best one, over the logarithm: the mean of chance."""
+    x = np.log(intervals)
+    near = np.abs(x - x[goodput.argmax()]) <= math.log(2.0)
+    a, b, _ = np.polyfit(x[near], goodput[near], 2)
+    return float(
+        np.exp(np.clip(-b / (2 * a), x[near][0], x[near][-1])) if a < 0 else intervals[goodput.argmax()]
+    )

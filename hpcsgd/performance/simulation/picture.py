@@ -1,0 +1,97 @@
+"""A simulated run over time: where a step's seconds went, how far groups were apart, what saving brings."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, PercentFormatter
+
+from hpcsgd.files.pictures import STYLE, save
+from hpcsgd.performance.simulation.compute import Seconds
+from hpcsgd.performance.simulation.failures import Checkpointing
+from hpcsgd.performance.simulation.ledger import CAUSES, WAITING, Ledger
+from hpcsgd.performance.simulation.simulate import Simulated
+
+WORK = ("#0072B2", "#3B92C9", "#7DB8DE", "#B5D7EC", "#D3E8F5", "#EAF4FA")
+WAITS = ("#E69F00", "#D55E00", "#CC79A7", "#8C1C13")
+COLOURS = dict(zip([c for c in CAUSES if c not in WAITING], WORK, strict=True)) | dict(
+    zip(WAITING, WAITS, strict=True)
+)
+POINTS = 40
+"""Along the time, about."""
+PIECE = 48
+"""A point is the mean of a multiple of so many steps: of as many meetings as its neighbours, mostly."""
+
+
+def draw(simulated: Simulated, target: Path) -> None:
+    """As a PNG."""
+    saving = simulated.checkpointing
+    panels = 2 if saving is None else 3
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5.2 * panels, 4.4), dpi=120, layout="constrained")
+        axes = figure.subplots(1, panels)
+        _seconds(axes[0], simulated.ledger, simulated.of.layout.P)
+        _apart(axes[1], simulated.ledger)
+        if saving:
+            _saving(axes[2], saving)
+        save(figure, target)
+
+
+def _seconds(axes: Axes, ledger: Ledger, P: int) -> None:
+    """Work below, waiting on top of it."""
+    order = [cause for cause in sorted(COLOURS, key=WAITING.__contains__) if ledger.seconds[cause].any()]
+    time = _averaged(ledger.mean)
+    layers = [_averaged(ledger.seconds[cause]) / P for cause in order]
+    axes.stackplot(time, layers, labels=order, colors=[COLOURS[cause] for cause in order], step="mid")
+    axes.set(title="seconds of a step, mean over groups", xlabel="seconds", ylim=(0, None))
+    axes.margins(x=0)
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)
+
+
+def _apart(axes: Axes, ledger: Ledger) -> None:
+    """How many steps the first group and the last are from the mean, at the time of each step of the mean."""
+    steps = np.arange(1, len(ledger.mean) + 1)
+    time = ledger.mean
+    for name, ends, colour in (
+        ("first group", ledger.first, "#0072B2"),
+        ("last group", ledger.last, "#D55E00"),
+    ):
+        axes.plot(_averaged(time), _averaged(np.interp(time, ends, steps) - steps), color=colour, label=name)
+    axes.axhline(0, color="#999999", linewidth=1)
+    axes.set(title="steps ahead of the mean", xlabel="seconds")
+    axes.margins(x=0)
+    axes.legend(fontsize="small")
+
+
+def _saving(axes: Axes, saving: Checkpointing) -> None:
+    axes.plot(saving.tried_seconds, saving.tried_goodput, color="#0072B2", label="simulated")
+    marks = (("Young", saving.young_seconds, "#009E73"), ("Daly", saving.daly_seconds, "#E69F00"))
+    for name, seconds, colour in marks:
+        axes.axvline(seconds, color=colour, linestyle="--", label=f"{name}: {seconds:,.0f} s")
+    axes.plot(
+        saving.best_seconds,
+        saving.best_goodput,
+        "o",
+        color="#D55E00",
+        label=f"best: {saving.best_seconds:,.0f} s",
+    )
+    axes.set(
+        title="goodput by checkpoint interval", xlabel="seconds of work between checkpoints", xscale="log"
+    )
+    ticks = [float(f"{saving.young_seconds * 2.0**power:.2g}") for power in range(-2, 3)]
+    axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+
+
+def _averaged(values: Seconds) -> Seconds:
+    """Piece by piece, so that there is no more than can be seen."""
+    length = PIECE * math.ceil(len(values) / POINTS / PIECE) if len(values) >= POINTS * PIECE // 4 else 1
+    pieces = np.array_split(values, max(len(values) // length, 1))
+    return np.array([piece.mean() for piece in pieces])

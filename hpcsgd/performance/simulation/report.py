@@ -1,0 +1,74 @@
+"""What a simulation says: lines for people, and the same for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcsgd.errors import count_text
+from hpcsgd.performance.simulation.failures import Checkpointing
+from hpcsgd.performance.simulation.ledger import WAITING
+from hpcsgd.performance.simulation.simulate import Simulated
+
+
+def lines(simulated: Simulated) -> list[str]:
+    """One a subject, as at the end of a training."""
+    of, layout = simulated.of, simulated.of.layout
+    told = [
+        f"job       {count_text(layout.P, 'group')} of {count_text(layout.K, 'rank')} on "
+        f"{count_text(layout.hosts, 'host')}: {of.waits}",
+        f"trained   {count_text(of.steps, 'step')} in {_time(simulated.seconds)}",
+        f"speed     {simulated.steps_per_second:.4g} steps/s, {simulated.samples_per_second:,.4g} samples/s",
+        f"time      {_shares({k: v for k, v in simulated.shares.items() if k not in WAITING})}",
+        f"waiting   {_shares({k: v for k, v in simulated.shares.items() if k in WAITING}) or 'none'}",
+    ]
+    if of.failures:
+        told.append(f"goodput   {simulated.goodput:.1%}")
+    if simulated.checkpointing:
+        told += _checkpointing(simulated.checkpointing)
+    return told
+
+
+def record(simulated: Simulated) -> dict[str, Any]:
+    """As JSON."""
+    layout, ledger = simulated.of.layout, simulated.ledger
+    saving = simulated.checkpointing
+    return {
+        "groups": layout.P,
+        "group_size": layout.K,
+        "hosts": layout.hosts,
+        "waits": str(simulated.of.waits),
+        "steps": simulated.of.steps,
+        "seconds": simulated.seconds,
+        "steps_per_second": simulated.steps_per_second,
+        "samples_per_second": simulated.samples_per_second,
+        "goodput": simulated.goodput,
+        "shares": simulated.shares,
+        "checkpointing": None if saving is None else vars(saving),
+        "by_step": {
+            "first_seconds": ledger.first.tolist(),
+            "mean_seconds": ledger.mean.tolist(),
+            "last_seconds": ledger.last.tolist(),
+        },
+    }
+
+
+def _checkpointing(saving: Checkpointing) -> list[str]:
+    spent = sum(saving.seconds.values())
+    return [
+        f"failures  one every {_time(saving.mtbf_seconds)}; "
+        f"{_shares({name: seconds / spent for name, seconds in saving.seconds.items()})}",
+        f"saving    every {_time(saving.interval_seconds)}; best {_time(saving.best_seconds)} "
+        f"({saving.best_goodput:.1%}), Young {_time(saving.young_seconds)}, "
+        f"Daly {_time(saving.daly_seconds)}",
+    ]
+
+
+def _shares(shares: dict[str, float]) -> str:
+    return ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if share >= 0.0005)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.4g} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{seconds / 60:.1f} min" if hours < 2 else f"{hours} h {minutes:02} min"

@@ -1,0 +1,121 @@
+"""Groups that may die, and come back: EnsembleSync, as `hpcsgd launch` runs it.
+
+Every T steps the living meet. They wait for one that has died until nothing has been heard of it for
+`Failures.silence_seconds`. It is started again, and joins the living at the meeting with which an epoch
+begins. Where nobody is left all begin again where the last epoch began, as soon as one is back.
+
+What a group did since its last meeting is lost with it. Its nodes are its own, or it shares one with others,
+which die with it together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcsgd.errors import UserError
+from hpcsgd.performance.simulation.compute import Seconds
+from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.deaths import Deaths
+
+PATIENCE = 1000
+"""Attempts at an epoch in which nobody is left, before it is called hopeless."""
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Meetings every `every` (T) steps; an epoch is `Failures.meetings_per_epoch` of them."""
+
+    every: int
+    dies_as_one = False
+
+    def run(self, course: Course) -> None:
+        islands = _Islands(course)
+        epoch = self.every * (course.failures.meetings_per_epoch if course.failures else 1)
+        t = 0
+        while t < course.T:
+            islands.step(t, t - t % self.every)
+            if not islands.alive.any():
+                t -= t % epoch
+                islands.begin_again(t)
+                continue
+            if (t + 1) % self.every == 0:
+                islands.meet(t, epoch_begins=(t + 1) % epoch == 0)
+            islands.end(t)
+            t += 1
+        islands.close()
+
+
+class _Islands:
+    """Who lives, and how far in time each is."""
+
+    def __init__(self, course: Course) -> None:
+        P, failures = course.layout.P, course.failures
+        self._course = course
+        self._silence = failures.silence_seconds if failures else 0.0
+        self._restart = failures.restart_seconds if failures else 0.0
+        self._deaths = Deaths(course)
+        self.F = np.zeros(P)
+        """Where the time of each stands; of the dead, when the last step that it made was over."""
+        self.alive = np.ones(P, bool)
+        self._unheard = -np.inf
+        """Until then the living wait for those who died since the last meeting."""
+        self._dies = np.full(P, np.inf)
+        self._begin_life(self.alive, self.F)
+        self._in_vain = np.zeros(course.T, int)
+        """How often all have begun again, by the step."""
+
+    def step(self, t: int, round_began: int) -> None:
+        """Compute, up to the meeting."""
+        mean, longest = self._course.drawn(t)
+        ready = self.F + longest + self._course.durations.before_meeting
+        died = self.alive & (self._dies <= ready)
+        self.alive &= ~died
+        self._unheard = max(self._unheard, float((self._dies[died] + self._silence).max(initial=-np.inf)))
+        self._course.ledger.lost[round_began:t] += np.count_nonzero(died)
+        self._course.computed(t, mean[self.alive], longest[self.alive])
+        self.F[self.alive] = ready[self.alive]
+
+    def meet(self, t: int, epoch_begins: bool) -> None:
+        ledger, here = self._course.ledger, self.F[self.alive]
+        begin = max(here.max(), self._unheard)
+        met = begin + (self._course.durations.meeting if len(here) > 1 else 0.0)
+        ledger.add("for other groups", t, here.max() - here)
+        ledger.add("failures", t, np.full_like(here, begin - here.max()))
+        ledger.add("meetings", t, np.full_like(here, met - begin))
+        self.F[self.alive] = met
+        self._unheard = -np.inf
+        if epoch_begins:
+            back = ~self.alive & (self._dies + self._restart <= begin)
+            ledger.add("failures", t, met - self.F[back])
+            self._begin_life(back, np.full_like(self.F, met))
+
+    def end(self, t: int) -> None:
+        self.F[self.alive] += self._course.durations.gather
+        self._course.made(t, np.flatnonzero(self.alive), self.F[self.alive])
+
+    def begin_again(self, t: int) -> None:
+        """At step t, with the first one that is back."""
+        self._in_vain[t] += 1
+        if self._in_vain[t] == PATIENCE:
+            raise UserError(f"no group lived through the epoch from step {t} on in {PATIENCE:,} attempts")
+        self._course.ledger.forget(t)
+        first = (self._dies + self._restart).argmin()
+        all_dead = np.maximum(self._dies, self.F).max()  # who dies while it waits is missed after that
+        now = max(self._dies[first] + self._restart, all_dead)
+        self._course.ledger.add("failures", t, now - self.F[first])
+        self._unheard = -np.inf
+        self._begin_life(np.arange(len(self.F)) == first, np.full_like(self.F, now))
+
+    def close(self) -> None:
+        """The others end without the dead."""
+        end = self.F[self.alive].max()
+        self._course.ledger.add("failures", self._course.T - 1, np.maximum(end - self.F[~self.alive], 0.0))
+        self._course.ended[~self.alive] = end
+
+    def _begin_life(self, who: NDArray[np.bool_], now: Seconds) -> None:
+        self.F = np.where(who, now, self.F)
+        self.alive = self.alive | who
+        self._dies[who] = self._deaths.after(now[who], np.flatnonzero(who))

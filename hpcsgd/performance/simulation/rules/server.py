@@ -1,0 +1,77 @@
+"""A parameter server on all ranks: every step a group pushes its change and reads what is kept.
+
+Q. Ho et al.: More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, NIPS 2013: who
+has pushed c changes reads once every other has pushed c − s.
+
+A message is here the whole question: the push, and the answer. What the link of a host does for the questions
+of others is counted to their own links, of which all do the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcsgd.performance.simulation.compute import Seconds
+from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.links import Indices
+from hpcsgd.performance.simulation.windows import in_windows
+
+
+@dataclass(frozen=True)
+class Ssp:
+    """None is more than `staleness` (s) steps ahead of the slowest."""
+
+    staleness: int
+    dies_as_one = True
+
+    def run(self, course: Course) -> None:
+        in_windows(course, _Clocks(self.staleness, course))
+
+
+@dataclass(frozen=True)
+class AsyncSgd:
+    """Nobody waits for others."""
+
+    dies_as_one = True
+
+    def run(self, course: Course) -> None:
+        in_windows(course, _Open())
+
+
+class _Clocks:
+    """Who has pushed what."""
+
+    staleness = 0  # of messages: a group waits for its own answer
+    always = True
+
+    def __init__(self, s: int, course: Course) -> None:
+        self._s, self._P, self._first, T = s, course.layout.P, course.first, course.T
+        self._pushes, self._last = np.zeros(T, int), np.full(T, -np.inf)
+
+    def sending(self, groups: Indices, steps: Indices) -> Indices:
+        return np.arange(len(groups))
+
+    def deliver(self, groups: Indices, steps: Indices, times: Seconds) -> None:
+        self._pushes += np.bincount(steps, minlength=len(self._pushes))
+        np.maximum.at(self._last, steps, times)
+
+    def there(self, groups: Indices, steps: Indices) -> Seconds:
+        needed = np.maximum(steps - self._s, self._first)
+        all_pushed = np.where(self._pushes[needed] == self._P, self._last[needed], np.inf)
+        return np.where(steps < self._first + self._s, -np.inf, all_pushed)
+
+
+class _Open:
+    staleness = 0
+    always = True
+
+    def sending(self, groups: Indices, steps: Indices) -> Indices:
+        return np.arange(len(groups))
+
+    def deliver(self, groups: Indices, steps: Indices, times: Seconds) -> None:
+        """Nobody asks."""
+
+    def there(self, groups: Indices, steps: Indices) -> Seconds:
+        return np.full(len(groups), -np.inf)

@@ -1,0 +1,36 @@
+"""All groups meet: in every step, or in every I-th.
+
+ready = F + compute + exchange + update
+F ← max over groups of ready + meeting + gather    where t is a multiple of I, else ready + gather
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcsgd.core.waits import Period, due
+from hpcsgd.performance.simulation.course import Course
+
+
+@dataclass(frozen=True)
+class Synchronous:
+    """After every `period` steps."""
+
+    period: Period
+    dies_as_one = True
+
+    def run(self, course: Course) -> None:
+        d = course.durations
+        F = np.full(course.layout.P, course.start)
+        for t in range(course.first, course.T):
+            ready = F + course.work(t)
+            if due(t + 1, self.period) and len(F) > 1:
+                met = np.full_like(F, ready.max() + d.meeting)
+                course.ledger.add("for other groups", t, ready.max() - ready)
+                course.ledger.add("meetings", t, np.full_like(F, d.meeting))
+            else:
+                met = ready
+            F = met + d.gather
+            course.made(t, slice(None), F)

@@ -1,0 +1,136 @@
+"""A simulation from a TOML file: sections and keys, with units in every name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from hpcsgd.config.kinds import Above, Minimum
+from hpcsgd.config.overrides import overlay
+from hpcsgd.config.parts import Parts
+from hpcsgd.config.reader import read_section, read_toml
+from hpcsgd.core.waits import Waits
+from hpcsgd.engine.plan import StepPlan
+from hpcsgd.errors import in_file, in_section
+from hpcsgd.performance.simulation.compute import DISTRIBUTIONS, STRAGGLERS, Distribution, Stragglers
+from hpcsgd.performance.simulation.durations import Durations, Layout, Message
+from hpcsgd.performance.simulation.failures import Failures
+from hpcsgd.performance.simulation.rules import rule_of
+from hpcsgd.performance.simulation.simulate import Simulation
+from hpcsgd.train.families import method_of
+
+Count = Annotated[int, Minimum(1)]
+Seconds = Annotated[float, Minimum(0)]
+Time = Annotated[float, Above(0)]
+HOUR = 3600.0
+PARTS = Parts({Distribution: DISTRIBUTIONS, Stragglers: STRAGGLERS}, steps_per_epoch=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSection:
+    """Who takes part, and for how long."""
+
+    groups: Count
+    group_size: Count = 1
+    ranks_per_host: Count = 1
+    batch_size: Count = 1  # samples of one GROUP per step
+    steps: Count = 1000
+    steps_per_epoch: Count | None = None  # for methods that count epochs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesSection:
+    """Seconds, each as when all that take part begin at once."""
+
+    exchange_seconds: Seconds = 0.0
+    update_seconds: Seconds = 0.0
+    meeting_seconds: Seconds = 0.0
+    gather_seconds: Seconds = 0.0
+    latency_seconds: Seconds = 0.0  # of a message from one group to another
+    link_seconds: Seconds = 0.0  # that a message keeps the link of its host busy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailuresSection:
+    """Nodes that fail, and ranks by themselves."""
+
+    mtbf_hours_per_node: Time
+    mtbf_hours_per_rank: Time | None = None  # beside its node; none: it never does
+    checkpoint_seconds: Time
+    restart_seconds: Seconds = 0.0
+    work_hours: Time = 24.0  # of the whole training without failures
+    checkpoint_every_seconds: Time | None = None  # none: as often as is best
+    silence_seconds: Seconds = 10.0  # of `ensemble`: so long the others wait for a group that has died
+    meetings_per_epoch: Count = 1  # of `ensemble`: groups come back after so many synchronizations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A file as it stands; sections that name something have its arguments, too."""
+
+    seed: Annotated[int, Minimum(0)] = 1
+    job: JobSection
+    compute: dict[str, Any]
+    stragglers: dict[str, Any] | None = None
+    messages: MessagesSection = field(default_factory=MessagesSection)
+    method: dict[str, Any]
+    failures: FailuresSection | None = None
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Simulation:
+    """Read a TOML file, lay ``--section.key value`` overrides over it and check everything.
+
+    Raises `UserError`, one line: what was given, what is allowed, the file and key or the flag.
+    """
+    table = read_toml(path)
+    overlay(table, overrides)
+    scenario = read_section(Scenario, table, path)
+    job, m = scenario.job, scenario.messages
+    with in_file(path):
+        return Simulation(
+            layout=Layout(job.groups, job.group_size, job.ranks_per_host),
+            compute=PARTS.make(Distribution, scenario.compute, "compute"),
+            stragglers=_stragglers(scenario),
+            durations=Durations(
+                exchange=m.exchange_seconds,
+                update=m.update_seconds,
+                meeting=m.meeting_seconds,
+                gather=m.gather_seconds,
+                message=Message(m.latency_seconds, m.link_seconds),
+            ),
+            waits=_waits(scenario),
+            steps=job.steps,
+            failures=_failures(scenario.failures),
+            batch_size=job.batch_size,
+            seed=scenario.seed,
+        )
+
+
+def _waits(scenario: Scenario) -> Waits:
+    waits = StepPlan.of(method_of(scenario.method, scenario.job.steps_per_epoch)).waits
+    with in_section("method"):
+        rule_of(waits)
+    return waits
+
+
+def _stragglers(scenario: Scenario) -> Stragglers | None:
+    if scenario.stragglers is None:
+        return None
+    return PARTS.make(Stragglers, scenario.stragglers, "stragglers")
+
+
+def _failures(section: FailuresSection | None) -> Failures | None:
+    if section is None:
+        return None
+    return Failures(
+        mtbf_seconds=section.mtbf_hours_per_node * HOUR,
+        checkpoint_seconds=section.checkpoint_seconds,
+        restart_seconds=section.restart_seconds,
+        work_seconds=section.work_hours * HOUR,
+        interval_seconds=section.checkpoint_every_seconds,
+        silence_seconds=section.silence_seconds,
+        meetings_per_epoch=section.meetings_per_epoch,
+        rank_mtbf_seconds=None if section.mtbf_hours_per_rank is None else section.mtbf_hours_per_rank * HOUR,
+    )

@@ -1,0 +1,32 @@
+"""What every run leaves when it ends: its numbers, its curves, and the lines that a user reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcsgd.elastic import event_log
+from hpcsgd.report import islands, records, run_folder, trace
+from hpcsgd.report.overlap import per_step
+from hpcsgd.report.summary import summary, summary_text
+
+
+def report(folder: Path) -> str:
+    """Write `summary.json` and `curves.png` of the run in `folder`, with `timeline.png` if steps were traced.
+
+    Returns the lines that a user reads; none, and nothing is written, where nothing was ever recorded.
+    """
+    from hpcsgd.report.curves import plot_curves  # matplotlib is slow to import
+    from hpcsgd.report.timeline import plot_timeline
+
+    found = list(records.of_run(folder))
+    if not found and not (folder / records.METRICS).exists():
+        return ""
+    numbers = summary(found)
+    samples, events = records.samples_of_islands(folder), event_log.of_run(folder)
+    numbers |= islands.numbers(events, samples, numbers["seconds"])
+    if (traced := folder / trace.NAME).exists():
+        numbers["trace"] = per_step(traced)
+        plot_timeline(traced, folder / "timeline.png")
+    run_folder.write_summary(folder, numbers)
+    plot_curves(found, folder / "curves.png")
+    return f"{summary_text(numbers)}\nwritten   {folder}"

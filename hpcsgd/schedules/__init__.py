@@ -1,5 +1,0 @@
-"""Schedules that several methods share: when groups meet."""
-
-from hpcsgd.schedules.every import Every, never
-
-__all__ = ["Every", "never"]

@@ -1,5 +1,0 @@
-"""A first job file, and in a cluster ``site.toml``: what `hpcsgd init` writes."""
-
-from hpcsgd.starting.run import begin
-
-__all__ = ["begin"]

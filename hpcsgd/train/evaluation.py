@@ -1,0 +1,54 @@
+"""How good the averaged model is on the test data."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm import phase
+from hpcsgd.train.assembly import Assembly
+from hpcsgd.train.tasks import task_of
+
+BATCH = 256
+"""Samples, at most."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The mean loss and the task's figures of merit, over the samples that are tested, of the mean model; and
+    the groups' distance D from it."""
+
+    loss: float
+    figures: dict[str, float]
+    distance: float
+    seconds: float
+
+
+@torch.no_grad()
+def evaluate(parts: Assembly) -> Score:
+    """Test the mean of all groups' models, with the mean of all batch-norm statistics; collective."""
+    started = time.perf_counter()
+    world, task = parts.optimizer.job.world, parts.task
+    total = torch.zeros(task.tallied, dtype=torch.float64, device=parts.device)
+    with parts.optimizer.averaged() as D:
+        parts.model.eval()
+        mine = _spread(parts.tested, len(parts.test))[world.rank :: world.size]
+        for rows in mine.split(min(BATCH, task.at_once)):
+            x, y = parts.test.collate(parts.test.__getitems__(rows.tolist()))
+            x, y = parts.deliver(x), parts.deliver(y)
+            with parts.precision.computing():
+                total += task.tally(parts.model(x), y)
+        parts.model.train()
+    sums = total.cpu()
+    with phase("evaluation"):
+        world.allreduce(sums).wait()
+    result = task_of(parts.test).result(sums)
+    return Score(result.loss, result.figures, D, time.perf_counter() - started)
+
+
+def _spread(count: int, of: int) -> Tensor:
+    """So many places, the same every time."""
+    return torch.arange(count, device="cpu") * of // count

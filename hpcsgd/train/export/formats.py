@@ -1,0 +1,131 @@
+"""The formats in which a model is given away; each writes what it writes whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpcsgd.data.corpus import tokenizer_of_store
+from hpcsgd.data.tokenizers import Library, Tokenizer
+from hpcsgd.errors import UserError, without_warnings
+from hpcsgd.files.atomic import new_folder, replacing
+from hpcsgd.models.pretrained import pretrained
+from hpcsgd.models.weights import distinct, first_line, safetensors_library
+from hpcsgd.report.run_folder import JOB_FILE
+from hpcsgd.train.export.left import Left
+
+ORIGIN = "hpcsgd.json"
+"""In a folder: where the model comes from."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Format:
+    """`name`: of the file or folder in the run's, where no other is given."""
+
+    name: str
+    write: Callable[[Left, Path], None]
+
+
+def write_safetensors(left: Left, target: Path) -> None:
+    """One file. Of a tensor with two names there is one, and the metadata tell: other name → that name, as
+    `save_model` of the library has it, whose `load_model` reads it."""
+    library = safetensors_library()
+    weights, ties = distinct(left.weights)
+    plain = {name: x.contiguous() for name, x in weights.items()}
+    from safetensors import SafetensorError
+
+    try:
+        with replacing(target) as part:
+            library.save_file(plain, part, metadata={"format": "pt", **left.origin, **ties})
+            _readable(left, part)
+    except SafetensorError as error:
+        raise UserError(f"{target}: cannot be written ({error})") from error
+
+
+def write_hf(left: Left, target: Path) -> None:
+    """A folder for `from_pretrained` of the library `transformers`, with the tokenizer if it is of a file."""
+    model = pretrained(left.model())
+    if model is None:
+        raise UserError(
+            f"{left.run}: [model] build = {left.config.model.build!r} is no model of the library "
+            "`transformers`: it goes by --format safetensors or dcp"
+        )
+    safetensors_library()
+    tokenizer = _tokenizer(left)
+    _for_writing_on(model, tokenizer)
+    with new_folder(target) as part:
+        model.save_pretrained(part)
+        for name, text in _tokenizer_files(tokenizer).items():
+            (part / name).write_bytes(text)
+        _write_origin(left, part)
+        _readable(left, *part.iterdir())
+
+
+def write_dcp(left: Left, target: Path) -> None:
+    """A folder for `torch.distributed.checkpoint.load`, under the names of the model's `state_dict`."""
+    from torch.distributed.checkpoint import state_dict_saver
+    from torch.distributed.checkpoint.api import CheckpointException  # no Exception for Python
+
+    try:
+        with new_folder(target) as part:
+            with without_warnings():  # that this is one process
+                state_dict_saver.save(dict(left.weights), checkpoint_id=part)
+            _write_origin(left, part)
+    except CheckpointException as error:
+        raise UserError(f"{target}: cannot be written ({first_line(error)})") from error
+
+
+FORMATS: Mapping[str, Format] = {
+    "safetensors": Format("model.safetensors", write_safetensors),
+    "hf": Format("model-hf", write_hf),
+    "dcp": Format("model-dcp", write_dcp),
+}
+
+
+def _readable(left: Left, *files: Path) -> None:
+    """By whoever may read the run: the library writes files for their owner alone."""
+    for file in files:
+        shutil.copymode(left.run / JOB_FILE, file)
+
+
+def _tokenizer(left: Left) -> Tokenizer | None:
+    """What the data were made with, where they are still there."""
+    try:
+        return tokenizer_of_store(left.config.data.store)
+    except UserError as error:
+        log.warning("no tokenizer beside the model: %s", error)
+        return None
+
+
+def _for_writing_on(model: Any, tokenizer: Tokenizer | None) -> None:
+    """Token by token: remembering what was seen, which training does not need, and until a text ends."""
+    model.config.use_cache = True
+    if tokenizer is not None and model.config.eos_token_id is None:
+        model.config.eos_token_id = tokenizer.end
+        if model.generation_config is not None:
+            model.generation_config.eos_token_id = tokenizer.end
+
+
+def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
+    """What `AutoTokenizer` reads; nothing of a tokenizer that is none of that library."""
+    if not isinstance(tokenizer, Library):
+        return {}
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.decode([tokenizer.end])}
+    return {"tokenizer.json": tokenizer.definition, "tokenizer_config.json": _json(said)}
+
+
+def _write_origin(left: Left, folder: Path) -> None:
+    (folder / ORIGIN).write_bytes(_json(left.origin | {"torch": torch.__version__}))
+
+
+def _json(said: Mapping[str, Any]) -> bytes:
+    return (json.dumps(said, indent=1) + "\n").encode()

@@ -1,0 +1,105 @@
+"""The averaged model that a run has left: at its end, or in its newest checkpoint. In one process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hpcsgd import models
+from hpcsgd.checkpoint import Checkpoints, Saved, restore_model
+from hpcsgd.comm import threads
+from hpcsgd.config.schema import Config, load
+from hpcsgd.core.topology import form
+from hpcsgd.errors import UserError
+from hpcsgd.models.weights import Weights, read
+from hpcsgd.report.metrics import read as read_metrics
+from hpcsgd.report.run_folder import CHECKPOINTS, JOB_FILE
+
+MODEL = "model.pt"
+
+
+@dataclass(frozen=True)
+class Left:
+    """Of the run of `config`, after `step` steps, read from `source`."""
+
+    config: Config
+    run: Path
+    source: Path
+    step: int | None
+    _read: Callable[[], Weights]
+
+    @cached_property
+    def weights(self) -> Weights:
+        """As in the model's `state_dict`; a tensor of two names is one."""
+        return self._read()
+
+    def model(self) -> nn.Module:
+        """Built anew, with these weights in the dtypes that they have."""
+        model = built(self.config)
+        for name, value in model.state_dict(keep_vars=True).items():
+            if name in self.weights:
+                value.data = value.data.to(self.weights[name].dtype)
+        model.load_state_dict(self.weights)
+        return model
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What is told of it in every format."""
+        return {
+            "hpcsgd": version("hpcsgd"),
+            "step": "unknown" if self.step is None else str(self.step),
+            "method": self.config.method.name,
+            "job": hashlib.sha256((self.run / JOB_FILE).read_bytes()).hexdigest(),
+        }
+
+
+def left_by(run: Path) -> Left:
+    """Raises `UserError` where `run` is no run's folder, or nothing of its model is there yet."""
+    if not (run / JOB_FILE).is_file():
+        raise UserError(f"{run}: not the folder of a run: there is no {JOB_FILE}")
+    config, model = load(run / JOB_FILE), run / MODEL
+    if model.is_file() and not _went_on(run, model):
+        return Left(config, run, model, _last_step(run), lambda: read(model))
+    saved = newest(run / CHECKPOINTS)
+    if saved is None:
+        raise UserError(f"{run}: neither {MODEL} nor a checkpoint: there is no model yet")
+    return Left(config, run, saved.path, saved.step, lambda: _averaged(config, saved))
+
+
+def built(config: Config) -> nn.Module:
+    """The model as the run laid it out in memory."""
+    model = models.build(config.model.build, config.model.arguments)
+    if config.training.channels_last:
+        model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue] - torch has no type for it
+    return model
+
+
+def newest(folder: Path) -> Saved | None:
+    """The newest checkpoint that is whole; see `Checkpoints.newest`."""
+    return threads.run(1, lambda world: Checkpoints(folder, form(world)).newest())[0]
+
+
+def _averaged(config: Config, saved: Saved) -> Weights:
+    model = built(config)
+    restore_model(saved, model)
+    return dict(model.state_dict())
+
+
+def _went_on(run: Path, model: Path) -> bool:
+    """Whether the run was taken up again after it had left its model."""
+    written = model.stat().st_mtime_ns
+    manifests = (run / CHECKPOINTS).glob("step-*/manifest.json")
+    return any(manifest.stat().st_mtime_ns > written for manifest in manifests)
+
+
+def _last_step(run: Path) -> int | None:
+    metrics = run / "metrics.jsonl"
+    records = read_metrics(metrics) if metrics.is_file() else []
+    return max((record["step"] for record in records), default=None)

@@ -1,0 +1,38 @@
+"""What `hpcsgd export` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpcsgd.errors import UserError, count_text, near_miss
+from hpcsgd.models.weights import distinct
+from hpcsgd.train.export.formats import FORMATS
+from hpcsgd.train.export.left import left_by
+
+
+def export(run: Path, kind: str = "safetensors", to: Path | None = None) -> str:
+    """Write the averaged model that is in the folder `run`, in the format `kind`, to the file or folder `to`,
+    which must not be there yet; a line that tells so.
+
+    Raises `UserError` where there is no model yet, or it cannot be written so.
+    """
+    if kind not in FORMATS:
+        raise UserError(f"no format {kind!r}; {near_miss(kind, FORMATS)}")
+    target = run / FORMATS[kind].name if to is None else to
+    _require_place(target)
+    left = left_by(run)
+    count = sum(x.numel() for x in distinct(left.weights)[0].values())
+    try:
+        FORMATS[kind].write(left, target)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror or error})") from error
+    step = "" if left.step is None else f" after step {left.step:,}"
+    tensors, numbers = count_text(len(left.weights), "tensor"), count_text(count, "number")
+    return f"{target}: {tensors}, {numbers}, from {left.source}{step}"
+
+
+def _require_place(target: Path) -> None:
+    if target.exists():
+        raise UserError(f"{target}: there already: remove it, or name another place by --to")
+    if not target.parent.is_dir():
+        raise UserError(f"{target}: there is no folder {target.parent}")

@@ -1,0 +1,64 @@
+"""The names that a job file or a scenario has for methods and their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from torch import optim
+
+from hpcsgd.config.parts import Parts
+from hpcsgd.core.graphs import GRAPHS, Graph
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Exchange, GroupExchange
+from hpcsgd.methods import METHODS
+from hpcsgd.methods.diloco import MakeOptimizer
+from hpcsgd.methods.selsync import AGGREGATES, Aggregate
+from hpcsgd.parts.averagers.moments import MOMENTS, AroundMoments
+from hpcsgd.parts.averagers.selection import SELECTIONS, Selection
+from hpcsgd.parts.exchanges import EXCHANGES
+from hpcsgd.parts.exchanges.codecs import CODECS, Codec
+from hpcsgd.parts.exchanges.combining import COMBINING, Combine
+from hpcsgd.parts.exchanges.feedback import FEEDBACKS, Feedback
+from hpcsgd.parts.sparsifiers import SPARSIFIERS, Sparsifier
+from hpcsgd.parts.wires import ROUNDINGS, WIRES
+from hpcsgd.parts.wires.base import Rounding, Wire
+
+
+def subclasses(module: ModuleType, base: type) -> dict[str, type]:
+    """Return the public ones of `base` in `module`, by their names."""
+    found = {name: value for name, value in vars(module).items() if isinstance(value, type)}
+    public = {name: cls for name, cls in found.items() if not name.startswith("_")}
+    return {name: cls for name, cls in public.items() if issubclass(cls, base) and cls is not base}
+
+
+OPTIMIZERS = subclasses(optim, optim.Optimizer)
+"""For tensors of any kind, as outer optimizers are."""
+
+FAMILIES: Mapping[Any, Mapping[str, Callable[..., Any]]] = {
+    Aggregate: AGGREGATES,
+    AroundMoments: MOMENTS,
+    Codec: CODECS,
+    Combine: COMBINING,
+    Exchange: EXCHANGES,
+    Feedback: FEEDBACKS,
+    Graph: GRAPHS,
+    GroupExchange: EXCHANGES,
+    MakeOptimizer: OPTIMIZERS,
+    Method: METHODS,
+    Rounding: ROUNDINGS,
+    Selection: SELECTIONS,
+    Sparsifier: SPARSIFIERS,
+    Wire: WIRES,
+}
+"""By what the parameters for them are annotated with; each table stands beside what it names."""
+
+
+def method_of(table: Mapping[str, Any], steps_per_epoch: int | None) -> Method:
+    """Return the method that a section ``[method]`` names.
+
+    Raises:
+        UserError: naming the key, for what names none.
+    """
+    return Parts(FAMILIES, steps_per_epoch).make(Method, table, "method")

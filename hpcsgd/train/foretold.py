@@ -1,0 +1,36 @@
+"""How gradients travel fastest by a machine file: the cost model's answer, without a step."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from hpcsgd.config.schema import Config
+from hpcsgd.cost import machine as machines
+from hpcsgd.cost.machine import measured
+from hpcsgd.cost.price import computed, price
+from hpcsgd.train.sending import Sending, left_open
+from hpcsgd.train.subject import require_same_model, subject_of
+
+
+def foretold(config: Config, P: int, K: int, file: Path, ranks_per_host: int) -> dict[Sending, float]:
+    """Seconds of a step with each choice that `config` leaves open, in P groups of K, by the machine file.
+
+    Raises `UserError` where it says nothing of such links or of this model, and for methods whose cost cannot
+    be told.
+    """
+    machine, subject = machines.load(file), subject_of(config)
+    require_same_model(subject, machine, file)
+    choices = left_open(config, K)
+    found: dict[Sending, float] = {}
+    for way in itertools.product(choices.sizes, choices.overlaps, choices.exchanges):
+        sending = Sending(*way)
+        chosen = subject.with_config(sending.within(config))
+        plan = chosen.plan(chosen.own_method(P))
+        m = chosen.sizes(P, K, ranks_per_host, plan)
+        own = computed(plan, m, measured(machine), chosen.B / K)
+        found[sending] = price(
+            plan, m, machine, own, ranks_per_host=ranks_per_host,
+            overlap=sending.overlap, prefetch=config.training.prefetch, broadcast=subject.broadcast,
+        ).seconds  # fmt: skip
+    return found

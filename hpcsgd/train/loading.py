@@ -1,0 +1,168 @@
+"""The [data] section of a job file: who trains on which samples, and in what batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hpcsgd.config.schema import Config, DataSection
+from hpcsgd.core.topology import Job
+from hpcsgd.data import (
+    PARTITIONS,
+    AsRank,
+    Batches,
+    InjectedBatches,
+    Injection,
+    Overlapping,
+    Partition,
+    Sampler,
+    Split,
+    open_split,
+    require_a_batch,
+)
+from hpcsgd.errors import UserError, count_text, in_section
+from hpcsgd.named import call, call_named, resolve
+
+log = logging.getLogger(__name__)
+
+
+def opened(data: DataSection, split: str) -> Split:
+    """A split of the store; raises `UserError` naming the key."""
+    with in_section("data", "arguments" if data.arguments else "store"):
+        return open_split(data.store, split, data.arguments)
+
+
+class Dealing(Protocol):
+    """Which samples this rank trains on."""
+
+    def sampler(self, train: Split, config: Config) -> Sampler: ...
+
+    def batches(self, sampler: Sampler, data: DataSection) -> Batches | InjectedBatches:
+        """Of this rank, where a group takes batches of B."""
+        ...
+
+
+def dealing(job: Job) -> Dealing:
+    return DealtToPeers(job) if job.has_peers else DealtToRanks(job)
+
+
+@dataclass(frozen=True)
+class DealtToRanks:
+    """Every rank has samples of its own."""
+
+    place: Job | AsRank
+
+    def sampler(self, train: Split, config: Config) -> Sampler:
+        return _sampler(train, self.place, config)
+
+    def batches(self, sampler: Sampler, data: DataSection) -> Batches | InjectedBatches:
+        P, b = self.place.P, batch_of_rank(data.batch_size, self.place.K)
+        injection = make_injection(data)
+        if injection is not None and P == 1:
+            log.warning("[data] injection: one group has nobody to share samples with")
+        if injection is None or P == 1:
+            return _some(Batches(sampler, b))
+        with in_section("data", "injection"):
+            batches = InjectedBatches(sampler, self.place, b, injection)
+        if not len(batches):
+            raise UserError(
+                f"[data] injection: a rank has {count_text(len(sampler), 'sample')} an epoch, and loads "
+                f"{batches.portions.own + batches.portions.shared} in a step",
+                key=("data", "injection"),
+            )
+        return batches
+
+
+@dataclass(frozen=True)
+class DealtToPeers:
+    """Every job has samples of its own, and each of its batches is divided among its ranks."""
+
+    job: Job
+
+    def sampler(self, train: Split, config: Config) -> Sampler:
+        if not isinstance(make_partition(config.data), Overlapping | None):
+            raise UserError(
+                "[data] partition: groups that `hpcsgd launch` starts know overlapping alone",
+                key=("data", "partition"),
+            )
+        return _sampler(train, AsRank(self.job.peers.number, self.job.peers.count), config)
+
+    def batches(self, sampler: Sampler, data: DataSection) -> Batches:
+        B, K = data.batch_size, self.job.K
+        if data.injection is not None:
+            raise UserError(
+                "[data] injection: groups that `hpcsgd launch` starts do not share samples",
+                key=("data", "injection"),
+            )
+        if B < K:
+            raise UserError(
+                f"[data] batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: too few "
+                "samples",
+                key=("data", "batch_size"),
+                value=B,
+            )
+        return _some(Batches(sampler, B, K, self.job.j))
+
+
+def _some(batches: Batches) -> Batches:
+    with in_section("data", "batch_size"):
+        require_a_batch(batches)
+    return batches
+
+
+def _sampler(train: Split, place: Job | AsRank, config: Config) -> Sampler:
+    partition = make_partition(config.data)
+    with in_section("data", "store" if partition is None else "partition"):
+        return Sampler(train, place, seed=config.seed, partition=partition, labels=train.labels)
+
+
+def batch_of_rank(B: int, K: int) -> int:
+    if B % K:
+        raise UserError(
+            f"[data] batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: give a multiple "
+            f"of {K}",
+            key=("data", "batch_size"),
+            value=B,
+        )
+    return B // K
+
+
+def make_partition(data: DataSection) -> Partition | None:
+    if data.partition is None:
+        return None if data.share is None else Overlapping(data.share)
+    if data.share is not None:
+        raise UserError(
+            f"[data] share = {data.share} beside partition: give one of them, not both",
+            key=("data", "share"),
+            value=data.share,
+        )
+    with in_section("data", "partition"):
+        return _partition(data.partition)
+
+
+def _partition(table: Mapping[str, Any]) -> Partition:
+    arguments = {key: value for key, value in table.items() if key != "name"}
+    name = table.get("name")
+    if not isinstance(name, str):
+        raise UserError(
+            f"name = {name!r}: expected one of {', '.join(sorted(PARTITIONS))}", key="name", value=name
+        )
+    made = call_named(name, resolve(name, PARTITIONS), PARTITIONS, arguments)
+    if not isinstance(made, Partition):
+        raise UserError(f"{name!r} returned {type(made).__name__}, expected a Partition")
+    return made
+
+
+def make_injection(data: DataSection) -> Injection | None:
+    if data.injection is None:
+        return None
+    with in_section("data", "injection"):
+        return call(Injection, data.injection)
+
+
+def require_divisible(config: Config, P: int, K: int) -> None:
+    """Raises `UserError` where P groups of K ranks cannot have the samples as configured."""
+    first = DealtToRanks(AsRank(0, P * K, K))
+    first.batches(first.sampler(opened(config.data, "train"), config), config.data)

@@ -1,0 +1,292 @@
+"""The training loop: epochs of steps, with metrics, evaluations and checkpoints on their way."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcsgd.checkpoint import Writer, capture
+from hpcsgd.comm import Transport
+from hpcsgd.config.schema import Config
+from hpcsgd.core.generators import generators_state, load_generators_state
+from hpcsgd.errors import JobError
+from hpcsgd.report.figures import speed_text, written
+from hpcsgd.report.meter import Meter, Reading
+from hpcsgd.report.metrics import Metrics
+from hpcsgd.report.progress import Progress
+from hpcsgd.train.assembly import Assembly
+from hpcsgd.train.divergence import diverged
+from hpcsgd.train.evaluation import evaluate
+from hpcsgd.train.monitor import DistanceMonitor
+from hpcsgd.train.passes import backward
+from hpcsgd.train.readings import Readings
+from hpcsgd.train.scheduler import scheduler_state, take_up_schedule
+from hpcsgd.train.stopping import Stopping
+from hpcsgd.train.tracing import Tracer, Untraced
+
+Tree = dict[str, Any]
+
+
+class Loop(ABC):
+    """Trains from where the assembly stands to the last epoch; every rank runs one.
+
+    `metrics` and `monitor`, what a probe saw, are rank 0's. `aside` has a lane of its own.
+    """
+
+    def __init__(
+        self, config: Config, parts: Assembly, checkpoints: Writer, stopping: Stopping, aside: Transport
+    ) -> None:
+        self._config = config.training
+        self._schedule = config.schedule
+        self._per_step = self._schedule.per == "step"
+        self._parts = parts
+        self._expected = parts.length.expected  # steps of the whole run, as far as can be told
+        self._checkpoints = checkpoints
+        self._stopping = stopping
+        self._epoch = 0
+        self._lr = 0.0  # of the last update
+        self._epoch_sums = _no_sums()
+        self._cut = False  # the run has ended within an epoch, whose results so far are known
+        self._saved_at = (-1, -1, False)  # step, epoch, whether it is cut
+        self._scaled_for = parts.optimizer.job.groups  # the learning rates in the param groups
+        self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
+        self._met_at = 0  # the last step after which groups met
+        self._pass_size: int | None = None  # samples of a pass, where not all of a batch
+        counted = parts.optimizer.method.how.traits.histograms
+        self._meter = Meter(parts.optimizer.job, aside, counted, parts.sample, parts.by_torch)
+        self._readings = Readings(self._meter)
+        self.tracer: Tracer = Untraced()
+        self.metrics: Metrics | None = None
+        self.monitor: DistanceMonitor | None = None
+
+    def take_up(self, shared: Tree, own: Tree | None) -> None:
+        """Go on from what a checkpoint held; `own` is None where it is of another P × K."""
+        parts = self._parts
+        self._epoch = shared["epoch"]
+        self._epoch_sums = shared["epoch_sums"]
+        self._cut = shared.get("cut", False)
+        self._saved_at = parts.optimizer.t, self._epoch, self._cut
+        self._scaled_for = shared.get("scaled_for", self._scaled_for)
+        parts.sampler.load_state_dict(shared["sampler"])
+        parts.warm_up.load_state_dict(shared["warm_up"])
+        self._expected = take_up_schedule(parts, self._schedule, self._epoch, shared, own)
+        parts.precision.load_state_dict(shared["precision"])
+        if own is not None:
+            load_generators_state(own, parts.device)
+            parts.generator.set_state(own["transform"])
+        if parts.natural_gradient is not None:
+            parts.natural_gradient.take_up((own or {}).get("natural_gradient"))
+
+    def train(self) -> str | None:
+        """Train to the end; why it stopped early, or None. Collective."""
+        length, done = self._parts.length, self._parts.optimizer.t
+        self._meter.pause()
+        with Progress(self._expected, length.epochs, first_step=done) as self._progress:
+            try:
+                reason = self._train_epochs()
+            except JobError:  # on all ranks: what is being written need not be lost
+                self._checkpoints.finish()
+                raise
+            if reason is not None:
+                self._save()
+            self._checkpoints.finish()
+            if reason is not None:
+                self._progress.note(f"{reason}: {self._farewell()}")
+        return reason
+
+    @abstractmethod
+    def _train_epochs(self) -> str | None:
+        """From here to the last one; why it stopped early, or None."""
+
+    @abstractmethod
+    def _farewell(self) -> str:
+        """What becomes of the training after a stop, in words."""
+
+    @abstractmethod
+    def _stands_for_all(self) -> bool:
+        """Whether the model is now what all train, and these ranks are those that evaluate and save it."""
+
+    def _step(self, x: Tensor, y: Tensor, data_seconds: float) -> None:
+        parts = self._parts
+        optimizer = parts.optimizer
+        self.tracer.waited(data_seconds)
+        if (optimizer.t + 1) % self._config.log_every == 0:
+            optimizer.updating.norm.want()
+        loss, passes = backward(parts, self.tracer, *parts.vary(x, y), size=self._pass_size or len(y))
+        self._meter.passes(passes)
+        self._lr = optimizer.rates[0]
+        with self.tracer.span("update"):
+            made = parts.precision.step(optimizer, loss=loss)
+        parts.batches.advance()
+        self._meter.step(loss, len(y), data_seconds, optimizer.notes if made else {})
+        if made:
+            self._updated()
+        else:
+            self._progress.note(f"step {optimizer.t + 1}: gradients overflow in float16, scaled too high")
+
+    def _updated(self) -> None:
+        """What comes after an update."""
+        parts = self._parts
+        optimizer = parts.optimizer
+        if parts.scheduler is not None and self._per_step:
+            parts.scheduler.step()
+        self._note(optimizer.notes)
+        self.tracer.stepped(optimizer.t, optimizer.notes)
+        if optimizer.t % self._config.log_every == 0:
+            self._meter.gradient(optimizer.updating.norm.take())
+            self._begin_reading()
+        self._tell_readings()
+        if self._checkpoint_due() and self._left():  # at the end of an epoch its results belong in it
+            self._save()
+
+    def _note(self, notes: Mapping[str, float]) -> None:
+        """What the engine and a meeting said of this step, and what else the method did."""
+        self._shared += "shared" in notes
+        elsewhere = {"shared", "distance", *self._meter.counted}
+        if self.metrics is not None:
+            rest = {name: value for name, value in notes.items() if name not in elsewhere}
+            self.metrics.notes(self._parts.optimizer.t, rest)
+        if "distance" in notes:
+            self._note_meeting(notes)
+
+    def _note_meeting(self, notes: Mapping[str, float]) -> None:
+        """The first one after a step: however often groups meet there, it was not made alone."""
+        t, D = self._parts.optimizer.t, notes["distance"]
+        if t == self._met_at:
+            return
+        self._met_at = t
+        if self.metrics is not None:
+            self.metrics.meeting(step=t, distance=D)
+        if self.monitor is not None and (told := self.monitor.hear(D, self._lr)) is not None:
+            self._progress.note(f"step {t}: {told}")
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """What is left of this epoch, each batch with the seconds that the loader was waited for."""
+        parts = self._parts
+        asked = time.perf_counter()
+        for batch in parts.loader:
+            seconds = time.perf_counter() - asked
+            x, y = batch if parts.injected is None else parts.injected.complete(batch)
+            yield x, y, seconds
+            asked = time.perf_counter()
+
+    def _close_epoch(self, *, cut: bool = False) -> None:
+        """`cut`: the run ends within it. A longer one, which it may become, goes on there."""
+        parts, number = self._parts, self._epoch + 1
+        self._read_meter()
+        total, samples, seconds = self._epoch_sums.tolist()
+        if self.metrics is not None:
+            self.metrics.epoch(
+                step=parts.optimizer.t, epoch=number, loss=total / max(samples, 1), seconds=seconds
+            )
+        self._cut = cut
+        if not cut:
+            self._begin_epoch(number)
+        last = self._over()
+        if number % self._config.evaluate_every == 0 or last:
+            self._evaluate(number)
+        if self._config.checkpoint_every is None or self._checkpoint_due() or last:
+            self._save()
+
+    def _begin_epoch(self, number: int) -> None:
+        parts = self._parts
+        self._epoch = number
+        if parts.scheduler is not None and not self._per_step:
+            parts.scheduler.step()
+        self._epoch_sums = _no_sums()
+        parts.sampler.set_epoch(number)
+
+    def _over(self) -> bool:
+        place = self._epoch, self._parts.optimizer.t, self._parts.batches
+        return self._parts.length.over(*place, cut=self._cut)
+
+    def _left(self) -> int:
+        """Batches to come in this epoch."""
+        parts = self._parts
+        return parts.length.left(self._epoch, parts.optimizer.t, parts.batches)
+
+    def _checkpoint_due(self) -> bool:
+        every = self._config.checkpoint_every
+        return every is not None and self._parts.optimizer.t % every == 0
+
+    def _evaluate(self, epoch: int) -> None:
+        if not self._stands_for_all():
+            return
+        with self.tracer.span("evaluation"):
+            score = evaluate(self._parts)
+        if not math.isfinite(score.loss):  # the same on all ranks
+            raise JobError(diverged("test loss", score.loss, self._parts.optimizer.t))
+        if self.metrics is not None:
+            self.metrics.evaluation(
+                step=self._parts.optimizer.t,
+                epoch=epoch,
+                loss=score.loss,
+                distance=score.distance,
+                seconds=score.seconds,
+                **score.figures,
+            )
+        self._progress.note(
+            f"epoch {epoch}/{self._parts.length.epochs}  test {written(score.figures)}  "
+            f"loss {score.loss:.4f}  in {score.seconds:.1f} s"
+        )
+        self._meter.pause()
+
+    def _read_meter(self) -> None:
+        """Everything up to here, told; collective."""
+        self._begin_reading()
+        self._tell_readings(all_of_them=True)
+
+    def _begin_reading(self) -> None:
+        t = self._parts.optimizer.t
+        self._readings.begin(step=t, epoch=self._epoch + 1, lr=self._lr, shared=self._shared)
+        self._shared = 0
+
+    def _tell_readings(self, *, all_of_them: bool = False) -> None:
+        for taken, reading in self._readings.arrived(all_of_them=all_of_them):
+            self._tell(taken, reading)
+
+    def _tell(self, taken: Tree, reading: Reading) -> None:
+        sums = [reading.loss * reading.samples, reading.samples, reading.samples / reading.samples_per_s]
+        self._epoch_sums += torch.tensor(sums, device="cpu")
+        if self.metrics is not None:
+            self.metrics.step(**taken, **vars(reading))
+        if taken["step"] % self._config.log_every == 0:
+            place = {name: taken[name] for name in ("step", "epoch", "lr")}
+            self._progress.step(**place, loss=reading.loss, speed=speed_text(vars(reading)))
+
+    def _save(self) -> None:
+        """Begin to write a checkpoint of this step, once."""
+        parts = self._parts
+        now = parts.optimizer.t, self._epoch, self._cut
+        if self._saved_at == now or not self._stands_for_all():
+            return
+        self._read_meter()
+        shared = {
+            "epoch": self._epoch,
+            "cut": self._cut,
+            "epoch_sums": self._epoch_sums,
+            "scaled_for": self._scaled_for,
+            "sampler": parts.sampler.state_dict(),
+            "warm_up": parts.warm_up.state_dict(),
+            "scheduler": scheduler_state(parts.scheduler),
+            "length": {"asked": parts.length.expected, "expected": self._expected},
+            "precision": parts.precision.state_dict(),
+        }
+        own = {**generators_state(parts.device), "transform": parts.generator.get_state()}
+        if parts.natural_gradient is not None:
+            own["natural_gradient"] = parts.natural_gradient.estimates()
+        with self.tracer.span("checkpoint"):
+            self._checkpoints.begin(parts.optimizer.t, capture(parts.optimizer, shared=shared, own=own))
+        self._saved_at = now
+        self._meter.pause()
+
+
+def _no_sums() -> Tensor:
+    """Loss · samples, samples, seconds."""
+    return torch.zeros(3, dtype=torch.float64, device="cpu")

@@ -1,0 +1,111 @@
+"""How gradients travel fastest: by a few steps with each choice before the run, or by a machine file."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from hpcsgd.comm import PeerLost
+from hpcsgd.comm.streams import on_accelerator, settle
+from hpcsgd.config.schema import Config
+from hpcsgd.core.topology import Job
+from hpcsgd.errors import UserError, in_file, in_section, located
+from hpcsgd.report.run_folder import JOB_FILE
+from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.foretold import foretold
+from hpcsgd.train.loading import batch_of_rank
+from hpcsgd.train.sending import Open, Sending, is_to_choose, left_open, of_the_run
+
+log = logging.getLogger(__name__)
+
+
+def tuned(config: Config, job: Job, source: str, resume: bool) -> Config:
+    """`config`, read from `source`, with what makes steps fastest where it asks for that; collective."""
+    if not is_to_choose(config):
+        return config
+    section = config.training
+    most = max(Counter(job.world.gather_objects(job.world.backend.node)).values())
+    kept: Sending | None = None
+    with job.together("choosing how gradients travel"), in_file(source), in_section("training"):
+        if job.has_peers:
+            raise UserError(
+                "tune, machine: nothing is chosen for groups that `hpcsgd launch` starts: give bucket_mb and "
+                "overlap",
+                key="machine" if section.tune is None else "tune",
+            )
+        choices = left_open(config, job.K)
+        if job.rank == 0:
+            kept = of_the_run(config) if resume else None
+            if kept is None and section.machine is not None:
+                with located("machine", "machine"):
+                    kept = _told(foretold(config, job.P, job.K, section.machine, most))
+    kept = job.world.gather_objects(kept)[0]
+    if kept is None and section.tune is not None:
+        kept = fastest(config, choices, job, source, section.tune)
+    assert kept is not None
+    return kept.within(config)
+
+
+def fastest(config: Config, choices: Open, job: Job, source: str, steps: int) -> Sending:
+    """Of each size, of the best one by the other exchange, and of the best of these without overlap;
+    collective."""
+    overlap, exchange = choices.overlaps[0], choices.exchanges[0]
+    found: dict[Sending, float] = {}
+
+    def best_of(tried: Iterable[Sending]) -> Sending:
+        for sending in tried:
+            if sending not in found:
+                found[sending] = _seconds(sending.within(config), job, source, steps)
+        return min(found, key=lambda sending: found[sending])
+
+    best = best_of(Sending(size, overlap, exchange) for size in choices.sizes)
+    best = best_of([replace(best, exchange=exchange) for exchange in choices.exchanges])
+    best_of([replace(best, overlap=overlap) for overlap in choices.overlaps])
+    return _told(found)
+
+
+def _told(found: Mapping[Sending, float]) -> Sending:
+    """The best of them."""
+    best = min(found, key=lambda sending: found[sending])
+    for sending, seconds in found.items():
+        log.info("%.4g s a step with %s%s", seconds, sending, ": taken" if sending == best else "")
+    log.info("other buckets and exchanges add up in other orders, to other bits: %s keeps these", JOB_FILE)
+    return best
+
+
+def _seconds(config: Config, job: Job, source: str, steps: int) -> float:
+    """A step takes, of the slowest rank, after a first one. Nothing is left of it."""
+    parts = assemble(config, job, source)
+    taken = torch.tensor(
+        median(list(_times(parts, config, steps + 1))[1:]), dtype=torch.float64, device="cpu"
+    )
+    job.world.allreduce(taken, "max").wait()
+    parts.optimizer.state_dict()  # what is under way arrives
+    if not job.world.end_apart(config.job.timeout):
+        raise PeerLost(f"communication in flight {config.job.timeout:g} s after steps to choose buckets by")
+    del parts
+    gc.collect()  # models are in cycles with their optimizers
+    return taken.item()
+
+
+def _times(parts: Assembly, config: Config, steps: int) -> Iterator[float]:
+    rows = range(min(batch_of_rank(config.data.batch_size, parts.optimizer.job.K), len(parts.train)))
+    x, y = parts.vary(*parts.train.collate(parts.train.__getitems__(list(rows))))
+    for _ in range(steps):
+        parts.optimizer.job.world.barrier()
+        start = time.perf_counter()
+        parts.optimizer.zero_grad()
+        with parts.precision.computing():
+            loss = parts.task.loss(parts.model(x), y)
+        parts.precision.backward(loss)
+        parts.precision.step(parts.optimizer, loss=loss)
+        if on_accelerator(parts.device):
+            settle(parts.device)
+        yield time.perf_counter() - start

@@ -1,0 +1,22 @@
+"""What the sections of a job file name beside data and models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import optim
+from torch.optim.lr_scheduler import LRScheduler
+
+from hpcsgd.config.schema import Config
+from hpcsgd.core.method import Method
+from hpcsgd.engine.muon import muon
+from hpcsgd.train.families import OPTIMIZERS, method_of, subclasses
+
+OF_A_MODEL: Mapping[str, Callable[..., optim.Optimizer]] = {**OPTIMIZERS, "Muon": muon}
+"""For a model's parameters, or for a model: for what the first parameter is annotated with."""
+SCHEDULERS = subclasses(optim.lr_scheduler, LRScheduler)
+
+
+def make_method(config: Config, steps_per_epoch: int) -> Method:
+    """Raises `UserError`, naming the key of the job file."""
+    return method_of({"name": config.method.name, **config.method.arguments}, steps_per_epoch)

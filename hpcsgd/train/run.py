@@ -1,0 +1,205 @@
+"""One training run: prepare, train, save, report. What `hpcsgd train` does on every rank."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from hpcsgd.checkpoint import Checkpoints, Writer, restore_newest
+from hpcsgd.checkpoint.folder import titles
+from hpcsgd.comm import Transport, leave_together
+from hpcsgd.config.schema import Config, load
+from hpcsgd.core.by_rank_0 import by_rank_0
+from hpcsgd.core.topology import Job, together
+from hpcsgd.elastic.meetings import Meetings, Over
+from hpcsgd.errors import MOVED, STOPPED, count_text, in_file, in_section
+from hpcsgd.files.atomic import replacing
+from hpcsgd.models.weights import whole_state
+from hpcsgd.report import trace
+from hpcsgd.report.metrics import Metrics
+from hpcsgd.report.run_folder import CHECKPOINTS, usable
+from hpcsgd.report.sinks.outlets import Outlets, sink_run
+from hpcsgd.report.summary import byte_text
+from hpcsgd.start import log_joined
+from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.devices import form_job
+from hpcsgd.train.ensemble import Island, Moved
+from hpcsgd.train.length import warn_of_few
+from hpcsgd.train.loop import Loop
+from hpcsgd.train.monitor import DistanceMonitor
+from hpcsgd.train.pace import tuned
+from hpcsgd.train.probe_answer import take_answer
+from hpcsgd.train.process import compute_alike, keep_freed_memory, log_to_stdout, use_threads, world_for
+from hpcsgd.train.stopping import Reasons, Stopping
+from hpcsgd.train.tracing import Trace
+from hpcsgd.train.world import World
+
+log = logging.getLogger(__name__)
+
+
+def run(path: Path, overrides: Sequence[str] = (), resume: bool = False, probe: Path | None = None) -> None:
+    """Train as the job file says, with as many groups as `probe` found; every rank of the launch calls this.
+
+    Ends with exit code `STOPPED` after a signal or the time limit, with a checkpoint to go on from.
+    """
+    end_as(lambda: _run(world_for(path, overrides), path, overrides, resume, probe))
+
+
+def end_as(training: Callable[[], str | None]) -> None:
+    """Carry it out and leave with all other ranks, where it says why it stopped early, with `STOPPED`."""
+    try:
+        reason = training()
+    except Moved:
+        leave_together(MOVED)
+    except SystemExit as left:  # of the user's model, say: the other ranks would wait for this one
+        raise RuntimeError(f"exit with code {left.code!r} in the middle of training") from left
+    if reason is not None:
+        leave_together(STOPPED)
+
+
+def _run(
+    world: Transport, path: Path, overrides: Sequence[str], resume: bool, probe: Path | None
+) -> str | None:
+    with together(world, "reading the job file"):
+        config = load(path, overrides)
+    log_to_stdout(world.rank)
+    monitor = None
+    if probe is not None:
+        with together(world, "reading the probe"):
+            config, monitor = take_answer(config, probe, world.size)
+    world.timeout = config.job.timeout
+    use_threads(config.training.threads)
+    compute_alike(config.training.deterministic)
+    keep_freed_memory()
+    with in_file(path), in_section("job"):
+        job = form_job(world, config)
+    section = config.training
+    reasons = Reasons(section.time_limit, section.stop_ahead, asks_scheduler=job.rank == 0)
+    return train(config, job, str(path), reasons, resume, monitor)
+
+
+def train(
+    config: Config,
+    job: Job,
+    source: str,
+    reasons: Reasons,
+    resume: bool,
+    monitor: DistanceMonitor | None = None,
+) -> str | None:
+    """The run of `config`, read from the file `source`, in its folder; why it stopped early, or None.
+    Collective."""
+    config = tuned(config, job, source, resume)
+    aside = job.world.apart()
+    setting = setting_of(config, job)
+    begun = to_begin(config, setting.goes_on(resume))
+    parts = assemble(begun, job, source)
+    devices = Counter(job.world.gather_objects(str(parts.device)))
+    with ExitStack() as open_files:
+        setting.open_folder(resume, open_files, devices)
+        log_joined(job.world)
+        where = "" if devices.keys() == {"cpu"} else f", on {', '.join(sorted(devices))}"
+        log.info(
+            "%s of %s, %s an epoch%s",
+            count_text(job.groups, "group"), count_text(job.K, "rank"),
+            count_text(parts.steps_per_epoch, "step"), where,
+        )  # fmt: skip
+        warn_of_few(len(parts.sampler) * job.K, begun.data.batch_size)
+        if parts.by_torch is not None:
+            size = byte_text(parts.by_torch)
+            log.info("in groups torch sends %s a rank and backward pass, by formula: told apart", size)
+        if begun.model.start is not None:
+            log.info("the model starts from %s", begun.model.start)
+        return _train(setting, parts, Stopping(reasons, aside), aside, resume, open_files, monitor)
+
+
+def _train(
+    setting: World | Island,
+    parts: Assembly,
+    stopping: Stopping,
+    aside: Transport,
+    resume: bool,
+    open_files: ExitStack,
+    monitor: DistanceMonitor | None = None,
+) -> str | None:
+    job, folder = setting.job, setting.config.run.folder
+    checkpoints = folder / CHECKPOINTS
+    writer = Writer(checkpoints, job)
+    loop = setting.loop(parts, writer, stopping, aside)
+    if setting.goes_on(resume):
+        _go_on(setting, parts, Checkpoints(checkpoints, job), loop)
+    if (steps := setting.config.run.trace) is not None:
+        loop.tracer = Trace(job, job.world.apart(), setting.folder / trace.NAME, steps, parts.optimizer.t)
+    said, t, sinks = setting.config.run.sinks, parts.optimizer.t, None
+    with job.together("opening the metrics"), usable(folder):
+        if job.rank == 0:
+            loop.monitor = monitor
+            if said:
+                sinks = Outlets(said, sink_run(setting.folder, setting.config, t))
+                open_files.enter_context(sinks)
+            also = None if sinks is None else sinks.put
+            loop.metrics = open_files.enter_context(
+                Metrics(setting.folder / "metrics.jsonl", resumed_step=t, also=also)
+            )
+    try:
+        reason = loop.train()
+    except Over:
+        writer.finish()
+        if said:
+            _close_sinks(sinks, job)
+        return None
+    loop.tracer.finish()
+    if reason is None:
+        _save_model(folder, parts)
+    if said:
+        _close_sinks(sinks, job)
+    setting.conclude(complete=reason is None)
+    return reason
+
+
+def _close_sinks(sinks: Outlets | None, job: Job) -> None:
+    """Others wait here, and not where they leave: there they would not for so long."""
+    by_rank_0(job.world, "closing the sinks", lambda: None if sinks is None else sinks.close())
+
+
+def to_begin(config: Config, goes_on: bool) -> Config:
+    """Where there is a checkpoint, weights to start from are not read: they may be gone."""
+    if goes_on and titles(config.run.folder / CHECKPOINTS):
+        return replace(config, model=replace(config.model, start=None))
+    return config
+
+
+def setting_of(config: Config, job: Job) -> World | Island:
+    return Island(config, job, job.peers) if isinstance(job.peers, Meetings) else World(config, job)
+
+
+def _go_on(setting: World | Island, parts: Assembly, checkpoints: Checkpoints, loop: Loop) -> None:
+    found = restore_newest(checkpoints, parts.optimizer)
+    if found is None:
+        log.info("no checkpoint to resume from: starting at the beginning")
+        return
+    job = parts.optimizer.job
+    saved, shared, own = found
+    loop.take_up(shared, setting.own(own))
+    cut = "" if own is not None else f", cut anew for {job.P} × {job.K}"
+    if saved.P != job.P:
+        cut += f"; the learning rate stays that of {count_text(saved.P, 'group')}"
+    log.info("resuming at step %d from a checkpoint of %d × %d ranks%s", saved.step, saved.P, saved.K, cut)
+
+
+def _save_model(folder: Path, parts: Assembly) -> None:
+    """The averaged model, as a plain state_dict for whoever uses it."""
+    job = parts.optimizer.job
+    with parts.optimizer.averaged():
+        state = whole_state(parts.model, keeps=job.rank == 0)
+
+    def write() -> None:
+        with usable(folder), replacing(folder / "model.pt") as part:
+            torch.save(state, part)
+
+    by_rank_0(job.world, "saving the model", write)

@@ -1,0 +1,77 @@
+"""The state of a torch scheduler, or of none, in a checkpoint, and the length of the run that it is of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from hpcsgd import torch_private
+from hpcsgd.config.schema import ScheduleSection
+from hpcsgd.errors import JobError
+from hpcsgd.train.assembly import Assembly, scheduler_arguments
+
+log = logging.getLogger(__name__)
+
+Tree = dict[str, Any]
+
+
+def scheduler_state(scheduler: LRScheduler | None) -> Tree:
+    return {} if scheduler is None else {"kind": type(scheduler).__name__, "state": scheduler.state_dict()}
+
+
+def take_up_schedule(
+    parts: Assembly, schedule: ScheduleSection, epoch: int, shared: Tree, own: Tree | None
+) -> int:
+    """Go on with the scheduler of a checkpoint, `own` as in `Loop.take_up`; the steps of the whole run, as
+    far as can be told."""
+    expected = _expected(parts, epoch, shared.get("length"), same_ranks=own is not None)
+    arguments = scheduler_arguments(schedule, replace(parts.length, expected=expected))
+    take_up_scheduler(parts.scheduler, shared["scheduler"], arguments)
+    return expected
+
+
+def _expected(parts: Assembly, epoch: int, saved: Mapping[str, int] | None, *, same_ranks: bool) -> int:
+    """As the checkpoint has it, unless epochs have other numbers of steps from here on, or there are others
+    of them: where nothing is changed, steps that overflowed must not change the schedule."""
+    asked = parts.length.expected
+    saved = saved or {"asked": asked, "expected": asked}
+    as_before = same_ranks and saved["asked"] == asked
+    if as_before or parts.optimizer.job.has_peers:  # islands are to have the same rates, whatever their ranks
+        return saved["expected"]
+    return parts.length.expected_from(epoch, parts.optimizer.t, parts.batches, parts.steps_per_epoch)
+
+
+def take_up_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Mapping[str, Any]) -> None:
+    """Go on from `saved`, by this job's `arguments`: where they are others than the checkpoint's, rates are
+    from here on what they would be had it been these from the start."""
+    theirs, ours = saved.get("kind", "none"), scheduler_state(scheduler).get("kind", "none")
+    if theirs != ours:
+        raise JobError(
+            f"[schedule] build: {theirs} in the checkpoint, {ours} in this job: resume with that",
+            key=("schedule", "build"),
+        )
+    if scheduler is None:
+        return
+    state = saved["state"]
+    scheduler.load_state_dict(state)
+    fixed = {name: value for name, value in arguments.items() if name != "last_epoch"}  # which counts
+    numbers = {name: value for name, value in fixed.items() if isinstance(value, int | float)}
+    if changed := {name: value for name, value in numbers.items() if state.get(name, value) != value}:
+        _hold_to(scheduler, changed)
+
+
+def _hold_to(scheduler: LRScheduler, changed: Mapping[str, float]) -> None:
+    told = ", ".join(f"{name} {getattr(scheduler, name):g} → {value:g}" for name, value in changed.items())
+    rates = torch_private.closed_form_rates(scheduler)
+    if rates is None:
+        kind = type(scheduler).__name__
+        log.warning("[schedule] arguments: %s: %s keeps those that it began with", told, kind)
+        return
+    vars(scheduler).update(changed)
+    for group, lr in zip(scheduler.optimizer.param_groups, rates(), strict=True):
+        group["lr"] = lr
+    log.info("[schedule] arguments: %s: rates are as if it had been so from the start", told)

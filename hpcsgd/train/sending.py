@@ -1,0 +1,124 @@
+"""How gradients travel, where a job file leaves it open: in which buckets, when, and by which dense exchange.
+
+All of these give the same mean, in sums of other orders and so with other bits. What is chosen is written
+into the run's own job file, and a run that is resumed keeps it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpcsgd.config.parts import NAMES, alternatives
+from hpcsgd.config.reader import read_toml
+from hpcsgd.config.schema import Config
+from hpcsgd.core.method import Method
+from hpcsgd.core.step import Exchange, GroupExchange
+from hpcsgd.methods import METHODS
+from hpcsgd.named import annotations_of, resolve
+from hpcsgd.parts.exchanges import Dense
+from hpcsgd.report.run_folder import JOB_FILE
+
+BUCKETS_MB = (1.0, 4.0, 25.0)
+DENSE = ("alltoall", "reduce_scatter")
+"""Exchanges of the same mean, the usual one first."""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """Buckets of so many megabytes, whether they leave during the backward pass, and by which exchange."""
+
+    bucket_mb: float
+    overlap: bool
+    exchange: str | None = None
+    """One of `DENSE`; None: as the method has it, which says so itself or has none of these."""
+
+    def within(self, config: Config) -> Config:
+        settled = {"tune": None, "machine": None}
+        training = replace(config.training, bucket_mb=self.bucket_mb, overlap=self.overlap, **settled)
+        arguments: Mapping[str, Any] = config.method.arguments
+        for path in _unsaid(config) if self.exchange is not None else ():
+            arguments = _with(arguments, path, self.exchange)
+        return replace(config, training=training, method=replace(config.method, arguments=dict(arguments)))
+
+    def __str__(self) -> str:
+        said = f"bucket_mb = {self.bucket_mb:g}, overlap = {'true' if self.overlap else 'false'}"
+        return said if self.exchange is None else f"{said}, exchange = {self.exchange}"
+
+
+@dataclass(frozen=True)
+class Open:
+    """What there is to choose among, the usual ones first."""
+
+    sizes: tuple[float, ...]
+    overlaps: tuple[bool, ...]
+    exchanges: tuple[str | None, ...]
+
+
+def left_open(config: Config, K: int) -> Open:
+    """What `config` leaves open, in groups of K. Raises `UserError` for a method that there is not."""
+    training = config.training
+    return Open(
+        sizes=BUCKETS_MB if training.bucket_mb is None else (training.bucket_mb,),
+        overlaps=(True, False) if training.overlap is None else (training.overlap,),
+        exchanges=DENSE
+        if K > 1 and not config.job.shard and _unsaid(config)
+        else (None,),  # or it is torch's
+    )
+
+
+def is_to_choose(config: Config) -> bool:
+    return config.training.tune is not None or config.training.machine is not None
+
+
+def as_it_began(config: Config) -> Config:
+    """With what was chosen when the run in that folder began, where `config` leaves it to be chosen."""
+    before = of_the_run(config) if is_to_choose(config) else None
+    return config if before is None else before.within(config)
+
+
+def of_the_run(config: Config) -> Sending | None:
+    """What was chosen when the run in that folder began, if it has begun."""
+    file = config.run.folder / JOB_FILE
+    told = read_toml(file) if file.exists() else {"training": {}}
+    training = told["training"]
+    if not {"bucket_mb", "overlap"} <= training.keys():
+        return None
+    exchange = next((_at(told["method"], path) for path in _unsaid(config)), None)
+    return Sending(training["bucket_mb"], training["overlap"], exchange if exchange in DENSE else None)
+
+
+def _unsaid(config: Config) -> list[Sequence[str]]:
+    """Where in the table of a method, or of one inside it, a dense exchange may be named and is not."""
+    return list(_unsaid_in(config.method.name, config.method.arguments))
+
+
+def _unsaid_in(name: str, said: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    function = resolve(name, METHODS)
+    for key, annotation in annotations_of(function).items():
+        kinds = alternatives(annotation)
+        if key in said and Method in kinds:
+            inner = _table(said[key])
+            names = [inner[k] for k in NAMES if isinstance(inner.get(k), str)]
+            yield from ([key, *path] for name in names[:1] for path in _unsaid_in(name, inner))
+        elif key not in said and not {Exchange, GroupExchange}.isdisjoint(kinds):
+            yield from [[key]] if inspect.signature(function).parameters[key].default == Dense() else []
+
+
+def _table(part: Any) -> Mapping[str, Any]:
+    """Of a part that a job file names, alone or with arguments; empty for what is neither."""
+    if isinstance(part, Mapping):
+        return part
+    return {"name": part} if isinstance(part, str) else {}
+
+
+def _with(table: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    key, *rest = path
+    return {**table, key: _with(_table(table[key]), rest, value) if rest else value}
+
+
+def _at(table: Mapping[str, Any], path: Sequence[str]) -> Any:
+    key, *rest = path
+    return _at(_table(table.get(key)), rest) if rest else table.get(key)

@@ -1,0 +1,110 @@
+"""When a run must end early: a signal from the batch system, its time limit, or the end of its batch job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from hpcsgd.comm import Transport, Work, phase
+from hpcsgd.train.job_end import seconds_left
+
+log = logging.getLogger(__name__)
+
+CHECK_EVERY = 1.0
+"""Seconds between two times that the ranks ask each other."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_TIME_LIMIT, _JOB_END = 1, 2  # reasons beside the signals, of smaller numbers than theirs
+
+
+class Reasons:
+    """What this process alone knows of why to stop, from the moment it is made: a signal, its time limit, and
+    the end of its batch job, where it is the one that asks for that."""
+
+    def __init__(self, time_limit: float | None, stop_ahead: float, *, asks_scheduler: bool) -> None:
+        started = time.monotonic()
+        self._signal = 0
+        self._deadlines: list[tuple[float, int]] = []
+        if time_limit is not None:
+            self._deadlines.append((started + time_limit, _TIME_LIMIT))
+        if asks_scheduler and (left := seconds_left(os.environ)) is not None:
+            ahead = min(stop_ahead, left / 10)
+            self._deadlines.append((started + left - ahead, _JOB_END))
+            log.info("this batch job ends in %.0f s; if need be, the run stops %.0f s before", left, ahead)
+        for number in _SIGNALS:
+            signal.signal(number, self._caught)
+
+    def now(self) -> int:
+        """The largest number of those there are, or 0."""
+        over = [reason for deadline, reason in self._deadlines if time.monotonic() > deadline]
+        return max([self._signal, *over])
+
+    def _caught(self, number: int, _: FrameType | None) -> None:
+        self._signal = number
+
+
+class Stopping:
+    """Whether the ranks should stop now; all get the same answer at the same step.
+
+    A signal may reach some ranks only, and any rank's clock may be ahead: from time to time one small
+    allreduce settles it. How many steps lie between is agreed on in the same message. Each answer is read
+    when the next question is asked, so that nobody waits for it; `aside` has a lane of its own.
+    """
+
+    def __init__(self, reasons: Reasons, aside: Transport) -> None:
+        self._reasons = reasons
+        self._aside = aside
+        self._asked: tuple[Tensor, Work] | None = None
+        self._steps = 0
+        self._next = 1
+        self._last_check = time.monotonic()
+
+    def now(self) -> str | None:
+        """Called by all ranks after each step: why to stop, or None."""
+        self._steps += 1
+        if self._steps < self._next:
+            return None
+        with phase("stopping"):
+            if (reason := self._answer()) is None:
+                self._ask()
+        return reason
+
+    def at_once(self) -> str | None:
+        """Return why to stop, or None, as all ranks are asked now. Collective."""
+        if (reason := self._answer()) is None:
+            self._ask()
+            reason = self._answer()
+        return reason
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        per_step = max((now - self._last_check) / max(self._steps, 1), 1e-6)
+        pause = min(int(CHECK_EVERY / per_step), 10_000)
+        mine = torch.tensor([self._reasons.now(), -max(pause, 1)], device="cpu")  # any reason, shortest pause
+        self._asked = mine, self._aside.allreduce(mine, "max")
+        self._steps, self._last_check = 0, now
+
+    def _answer(self) -> str | None:
+        """To the last question."""
+        if self._asked is None:
+            return None
+        told, asked = self._asked
+        asked.wait()
+        self._next = -int(told[1])
+        return _told(int(told[0]))
+
+
+def _told(reason: int) -> str | None:
+    told = {0: None, _TIME_LIMIT: "time limit reached", _JOB_END: "the batch job ends soon"}
+    return told[reason] if reason in told else f"{signal.Signals(reason).name} received"
+
+
+def saved_at(t: int) -> str:
+    """What is told of a run that has saved that step, and stops."""
+    return f"saved step {t}, go on with --resume"

@@ -1,0 +1,39 @@
+"""What is to be learned, by the kind of data: each a loss, and how good a model is. One task, one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpcsgd.data import Arrays, ImageFiles, Pairs, Ratings, Split, Store, Windows
+from hpcsgd.train.tasks.classification import Classification
+from hpcsgd.train.tasks.language import Language
+from hpcsgd.train.tasks.recommendation import Recommendation
+from hpcsgd.train.tasks.super_resolution import SuperResolution
+from hpcsgd.train.tasks.task import Result, Task
+
+TASKS: Mapping[type[Split], Callable[[Any], Task]] = {
+    Store: Classification,
+    Arrays: Classification,
+    ImageFiles: Classification,
+    Pairs: SuperResolution,
+    Windows: Language,
+    Ratings: Recommendation,
+}
+
+
+def task_of(data: Split) -> Task:
+    """That which this data is for."""
+    return TASKS[type(data)](data)
+
+
+__all__ = [
+    "TASKS",
+    "Classification",
+    "Language",
+    "Recommendation",
+    "Result",
+    "SuperResolution",
+    "Task",
+    "task_of",
+]

@@ -1,0 +1,40 @@
+"""Which of some classes is it? Cross-entropy, and the share of right answers."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from hpcsgd.data import Arrays, ImageFiles, Store
+from hpcsgd.errors import count_text
+from hpcsgd.train.tasks.task import Result, tally_of, unfit
+
+
+class Classification:
+    """Scores [b, classes] or more, y int64 [b]."""
+
+    at_once = 512
+    tokens = None
+    tallied = 3
+
+    def __init__(self, data: Store | Arrays | ImageFiles) -> None:
+        self._data = data
+
+    def loss(self, scores: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(scores, y)
+
+    def tally(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Loss, right answers, samples."""
+        loss = cross_entropy(scores, y, reduction="sum")
+        return tally_of(loss, (scores.argmax(1) == y).sum(), len(y))
+
+    def result(self, tally: Tensor) -> Result:
+        loss, right, count = tally.tolist()
+        return Result(loss / count, {"accuracy": right / count})
+
+    def require(self, scores: Tensor, x: Tensor, model: str) -> None:
+        classes = len(self._data.classes)
+        if scores.dim() != 2 or len(scores) != len(x) or scores.shape[1] < classes:
+            raise unfit(
+                model, scores, x, f"{self._data.path} has {count_text(classes, 'class')}", [len(x), classes]
+            )

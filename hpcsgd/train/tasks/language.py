@@ -1,0 +1,54 @@
+"""Which token comes next? Cross-entropy over tokens, and the perplexity, its exponential.
+
+Where the store says how many bytes of text its tokens are: bits per byte, to be held against models of other
+tokens.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from hpcsgd.data import Windows
+from hpcsgd.data.windows import IGNORED
+from hpcsgd.train.tasks.task import Result, tally_of, unfit
+
+SCORES_AT_ONCE = 1 << 25
+"""128 MB."""
+
+
+class Language:
+    """Scores [b, bptt, types] or more, y int64 [b, bptt], where `IGNORED` counts for nothing.
+
+    Of each window the first tokens are guessed knowing little, as no state is carried from the window before:
+    perplexities are higher than where it is.
+    """
+
+    tallied = 2
+
+    def __init__(self, data: Windows) -> None:
+        self._data = data
+        self.tokens = data.bptt
+        self.at_once = max(1, SCORES_AT_ONCE // (data.bptt * data.types))
+
+    def loss(self, scores: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=IGNORED)
+
+    def tally(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Loss, tokens."""
+        loss = cross_entropy(scores.flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="sum")
+        return tally_of(loss, (y != IGNORED).sum())
+
+    def result(self, tally: Tensor) -> Result:
+        mean = tally[0] / tally[1]
+        figures = {"perplexity": mean.exp().item()}
+        if self._data.bytes is not None:
+            figures["bits_per_byte"] = mean.item() / math.log(2) * self._data.tokens / self._data.bytes
+        return Result(mean.item(), figures)
+
+    def require(self, scores: Tensor, x: Tensor, model: str) -> None:
+        types = self._data.types
+        if scores.shape[:-1] != x.shape or scores.shape[-1] < types:
+            raise unfit(model, scores, x, f"{self._data.path} has {types} types", [*x.shape, types])

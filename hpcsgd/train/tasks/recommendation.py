@@ -1,0 +1,49 @@
+"""Which items does a user like? Binary cross-entropy, and how often the right one is among the first ten.
+
+"Neural Collaborative Filtering" (https://arxiv.org/abs/1708.05031, sections 3.1.1 and 4.1): an item that the
+user has rated is to score higher than others. HR@10 is the share of users for whom it is among the highest
+ten of its row, and NDCG@10 counts it 1/log2(place + 1) there, places from 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from hpcsgd.data import Ratings
+from hpcsgd.train.tasks.task import Result, tally_of, unfit
+
+FIRST = 10
+
+
+class Recommendation:
+    """Scores [b, m], before the sigmoid, y float32 [b, m]: 1 in column 0, 0 in all others."""
+
+    at_once = 512
+    tokens = None
+    tallied = 4
+
+    def __init__(self, data: Ratings) -> None:
+        self._data = data
+
+    def loss(self, scores: Tensor, y: Tensor) -> Tensor:
+        return binary_cross_entropy_with_logits(scores, y)
+
+    def tally(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Loss (the mean of each sample), hits, gains, samples. Who scores as high comes first: a model that
+        scores all items alike has found nothing."""
+        loss = binary_cross_entropy_with_logits(scores, y, reduction="sum") / y.shape[1]
+        place = 1 + (scores[:, 1:] >= scores[:, :1]).sum(1)
+        hits = place <= FIRST
+        gains = (hits / torch.log2(place.double() + 1)).sum()
+        return tally_of(loss, hits.sum(), gains, len(y))
+
+    def result(self, tally: Tensor) -> Result:
+        loss, hits, gains, count = tally.tolist()
+        return Result(loss / count, {"hr10": hits / count, "ndcg10": gains / count})
+
+    def require(self, scores: Tensor, x: Tensor, model: str) -> None:
+        if scores.shape != x.shape[:-1]:
+            why = f"{self._data.path} has pairs of user and item, and each needs one"
+            raise unfit(model, scores, x, why, list(x.shape[:-1]))

@@ -1,0 +1,233 @@
+"""Traces some steps of a run: opens and closes the windows, and brings what the ranks saw into one file.
+
+Clocks are compared anew for every window, by short messages with rank 0. All of that travels on the lane of
+`aside`, so that nobody waits for it, and windows are there as soon as all ranks have made them. Its backend
+is asked directly: what a trace sends is no property of the training, and in no ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcsgd.comm import Backend, Transport, Work
+from hpcsgd.comm.events import SPAN, Event, Events
+from hpcsgd.config.windows import windows
+from hpcsgd.core.topology import Job
+from hpcsgd.report.overlap import overlap, together
+from hpcsgd.report.trace import (
+    TRAINING,
+    Clock,
+    Meeting,
+    Window,
+    append,
+    beginning,
+    lines,
+    text_of,
+    totals_line,
+)
+
+log = logging.getLogger(__name__)
+
+ASKED = 8
+"""Times that a clock is read from afar; the fastest answer counts."""
+RARE = ("evaluation", "checkpoint")
+"""Noted between windows, too."""
+
+
+class Tracer(Protocol):
+    def span(self, name: str) -> contextlib.AbstractContextManager[object]:
+        """Around what the training does."""
+        ...
+
+    def waited(self, seconds: float) -> None:
+        """For samples, until now."""
+        ...
+
+    def stepped(self, t: int, notes: Mapping[str, float]) -> None:
+        """Step t has been made, and the method noted this. Collective."""
+        ...
+
+    def finish(self) -> None:
+        """No more steps; returns when all of it is in the file. Collective."""
+        ...
+
+
+class Untraced:
+    """Nobody wants to know."""
+
+    def span(self, name: str) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def waited(self, seconds: float) -> None:
+        pass
+
+    def stepped(self, t: int, notes: Mapping[str, float]) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class Trace:
+    """Of the steps that `which` says, after `done` of them. Its `file` is rank 0's affair. Collective."""
+
+    def __init__(self, job: Job, aside: Transport, file: Path, which: str, done: int) -> None:
+        self._job, self._aside, self._file = job, aside, file
+        self._windows = windows(which, done)
+        self._next = next(self._windows, None)
+        self._events = Events()
+        self._threads = {self._events.owner: TRAINING}
+        self._begin: float | None = None  # of the window that is open
+        self._steps = 0
+        self._meetings: list[Meeting] = []
+        self._under_way: list[Work] = []
+        self._began = 0.0
+        if job.rank == 0:
+            self._began = beginning(file) or time.time()
+        aside.barrier()  # nobody sees anything before the beginning
+        self._follow(done, time.perf_counter())
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if self._begin is not None or name in RARE:
+            self._note(name, start, time.perf_counter())
+
+    def waited(self, seconds: float) -> None:
+        now = time.perf_counter()
+        if self._begin is not None:
+            self._note("data", max(now - seconds, self._begin), now)
+
+    def stepped(self, t: int, notes: Mapping[str, float]) -> None:
+        now = time.perf_counter()
+        if self._begin is not None:
+            self._note(f"step {t}", self._step_began, now)
+            self._steps += 1
+            if "distance" in notes:
+                self._meetings.append(Meeting(t, notes["distance"], now))
+            assert self._next is not None
+            if t + 1 >= self._next.stop:
+                self._close(now)
+        self._follow(t, now)
+
+    def finish(self) -> None:
+        self._close(time.perf_counter())
+        for work in self._under_way:
+            work.wait()
+        self._under_way.clear()
+
+    def _note(self, name: str, start: float, end: float) -> None:
+        self._events.note(Event(SPAN, name, "", threading.get_ident(), start, end))
+
+    def _follow(self, t: int, now: float) -> None:
+        """After step t the next one begins, and perhaps a window. An island may come from elsewhere: it
+        leaves out what it was not there for."""
+        self._step_began = now
+        while self._begin is None and self._next is not None and self._next.stop <= t + 1:
+            self._next = next(self._windows, None)
+        if self._begin is None and self._next is not None and t + 1 in self._next:
+            self._begin = now
+            self._job.world.ledger.events = self._events
+
+    def _close(self, now: float) -> None:
+        ledger = self._job.world.ledger
+        ledger.events = None
+        begin = now if self._begin is None else self._begin
+        seen = Window(begin, now, self._steps, self._events.take(), tuple(self._meetings), self._events.lost)
+        if self._begin is not None:
+            self._next = next(self._windows, None)
+        self._begin, self._steps, self._meetings = None, 0, []
+        names = {thread.ident or 0: thread.name for thread in threading.enumerate()}
+        brought = self._aside.run(lambda: self._bring_together(seen, names), "trace")
+        self._under_way.append(brought)
+
+    def _bring_together(self, seen: Window, names: Mapping[int, str]) -> None:
+        """On the lane of `aside`."""
+        job, owner = self._job, self._events.owner
+        clock = self._compared()
+        label = f"group {job.g}, position {job.j}, clock within {clock.error * 1e6:.0f} µs of rank 0"
+        text = text_of(lines(seen, job.rank, label, self._threads, names, clock))
+        own: dict[str, Any] = {**overlap(seen, owner), "clock_error": clock.error}
+        if job.rank:
+            _send(self._aside.backend, json.dumps(own).encode())
+            _send(self._aside.backend, text)
+        else:
+            self._write(seen, clock, text, own)
+
+    def _write(self, seen: Window, clock: Clock, text: bytes, own: dict[str, Any]) -> None:
+        """What all ranks send; where it cannot be written the training goes on all the same."""
+        pieces = self._pieces(seen, clock, text, own)
+        try:
+            append(self._file, self._began, pieces)
+        except OSError as error:
+            for _ in pieces:  # others wait to be heard
+                pass
+            log.warning("%s: cannot be written: %s", self._file, error.strerror)
+
+    def _pieces(self, seen: Window, clock: Clock, text: bytes, own: dict[str, Any]) -> Iterator[bytes]:
+        overlaps = [own]
+        yield text
+        for rank in range(1, self._aside.size):
+            overlaps.append(json.loads(_receive(self._aside.backend, rank)))
+            yield _receive(self._aside.backend, rank)
+        error = max(each["clock_error"] for each in overlaps)
+        totals = {"steps": seen.steps, "ranks": len(overlaps), "clock_error": error, **together(overlaps)}
+        yield text_of([totals_line(seen.end, clock, totals)])
+
+    def _compared(self) -> Clock:
+        """This rank's clock with rank 0's. While 0 asks one rank the others wait."""
+        here = time.time() - time.perf_counter() - self._began
+        far = self._aside.backend
+        if far.rank == 0:
+            for rank in range(1, self._aside.size):
+                far.send(_asked(far, rank, here), rank)
+            return Clock(here, 0.0)
+        told, ahead = _seconds(0.0), _seconds(0.0, 0.0)
+        for _ in range(ASKED):
+            far.recv(told, 0)
+            told[0] = time.perf_counter()
+            far.send(told, 0)
+        far.recv(ahead, 0)
+        return Clock(*ahead.tolist())
+
+
+def _asked(far: Backend, rank: int, here: float) -> Tensor:
+    """What `rank` has to add to its clock, and the error of that."""
+    answer, found = _seconds(0.0), []
+    for _ in range(ASKED):
+        before = time.perf_counter()
+        far.send(answer, rank)
+        far.recv(answer, rank)
+        after = time.perf_counter()
+        found.append(((after - before) / 2, (before + after) / 2 - float(answer)))
+    error, ahead = min(found)
+    return _seconds(ahead + here, error)
+
+
+def _seconds(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+
+def _send(far: Backend, text: bytes) -> None:
+    far.send(torch.tensor([len(text)], device="cpu"), 0)
+    far.send(torch.from_numpy(np.frombuffer(text, np.uint8).copy()), 0)
+
+
+def _receive(far: Backend, rank: int) -> bytes:
+    size = torch.zeros(1, dtype=torch.int64, device="cpu")
+    far.recv(size, rank)
+    text = torch.empty(int(size), dtype=torch.uint8, device="cpu")
+    far.recv(text, rank)
+    return text.numpy().tobytes()

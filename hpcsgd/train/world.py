@@ -1,0 +1,109 @@
+"""A run of one world: all ranks live and die together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hpcsgd.checkpoint import Writer
+from hpcsgd.checkpoint.folder import remove_unfinished
+from hpcsgd.comm import Transport
+from hpcsgd.config.schema import Config
+from hpcsgd.core.by_rank_0 import by_rank_0
+from hpcsgd.core.topology import Job
+from hpcsgd.report import run_folder
+from hpcsgd.train.assembly import Assembly
+from hpcsgd.train.loop import Loop
+from hpcsgd.train.stopping import Stopping, saved_at
+
+log = logging.getLogger(__name__)
+
+
+class WorldLoop(Loop):
+    """One epoch after the other."""
+
+    def _train_epochs(self) -> str | None:
+        while not self._over():
+            if (reason := self._finish_epoch()) is not None:
+                return reason
+        return None
+
+    def _farewell(self) -> str:
+        return saved_at(self._parts.optimizer.t)
+
+    def _stands_for_all(self) -> bool:
+        return True
+
+    def _finish_epoch(self) -> str | None:
+        for x, y, data_seconds in islice(self._batches(), self._left()):
+            self._step(x, y, data_seconds)
+            if (reason := self._stopping.now()) is not None:
+                self._read_meter()
+                return reason
+        self._close_epoch(cut=len(self._parts.batches) > 0)
+        return None
+
+
+def record_start(folder: Path, job: Job, devices: Mapping[str, int]) -> None:
+    """What takes part in this start of the run; by one rank."""
+    run_folder.write_versions(
+        folder,
+        mpi=job.world.backend.name,
+        groups=job.P,
+        group_size=job.K,
+        devices=devices,
+        transport={"group": job.group.way, "cross": job.cross.way},
+    )
+
+
+@dataclass(frozen=True)
+class World:
+    """What is particular to it."""
+
+    config: Config
+    job: Job
+
+    @property
+    def folder(self) -> Path:
+        """Of its log and metrics."""
+        return self.config.run.folder
+
+    def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
+        """`devices`: how many ranks train on which."""
+        job, folder = self.job, self.folder
+        with job.together("opening the run folder"):
+            if job.rank == 0:
+                open_files.enter_context(run_folder.owned(folder, resume=resume))
+                with run_folder.usable(folder):
+                    remove_unfinished(folder / run_folder.CHECKPOINTS)
+                    open_files.enter_context(run_folder.log_into(folder))
+                    run_folder.write_config(folder, self.config)
+                    record_start(folder, job, devices)
+
+    def goes_on(self, resume: bool) -> bool:
+        """Whether to begin at the newest checkpoint, if there is one."""
+        return resume
+
+    def own(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What of a rank's own state in a checkpoint is for this one."""
+        return state
+
+    def loop(self, parts: Assembly, checkpoints: Writer, stopping: Stopping, aside: Transport) -> WorldLoop:
+        return WorldLoop(self.config, parts, checkpoints, stopping, aside)
+
+    def conclude(self, complete: bool) -> None:
+        """After the training; where it is complete its model has been saved."""
+        by_rank_0(self.job.world, "reporting", lambda: _report(self.folder))
+
+
+def _report(folder: Path) -> None:
+    """Called by rank 0, so that the other ranks do not open what it imports."""
+    from hpcsgd.report.end_of_run import report
+
+    with run_folder.usable(folder):
+        log.info("%s", report(folder))

@@ -1,7 +1,0 @@
-"""A whole training run from a job file."""
-
-from __future__ import annotations
-
-from hpcsgd.training.run import run
-
-__all__ = ["run"]

@@ -1,0 +1,119 @@
+"""One island of a run whose others are started elsewhere: what its launcher makes, is told, and leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import programs
+from cluster.launch.slow_runs import prepare
+from hpcsgd.cluster.launch import apart
+from hpcsgd.cluster.launch.apart import _made_or_joined
+from hpcsgd.config.reader import read_toml
+from hpcsgd.config.schema import Config, load
+from hpcsgd.elastic import event_log
+from hpcsgd.elastic.journal import FOLDER, Term, claim
+from hpcsgd.elastic.register import Member, Phase, Register
+from hpcsgd.errors import UserError
+from hpcsgd.report import run_folder
+from hpcsgd.report.run_folder import island_folder
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    prepare(tmp_path)
+    return tmp_path / "job.toml"
+
+
+@pytest.mark.parametrize("others", ["begin", "have begun"])
+def test_a_folder_that_was_made_by_hand(job: Path, monkeypatch: pytest.MonkeyPatch, others: str) -> None:
+    """It is that of the first who comes, whoever comes at the same moment."""
+    run = job.parent / "run"
+    terms = run / FOLDER
+    write = run_folder.write_config
+
+    def meanwhile(folder: Path, config: Config) -> None:
+        write(folder, config)
+        if others == "begin":
+            terms.mkdir()
+
+    monkeypatch.setattr(run_folder, "write_config", meanwhile)
+    run.mkdir()
+    config = load(job, ["--run.folder", str(run)])
+    assert not _made_or_joined(job, run, config, 2, resume=False)
+    assert terms.is_dir()
+    assert read_toml(run / "job.toml")["optimizer"]["lr"] == 0.1
+
+
+class Recorded:
+    """What `launch_island` would have started, and how that ends."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Any] = {}
+        self.reported: list[Path] = []
+        self.fault = self.another = False
+
+    def elected(self, folder: Path, island: int, **told: Any) -> None:
+        self.told = told
+
+    def supervisor(self, *words: Any, **options: Any) -> Recorded:
+        return self
+
+    async def run(self) -> int:
+        if self.another:
+            island_folder(Path("run"), 1).mkdir()
+        return 1 if self.fault else 75
+
+    def launch(self, island: int, *overrides: str) -> int:
+        words = ["--run.folder", "run", *overrides]
+        return apart.launch_island(Path("job.toml"), island, words, groups=2, group_size=2, host="127.0.0.1")
+
+
+@pytest.fixture
+def recorded(job: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    programs.mpiexec()
+    monkeypatch.chdir(job.parent)
+    here = Recorded()
+    monkeypatch.setattr(apart, "Elected", here.elected)
+    monkeypatch.setattr(apart, "Supervisor", here.supervisor)
+    monkeypatch.setattr(apart, "report", here.reported.append)
+    return here
+
+
+def test_what_the_coordinator_is_told(recorded: Recorded) -> None:
+    assert recorded.launch(1) == 75
+    assert (recorded.told["islands"], recorded.told["allotment"]) == (2, None)
+    moves = ("--reallocation.unit", "samples", "--reallocation.total", "64", "--run.folder", "another")
+    assert recorded.launch(1, *moves) == 75
+    assert recorded.told["allotment"]["unit"] == "samples"
+    assert recorded.reported == [], "nobody has met"
+
+
+def test_the_first_member_reports(recorded: Recorded) -> None:
+    recorded.launch(1)
+    assert claim(Path("run") / FOLDER, 1)
+    members = tuple(Member(island, ("a:1",), 7) for island in (0, 1))
+    Term(Path("run") / FOLDER, 1).write(Register(1, 7, 7, Phase.RUN, members))
+    for island in (1, 0):
+        recorded.launch(island)
+    assert recorded.reported == [Path("run")]
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_folder_whose_job_file_is_at_fault(recorded: Recorded, another: bool) -> None:
+    """It is removed unless others have come into it."""
+    recorded.fault, recorded.another = True, another
+    assert recorded.launch(0) == 1
+    assert Path("run").exists() == another
+
+
+def test_a_damaged_event_log_is_one_line_before_anything_is_started(recorded: Recorded) -> None:
+    recorded.launch(1)
+    recorded.told.clear()
+    log = island_folder(Path("run"), 1) / event_log.NAME
+    log.write_text("{\n")
+    with pytest.raises(UserError, match=rf"^{log}:1: not an event of an event log"):
+        recorded.launch(1)
+    assert not recorded.told

@@ -1,0 +1,264 @@
+"""`hpcsgd launch` for real on this machine: islands are killed, frozen, told to stop, and leave nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+import programs
+from cluster.launch.slow_runs import EPOCHS, TRAIN, at_work, hurry, is_of, prepare, seen
+from hpcsgd.elastic import event_log
+from hpcsgd.report.run_folder import island_folder
+from train import launches
+from train.launches import HPCSGD
+
+pytestmark = pytest.mark.timeout(600)
+
+PATIENCE, SOON = 180.0, 60.0  # seconds; the machine may be busy
+TWO = ("--groups", "2")
+
+
+class Launch:
+    """One `hpcsgd launch` of two groups of two ranks, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = folder / "run"
+        prepare(folder)
+
+    def start(self, *options: str) -> None:
+        """Returns once both groups have trained and met."""
+        programs.mpiexec()
+        words = ["launch", "job.toml", "--run.folder", str(self.run), *TWO, "--group-size", "2"]
+        before = len(self.events("commit"))
+        with (self.folder / "printed").open("ab") as printed:
+            self.process = programs.start(
+                [*HPCSGD, *words, *options], cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=printed, stderr=printed,
+            )  # fmt: skip
+        self.wait(lambda: any(commit["counted"] == [0, 1] for commit in self.events("commit")[before:]))
+        self.coordinator = json.loads(at_work(self.folder)[self.ranks(0)[0]]["HPCSGD_ISLAND"])["coordinator"]
+
+    def end(self) -> int:
+        """Its exit code."""
+        self.wait(lambda: self.process.poll() is not None, ends=True)
+        return self.process.returncode
+
+    def wait(self, happened: Callable[[], bool], *, ends: bool = False) -> None:
+        """`ends`: the launcher may, or has to."""
+        deadline = time.monotonic() + PATIENCE
+        while not happened():
+            assert ends or self.process.poll() is None or happened(), self.printed()
+            assert time.monotonic() < deadline, self.printed()
+            time.sleep(0.05)
+
+    def printed(self) -> str:
+        return (self.folder / "printed").read_text()
+
+    def events(self, *kinds: str) -> list[event_log.Event]:
+        path = self.run / "events.jsonl"
+        events = event_log.read(path) if path.exists() else []
+        return [event for event in events if event["event"] in kinds]
+
+    def of(self, island: int, *kinds: str) -> list[event_log.Event]:
+        return [event for event in self.events(*kinds) if event["island"] == island]
+
+    def returned(self, island: int) -> bool:
+        """It was lost, came back, and trains with the others again."""
+        last = ""
+        for event in self.events("lost", "generation", "commit"):
+            if event.get("island") == island:
+                last = "lost"
+            elif last == "lost" and island in event.get("newcomers", ()):
+                last = "new"
+            elif last == "new" and island in event.get("counted", ()):
+                return True
+        return False
+
+    def ranks(self, island: int) -> list[int]:
+        """The processes that train, by rank."""
+        here = [(pid, env) for pid, env in at_work(self.folder).items() if is_of(island, env)]
+        ranks = [(env.get("PMI_RANK", env.get("OMPI_COMM_WORLD_RANK")), pid) for pid, env in here]
+        return [pid for rank, pid in sorted((rank, pid) for rank, pid in ranks if rank is not None)]
+
+    def processes(self, island: int | None = None) -> list[int]:
+        """All that were started in this folder, or those of one island with their launcher."""
+        return [pid for pid, env in at_work(self.folder).items() if island is None or is_of(island, env)]
+
+    def assert_nothing_is_left(self, within: float) -> None:
+        deadline = time.monotonic() + within
+        while left := self.processes():
+            assert time.monotonic() < deadline, (left, self.printed())
+            time.sleep(0.05)
+        host, port = self.coordinator.rsplit(":", 1)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)))
+        assert "Traceback" not in self.printed()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    launch = Launch(tmp_path.resolve())
+    yield launch
+    for pid in launch.processes():  # of a test that failed
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_rank_is_killed(launch: Launch) -> None:
+    """Its island ends, is started again, returns and trains with the other."""
+    launch.start()
+    first = launch.processes(1)
+    os.kill(launch.ranks(1)[1], signal.SIGKILL)
+    launch.wait(lambda: launch.returned(1))
+    assert not set(first) & set(launch.processes(1))
+    hurry(launch.folder)
+    assert launch.end() == 0, launch.printed()
+    launch.assert_nothing_is_left(SOON)
+
+    died, *_ = launch.of(1, "lost")
+    assert died["kind"] == event_log.Loss.DIED
+    ended, *_ = launch.of(1, "ended")
+    assert (ended["life"], ended["code"] != 0) == ("1", True)
+    assert f"hpcsgd: island 1 died with exit code {ended['code']}" in launch.printed()
+    assert [event["life"] for event in launch.of(1, "started")][:2] == ["1", "2"]
+    assert len(launch.events("finished")) == 1
+    for name in ("model.pt", "summary.json", "curves.png"):
+        assert (launch.run / name).exists(), name
+    starts = json.loads((island_folder(launch.run, 1) / "versions.json").read_text())
+    assert [(start["P"], start["K"], start["devices"]) for start in starts][:2] == [(1, 2, {"cpu": 2})] * 2
+
+
+@pytest.mark.long
+def test_all_save_and_stop_and_go_on(launch: Launch) -> None:
+    launch.start()
+    launch.process.send_signal(signal.SIGUSR1)
+    assert launch.end() == 75, launch.printed()
+    launch.assert_nothing_is_left(SOON)
+    assert "SIGUSR1 received: saved step" in launch.printed()
+    assert len(launch.events("stopped")) == 1
+    assert not (launch.run / "model.pt").exists()
+    stopped = launch.events("commit")[-1]["t"]
+
+    launch.start("--resume")
+    hurry(launch.folder)
+    assert launch.end() == 0, launch.printed()
+    launch.assert_nothing_is_left(SOON)
+    assert f"resuming at step {stopped} from a checkpoint of 1 × 2 ranks" in launch.printed()
+    assert (launch.run / "model.pt").exists()
+    if not launch.events("lost"):  # as can be on a very busy machine
+        assert launch.events("commit")[-1]["t"] == EPOCHS * TRAIN // (2 * 8)
+        assert set(seen(launch.folder).values()) == {EPOCHS}
+    assert len(seen(launch.folder)) == TRAIN
+    assert max(seen(launch.folder).values()) == EPOCHS
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_control_c(launch: Launch) -> None:
+    launch.start()
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.end() == 130  # long before islands would give each other up
+    launch.assert_nothing_is_left(SOON)
+
+
+@pytest.mark.long
+def test_the_launcher_is_killed(launch: Launch) -> None:
+    """The coordinator leaves with it, and the islands when they have missed it for long enough."""
+    timeout = 15.0
+    launch.start("--silence", "5", "--timeout", str(timeout))
+    launch.process.send_signal(signal.SIGKILL)
+    launch.end()
+    launch.wait(lambda: len(launch.processes(0) + launch.processes(1)) == len(launch.processes()), ends=True)
+    launch.assert_nothing_is_left(4 * timeout)
+
+
+@pytest.mark.long
+def test_an_island_freezes(launch: Launch) -> None:
+    """The other goes on without it until it moves again."""
+    launch.start("--silence", "4")
+    frozen = launch.processes(1)
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    launch.wait(lambda: bool(launch.of(1, "lost")))
+    alone = len(launch.events("commit"))
+    launch.wait(lambda: len(launch.events("commit")) > alone)
+    for pid in frozen:
+        os.kill(pid, signal.SIGCONT)
+    launch.wait(lambda: launch.returned(1))
+    assert set(launch.processes(1)) == set(frozen), "the same processes"
+    hurry(launch.folder)
+    assert launch.end() == 0, launch.printed()
+    launch.assert_nothing_is_left(SOON)
+    assert launch.of(1, "lost")[0]["kind"] == event_log.Loss.SILENT
+    assert launch.events("commit")[alone]["counted"] == [0]
+    assert [event["life"] for event in launch.of(1, "started")] == ["1"]
+
+
+@pytest.mark.slow
+def test_a_mistake_that_the_islands_see(launch: Launch) -> None:
+    """It is told, and the next start finds no folder in its way."""
+    programs.mpiexec()
+    words = ["launch", "job.toml", "--run.folder", "run", *TWO, "--model.build", "net:Nett"]
+    ended = programs.run([*HPCSGD, *words], cwd=launch.folder, timeout=PATIENCE, check=False)
+    assert ended.returncode == 1, ended
+    assert "no 'Nett' in net; did you mean 'Net'" in ended.stdout + ended.stderr
+    assert not launch.run.exists()
+
+
+@pytest.mark.slow
+def test_islands_start_from_weights_of_others(launch: Launch) -> None:
+    """All of them, from a file named from where the launcher is; steps of no length keep them."""
+    programs.mpiexec()
+    hurry(launch.folder)
+    weights = {"inner.1.weight": torch.randn(10, 36), "inner.1.bias": torch.randn(10)}
+    torch.save(weights, launch.folder / "there.pt")
+    words = ("launch", "job.toml", *TWO, "--training.epochs", "1", "--optimizer.lr", "1e-30")
+    done = launches.launch(launch.folder, *words, "--run.folder", "run", "--model.start", "there.pt")
+    assert done.code == 0, done
+    found = torch.load(launch.run / "model.pt")
+    assert all(torch.equal(found[name], x) for name, x in weights.items())
+    for island in (0, 1):
+        said = (island_folder(launch.run, island) / "output.log").read_text()
+        assert f"the model starts from {launch.folder}/there.pt\n" in said
+
+    done = launches.launch(launch.folder, *words, "--run.folder", "no", "--model.start", "nowhere.pt")
+    assert done.code == 1
+    assert f"job.toml: [model] start: {launch.folder}/nowhere.pt: no such file" in done.out + done.err
+    assert "Traceback" not in done.out + done.err
+    assert not (launch.folder / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([*TWO, "--method.name", "hierarchical"], "job.toml: [method] name = hierarchical: groups that may"),
+        ([], "how many groups? give --groups, or groups in the [job] section"),
+        ([*TWO, "--run.folder", "used"], "used: holds a run: pass --resume to go on with it, or choose"),
+        ([*TWO, "--group-size", "9"], "job.toml:2: [data] batch_size = 8: too few samples for a group of 9"),
+        ([*TWO, "--srun=--mpi=pmi2"], "--srun --mpi=pmi2: not inside a Slurm job"),
+        ([*TWO, "--silence", "0"], "--silence 0: must be more than 0"),
+        ([*TWO, "--training.epoch", "3"], "--training.epoch 3: unknown key: did you mean --training.epochs?"),
+    ],
+    ids=["method", "groups", "folder", "batch", "srun", "silence", "key"],
+)
+def test_a_mistake_is_told_in_one_line(launch: Launch, words: list[str], told: str) -> None:
+    """Before anything is started or written."""
+    (launch.folder / "used").mkdir()
+    (launch.folder / "used" / "metrics.jsonl").touch()
+    before = sorted(launch.folder.rglob("*"))
+    ended = launches.launch(launch.folder, "launch", "job.toml", "--run.folder", "run", *words)
+    assert ended.code == 1, ended
+    assert (ended.out, ended.err.count("\n")) == ("", 1), ended
+    assert ended.err.startswith(f"hpcsgd: {told}")
+    assert sorted(launch.folder.rglob("*")) == before

@@ -1,0 +1,376 @@
+"""`hpcsgd launch` with islands that do what a script says, and with real ones by mpiexec."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from hpcsgd.cluster.launch.coordinator_process import CoordinatorProcess
+from hpcsgd.cluster.launch.starter import Mpiexec, Srun, starter
+from hpcsgd.cluster.launch.supervisor import Supervisor, sizes
+from hpcsgd.elastic import event_log
+from hpcsgd.elastic.allotment import Allotment
+from hpcsgd.elastic.register import Phase, Register
+from hpcsgd.errors import STOPPED, UserError
+from pythons import python
+
+ISLAND = """
+import sys, time
+from pathlib import Path
+from hpcsgd.elastic.invitation import invitation
+from hpcsgd.elastic.register import Report
+from hpcsgd.comm import threads
+import torch
+
+invited = invitation()
+lives = Path(f"lives-{invited.island}")
+life = len(lives.read_text()) if lives.exists() else 0
+lives.write_text("x" * (life + 1))
+
+def rank(group):
+    meetings = invited.accept(group)
+    w = [torch.full((3,), float(invited.island))]
+    try:
+        exec(sys.argv[1])
+    finally:
+        meetings.close()
+
+from hpcsgd.elastic.meetings import Over
+try:
+    threads.run(int(sys.argv[2]) if len(sys.argv) > 2 else 1, rank)
+except Over:
+    pass
+"""
+MEET = "for _ in range(5): meetings.mean(w)"
+
+
+class Alone:
+    """Starts one process for an island, without any launcher."""
+
+    host = "127.0.0.1"
+    ranks = 0
+
+    def command(self, island: int, K: int, program: Sequence[str]) -> list[str]:
+        return list(program)
+
+
+def supervise(
+    folder: Path,
+    islands: int,
+    body: str,
+    restarts: int = 2,
+    sizes: Sequence[int] = (),
+    allotment: Allotment | None = None,
+) -> int:
+    script = folder / "island.py"
+    script.write_text(ISLAND)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        coordinator = CoordinatorProcess(
+            islands=islands, token="secret", silence=60, timeout=60, folder=str(folder),
+            host="127.0.0.1", port=0, allotment=None if allotment is None else asdict(allotment),
+        )  # fmt: skip
+        supervisor = Supervisor(
+            dict(enumerate(sizes or [1] * islands)), islands, python(str(script), body), folder, Alone(),
+            coordinator, restarts=restarts, silence=60, timeout=60,
+            moves_ranks=allotment is not None and allotment.unit == "ranks",
+        )  # fmt: skip
+        return asyncio.run(supervisor.run())
+
+
+def lives(folder: Path, island: int) -> int:
+    return len((folder / f"lives-{island}").read_text())
+
+
+def events(folder: Path, kind: str) -> list[event_log.Event]:
+    return [event for event in event_log.read(folder / "events.jsonl") if event["event"] == kind]
+
+
+FINISH = f"""
+{MEET}
+if invited.island == 0:
+    meetings.finish()
+else:
+    meetings.mean(w)
+"""
+
+
+@pytest.mark.slow
+def test_all_come_to_the_end(tmp_path: Path) -> None:
+    assert supervise(tmp_path, 2, FINISH) == 0
+    assert [lives(tmp_path, island) for island in (0, 1)] == [1, 1]
+    assert len(events(tmp_path, "commit")) == 5
+    assert [event["code"] for event in events(tmp_path, "ended")] == [0, 0]
+
+
+class Over:
+    """A coordinator elsewhere, of islands that finish while another one starts."""
+
+    address = token = ""
+
+    def __init__(self, started: Path) -> None:
+        self._started, self._now = started, Register(phase=Phase.RUN)
+
+    async def start(self) -> None: ...
+
+    async def keep(self) -> None:
+        while not self._started.exists():
+            await asyncio.sleep(0.01)
+        self._now = Register(phase=Phase.FINISHED)
+
+    def note(self, event: str, **fields: Any) -> None: ...
+
+    def register(self) -> Register:
+        return self._now
+
+    async def end(self) -> None: ...
+
+
+@pytest.mark.parametrize("told", ["while it runs", "while it is being started"])
+def test_who_comes_when_it_is_over_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    started = tmp_path / "started"
+    over = Over(started)
+    supervisor = Supervisor(
+        {1: 1}, 2, ["sh", "-c", f"touch {started}; exec sleep 1000"], tmp_path, Alone(), over,
+        restarts=2, silence=60, timeout=60,
+    )  # fmt: skip
+
+    async def start(*command: str, **how: Any) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(*command, **how)
+        while over.register().phase is not Phase.FINISHED:
+            await asyncio.sleep(0.01)
+        return process
+
+    if told == "while it is being started":
+        slow = Namespace(asyncio, create_subprocess_exec=start)
+        monkeypatch.setattr("hpcsgd.cluster.launch.supervisor.asyncio", slow)
+    assert asyncio.run(supervisor.run()) == 0
+    [island] = supervisor.islands
+    assert (island.lives, island.code) == (1, 128 + signal.SIGKILL)
+
+
+def test_who_is_being_started_is_told_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = tmp_path / "ready"
+    saves = f"trap 'exit {STOPPED}' USR1; touch {ready}; while :; do sleep 0.05; done"
+    supervisor = Supervisor(
+        {0: 1}, 1, ["sh", "-c", saves], tmp_path, Alone(), Over(tmp_path / "never"),
+        restarts=2, silence=60, timeout=60,
+    )  # fmt: skip
+
+    async def start(*command: str, **how: Any) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(*command, **how)
+        while not ready.exists():
+            await asyncio.sleep(0.01)
+        supervisor._stop()
+        return process
+
+    slow = Namespace(asyncio, create_subprocess_exec=start)
+    monkeypatch.setattr("hpcsgd.cluster.launch.supervisor.asyncio", slow)
+    assert asyncio.run(supervisor.run()) == STOPPED
+
+
+DIES = f"""
+if invited.island == 1 and life == 0:
+    meetings.mean(w)
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+while 1 not in meetings.members or lives.name != "lives-1" and len(Path("lives-1").read_text()) < 2:
+    meetings.mean(w)
+    time.sleep(0.1)
+{FINISH}
+"""
+
+
+@pytest.mark.slow
+def test_one_that_died_is_started_again_and_joins(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert supervise(tmp_path, 2, DIES) == 0
+    assert [lives(tmp_path, island) for island in (0, 1)] == [1, 2]
+    assert "hpcsgd: island 1 died with exit code 137" in capfd.readouterr().err
+    assert events(tmp_path, "generation")[-1]["newcomers"] == [1]
+
+
+DIES_AGAIN_AND_AGAIN = f"""
+if invited.island == 1 and life < 4:
+    if {{meets}} or life == 0:
+        while 1 not in meetings.counted:
+            meetings.mean(w)
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+meetings.mean(w)
+while len(Path("lives-1").read_text()) < 5 or 1 not in meetings.members:
+    meetings.mean(w)
+    time.sleep(0.05)
+{FINISH}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("meets", "pauses"), [(True, [1, 1, 1, 1]), (False, [1, 1, 2, 4])])
+def test_it_is_waited_longer_only_where_lives_are_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meets: bool, pauses: list[int]
+) -> None:
+    asked: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        asked.append(seconds)
+
+    monkeypatch.setattr("hpcsgd.cluster.launch.supervisor.asyncio", Namespace(asyncio, sleep=sleep))
+    body = DIES_AGAIN_AND_AGAIN.format(meets=meets)
+    assert supervise(tmp_path, 2, body, restarts=4) == 0
+    assert asked == pauses
+
+
+class Namespace:
+    """A module of which something is another."""
+
+    def __init__(self, module: ModuleType, **others: Any) -> None:
+        self._module = module
+        vars(self).update(others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+KEEPS_DYING = """
+if invited.island == 1:
+    meetings.mean(w)
+    sys.exit(3)
+meetings.mean(w)
+for life in (1, 2):
+    while 1 not in meetings.members or len(Path("lives-1").read_text()) < life:
+        meetings.mean(w)
+        time.sleep(0.1)
+    while 1 in meetings.members:
+        meetings.mean(w)
+        time.sleep(0.1)
+while Path("events.jsonl").read_text().count('"ended"') < 2:
+    time.sleep(0.1)
+time.sleep(1)
+meetings.finish()
+"""
+
+
+@pytest.mark.slow
+def test_one_that_keeps_dying_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert supervise(tmp_path, 2, KEEPS_DYING, restarts=1) == 0
+    assert lives(tmp_path, 1) == 2
+    assert "island 1 was started 2 times: the others go on without it" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_fault_of_the_job_ends_it_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert supervise(tmp_path, 2, "sys.exit('a key is wrong')") == 1
+    assert lives(tmp_path, 0) == 1
+    told = capfd.readouterr()
+    assert "failed before the first meeting, and would fail again" in told.err
+    assert "a key is wrong" in told.out
+
+
+@pytest.mark.slow
+def test_a_fault_that_only_a_silent_island_meets_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = "sys.exit('a file is missing') if invited.island == 1 else time.sleep(60)"
+    assert supervise(tmp_path, 2, body) == 1
+    assert "a file is missing" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_all_that_had_to_stop_may_go_on(tmp_path: Path) -> None:
+    body = (
+        "meetings.report = Report(leaving=invited.island == 1)\n"
+        "meetings.mean(w)\nassert meetings.leaving\nsys.exit(75)"
+    )
+    assert supervise(tmp_path, 2, body) == 75
+    assert [lives(tmp_path, island) for island in (0, 1)] == [1, 1]
+
+
+@pytest.mark.slow
+def test_zero_is_not_believed_without_the_register(tmp_path: Path) -> None:
+    """`srun` gives 0 where a node was lost."""
+    assert supervise(tmp_path, 1, "meetings.mean(w) if life else sys.exit(0)\nmeetings.finish()") == 0
+    assert lives(tmp_path, 0) == 2
+
+
+def test_the_sizes_of_groups() -> None:
+    assert sizes(3, 2, 0) == [2, 2, 2]
+    assert sizes(2, None, 8) == [4, 4]
+    assert sizes(2, None, 0) == [1, 1]
+    for given, why in (
+        ((None, 2, 4), "how many groups"),
+        ((3, None, 4), "3 groups of 4 tasks"),
+        ((3, 2, 4), "3 groups of 2 are more than the 4 tasks"),
+    ):
+        with pytest.raises(UserError, match=why):
+            sizes(*given)
+
+
+def test_how_an_island_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Mpiexec().command(0, 3, ["program"])[-3:] == ["-n", "3", "program"]
+    nodes = ["node1", "node2", "node3"]
+    monkeypatch.setattr(Srun, "_nodes", lambda _: list(nodes))
+    environment = {"SLURM_NTASKS": "6", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "localhost"}
+    by = Srun(environment, ["--mpi=pmi2"])
+    first = [by.command(island, 2, ["program"]) for island in range(3)]
+    assert first[0][:4] == ["srun", "--nodelist=node1", "--nodes=1", "--ntasks=2"]
+    assert first[0][-3:] == ["--mpi=pmi2", "--exact", "program"]
+    assert [words[1] for words in first[1:]] == ["--nodelist=node2", "--nodelist=node3"]
+    assert by.command(1, 2, ["program"]) == first[1], "where it was"
+    nodes.remove("node2")
+    again = by.command(1, 2, ["program"])
+    assert again[1] == "--nodelist=node1"
+    assert again[-3:] == ["--overlap", "--cpu-bind=none", "program"]
+    with pytest.raises(UserError, match="a group of 6 ranks needs 3 nodes, the job has 2"):
+        by.command(1, 6, ["program"])
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(UserError, match="not inside a Slurm job"):
+        starter(["--mpi=pmi2"], {})
+
+
+MOVES = """
+from hpcsgd.errors import MOVED
+if life == 0:
+    pace = 1.0 + 2 * invited.island
+    meetings.report = Report(pace=pace)
+    meetings.mean(w)
+    meetings.report = Report(deal=(1, 0), pace=pace)
+    meetings.mean(w, 10)
+    assert dict(meetings.after.units) == {0: 1, 1: 3}, meetings.after.units
+    meetings.mean(w, 10)
+    meetings.move()
+    sys.exit(MOVED)
+meetings.report = Report(deal=(1, 0))
+meetings.mean(w, 10)
+assert meetings.members == (0, 1)
+if invited.island == 0:
+    meetings.finish()
+else:
+    meetings.mean(w, 10)
+"""
+
+
+@pytest.mark.slow
+def test_islands_come_back_with_the_ranks_that_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, without counting as dead."""
+    started: list[int] = []
+
+    def command(_: Alone, island: int, K: int, program: Sequence[str]) -> list[str]:
+        started.append(K)
+        return [*program, str(K)]
+
+    monkeypatch.setattr(Alone, "command", command)
+    allotment = Allotment("ranks", 1, margin=0.1, cost=0, epochs=9)
+    assert supervise(tmp_path, 2, MOVES, restarts=0, sizes=[2, 2], allotment=allotment) == 0
+    assert sorted(started) == [1, 2, 2, 3]
+    assert not events(tmp_path, "lost")

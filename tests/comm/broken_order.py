@@ -1,0 +1,115 @@
+"""The rules of order between streams, each broken, with the program of `ordering.py` that leans on it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from comm.ordering import OPERATIONS
+from hpcsgd.comm import lane, staged, streams
+
+precede, init = streams.Moment.precede, streams.Moment.__init__
+"""As they are."""
+
+
+def on_a_lane() -> bool:
+    return getattr(lane._here, "on_a_lane", False)
+
+
+def patched(owner: Any, name: str, by: Any) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: mock.patch.object(owner, name, by)
+
+
+def default_stream(device: torch.device) -> torch.Stream:
+    kind = torch.accelerator.current_stream(device).device_type
+    return torch.Stream(stream_id=0, device_index=device.index, device_type=kind)  # type: ignore[call-overload]
+
+
+def of_the_default_stream(moment: streams.Moment, device: torch.device) -> None:
+    init(moment, device)
+    if not on_a_lane():
+        moment._event.record(default_stream(device))
+
+
+def for_the_default_stream(moment: streams.Moment) -> None:
+    precede(moment) if on_a_lane() else default_stream(moment.device).wait_event(moment._event)
+
+
+def done_too_early(of: lane.Lane, call: Callable[[], Any], asked: streams.Moment | None) -> Any:
+    if asked is None:
+        return call(), None
+    with of._streams.on(asked.device):
+        asked.precede()
+        return reversed([streams.Moment(asked.device), call()])
+
+
+@contextlib.contextmanager
+def one_room_for_all() -> Iterator[None]:
+    """Of one thread, a shape and a type: given away again at once."""
+    rooms, room = threading.local(), staged._room
+    with mock.patch.object(staged, "_room", lambda x: kept(rooms)(room, x)):
+        yield
+
+
+def kept(rooms: threading.local) -> Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]:
+    made = rooms.__dict__
+
+    def find(room: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        key = f"{tuple(x.shape)} {x.dtype}"
+        if key not in made:
+            made[key] = room(x)
+        return made[key]
+
+    return find
+
+
+def here_alone(work: lane.Work) -> Any:
+    """Waits for its own lane."""
+    result, done = work._future.result()
+    if done is not None:
+        done.precede()
+    return result
+
+
+def without_keeping(*arguments: Any, work: Callable[..., None] = lane.Work.__init__) -> None:
+    work(*arguments[:5])
+
+
+MUTANTS: Mapping[str, tuple[str, Callable[[], AbstractContextManager[Any]]]] = {
+    "the lane does not wait for the asker": (
+        "allreduce",
+        patched(streams.Moment, "precede", lambda moment: None if on_a_lane() else precede(moment)),
+    ),
+    "the asker does not wait for the lane": (
+        "allreduce",
+        patched(streams.Moment, "precede", lambda moment: precede(moment) if on_a_lane() else None),
+    ),
+    **{
+        f"the host reads before the copy is down: {name}": (name, patched(staged, "settle", lambda _: None))
+        for name in OPERATIONS
+    },
+    "pinned memory is used again too early": ("one_letter_after_the_other", one_room_for_all),
+    "tensors are not kept until wait()": ("dropped", patched(lane.Work, "__init__", without_keeping)),
+    "what was handed over is not waited for": ("handed_over", patched(lane.Work, "wait", here_alone)),
+    "the result of a call stays the lane's": ("result_let_go", patched(lane, "take_over", lambda _: None)),
+    "the lane says that it is done before it is": (
+        "run_on_the_lane",
+        patched(lane.Lane, "_carried_out", done_too_early),
+    ),
+    "the lane waits for the default stream, and not for the asker's": (
+        "own_stream",
+        patched(streams.Moment, "__init__", of_the_default_stream),
+    ),
+    "the default stream waits for the lane, and not the waiter's": (
+        "waited_for_elsewhere",
+        patched(streams.Moment, "precede", for_the_default_stream),
+    ),
+}
+"""What is broken: the program that leans on it, and how."""

@@ -1,0 +1,63 @@
+"""The battery of this folder is run by every way that tensors on devices may travel, here with host memory:
+by the transport that is there; by a process group of gloo beside it, in the lines of `process_group.py` that
+NCCL goes through on GPUs; and by addresses alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hpcsgd.comm import Backend, Transport, gpu_mpi
+from hpcsgd.comm.by_device import ByDevice
+from hpcsgd.comm.ending import close_libraries
+from hpcsgd.comm.gpu_mpi import GpuAware
+from hpcsgd.comm.process_group import GroupBackend
+
+BATTERY = {"test_operations.py", "test_messages.py"}
+NOT_BY_GLOO = {
+    "test_requests_are_answered_while_their_owner_is_busy": "no group receives from whoever sends first",
+}
+"""Nor services (`test_service.py`): there ranks ask themselves, too. Both are the host's affair always."""
+
+Make = Callable[[Backend, float], Backend]
+WAYS: dict[str, Make] = {
+    "gloo": lambda host, timeout: GroupBackend(host, "gloo", timeout),
+    "addresses": lambda host, timeout: GpuAware(host),
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "run" in metafunc.fixturenames and metafunc.definition.path.name in BATTERY:
+        ways = [way for way in WAYS if way != "gloo" or metafunc.function.__name__ not in NOT_BY_GLOO]
+        metafunc.parametrize("run", ["host", *ways], indirect=True)
+
+
+@pytest.fixture
+def run(
+    request: pytest.FixtureRequest, run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[Any]]]:
+    """As that of `tests/conftest.py`, by one of the ways."""
+    make = WAYS.get(getattr(request, "param", "host"))
+    if make is None:
+        yield run
+        return
+    monkeypatch.setattr(gpu_mpi, "settle", lambda device: None)  # host memory has no streams
+    monkeypatch.setattr(gpu_mpi, "on_accelerator", lambda device: device.type == "cpu")
+    yield lambda n, function, *args: run(n, By(make, function), *args)
+    close_libraries()  # a group has threads of its own
+
+
+class By:
+    """`function` of a world whose tensors travel by what `make` makes of the host's backend."""
+
+    def __init__(self, make: Make, function: Callable[..., Any]) -> None:
+        self._make, self._function = make, function
+
+    def __call__(self, world: Transport, *args: Any) -> Any:
+        host = world.backend
+        assert isinstance(host, ByDevice)
+        made = world.run(lambda: self._make(host.host, world.timeout), "meeting").wait()
+        return self._function(world.by(made, made.name), *args)

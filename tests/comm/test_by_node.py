@@ -1,0 +1,118 @@
+"""Two levels: the same runs as at one, and sums in the order of the places and then of the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hpcsgd.comm import Backend, Transport, by_node
+from hpcsgd.comm.by_node import ByNode, levels
+
+Run = Callable[..., list[Any]]
+SHAPES = {4: [(2, 2)], 8: [(2, 4), (4, 2)]}
+CASES = [(n, H, L) for n, shapes in SHAPES.items() for H, L in shapes]
+
+
+def brought(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (1000 * torch.randn(count, generator=torch.Generator().manual_seed(rank))).to(dtype)
+
+
+def added(n: int, H: int, L: int, count: int) -> np.ndarray[Any, Any]:
+    """Of the runs of all ranks: of each node, and then of all nodes, one by one."""
+    xs = np.stack([brought(rank, n * count).numpy() for rank in range(n)]).reshape(H, L, n, count)
+    of_node = xs[:, 0]
+    for place in range(1, L):
+        of_node = of_node + xs[:, place]
+    total = of_node[0]
+    for node in range(1, H):
+        total = total + of_node[node]
+    return total
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([0, 0, 2, 2], (2, 2)),
+        ([0, 0, 0, 3, 3, 3, 6, 6, 6], (3, 3)),
+        ([0, 0, 0, 0], None),
+        ([0, 1, 2, 3], None),
+        ([0, 0, 0, 3], None),
+        ([0, 2, 0, 2], None),
+        ([0, 0, 2], None),
+        ([0, 0, 3, 3, 3], None),
+        ([0], None),
+    ],
+)
+def test_runs_of_as_many_ranks_are_levels(nodes: list[int], expected: tuple[int, int] | None) -> None:
+    assert levels(nodes) == expected
+
+
+@pytest.mark.parametrize(("n", "H", "L"), CASES)
+@pytest.mark.parametrize("count", [1, 97])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_all_runs_are_gathered(
+    run: Run, n: int, H: int, L: int, count: int, dtype: torch.dtype, in_place: bool
+) -> None:
+    def gathered(world: Transport) -> Tensor:
+        out = torch.zeros(n * count, dtype=dtype)
+        x = out.view(n, -1)[world.rank] if in_place else torch.zeros(count, dtype=dtype)
+        x.copy_(brought(world.rank, count, dtype))
+        ByNode(world.backend, H, L).allgather(out, x)
+        return out
+
+    expected = torch.cat([brought(rank, count, dtype) for rank in range(n)])
+    assert all(torch.equal(mine, expected) for mine in run(n, gathered))
+
+
+@pytest.mark.parametrize(("n", "H", "L"), CASES)
+@pytest.mark.parametrize("count", [1, 97])
+@pytest.mark.parametrize("mean", [False, True])
+def test_sums_are_of_the_node_and_then_of_all(
+    run: Run, n: int, H: int, L: int, count: int, mean: bool
+) -> None:
+    def scattered(world: Transport) -> Tensor:
+        out = torch.full((count,), torch.nan)
+        ByNode(world.backend, H, L).reduce_scatter(out, brought(world.rank, n * count), mean)
+        return out
+
+    expected = added(n, H, L, count) / (np.float32(n) if mean else np.float32(1))
+    found = run(n, scattered)
+    assert np.array_equal(torch.stack(found).numpy(), expected)
+
+
+@pytest.mark.processes
+@pytest.mark.of_mpi
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("over", [True, False])
+def test_long_vectors_of_ranks_that_share_nodes_go_so(run: Run, over: bool) -> None:
+    """And no others: by the order of the sums."""
+    count = by_node.SHORTEST // 16 - (not over)
+
+    def found(world: Transport) -> tuple[Tensor, Tensor]:
+        backend = with_nodes(world.rank // 2 * 2)
+        out, x = torch.empty(count), brought(world.rank, 4 * count)
+        backend.reduce_scatter(out, x, "sum")
+        whole = torch.empty(4 * count)
+        backend.allgather(whole, out)
+        return out, whole
+
+    ranks = run(4, found)
+    sums = torch.stack([out for out, _ in ranks])
+    assert all(torch.equal(whole.view(4, -1), sums) for _, whole in ranks)
+    assert np.array_equal(sums.numpy(), added(4, 2, 2, count)) == over
+    np.testing.assert_allclose(sums.numpy(), added(4, 2, 2, count), rtol=1e-4, atol=1e-2)
+
+
+def with_nodes(node: int) -> Backend:
+    """A communicator of the processes that there are, as if they were on such nodes."""
+    from mpi4py import MPI
+
+    from hpcsgd.comm.mpi import MpiBackend
+
+    return MpiBackend(MPI.COMM_WORLD.Dup(), node)

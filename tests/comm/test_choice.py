@@ -1,0 +1,199 @@
+"""Which library carries the tensors of devices; here that is the host's memory, and its library gloo."""
+
+from __future__ import annotations
+
+import logging
+from typing import get_args
+
+import pytest
+import torch
+
+from hpcsgd import start
+from hpcsgd.comm import Backend, Transport, choice, proof, threads
+from hpcsgd.comm.choice import WISHES, Device, Wish, Wishes, chosen, own_device
+from hpcsgd.comm.ending import close_libraries
+from hpcsgd.config.schema import Wish as WishOfAJobFile
+from hpcsgd.errors import JobError, UserError
+from hpcsgd.start import form_as_launched
+
+NODES = [0, 0, 2, 2]
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    close_libraries()
+
+
+def there(world: Transport, wanted: str = "auto") -> Device:
+    return Device(torch.device("cpu"), f"GPU {world.rank}")
+
+
+def choose(wish: Wish, *, inside: bool = True, own=there, n: int = 2, nodes=(0, 0)) -> tuple[str, str]:
+    """What all ranks choose alike, and what was passed over."""
+
+    def ask(world: Transport) -> tuple[str, str]:
+        ranks, passed_over = chosen(world, wish, own(world), inside)
+        x = torch.ones(3)
+        ranks.allreduce(x).wait()
+        assert x.tolist() == [float(n)] * 3
+        return ranks.way.split()[0], passed_over
+
+    (answer,) = set(threads.run(n, ask, nodes=nodes))
+    return answer
+
+
+def test_in_a_group_the_devices_own_library_comes_first() -> None:
+    assert choose("auto", nodes=(0, 1)) == ("gloo", "")
+
+
+def test_across_groups_it_does_on_one_node() -> None:
+    assert choose("auto", inside=False) == ("gloo", "")
+    assert choose("auto", inside=False, nodes=(0, 1)) == ("mpi", "gpu_mpi: threads takes no addresses")
+
+
+def test_what_is_named_is_taken() -> None:
+    assert choose("nccl", inside=False, nodes=(0, 1)) == ("gloo", "")
+    assert choose("mpi") == ("mpi", "")
+    with pytest.raises(UserError, match=r"^threads takes no addresses$"):
+        choose("gpu_mpi")
+
+
+def test_two_ranks_on_one_gpu_are_none_for_nccl() -> None:
+    def one(world: Transport) -> Device:
+        return Device(torch.device("cpu"), "GPU 0")
+
+    assert choose("auto", own=one) == ("mpi", "nccl: ranks share a GPU; gpu_mpi: threads takes no addresses")
+
+
+def test_without_accelerators_nothing_changes() -> None:
+    def without(world: Transport) -> None:
+        assert chosen(world, "auto", Device(), inside=True) == (world, "")
+
+    threads.run(2, without)
+    with pytest.raises(UserError, match=r"^rank 0 of 2 has no accelerator for torch"):
+        choose("nccl", own=lambda world: Device())
+
+
+def test_a_rank_without_one_is_told() -> None:
+    def all_but_one(world: Transport) -> Device:
+        return Device() if world.rank == 1 else there(world)
+
+    way, why = choose("auto", own=all_but_one)
+    assert way == "mpi"
+    assert why.startswith("rank 1 of 2 has no accelerator")
+
+
+@pytest.mark.parametrize("broken", ["alltoall", "allreduce", "exchange"])
+def test_what_arrives_wrong_is_not_used(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one rank alone, and heard of by all."""
+    right = getattr(choice.GroupBackend, broken)
+
+    def wrong(backend: Backend, *arguments) -> None:
+        right(backend, *arguments)
+        if backend.rank == 1:
+            *_, last = [x for x in arguments if isinstance(x, torch.Tensor)] or arguments[-1].values()
+            out = arguments[0] if broken == "alltoall" else last
+            out[-1] += 1
+
+    monkeypatch.setattr(choice.GroupBackend, broken, wrong)
+    way, why = choose("auto")
+    assert way == "mpi"
+    assert why.startswith(f"nccl: {broken} arrived wrong from gloo of torch")
+
+
+def test_a_library_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(ranks: Backend, device: torch.device) -> str:
+        raise RuntimeError("unhandled system error\nand a long story")
+
+    monkeypatch.setattr(proof, "fault", failing)
+    assert choose("auto")[1].startswith("nccl: unhandled system error; gpu_mpi:")
+
+
+def test_what_is_split_off_or_made_apart_is_staged_again() -> None:
+    """Two groups of NCCL at once, on a lane each, may wait for each other for ever."""
+
+    def ask(world: Transport) -> list[str]:
+        ranks, _ = chosen(world, "nccl", there(world), inside=True)
+        parts = [ranks.apart(), ranks.split(0, world.rank)]
+        ranks.end_apart(10)
+        return [f"{part.way}: {getattr(part.backend, 'devices').name}" for part in parts]  # noqa: B009
+
+    assert threads.run(2, ask) == [["mpi: threads by way of pinned memory"] * 2] * 2
+
+
+def test_two_of_the_devices_own_libraries_share_a_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a bucket crosses groups on a lane of its own."""
+
+    def share(world: Transport) -> bool:
+        job = form_as_launched(world, 2, None)
+        job.cross.allreduce(torch.ones(3)).wait()
+        return job.group.lane is job.cross.lane
+
+    assert threads.run(4, share) == [False] * 4
+    monkeypatch.setattr(start, "own_device", there)
+    assert threads.run(4, share) == [True] * 4
+
+
+def test_a_job_tells_once_what_it_chose(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    monkeypatch.setattr(start, "own_device", there)
+
+    def form(world: Transport) -> tuple[str, str]:
+        job = form_as_launched(world, 2, None)
+        return job.group.way.split()[0], job.cross.way
+
+    with caplog.at_level(logging.INFO, logger="hpcsgd"):
+        assert threads.run(4, form, nodes=NODES) == [("gloo", "mpi")] * 4
+    (told,) = [record.getMessage() for record in caplog.records if "travel" in record.getMessage()]
+    assert "in groups by gloo of torch" in told
+    assert told.endswith("across groups by mpi (not by gpu_mpi: threads takes no addresses)")
+
+
+def test_what_cannot_be_had_is_one_line() -> None:
+    def form(world: Transport) -> None:
+        form_as_launched(world, 2, None, Wishes(cross="nccl"))
+
+    with pytest.raises(JobError, match=r"^transport cross = 'nccl': rank 0 of 2 has no accelerator"):
+        threads.run(4, form)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"group": "ncl"},
+            "transport group = 'ncl': did you mean 'nccl'? Allowed: auto, gpu_mpi, mpi, nccl",
+        ),
+        ({"groups": "nccl"}, "transport has no 'groups': did you mean 'group'? Allowed: cross, group"),
+    ],
+)
+def test_a_script_is_told_of_a_near_miss(given: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        Wishes.of(given)
+    assert str(raised.value) == message
+
+
+def test_job_files_and_scripts_know_the_same_words() -> None:
+    assert get_args(WishOfAJobFile) == get_args(Wish) == WISHES
+
+
+@pytest.mark.usefixtures("far_device")
+def test_on_a_device_that_no_library_knows_all_is_staged() -> None:
+    def ask(world: Transport) -> tuple[str, str]:
+        own = own_device(world)
+        assert own.device == torch.device("far", world.rank)
+        ranks, passed_over = chosen(world, "auto", own, inside=True)
+        return ranks.way, passed_over
+
+    nothing = "nccl: none for devices of kind far; gpu_mpi: threads takes no addresses"
+    assert threads.run(2, ask) == [("mpi", nothing)] * 2
+
+
+@pytest.mark.usefixtures("far_device")
+def test_who_trains_on_the_host_has_no_ways() -> None:
+    def form(world: Transport) -> str:
+        return form_as_launched(world, 2, None, device="cpu").group.way
+
+    assert threads.run(4, form) == ["mpi"] * 4
+    with pytest.raises(JobError, match=r"^transport group = 'nccl': rank 0 of 2 has no accelerator"):
+        threads.run(4, lambda world: form_as_launched(world, 2, None, Wishes(group="nccl"), "cpu"))

@@ -1,0 +1,170 @@
+"""Errors carry the key that they are about, and nothing looks for it in their words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.config.keys import is_known
+from hpcsgd.config.schema import Config
+from hpcsgd.errors import JobError, UserError, in_file, in_section, located
+from hpcsgd.performance.simulation.scenario import Scenario
+
+PACKAGE = Path(__file__).parents[2] / "hpcsgd"
+ERRORS = ("UserError", "JobError", "NoWorld", "DivergedError")
+SPOT = re.compile(r"\[(?P<section>[a-z_.]+)\](?: (?P<key>[a-z_]+))?")
+GIVEN = re.compile(r"(?P<key>[a-z_]+) = ")
+OF_JOB_FILES = ("methods/", "parts/", "train/", "performance/probing/delta", "performance/probing/job_file")
+"""What a job file names is made here."""
+
+
+def _sources() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
+
+
+SOURCES = dict(_sources())
+NAMES = {
+    node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
+    for tree in SOURCES.values()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.arg | ast.AnnAssign)
+}
+"""Of arguments, and of the fields of sections."""
+
+
+def _calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
+    for path, tree in SOURCES.items():
+        if path.startswith("cost/"):
+            continue  # of machine files, whose lines nobody looks up
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+                yield f"{path}:{node.lineno}", node
+
+
+def _words(call: ast.Call) -> str:
+    """The message up to what is filled in first."""
+    said = call.args[0] if call.args else None
+    first = said.values[0] if isinstance(said, ast.JoinedStr) else said
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+
+
+def _key(call: ast.Call) -> list[str | None]:
+    """What is written after ``key=``, with None for what is computed."""
+    said = next((word.value for word in call.keywords if word.arg == "key"), None)
+    parts = said.elts if isinstance(said, ast.Tuple) else [] if said is None else [said]
+    return [part.value if isinstance(part, ast.Constant) else None for part in parts]  # type: ignore[misc]
+
+
+def test_what_begins_with_a_key_carries_it() -> None:
+    found = 0
+    for where, call in _calls(*ERRORS):
+        words, key = _words(call), _key(call)
+        if spot := SPOT.match(words):
+            expected = [*spot["section"].split("."), *filter(None, [spot["key"]])]
+            assert key[: len(expected)] == expected, where
+            found += 1
+        elif (given := GIVEN.match(words)) and where.startswith(OF_JOB_FILES):
+            assert key == [given["key"]], where
+            found += 1
+    assert found > 50
+
+
+def test_places_carry_their_keys() -> None:
+    for where, call in _calls("located"):
+        assert not SPOT.match(_words(call)), f"{where}: say in_section"
+
+
+def test_keys_that_errors_name_are_there() -> None:
+    paths = [(where, _key(call)) for where, call in _calls(*ERRORS)]
+    for where, call in _calls("in_section"):
+        named = [part.value for part in call.args if isinstance(part, ast.Constant)]
+        if len(named) == len(call.args):
+            paths.append((where, [*str(named[0]).split("."), *map(str, named[1:])]))
+    whole = 0
+    for where, path in paths:
+        said = [part for part in path if part is not None]
+        if len(path) == 1:
+            assert all(part in NAMES for part in said), where
+        elif len(said) == len(path) > 0:
+            kind = Scenario if where.startswith("performance/simulation/") else Config
+            assert is_known(".".join(said), kind), where
+            whole += 1
+    assert whole > 30
+
+
+def _handlers(tree: ast.Module) -> Iterator[ast.ExceptHandler]:
+    """Of our own errors, where they have a name."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.ExceptHandler) and node.name is not None and node.type is not None):
+            continue
+        if set(ERRORS) & {inner.id for inner in ast.walk(node.type) if isinstance(inner, ast.Name)}:
+            yield node
+
+
+def _read_apart(body: list[ast.stmt], name: str) -> Iterator[int]:
+    """The lines on which the words of that error are taken apart or compared."""
+
+    def are_words(node: ast.AST) -> bool:
+        return ast.unparse(node) in (f"str({name})", f"{name}.message", f"{name}.args[0]")
+
+    for node in (inner for statement in body for inner in ast.walk(statement)):
+        match node:
+            case ast.Attribute(value=value) | ast.Subscript(value=value) if are_words(value):
+                yield node.lineno
+            case ast.Compare(left=left, comparators=others) if any(map(are_words, [left, *others])):
+                yield node.lineno
+            case ast.Call(func=ast.Attribute(value=value), args=args) if any(map(are_words, args)):
+                if re.fullmatch(r"re|_?[A-Z_]+", ast.unparse(value)):
+                    yield node.lineno
+            case _:
+                pass
+
+
+def test_nothing_reads_our_own_messages() -> None:
+    handlers = [(path, each) for path, tree in SOURCES.items() for each in _handlers(tree)]
+    assert len(handlers) > 10
+    for path, handler in handlers:
+        assert not list(_read_apart(handler.body, str(handler.name))), path
+    assert not re.search(r"^import re$|str\(error\)", (PACKAGE / "config" / "at_line.py").read_text(), re.M)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "str(error).startswith('x')", "error.message[0]", "'x' in str(error)", "re.search('x', str(error))",
+        "_X.match(error.message)", "error.args[0].split()",
+    ],
+)  # fmt: skip
+def test_what_reads_messages_is_found(code: str) -> None:
+    assert list(_read_apart(ast.parse(code).body, "error"))
+    assert not list(_read_apart(ast.parse("say(str(error), f'{error}', error.message)").body, "error"))
+
+
+def test_places_add_up() -> None:
+    layer = located("layer 3", "layers", 3)
+    with pytest.raises(JobError) as caught, in_file("a.toml"), in_section("model.arguments"), layer:
+        raise JobError("size = 0: no", key="size", value=0)
+    assert str(caught.value) == "a.toml: [model.arguments]: layer 3: size = 0: no"
+    assert caught.value.about == ("a.toml", ("model", "arguments", "layers", 3, "size"), 0)
+
+
+def test_a_key_of_another_file_is_none_of_this_one() -> None:
+    machine = in_section("training", "machine")
+    with (
+        pytest.raises(UserError) as caught,
+        in_file("a.toml"),
+        machine,
+        in_file("b.toml"),
+        in_section("link"),
+    ):
+        raise UserError("no", key="bytes")
+    assert str(caught.value) == "a.toml: [training] machine: b.toml: [link]: no"
+    assert caught.value.about == ("a.toml", ("training", "machine"), None)
+    with pytest.raises(UserError) as caught, in_section("data", "store"), located("s.h5"):
+        raise UserError("size = 0: no", key="size", value=0)
+    assert caught.value.about == (None, ("data", "store"), None)

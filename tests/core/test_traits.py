@@ -1,0 +1,283 @@
+"""What is asked of methods and their parts, whoever wrote them, and what those say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from torch import Tensor
+
+from hpcsgd.config.schema import load
+from hpcsgd.core.averager import Averager, Traits
+from hpcsgd.core.flat import Bucket
+from hpcsgd.core.method import Method
+from hpcsgd.core.state import State
+from hpcsgd.core.step import Departure, Step
+from hpcsgd.core.topology import Job
+from hpcsgd.core.traits import ExchangeTraits, ScheduleTraits
+from hpcsgd.core.waits import All
+from hpcsgd.engine.plan import StepPlan
+from hpcsgd.errors import UserError
+from hpcsgd.methods import bsp, fedavg, hierarchical, selsync, ssp, switch
+from hpcsgd.parts import wires
+from hpcsgd.parts.averagers import Averaged, Mean, MeanOfAll, Measured, Reset
+from hpcsgd.parts.exchanges import AcrossGroups, AllReduce, AllToAll, Gathered, Packed, Sparse
+from hpcsgd.parts.schedules import Every
+from hpcsgd.parts.sparsifiers import TopK
+from hpcsgd.performance.probing.delta import always_meeting
+from hpcsgd.performance.probing.job_file import plan_of
+from train.launches import JOB
+
+
+@dataclass(frozen=True)
+class Keeping(AllToAll):
+    """The user's own exchange, with a memory."""
+
+    traits = replace(AllToAll.traits, keeps_gradients=True)
+
+    def state_dict(self) -> State:
+        return State()
+
+    def load_state_dict(self, state: State) -> None:
+        pass
+
+
+SPARSE = Sparse(TopK(0.1))
+KEEPS: dict[str, tuple[Method, bool]] = {
+    "dense": (hierarchical(2), False),
+    "sparse": (hierarchical(2, SPARSE), True),
+    "sparse among all": (bsp(SPARSE), True),
+    "somebody's": (bsp(Keeping()), True),
+    "in an exchange": (Method(Gathered(AcrossGroups(Keeping())), hierarchical(2).when, Mean()), True),
+    "a server, whose exchange keeps nothing": (ssp(1), False),
+    "a schedule": (selsync(0.5), False),
+    "first": (switch(hierarchical(2, Keeping()), bsp(), 3), True),
+    "then": (switch(bsp(), hierarchical(2, Keeping()), 3), True),
+    "neither, with a server": (switch(bsp(), ssp(1), 3), False),
+}
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_whether_the_exchange_keeps_something(name: str) -> None:
+    method, keeps = KEEPS[name]
+    assert method.exchange.traits.keeps_gradients == keeps
+
+
+def test_a_switch_warns_of_what_its_first_exchange_keeps(caplog: pytest.LogCaptureFixture) -> None:
+    switch(bsp(), bsp(Keeping()), 3)
+    assert not caplog.records
+    switch(bsp(Keeping()), bsp(), 3)
+    assert "is dropped at the change" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("how", "does"),
+    [
+        (Mean(), True),
+        (Measured(Mean()), True),
+        (Measured(MeanOfAll()), True),
+        (Averaged(Measured(Mean())), False),
+        (Measured(Averaged(Mean())), False),
+        (Reset(Mean()), False),
+        (fedavg(steps_per_epoch=8).how, False),
+        (ssp(1).how, False),
+    ],
+)
+def test_whether_it_leaves_the_mean_alone(how: Averager, does: bool) -> None:
+    assert how.traits.leaves_mean == does
+
+
+class MyMean(Mean):
+    """No class that anybody knows of."""
+
+
+@dataclass
+class Fortnightly:
+    """A schedule of the user's."""
+
+    steps: int = 14
+
+    @property
+    def traits(self) -> ScheduleTraits:
+        return ScheduleTraits(period=self.steps)
+
+    def __call__(self, s: Step) -> bool:
+        return s.t % self.steps == 0
+
+
+class Jumpy:
+    """Another one."""
+
+    def __init__(self, delta: float) -> None:
+        self.traits = ScheduleTraits(threshold=delta)
+
+    def __call__(self, s: Step) -> bool:
+        s.notes["delta"] = s.job.g + s.t
+        return True
+
+
+def fortnightly() -> Method:
+    return Method(Keeping(), Fortnightly(), Measured(MyMean()))
+
+
+def jumpy(delta: float) -> Method:
+    return Method(AllToAll(), Jumpy(delta), Mean())
+
+
+def calm(delta: float) -> Method:
+    return Method(AllToAll(), Fortnightly(int(delta) + 1), Mean())
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., Any]:
+    (tmp_path / "job.toml").write_text(JOB)
+
+    def made(name: str, **arguments: Any) -> Any:
+        job = load(tmp_path / "job.toml")
+        return replace(job, method=replace(job.method, name=name, arguments=arguments))
+
+    return made
+
+
+@dataclass
+class Untold:
+    """A schedule that does not say what it is."""
+
+    def __call__(self, s: Step) -> bool:
+        return True
+
+
+class UntoldExchange:
+    """An exchange that does not say what it is."""
+
+    def idle(self, job: Job) -> bool:
+        return True
+
+    def __call__(self, d: Departure, b: Bucket) -> None:
+        pass
+
+
+class UntoldAverager:
+    """An averager that does not say what it is."""
+
+    def average(self, vectors: Iterable[Tensor], s: Step) -> Iterable[Tensor]:
+        return vectors
+
+
+class Mistaken(Untold):
+    traits = Traits(All())
+
+
+UNTOLD: dict[str, Any] = {
+    "exchange": UntoldExchange(),
+    "when": Untold(),
+    "a function": lambda s: False,
+    "how": UntoldAverager(),
+    "mistaken": Mistaken(),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (
+            lambda: Method(AllToAll(), UNTOLD["when"], Mean()),
+            "Method: when = an object of type Untold: expected a Schedule: it has no traits, "
+            "expected a ScheduleTraits",
+        ),
+        (
+            lambda: Method(AllToAll(), UNTOLD["a function"], Mean()),
+            "Method: when = <lambda>: expected a Schedule: it has no traits, expected a ScheduleTraits",
+        ),
+        (
+            lambda: Method(UNTOLD["exchange"], Every(2), Mean()),
+            "Method: exchange = an object of type UntoldExchange: expected an Exchange: it has no traits, "
+            "expected an ExchangeTraits",
+        ),
+        (
+            lambda: hierarchical(2, UNTOLD["exchange"]),
+            "hierarchical: exchange = an object of type UntoldExchange: expected an Exchange: it has no "
+            "traits, expected an ExchangeTraits",
+        ),
+        (
+            lambda: Gathered(AcrossGroups(UNTOLD["exchange"])),
+            "AcrossGroups: inner = an object of type UntoldExchange: expected an Exchange: it has no traits, "
+            "expected an ExchangeTraits",
+        ),
+        (
+            lambda: Method(AllToAll(), Every(2), UNTOLD["how"]),
+            "Method: how = an object of type UntoldAverager: expected an Averager: it has no traits, "
+            "expected a Traits",
+        ),
+        (
+            lambda: Method(AllToAll(), UNTOLD["mistaken"], Mean()),
+            "Method: when.traits = an object of type Traits: expected a ScheduleTraits",
+        ),
+        (lambda: ScheduleTraits(period=0), "period = 0: groups average after at least 1 step"),
+        (lambda: ScheduleTraits(period=4, rate=0.5), "rate = 0.5 with period = 4: leave the rate out"),
+        (lambda: ScheduleTraits(rate=1.5), "rate = 1.5: expected a share of the steps, 0 to 1"),
+        (
+            lambda: ScheduleTraits(period=cast(int, "14")),
+            "ScheduleTraits: period = '14': expected a whole number or None: did you mean 14?",
+        ),
+        (ExchangeTraits, "ExchangeTraits: missing a required argument: 'shards'"),
+    ],
+)
+def test_a_part_that_does_not_say_what_it_is_is_refused_when_a_method_is_made(
+    make: Callable[[], object], line: str
+) -> None:
+    with pytest.raises(UserError) as told:
+        make()
+    assert str(told.value).startswith(line)
+    assert "\n" not in str(told.value)
+
+
+def test_a_period_says_how_often_groups_average() -> None:
+    assert StepPlan.of(hierarchical(4)).sync_rate() == 1 / 4
+    assert ScheduleTraits(period=4).rate == 1 / 4
+
+
+def test_a_wrapper_has_the_traits_of_what_it_is_around_but_for_what_it_changes() -> None:
+    inner = AllReduce().traits
+    assert AcrossGroups(AllReduce()).traits == replace(inner, across=True)
+    assert Gathered(AcrossGroups(AllToAll())).traits == replace(inner, across=True)
+    assert Packed(wires.int4()).across_groups().traits == ExchangeTraits(
+        shards=True, across=True, per_bucket=True, keeps_gradients=True
+    )
+
+
+def test_a_switch_has_the_traits_of_the_method_whose_turn_it_is() -> None:
+    """But its answers depend on the learning rate, and its first buckets may belong to either."""
+    made = switch(bsp(), hierarchical(4, Packed(wires.int4())), 1)
+    assert made.when.traits == ScheduleTraits(rate=0.0)
+    assert made.exchange.traits == ExchangeTraits(shards=True, across=True)
+    cast(Any, made.how).load_state_dict(State(replicated={"over": True, "lr": 0.1}))
+    assert made.when.traits == ScheduleTraits(rate=1 / 4)
+    assert made.exchange.traits == ExchangeTraits(shards=True)
+
+
+def test_the_probe_goes_by_what_a_method_can(
+    config: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = plan_of(config(f"{__name__}:fortnightly"), Path("job.toml"), None, 1)
+    assert plan.every == 14
+    assert "the probe's groups exchange whole gradients" in caplog.text
+    for name, arguments in (
+        ("hierarchical", {"every": 2, "moments": "averaged"}),
+        ("fedavg", {}),
+        ("adacomm", {"interval": 2, "block": 4}),
+        (f"{__name__}:jumpy", {"delta": 0.5}),
+    ):
+        with pytest.raises(UserError, match="the probe is of groups that meet every so many steps"):
+            plan_of(config(name, **arguments), Path("job.toml"), None, 1)
+
+
+def test_a_delta_is_probed_of_whatever_has_one(config: Callable[..., Any]) -> None:
+    for name in ("selsync", f"{__name__}:jumpy"):
+        assert always_meeting(config(name, delta=0.5), Path("job.toml")).method.arguments == {"delta": 0}
+    for name in ("hierarchical", f"{__name__}:calm"):
+        with pytest.raises(UserError, match=r"job.toml: \[method\] name = .*: it has no delta to probe"):
+            always_meeting(config(name), Path("job.toml"))

@@ -1,0 +1,159 @@
+"""A coordinator at work, and clients at it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import programs
+from hpcsgd.elastic.allotment import Allotment
+from hpcsgd.elastic.client import Client
+from hpcsgd.elastic.coordinator import Coordinator
+from hpcsgd.elastic.event_log import Event, EventLog, read
+from hpcsgd.elastic.journal import Term, claim
+from hpcsgd.elastic.register import Phase, Register
+from hpcsgd.elastic.whereabouts import Whereabouts
+
+SILENCE = 600.0
+"""Seconds; longer than any machine keeps a thread waiting, so that nobody is lost who is not meant to be."""
+TOKEN = "of these tests"
+
+
+class Desk:
+    """Coordinators, and clients that are left when the test ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clients: list[Client] = []
+        self.pid = 0
+        """Of the last one that is a process of its own."""
+
+    @contextmanager
+    def coordinator(
+        self,
+        islands: int,
+        *,
+        timeout: float = 600,
+        silence: float = SILENCE,
+        allotment: Allotment | None = None,
+        term: int | None = None,
+    ) -> Iterator[Coordinator]:
+        """In a thread of its own; ends when the clients have left. With a `term`, which becomes its own, that
+        of islands that are started apart."""
+        events = EventLog(self.folder / "events.jsonl")
+        if term is not None:
+            assert claim(self.folder, term)
+        served = Coordinator(
+            islands, TOKEN, silence=silence, timeout=timeout, events=events, allotment=allotment,
+            journal=None if term is None else Term(self.folder, term), together=term is None,
+        )  # fmt: skip
+        thread = threading.Thread(target=lambda: asyncio.run(served.serve("127.0.0.1")))
+        thread.start()
+        wait_for(lambda: served.address)
+        if term is not None:
+            Whereabouts(served.address, TOKEN).publish(self.folder, term)
+        try:
+            yield served
+        finally:
+            served.membership.register = replace(served.register, phase=Phase.FINISHED)
+            self.leave()
+            thread.join(60)
+            assert not thread.is_alive()
+            events.close()
+
+    @contextmanager
+    def killable(self, islands: int, port: int = 0, silence: float = SILENCE) -> Iterator[str]:
+        """The address of one that is a process of its own, killed at the end of the block."""
+        told = {
+            "islands": islands, "token": TOKEN, "silence": silence, "timeout": 60,
+            "folder": str(self.folder), "host": "127.0.0.1", "port": port,
+        }  # fmt: skip
+        words = [sys.executable, "-m", "hpcsgd.elastic"]
+        with programs.start(words, stdin=programs.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{json.dumps(told)}\n")
+            process.stdin.flush()
+            self.pid = process.pid
+            try:
+                yield process.stdout.readline().strip()
+            finally:
+                process.kill()
+
+    def events(self) -> list[Event]:
+        """Of all coordinators up to now."""
+        return read(self.folder / "events.jsonl")
+
+    def leave(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.clients.clear()
+
+    def client(
+        self,
+        at: str,
+        island: int,
+        rank: int = 0,
+        ranks: int = 1,
+        life: str = "first.1",
+        on_change: Callable[[Register | None], None] = lambda _: None,
+    ) -> Client:
+        hello = {"island": island, "rank": rank, "ranks": ranks, "life": life}
+        client = Client(at, TOKEN, hello, silence=SILENCE, patience=30, on_change=on_change)
+        self.clients.append(client)
+        return client
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.leave()
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading is as with NFS: what was not there is not there until somebody opens its folder."""
+    absent: set[str] = set()
+    here = {name: getattr(module, name) for module, name in ((os, "stat"), (io, "open"), (os, "listdir"))}
+
+    def asked(name: str) -> Callable[..., Any]:
+        def ask(path: Any, *arguments: Any, **options: Any) -> Any:
+            if not isinstance(path, (str, Path)):
+                return here[name](path, *arguments, **options)
+            if "wb" not in arguments and str(path) in absent:
+                raise FileNotFoundError(path)
+            try:
+                return here[name](path, *arguments, **options)
+            except FileNotFoundError:
+                absent.add(str(path))
+                raise
+
+        return ask
+
+    def listdir(folder: Any = ".") -> list[str]:
+        absent.difference_update({path for path in absent if Path(path).parent == Path(folder)})
+        return here["listdir"](folder)
+
+    monkeypatch.setattr(os, "stat", asked("stat"))
+    monkeypatch.setattr(io, "open", asked("open"))
+    monkeypatch.setattr(os, "listdir", listdir)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)

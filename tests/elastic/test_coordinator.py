@@ -1,0 +1,327 @@
+"""Clients of a coordinator, over real connections."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from elastic.conftest import SILENCE, TOKEN, Desk, wait_for
+from hpcsgd.comm import PeerLost
+from hpcsgd.elastic.client import Client, Evicted
+from hpcsgd.elastic.handshake import CHALLENGE, PROOF, Unwelcome
+from hpcsgd.elastic.register import Ballot, Phase, Register
+
+NOTHING = Ballot()
+
+
+def at_once(*calls) -> list[Register]:
+    """As ranks do it, each waiting for the others."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result(20) for future in [pool.submit(call) for call in calls]]
+
+
+def come(*clients: Client, rounds: int = 0) -> Register:
+    registers = at_once(*(lambda client=client: client.come("nowhere:1", rounds) for client in clients))
+    assert len(set(registers)) == 1
+    return registers[0]
+
+
+def vote(client: Client, now: Register, ballot: Ballot = NOTHING) -> Register:
+    return client.vote(now.generation, now.rounds, ballot, progress=0.0)
+
+
+def assert_left_behind(client: Client, before: Register, why: str) -> None:
+    """It is told why, or finds its connection broken and, on a new one, that the others have gone on."""
+    try:
+        after = vote(client, before)
+        assert after.phase is Phase.OPEN or client._hello["island"] not in after.islands
+    except Evicted as told:
+        assert str(told) == why  # noqa: PT017 - it need not be raised
+
+
+def later(call) -> Future:
+    future: Future = Future()
+    threading.Thread(target=lambda: future.set_result(call()), daemon=True).start()
+    return future
+
+
+def test_rounds_go_by(desk: Desk) -> None:
+    with desk.coordinator(2) as at:
+        clients = [
+            desk.client(at.address, 0, 0, 2),
+            desk.client(at.address, 0, 1, 2),
+            desk.client(at.address, 1),
+        ]
+        now = come(*clients)
+        assert now.islands == (0, 1)
+        for rounds in (1, 2, 3):
+            (now,) = set(at_once(*(lambda client=client, now=now: vote(client, now) for client in clients)))
+            assert (now.generation, now.rounds, now.phase) == (1, rounds, Phase.RUN)
+        clients[0].finish(now.generation)
+        wait_for(lambda: clients[2].register.phase is Phase.FINISHED)
+
+
+def test_a_commit_tells_how_far_those_are_that_count(desk: Desk) -> None:
+    """The first one of them, in each round anew."""
+    with desk.coordinator(2) as at:
+        clients = [desk.client(at.address, island) for island in (0, 1)]
+        now = come(*clients)
+        for progress in ((2.25, 1.75), (0.0, 0.5)):
+            votes = [
+                partial(client.vote, now.generation, now.rounds, NOTHING, epochs)
+                for client, epochs in zip(clients, progress, strict=True)
+            ]
+            (now,) = set(at_once(*votes))
+    commits = [event for event in desk.events() if event["event"] == "commit"]
+    assert [(event["epoch"], event["fraction"]) for event in commits] == [(2, 0.25), (0, 0.5)]
+
+
+def test_a_broken_connection_is_noticed_at_once(desk: Desk) -> None:
+    with desk.coordinator(2) as at:
+        staying, leaving = desk.client(at.address, 0), desk.client(at.address, 1)
+        now = come(staying, leaving)
+        outcome = later(lambda: vote(staying, now))
+        leaving.close()
+        assert outcome.result(20).phase is Phase.OPEN
+        assert come(staying).islands == (0,)
+
+
+def test_the_silent_are_left_behind_and_told_when_they_wake(desk: Desk) -> None:
+    with desk.coordinator(2) as at:
+        staying, frozen = desk.client(at.address, 0), desk.client(at.address, 1)
+        now = come(staying, frozen)
+        outcome = later(lambda: vote(staying, now))
+        frozen._sending.acquire()  # no beat gets out
+
+        def after_long_silence() -> bool:
+            for client in [client for client in at._clients if client.island == 1]:
+                client.heard -= SILENCE
+            return outcome.done()
+
+        wait_for(after_long_silence, 60)
+        assert outcome.result().phase is Phase.OPEN
+        alone = come(staying)
+        assert alone.islands == (0,)
+        frozen._sending.release()
+        assert_left_behind(frozen, now, f"nothing was heard of rank 0 for {SILENCE:g} s")
+        back = desk.client(at.address, 1, life="first.2")
+        arriving = later(lambda: back.come("nowhere:1", 0))
+        wait_for(lambda: 1 in at.membership.expected)
+        assert vote(staying, alone).phase is Phase.OPEN
+        assert staying.come("nowhere:1", 1) == arriving.result(60)
+        assert [member.rounds for member in staying.register.members] == [1, 0]
+
+
+@pytest.mark.slow
+def test_who_does_not_arrive_is_left_behind_though_alive(desk: Desk) -> None:
+    with desk.coordinator(2, timeout=1) as at:
+        staying, slow = desk.client(at.address, 0), desk.client(at.address, 1)
+        now = come(staying, slow)
+        staying.arrive(now.generation, now.rounds)
+        assert vote(staying, now).phase is Phase.OPEN
+        assert_left_behind(slow, now, "it did not arrive within 1 s")
+
+
+def test_who_is_waited_for_too_long_is_left_behind(desk: Desk) -> None:
+    with desk.coordinator(2) as at:
+        staying, slow = desk.client(at.address, 0), desk.client(at.address, 1)
+        now = come(staying, slow)
+        staying.arrive(now.generation, now.rounds)
+        wait_for(lambda: at._arrived)
+        at._since -= 601  # seconds
+        assert later(lambda: vote(staying, now)).result(20).phase is Phase.OPEN
+    lost = [(event["island"], event["kind"]) for event in desk.events() if event["event"] == "lost"]
+    assert lost[0] == (1, "late")
+
+
+def test_a_new_life_ends_the_old_one(desk: Desk) -> None:
+    with desk.coordinator(1) as at:
+        old = desk.client(at.address, 0)
+        come(old)
+        new = desk.client(at.address, 0, life="first.2")
+        wait_for(lambda: not old._thread.is_alive())
+        with pytest.raises(Evicted, match="it was started again"):
+            _ = old.register
+        assert come(new).generation == 2
+
+
+def test_of_two_that_are_one_island_the_later_one_stays(desk: Desk) -> None:
+    """Of a launcher that was killed the ranks may live on; its next one starts others."""
+    with desk.coordinator(1) as at:
+        old = desk.client(at.address, 0)
+        come(old)
+        new = desk.client(at.address, 0, life="second.1")
+        now = come(new)
+        again = desk.client(at.address, 0, life="first.2")  # on a connection of which it was not told
+        for left in (old, again):
+            wait_for(lambda left=left: not left._thread.is_alive())
+            with pytest.raises(PeerLost, match="it was started again"):
+                _ = left.register
+        assert vote(new, now).rounds == 1
+
+
+def test_who_moves_is_waited_for_and_not_lost(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is gone at once, and its old connection may be there longer than it."""
+    with desk.coordinator(2) as at:
+        staying = desk.client(at.address, 0)
+        movers = [desk.client(at.address, 1, rank, 2) for rank in (0, 1)]
+        come(staying, *movers)
+        expect = at.membership.expect
+
+        def busy(island: int) -> None:
+            time.sleep(0.2)
+            expect(island)
+
+        monkeypatch.setattr(at.membership, "expect", busy)
+        movers[0].move()
+        assert at.register.phase is Phase.OPEN, "heard before it leaves"
+        movers[0].close()
+        movers[1].move()
+        back = desk.client(at.address, 1, life="first.2")
+        movers[1].close()
+        now = come(staying, back)
+        assert [member.ranks for member in now.members] == [1, 1]
+    assert "lost" not in (desk.folder / "events.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_is_started_again(desk: Desk) -> None:
+    with desk.killable(2) as at:
+        clients = [desk.client(at, 0), desk.client(at, 1)]
+        now = come(*clients)
+        (now,) = set(at_once(*(lambda client=client: vote(client, now) for client in clients)))
+        half = later(lambda: vote(clients[0], now))
+        time.sleep(0.2)
+    assert json.loads((desk.folder / "register.json").read_text())["rounds"] == 1
+    with desk.killable(2, port_of(at)):
+        after = vote(clients[1], now)
+        assert half.result(10) == after
+        assert (after.rounds, after.generation) == (2, 1), "a vote of before is said once more"
+
+
+@pytest.mark.slow
+def test_members_that_a_new_coordinator_never_sees_are_lost(desk: Desk) -> None:
+    with desk.killable(2) as at:
+        clients = [desk.client(at, 0), desk.client(at, 1)]
+        now = come(*clients)
+    clients[1].close()
+    with desk.killable(2, port_of(at), silence=5):
+        assert vote(clients[0], now).phase is Phase.OPEN
+        assert come(clients[0]).islands == (0,)
+
+
+def port_of(address: str) -> int:
+    return int(address.rsplit(":", 1)[1])
+
+
+@pytest.mark.slow
+def test_without_a_coordinator_nobody_waits_for_ever(desk: Desk) -> None:
+    with desk.killable(1) as at:
+        client = desk.client(at, 0)
+        now = come(client)
+        client._patience = 0.5
+    with pytest.raises(PeerLost, match=r"no coordinator at 127.0.0.1:\d+"):
+        while True:
+            now = vote(client, now)
+
+
+def test_nobody_gets_in_without_the_token(desk: Desk) -> None:
+    with desk.coordinator(1) as at:
+        hello = {"island": 0, "rank": 0, "ranks": 1, "life": "x"}
+        with pytest.raises((Unwelcome, PeerLost)):
+            Client(at.address, "guess", hello, silence=1, patience=0, on_change=lambda _: None)
+        host, port = at.address.rsplit(":", 1)
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.recv(CHALLENGE)
+            stranger.sendall(bytes(CHALLENGE + PROOF) + json.dumps(hello).encode() + b"\n")
+            assert stranger.recv(1) == b"", "the door is closed without a word"
+        assert not at._clients
+
+
+def test_a_host_without_the_token_is_not_believed(desk: Desk) -> None:
+    """A stranger that took over the coordinator's port learns nothing and is not obeyed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pose() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(bytes(CHALLENGE))
+            connection.recv(CHALLENGE + PROOF)
+            connection.sendall(bytes(PROOF))
+            connection.close()
+
+        threading.Thread(target=pose, daemon=True).start()
+        address = "{}:{}".format(*listener.getsockname())
+        hello = {"island": 0, "rank": 0, "ranks": 1, "life": "x"}
+        with pytest.raises(Unwelcome, match="the host of a connection does not know this job's token"):
+            Client(address, TOKEN, hello, silence=SILENCE, patience=0, on_change=lambda _: None)
+
+
+def test_nonsense_ends_only_the_conversation(desk: Desk) -> None:
+    with desk.coordinator(1) as at:
+        good, bad = desk.client(at.address, 0), desk.client(at.address, 1)
+        now = come(good)
+        bad._connection.sendall(b"{nonsense\n")
+        assert vote(good, now).rounds == 1
+
+
+def test_who_wakes_after_its_generation_has_ended_does_not_wait_for_it(desk: Desk) -> None:
+    """Two ranks of an island have to agree on the generation, though one saw it run and the other did not."""
+    with desk.coordinator(2) as at:
+        first, second = desk.client(at.address, 0, 0, 2), desk.client(at.address, 0, 1, 2)
+        other = desk.client(at.address, 1)
+        second._news.acquire()  # hears nothing for a while
+        late = later(lambda: second.come("nowhere:1", 0))
+        second._news.release()
+        (one, two) = at_once(lambda: first.come("nowhere:1", 0), lambda: other.come("nowhere:1", 0))
+        assert one == two
+        other.object(one.generation, one.rounds, "a test", None)
+        assert late.result(10).generation == one.generation
+
+
+@pytest.mark.slow
+def test_who_was_passed_over_asks_again(desk: Desk) -> None:
+    with desk.coordinator(2, timeout=1) as at:
+        here, slow = desk.client(at.address, 0), desk.client(at.address, 1, 0, 2)
+        half = later(lambda: slow.come("nowhere:1", 0))
+        alone = here.come("nowhere:1", 0)
+        assert alone.islands == (0,)
+        rest = later(lambda: desk.client(at.address, 1, 1, 2).come("nowhere:1", 0))
+        wait_for(lambda: 1 in at.membership.expected)
+        assert vote(here, alone).phase is Phase.OPEN
+        together = here.come("nowhere:1", 1)
+        assert together.islands == (0, 1)
+        assert half.result(10) == rest.result(10) == together
+
+
+def test_a_request_that_is_granted_already_does_not_end_the_generation(desk: Desk) -> None:
+    with desk.coordinator(2) as at:
+        clients = [desk.client(at.address, island) for island in (0, 1)]
+        now = come(*clients)
+        clients[1]._say({"do": "come", "address": "nowhere:1", "rounds": 0, "generation": now.generation - 1})
+        after = at_once(*(lambda client=client: vote(client, now) for client in clients))
+        assert {(each.phase, each.generation, each.rounds) for each in after} == {
+            (Phase.RUN, now.generation, 1)
+        }
+        assert [event["event"] for event in desk.events()] == ["generation", "commit"]
+
+
+def test_who_was_passed_over_asks_for_the_generation_after_that(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for the one after what it has heard since: that one may have this island."""
+    with desk.coordinator(2) as at:
+        here, other = desk.client(at.address, 0), desk.client(at.address, 1)
+        now = come(here, other)
+        without = replace(now, members=now.members[1:], generation=now.generation - 2)
+        heard, said = iter([without, now]), []
+        monkeypatch.setattr(here, "_wait", lambda settled: next(heard))
+        monkeypatch.setattr(here, "_say", said.append)
+        assert here.come("nowhere:1", 0) == now
+        assert [message["generation"] for message in said] == [now.generation, without.generation]

@@ -1,0 +1,166 @@
+"""Islands of threads that meet over real connections, and what they do when some are lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from elastic.conftest import SILENCE, TOKEN, Desk, wait_for
+from hpcsgd.comm import Transport, threads
+from hpcsgd.elastic.coordinator import Coordinator
+from hpcsgd.elastic.meetings import Meetings, Over
+
+SIZES = (37, 1, 8)
+"""Of the vectors; some chunks are empty."""
+
+
+def start_values(island: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(island)
+    return [torch.randn(size, generator=generator) for size in SIZES]
+
+
+def islands(
+    at: Coordinator,
+    ranks: Sequence[int],
+    body: Callable[[int, Transport, Meetings], Any],
+    timeout: float = 60,
+) -> list[list[Any]]:
+    """`body(island, group, meetings)` on every rank of every island; results by island and rank."""
+
+    def of(island: int) -> list[Any]:
+        def rank(group: Transport) -> Any:
+            meetings = Meetings(
+                island, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE, timeout=timeout
+            )
+            try:
+                return body(island, group, meetings)
+            finally:
+                meetings.close()
+
+        return threads.run(ranks[island], rank)
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        futures = [pool.submit(of, island) for island in range(len(ranks))]
+        for future in wait(futures, 60, FIRST_EXCEPTION).done:
+            future.result()
+        return [future.result() for future in futures]
+
+
+def test_sixteen_bits_are_summed_in_more(desk: Desk) -> None:
+    """Three islands of two ranks: the sum of what goes around would overflow, and round at each island."""
+
+    def body(island: int, group: Transport, meetings: Meetings) -> list[Tensor]:
+        w = [torch.full((7,), 30000.0 + 16 * island, dtype=torch.float16)]
+        meetings.mean(w)
+        return w
+
+    with desk.coordinator(3) as at:
+        for lives in islands(at, (2, 1, 2), body):
+            for (w,) in lives:
+                assert w.tolist() == [30016.0] * 7
+
+
+def mean_of(which: Sequence[int], values: Callable[[int], list[Tensor]] = start_values) -> list[Tensor]:
+    return [torch.stack(tensors).mean(0) for tensors in zip(*map(values, which), strict=True)]
+
+
+def assert_close(w: list[Tensor], expected: list[Tensor]) -> None:
+    for x, y in zip(w, expected, strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("ranks", [(1,), (1, 1), (2, 2), (2, 1, 3), (1, 1, 1, 1, 1)])
+def test_the_mean_of_all(desk: Desk, ranks: tuple[int, ...]) -> None:
+    def body(island: int, group: Transport, meetings: Meetings) -> list[Tensor]:
+        w = start_values(island)
+        for _ in range(3):
+            meetings.mean(w)
+            for x in w:
+                x.add_(1)
+        assert meetings.rounds == 3
+        return w
+
+    with desk.coordinator(len(ranks)) as at:
+        found = islands(at, ranks, body)
+    for of_ranks in found:
+        for w in of_ranks:
+            assert_close(w, [x + 3 for x in mean_of(range(len(ranks)))])
+            assert all(torch.equal(x, y) for x, y in zip(w, found[0][0], strict=True)), (
+                "the same bits everywhere"
+            )
+
+
+def test_one_that_dies_between_rounds(desk: Desk) -> None:
+    def body(island: int, group: Transport, meetings: Meetings) -> list[Tensor] | None:
+        w = start_values(island)
+        meetings.mean(w)
+        if island == 1:
+            return None
+        w = start_values(island)
+        meetings.mean(w)
+        assert (meetings.rounds, meetings.members) == (2, (0, 2))
+        return w
+
+    with desk.coordinator(3) as at:
+        found = islands(at, (2, 2, 1), body)
+    for w in (*found[0], *found[2]):
+        assert_close(w, mean_of([0, 2]))
+
+
+def test_one_that_returns_takes_the_mean_and_adds_nothing(desk: Desk) -> None:
+    died, seen = threading.Event(), threading.Event()
+
+    def body(island: int, group: Transport, meetings: Meetings) -> list[Tensor]:
+        w = start_values(island)
+        meetings.mean(w)
+        if island == 1:
+            meetings.close()
+            died.set()
+            seen.wait(20)
+            again = Meetings(1, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE)
+            w = [x * 1000 for x in w]
+            again.mean(w)
+            again.close()
+            return w
+        died.wait(20)
+        w = start_values(island)
+        while 1 not in meetings.members or not seen.is_set():
+            before = [x.clone() for x in w]
+            meetings.mean(w)
+            seen.set()
+            wait_for(lambda: meetings.rounds > 2 or 1 in at.membership.expected)
+        assert_close(w, before)
+        return w
+
+    with desk.coordinator(2) as at:
+        found = islands(at, (1, 1), body)
+    assert_close(found[1][0], found[0][0])
+    assert_close(found[0][0], start_values(0))
+
+
+def test_one_that_comes_after_the_end(desk: Desk) -> None:
+    finished = threading.Event()
+
+    def body(island: int, group: Transport, meetings: Meetings) -> None:
+        w = start_values(island)
+        if island == 0:
+            meetings.mean(w)
+            meetings.finish()
+            finished.set()
+            return
+        meetings.close()
+        finished.wait(20)
+        late = Meetings(1, group, at.address, TOKEN, "127.0.0.1", silence=SILENCE)
+        with pytest.raises(Over):
+            late.mean(w)
+        late.close()
+        assert_close(w, start_values(1))
+
+    with desk.coordinator(2, timeout=1) as at:
+        islands(at, (1, 1), body)

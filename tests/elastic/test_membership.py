@@ -1,0 +1,296 @@
+"""The register under every order of events: islands come, vote, object, die and freeze."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from hpcsgd.elastic.membership import Membership
+from hpcsgd.elastic.register import Ballot, Phase, Point, Register
+
+RANKS = (2, 1, 3)
+"""Of each island."""
+NOTHING = Ballot()
+CLIENTS = [(island, rank) for island, ranks in enumerate(RANKS) for rank in range(ranks)]
+clients = st.sampled_from(CLIENTS)
+islands = st.sampled_from(range(len(RANKS)))
+
+
+def come(membership: Membership, island: int, rounds: int = 0) -> None:
+    for rank in range(RANKS[island]):
+        membership.come(island, rank, RANKS[island], f"{island}.{rank}", rounds)
+
+
+def vote(membership: Membership, island: int, ballot: Ballot = NOTHING) -> None:
+    now = membership.register
+    for rank in range(RANKS[island]):
+        membership.vote(island, rank, now.generation, now.rounds, ballot)
+
+
+def running(*which: int) -> Membership:
+    membership = Membership(frozenset(which))
+    for island in which:
+        come(membership, island)
+    return membership
+
+
+def test_the_register_closes_when_all_have_come() -> None:
+    membership = Membership(frozenset({0, 1}))
+    come(membership, 1)
+    assert membership.register == Register()
+    come(membership, 0)
+    now = membership.register
+    assert (now.generation, now.rounds, now.phase, now.islands) == (1, 0, Phase.RUN, (0, 1))
+    assert now.members[0].addresses == ("0.0", "0.1")
+
+
+def test_a_round_is_committed_by_the_last_client() -> None:
+    membership = running(0, 1)
+    vote(membership, 0)
+    assert membership.register.rounds == 0
+    vote(membership, 0)  # nobody counts twice
+    assert membership.register.rounds == 0
+    vote(membership, 1)
+    assert (membership.register.rounds, membership.register.generation) == (1, 1)
+
+
+def test_votes_of_the_past_do_not_count() -> None:
+    membership = running(0, 1)
+    before = membership.register
+    vote(membership, 0)
+    membership.object(1, 1, 0)
+    assert membership.register.phase is Phase.OPEN
+    come(membership, 0)
+    come(membership, 1)
+    assert membership.register.generation == 2
+    for island, rank in ((0, 0), (0, 1), (1, 0)):
+        membership.vote(island, rank, before.generation, before.rounds, NOTHING)
+    assert membership.register.rounds == 0
+    vote(membership, 1)
+    assert membership.register.rounds == 0, "the votes of before the objection are void"
+
+
+def test_one_survivor_goes_on() -> None:
+    membership = running(0, 1, 2)
+    membership.lose(0)
+    membership.lose(2)
+    come(membership, 1)
+    assert membership.register.islands == (1,)
+    vote(membership, 1)
+    assert membership.register.rounds == 1
+
+
+def test_whoever_returns_is_in_after_the_round() -> None:
+    membership = running(0, 1, 2)
+    membership.lose(2)
+    come(membership, 0)
+    come(membership, 1)
+    come(membership, 2)
+    assert membership.register.islands == (0, 1)
+    vote(membership, 0)
+    vote(membership, 1)
+    now = membership.register
+    assert (now.phase, now.rounds) == (Phase.OPEN, 1), "open to the one who waits"
+    come(membership, 0, 1)
+    come(membership, 1, 1)
+    now = membership.register
+    assert (now.islands, now.rounds) == ((0, 1, 2), 1)
+    assert [member.rounds for member in now.members] == [1, 1, 0]
+
+
+def test_who_has_half_come_is_not_forgotten() -> None:
+    """One of its ranks comes while the register closes on others, the second one later."""
+    membership = Membership(frozenset({1}))
+    membership.come(0, 0, RANKS[0], "0.0", 0)
+    come(membership, 1)
+    assert membership.register.islands == (1,)
+    membership.come(0, 1, RANKS[0], "0.1", 0)
+    vote(membership, 1)
+    come(membership, 1, 1)
+    assert membership.register.islands == (0, 1)
+
+
+def test_the_frozen_are_not_waited_for() -> None:
+    membership = running(0, 1)
+    membership.object(0, 1, 0)
+    come(membership, 0)
+    assert membership.register.phase is Phase.OPEN
+    membership.wait_no_longer()
+    assert membership.register.islands == (0,)
+    membership.vote(1, 0, 1, 0, NOTHING)
+    assert membership.register.rounds == 0
+
+
+def test_samples_are_dealt_to_those_that_make_the_round() -> None:
+    membership = running(0, 1)
+    begins, later = Ballot(Point(0, 0, 0)), Ballot(Point(7, 0, 0))
+    vote(membership, 0, begins)
+    vote(membership, 1, begins)
+    assert membership.register.sharing == (0, 1)
+    come(membership, 2)
+    vote(membership, 0, later)
+    vote(membership, 1, later)
+    come(membership, 0, 2)
+    come(membership, 1, 2)
+    now = membership.register
+    assert (now.islands, now.counting, now.sharing) == ((0, 1, 2), (0, 1), (0, 1))
+    vote(membership, 2, Ballot(Point(99, 5, 0)))
+    for island in (0, 1):
+        vote(membership, island, Ballot(Point(9, 0, 0)))
+    now = membership.register
+    assert (now.place.t, now.counting, now.dealt.t) == (9, (0, 1), 0), "who looks on never counts"
+    for island in (0, 1, 2):
+        vote(membership, island, Ballot(Point(14, 1, 0), leaving=island == 2))
+    now = membership.register
+    assert (now.sharing, now.dealt, now.leaving) == ((0, 1, 2), Point(14, 1, 0), True)
+    membership.lose(0)
+    membership.lose(1)
+    come(membership, 2, now.rounds)
+    assert membership.register.counting == (2,)
+
+
+def test_where_nobody_is_left_of_those_with_samples_all_count() -> None:
+    membership = running(0)
+    vote(membership, 0, Ballot(Point(0, 0, 0)))
+    come(membership, 1)
+    vote(membership, 0, Ballot(Point(3, 0, 0)))
+    come(membership, 0, 2)
+    vote(membership, 0, Ballot(Point(6, 0, 0)))
+    vote(membership, 1)
+    membership.lose(0)
+    come(membership, 1, 3)
+    assert membership.register.counting == (1,)
+
+
+def test_who_was_left_out_does_not_come_back_before_a_round_is_made() -> None:
+    membership = running(0, 1)
+    for without in (1, 2):
+        membership.leave_out(1)
+        come(membership, 1)
+        come(membership, 0, membership.register.rounds)
+        assert membership.register.islands == (0,)
+        for _ in range(without):
+            assert membership.register.phase is Phase.RUN
+            vote(membership, 0)
+        assert membership.register.phase is Phase.OPEN
+        come(membership, 0, membership.register.rounds)
+        assert membership.register.islands == (0, 1)
+
+
+def test_who_was_left_out_comes_back_where_nobody_else_lives() -> None:
+    membership = running(0, 1)
+    membership.leave_out(1)
+    membership.lose(0)
+    come(membership, 1)
+    membership.wait_no_longer()
+    assert membership.register.islands == (1,)
+
+
+def test_nothing_moves_a_finished_register() -> None:
+    membership = running(0, 1)
+    membership.finish(0, 1)
+    finished = membership.register
+    come(membership, 1)
+    vote(membership, 1)
+    membership.lose(0)
+    membership.wait_no_longer()
+    assert membership.register == finished
+
+
+def test_the_register_survives_as_json() -> None:
+    now = running(0, 2).register
+    assert Register.from_json(json.loads(json.dumps(now.to_json()))) == now
+
+
+class Islands(RuleBasedStateMachine):
+    """Each client remembers what a real one would: the round whose mean it holds."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.membership = Membership(frozenset(range(len(RANKS))))
+        self.held = dict.fromkeys(CLIENTS, 0)
+        self.voted: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        self.dead: set[int] = set()
+        self.seen = self.membership.register
+
+    def after(self) -> None:
+        """What one event may do."""
+        before, now = self.seen, self.membership.register
+        assert now.generation in (before.generation, before.generation + 1)
+        if now.rounds == before.rounds + 1 and now.generation == before.generation:
+            voters = self.voted[before.generation, before.rounds]
+            wanted = {client for client in CLIENTS if client[0] in before.islands}
+            assert voters >= wanted, "committed without all votes"
+        else:
+            assert now.rounds == before.rounds, "rounds are only made by commits"
+        self.seen = now
+
+    @rule(client=clients)
+    def comes(self, client: tuple[int, int]) -> None:
+        island, rank = client
+        if self.membership.register.phase is Phase.RUN and island in self.membership.register.islands:
+            return
+        self.dead.discard(island)
+        self.membership.come(island, rank, RANKS[island], f"{island}.{rank}", self.held[client])
+        self.after()
+
+    @rule(client=clients)
+    def votes(self, client: tuple[int, int]) -> None:
+        now = self.membership.register
+        self.voted.setdefault((now.generation, now.rounds), set()).add(client)
+        self.membership.vote(*client, now.generation, now.rounds, NOTHING)
+        self.after()
+        if self.membership.register.rounds > now.rounds:
+            self.held |= {s: now.rounds + 1 for s in CLIENTS if s[0] in now.islands}
+
+    @rule(client=clients, ago=st.integers(0, 1))
+    def objects(self, client: tuple[int, int], ago: int) -> None:
+        now = self.membership.register
+        self.membership.object(client[0], now.generation - ago, now.rounds)
+        self.after()
+
+    @rule(island=islands)
+    def dies(self, island: int) -> None:
+        self.dead.add(island)
+        self.membership.lose(island)
+        self.after()
+
+    @rule()
+    def time_passes(self) -> None:
+        self.membership.wait_no_longer()
+        self.after()
+
+    @precondition(lambda self: len(self.dead) < len(RANKS))
+    @rule()
+    def all_who_live_come_and_vote(self) -> None:
+        """From any state, the living alone get a round done."""
+        living = [island for island in range(len(RANKS)) if island not in self.dead]
+        for _ in range(3):
+            if self.membership.register.phase is Phase.OPEN:
+                for island in living:
+                    come(self.membership, island, self.held[island, 0])
+                self.membership.wait_no_longer()
+            self.seen = now = self.membership.register
+            for island in living:
+                for rank in range(RANKS[island]):
+                    self.votes((island, rank))
+            if self.membership.register.rounds > now.rounds:
+                return
+            for island in set(now.islands) & set(self.dead):
+                self.membership.lose(island)
+            self.membership.object(living[0], now.generation, now.rounds)
+            self.seen = self.membership.register
+        raise AssertionError("no round in three attempts")
+
+    @invariant()
+    def members_have_distinct_islands(self) -> None:
+        if hasattr(self, "membership"):
+            members = self.membership.register.islands
+            assert len(set(members)) == len(members)
+
+
+TestIslands = Islands.TestCase
+TestIslands.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

@@ -1,0 +1,45 @@
+"""What the ranks of an island average with others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, optim
+
+from hpcsgd import DistributedOptimizer, UserError, ensemble
+from hpcsgd.comm import Transport
+from hpcsgd.core.topology import Absent, form
+from references import model as make_model
+from references import one_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Alone(Absent):
+    """The others have all died."""
+
+    def mean(self, w: Sequence[Tensor], t: int, *, alike: bool = True) -> None:
+        pass
+
+
+@pytest.mark.parametrize("n", [2])
+def test_buffers_that_appear_on_one_rank_alone(run, n: int) -> None:
+    def train(world: Transport) -> tuple[float, str]:
+        job, net = dataclasses.replace(form(world), peers=Alone()), make_model()
+        net.register_buffer("seen", torch.full((2,), float(world.rank)))
+        optimizer = DistributedOptimizer(optim.SGD(net.parameters(), 0.1), net, job, ensemble(1))
+        net.seen = torch.full((2,), 1.0 + world.rank)  # in place of the one that it had
+        one_step(net, optimizer, job, 0)
+        met = net.seen[0].item()
+        if world.rank == 1:
+            net.register_buffer("more", torch.zeros(3))
+        with pytest.raises(UserError) as error:
+            one_step(net, optimizer, job, 1)
+        return met, str(error.value)
+
+    told = (
+        "models differ between ranks: 2 elements of float buffers in rank 0, 5 elements of float buffers in 1"
+    )
+    assert run(n, train) == [(1.5, told)] * n

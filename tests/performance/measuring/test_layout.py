@@ -1,0 +1,71 @@
+"""Which ways there are, and that nobody is asked for a way that is not alike everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcsgd.comm import Transport, threads
+from hpcsgd.cost.ways import Way, ways
+from hpcsgd.performance.measuring.layout import Course, courses, way_of
+
+
+def on(hosts: int, ranks_per_host: int) -> list[int]:
+    """The node of each rank, which is its lowest rank."""
+    return [rank // ranks_per_host * ranks_per_host for rank in range(hosts * ranks_per_host)]
+
+
+@pytest.mark.parametrize(("hosts", "ranks_per_host"), [(1, 4), (4, 1), (2, 4), (4, 4), (3, 2)])
+def test_all_ways_that_a_plan_could_ask_for(hosts: int, ranks_per_host: int) -> None:
+    """Those of all P × K whose groups fill hosts, as `ways` has them."""
+    N = hosts * ranks_per_host
+    found = {course.way for course in courses(on(hosts, ranks_per_host))}
+    for K in (K for K in range(1, N + 1) if N % K == 0):
+        if ranks_per_host % K == 0 or K % ranks_per_host == 0:
+            wanted = ways(N // K, K, ranks_per_host)
+            assert {way for way in wanted.values() if way.ranks > 1} <= found, K
+
+
+def test_every_way_once_and_a_pair_besides() -> None:
+    assert courses(on(1, 4)) == [
+        Course(Way(4, 1, 1), "cross", K=1),
+        Course(Way(2, 1, 2), "group", K=2),
+        Course(Way(2, 1, 1), "pair", members=(0, 1)),
+    ]
+    assert courses(on(1, 2)) == [Course(Way(2, 1, 1), "cross", K=1)]
+    assert courses(on(1, 1)) == []
+    pairs = [course for course in courses(on(2, 2)) if course.part == "pair"]
+    assert pairs == [Course(Way(2, 2, 1), "pair", members=(0, 2))]  # inside a host groups are such pairs
+
+
+def test_a_pair_only_exchanges() -> None:
+    *others, pair = courses(on(1, 4))
+    assert pair.operations == ("exchange",)
+    assert all(set(course.operations) > {"exchange", "allreduce", "alltoall"} for course in others)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "way"),
+    [
+        ([[0, 0], [1, 1]], Way(2, 1, 1)),
+        ([[0, 0], [0, 0]], Way(2, 1, 2)),
+        ([[0, 1], [0, 1]], Way(2, 2, 2)),
+        ([[0, 0, 1, 1]], Way(4, 2, 1)),
+        ([[0, 0, 1]], None),  # more of it on one host
+        ([[0, 0], [0, 1], [1, 1]], None),  # unlike each other
+        ([[0, 0], [0, 0], [1, 1]], None),  # more of them on one host
+    ],
+)
+def test_the_way_of_communicators(hosts: list[list[int]], way: Way | None) -> None:
+    assert way_of(hosts) == way
+
+
+def opened(world: Transport, nodes: list[int]) -> list[tuple[Course, int]]:
+    return [(course, course.open(world).size) for course in courses(nodes)]
+
+
+def test_a_course_opens_what_it_says() -> None:
+    nodes = on(2, 2)
+    for rank, found in enumerate(threads.run(4, opened, nodes, nodes=nodes)):
+        for course, size in found:
+            among = course.part != "pair" or rank in course.members
+            assert size == course.way.ranks or not among

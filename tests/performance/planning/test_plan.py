@@ -1,0 +1,296 @@
+"""Plans: what is tried, what it costs, which is taken and why, and what is written where."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+import hpcsgd
+from hpcsgd.cli import main
+from hpcsgd.comm import Transport, threads
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import form
+from hpcsgd.cost import machine as machines
+from hpcsgd.errors import UserError
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, ensemble, hierarchical
+from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.sparsifiers import TopK
+from hpcsgd.performance.planning.candidates import Option, options, ranks_from, shapes
+from hpcsgd.performance.planning.choice import Wishes, ranked
+from hpcsgd.performance.planning.estimate import Estimate, alone
+from hpcsgd.performance.planning.job_file import nodes_of, write_choice
+from hpcsgd.performance.planning.run import estimates
+from hpcsgd.train.subject import Subject, state_of, subject_of
+from methods.table import islands
+from performance.planning.plans import JOB, MACHINE
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    job, machine = tmp_path / "job.toml", tmp_path / "machine.toml"
+    job.write_text(JOB)
+    machine.write_text(MACHINE)
+    return job, machine
+
+
+@pytest.fixture
+def subject(files: tuple[Path, Path]) -> Subject:
+    return subject_of(load(files[0]), samples=64_000)
+
+
+def made(
+    files: tuple[Path, Path], subject: Subject, *names: str, ranks: str = "4..64", limit: int = 8, **more: Any
+) -> list[Estimate]:
+    tried = options({"name": "hierarchical", "every": 4}, names or None, more.get("every", []))
+    return estimates(subject, machines.load(files[1]), tried, ranks_from(ranks), limit)[0]
+
+
+def test_ranks() -> None:
+    assert ranks_from("64..500") == [64, 128, 256]
+    assert ranks_from("96,64,96") == [64, 96]
+    for wrong in ("9..3", "0..4", "x", "", "4,-1"):
+        with pytest.raises(UserError, match=r"expected ranks, as 64\.\.4096"):
+            ranks_from(wrong)
+
+
+def test_shapes_are_those_whose_batches_can_be_shared() -> None:
+    assert list(shapes(12, 64, None)) == [(3, 4), (6, 2), (12, 1)]
+    assert list(shapes(12, 64, 4)) == [(3, 4)]
+
+
+def test_the_own_method_comes_first_and_keeps_its_arguments() -> None:
+    found = options({"name": "hierarchical", "every": 4, "moments": "reset"}, None, [2, 4])
+    assert [str(each) for each in found[:3]] == [
+        "hierarchical every=2 moments=reset", "hierarchical every=4 moments=reset", "bsp",
+    ]  # fmt: skip
+    assert Option({"name": "allreduce_local_sgd", "every": 4}) in found
+    with pytest.raises(UserError, match="--methods slsync: did you mean 'selsync'"):
+        options({"name": "bsp"}, ["slsync"], [])
+    with pytest.raises(UserError, match="--methods selsync: it needs delta"):
+        options({"name": "bsp"}, ["selsync"], [])
+
+
+def test_an_estimate_adds_up(files: tuple[Path, Path], subject: Subject) -> None:
+    (e,) = made(files, subject, "hierarchical", ranks="32", limit=1 << 30)[-1:]
+    assert e.N == 32
+    assert e.nodes == 8
+    assert e.steps_per_epoch == 64_000 // (64 * e.P)
+    assert e.epoch_seconds == pytest.approx(e.steps_per_epoch * e.step.seconds)
+    assert e.node_hours == pytest.approx(8 * 10 * e.epoch_seconds / 3600)
+    assert e.efficiency == pytest.approx(
+        e.P * 64 / e.step.seconds / 32 / alone(subject, machines.load(files[1]))
+    )
+    assert e.step.low < e.step.seconds < e.step.high
+    assert subject.moments == {"momentum_buffer": set(subject.model.parameters())}
+    assert e.memory == pytest.approx(4 * subject.M * (2 + 1 / e.K + (e.K > 1)), rel=0.01)
+
+
+def test_buffers_that_are_broadcast_cost_a_message(files: tuple[Path, Path]) -> None:
+    def step(*words: str) -> Mapping[str, float]:
+        model = ["--model.build", "resnet20", "--model.arguments", "{}"]
+        found = made(files, subject_of(load(files[0], [*model, *words]), 64_000), "hierarchical", ranks="32")
+        return next(e for e in found if e.K == 4).step.phases
+
+    told = step("--training.broadcast_buffers", "true")
+    assert told["buffers"] > 0
+    assert {name: told[name] for name in told if name != "buffers"} == step()
+
+
+@pytest.mark.parametrize(
+    "method", [hierarchical(2), allreduce_local_sgd(2), bsp(Sparse(TopK(0.1))), ensemble(2)]
+)
+@pytest.mark.parametrize("K", [1, 3])
+def test_buckets_are_those_of_the_engine(files: tuple[Path, Path], method: Method, K: int) -> None:
+    """Tensors that Muon sees whole are dealt to positions where these own chunks, and nowhere else."""
+    words = [
+        "--optimizer.build",
+        "Muon",
+        "--optimizer.arguments",
+        "{momentum=0.9}",
+        "--training.bucket_mb",
+        "0.02",
+    ]
+    subject = subject_of(load(files[0], words), samples=64_000)
+    form_of = islands if method.how.traits.elastic else form
+
+    def laid_out(world: Transport) -> list[tuple[int, int, bool]]:
+        again = copy.deepcopy(subject)
+        net, job = again.model, form_of(world, 2)
+        made = hpcsgd.DistributedOptimizer(again.optimizer, net, job, copy.deepcopy(method), bucket_mb=0.02)
+        return [(sum(s.stop - s.start for s in b.slots), b.size, b.whole) for b in made.buckets]
+
+    m = subject.sizes(2, K, K, subject.plan(method))
+    expected = threads.run(2 * K, laid_out)[0]
+    assert [(b.used, b.padded, b.whole) for b in m.buckets] == expected
+    assert any(b.whole for b in m.buckets) == (K > 1 and method.exchange.traits.shards and form_of is form)
+    assert subject.plan(method).divides_tensors == (method.exchange.traits.shards and form_of is form)
+
+
+def test_complex_parameters_are_two_reals(files: tuple[Path, Path]) -> None:
+    job, _ = files
+    job.write_text(job.read_text().replace('build = "mlp"', 'build = "spectral:Operator"'))
+    table = job.read_text().splitlines()
+    job.write_text("\n".join("arguments = { pairs = false }" if "hidden" in x else x for x in table))
+    subject = subject_of(load(job), samples=64_000)
+    assert subject.M == 84
+    assert subject.state == 1.0
+
+
+def test_what_is_not_trained_has_no_state(subject: Subject) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    model[0].weight.requires_grad_(False)
+    model.register_parameter("none", nn.Parameter(torch.empty(0)))
+    optimizer = optim.AdamW(model.parameters())
+    moments, numbers = state_of(optimizer)
+    partly = replace(subject, model=model, optimizer=optimizer, moments=moments, numbers=numbers)
+    m = partly.sizes(2, 2, 2, partly.plan(hierarchical(2)))
+    kept = {name: sum(m.layers[i] for i in who) for name, who in m.moments.items()}
+    assert kept == {"exp_avg": 14, "exp_avg_sq": 14}
+    assert partly.state == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs"),
+    [([], 10.0), (["--training.steps", "500"], 1.0), (["--training.samples", "96000"], 1.5)],
+)
+def test_epochs_of_another_length(files: tuple[Path, Path], words: list[str], epochs: float) -> None:
+    """500 steps of 64 samples for each of 2 groups are those of an epoch."""
+    found = subject_of(load(files[0], words), samples=64_000)
+    assert found.epochs(2) == epochs
+
+
+def test_tokens_need_the_data(files: tuple[Path, Path]) -> None:
+    found = subject_of(load(files[0], ["--training.tokens", "500"]), samples=64_000)
+    with pytest.raises(UserError, match=r"\[training\] tokens: that the samples are made of them is"):
+        found.epochs(2)
+    assert replace(found, tokens=4).epochs(2) == 500 / 256_000
+
+
+def test_meeting_more_seldom_is_cheaper_and_synchronous_is_dearest(
+    files: tuple[Path, Path], subject: Subject
+) -> None:
+    found = [e for e in made(files, subject, "bsp", "hierarchical", every=[2, 8], ranks="64") if e.P == 8]
+    seconds = {str(e.option): e.step.seconds for e in found}
+    assert seconds["hierarchical every=8"] < seconds["hierarchical every=2"] < seconds["bsp"]
+
+
+def test_choice(files: tuple[Path, Path], subject: Subject) -> None:
+    found = made(files, subject)
+    fastest, cheapest = min(found, key=lambda e: e.hours), min(found, key=lambda e: e.node_hours)
+    best, why = ranked(found, Wishes())
+    assert best[0].efficiency >= 0.5
+    assert "50% or more" in why
+    assert len(best) == len(found)
+    best, why = ranked(found, Wishes(deadline=1.01 * fastest.hours))
+    assert best[0].hours <= 1.01 * fastest.hours
+    assert "the fewest node hours" in why
+    best, why = ranked(found, Wishes(budget=1.01 * cheapest.node_hours))
+    assert best[0].node_hours <= 1.01 * cheapest.node_hours
+    assert "the fastest within" in why
+    with pytest.raises(UserError, match=r"none of .* ways to run it; the fastest"):
+        ranked(found, Wishes(deadline=0.5 * fastest.hours))
+    with pytest.raises(UserError, match="--budget 0: more than 0"):
+        Wishes(budget=0)
+
+
+def test_nobody_changes_the_method_for_next_to_nothing(files: tuple[Path, Path], subject: Subject) -> None:
+    """On one node all methods are about alike."""
+    found = made(files, subject, "bsp", "hierarchical", "sgp", ranks="4")
+    for own in ("bsp", "hierarchical", "sgp"):
+        best, _ = ranked(found, Wishes(), own)
+        assert best[0].option.name == own
+
+
+def test_the_choice_is_written_and_all_else_stays(files: tuple[Path, Path]) -> None:
+    job, _ = files
+    before = tomllib.loads(JOB)
+    write_choice(job, 8, {"name": "sgp", "graph": {"name": "ring"}})
+    text = job.read_text()
+    after = tomllib.loads(text)
+    assert after["job"] == {"groups": 8, "timeout": 60.0}
+    assert after["method"] == {"name": "sgp", "graph": {"name": "ring"}}
+    kept = before.keys() - {"job", "method"}
+    assert {key: after[key] for key in kept} == {key: before[key] for key in kept}
+    assert all(comment in text for comment in ("# of ours", "# of a group", "# the rest"))
+    write_choice(job, 2, {"name": "bsp"})
+    assert tomllib.loads(job.read_text())["method"] == {"name": "bsp"}
+
+
+def test_a_job_file_without_sections_is_left_alone(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(text := 'method = { name = "bsp" }\n[data]\nbatch_size = 4\n')
+    with pytest.raises(UserError, match="put groups = 2 and sgp there by hand"):
+        write_choice(job, 2, {"name": "sgp"})
+    assert job.read_text() == text
+
+
+def test_the_command(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job, machine = files
+    probe = tmp_path / "probe.json"
+    probe.write_text('{"P": 4}')
+    main(
+        ["plan", str(job), "--machine", str(machine), "--probe", str(probe), "--ranks", "4..64",
+         "--samples", "64000", "--run.folder", str(tmp_path / "run"), "--write"]
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    plan = json.loads((tmp_path / "run-plan" / "plan.json").read_text())
+    choice = plan["choice"]
+    assert f"recommended: {choice['label']} in {choice['groups']} groups" in printed
+    assert {row["groups"] for row in plan["rows"]} <= {1, 2, 3, 4}
+    assert max(row["ranks"] for row in plan["rows"]) == 64
+    assert (tmp_path / "run-plan" / "plan.png").read_bytes().startswith(b"\x89PNG")
+    written = tomllib.loads(job.read_text())
+    assert written["job"]["groups"] == choice["groups"]
+    assert written["method"] == choice["method"]
+
+
+def test_a_plan_is_for_the_job_that_it_recommends(files: tuple[Path, Path]) -> None:
+    job, _ = files
+    plan = job.with_name("plan.json")
+    choice = {"nodes": 4, "ranks": 16, "groups": 2, "method": {"name": "sgp"}, "label": "sgp"}
+    plan.write_text(json.dumps({"choice": choice}))
+    with pytest.raises(UserError, match="the plan is for 2 groups and sgp: put it there with hpcsgd plan"):
+        nodes_of(plan, job, [])
+    write_choice(job, 2, {"name": "sgp"})
+    assert nodes_of(plan, job, []) == (4, 4)
+    plan.write_text("{}")
+    with pytest.raises(UserError, match=r"not the plan\.json of hpcsgd plan"):
+        nodes_of(plan, job, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--ranks", "7"], "--ranks 7: the machine has 4 ranks a node"),
+        (["--ranks", "64", "--probe", "PROBE"], "not the probe.json of a probe"),
+        (["--meets", "2"], "--meets 2: the share of steps"),
+        (["--every", "0"], "--every 0: at least 1 step"),
+        (["--samples", "0"], "--samples 0: at least 1 is needed"),
+        (["--samples", "10"], "10 samples are not one batch of 64"),
+        (["--methods", "selsync", "--method.name", "selsync"], "[method]"),
+        (["--runs", "RUN"], "not the folder of a run that was trained"),
+        (["--machine", "NOWHERE"], "NOWHERE"),
+    ],
+)
+def test_bad_input_is_one_line(
+    files: tuple[Path, Path], capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    job, machine = files
+    usual = {"--machine": str(machine), "--ranks": "4", "--samples": "64000"}
+    rest = [word for flag, value in usual.items() if flag not in words for word in (flag, value)]
+    with pytest.raises(SystemExit) as left:
+        main(["plan", str(job), *rest, "--run.folder", str(job.parent / "run"), *words])
+    assert left.value.code == 1
+    complaint = capsys.readouterr().err
+    assert told in complaint
+    assert complaint.count("\n") == 1
+    assert job.read_text() == JOB

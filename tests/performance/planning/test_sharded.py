@@ -1,0 +1,156 @@
+"""Plans of job files whose groups share the whole model (`[job] shard`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from hpcsgd.cli import main
+from hpcsgd.config.schema import load, unsharded
+from hpcsgd.cost.machine import Machine
+from hpcsgd.cost.price import StepCost, computed, price
+from hpcsgd.cost.traffic import BY_TORCH
+from hpcsgd.cost.ways import Way
+from hpcsgd.errors import UserError
+from hpcsgd.performance.planning.candidates import Option
+from hpcsgd.performance.planning.estimate import Estimate, estimate
+from hpcsgd.train.foretold import foretold
+from hpcsgd.train.sending import DENSE, left_open
+from hpcsgd.train.subject import Subject, subject_of
+from performance.planning.plans import JOB, MACHINE, machine_of
+from train.launches import make_store
+
+GPT = 'build = "gpt"\narguments = { types = 50, width = 32, layers = 6, heads = 2 }'
+SHARDED = JOB.replace(
+    'build = "mlp"\narguments = { inputs = 64, hidden = [512], classes = 10 }', GPT
+).replace("group_size = 4", "group_size = 4\nshard = true")
+
+
+WAY = Way(4, 1, 1)
+"""A group, on a host of its own."""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "job.toml").write_text(SHARDED)
+    (tmp_path / "machine.toml").write_text(MACHINE)
+    return tmp_path / "job.toml"
+
+
+@pytest.fixture
+def subject(job: Path) -> Subject:
+    return subject_of(load(job), samples=64_000)
+
+
+def whole(subject: Subject) -> Subject:
+    return subject_of(unsharded(subject.config), samples=64_000)
+
+
+def on_device(machine: Machine) -> Machine:
+    return replace(machine, machine=replace(machine.machine, device="cuda"))
+
+
+def made(subject: Subject, machine: Machine, P: int = 4, K: int = 4, name: str = "hierarchical") -> Estimate:
+    table = {"name": name, **({"every": 4} if name == "hierarchical" else {})}
+    return estimate(subject, machine, Option(table), P, K, meets=None, alone=1.0)
+
+
+def test_the_model_is_not_built(subject: Subject) -> None:
+    assert {p.device.type for p in subject.model.parameters()} == {"meta"}
+    assert subject.moments == {"momentum_buffer": set(subject.model.parameters())}
+    assert subject.M == whole(subject).M
+
+
+def test_memory_is_a_kth_and_one_block(subject: Subject) -> None:
+    """w, g and momentum; whole are one of the six layers, and what is outside of them."""
+    K, M = 4, subject.M
+    blocks = [sum(p.numel() for p in block.parameters()) for block in layers(subject.model)]
+    assert len(blocks) == 6
+    e = made(subject, machine_of(), K=K)
+    assert e.memory == pytest.approx(4 * (3 * M / K + max(blocks) + M - sum(blocks)), rel=0.02)
+    assert e.memory < 0.6 * made(whole(subject), machine_of(), K=K).memory
+
+
+def layers(model: nn.Module) -> nn.ModuleList:
+    found = model.get_submodule("blocks")
+    assert isinstance(found, nn.ModuleList)
+    return found
+
+
+def test_torchs_messages_are_paid_for_and_kept_apart(subject: Subject) -> None:
+    on_cpu, beside = (made(subject, machine).step for machine in (machine_of(), on_device(machine_of())))
+    ours = made(whole(subject), machine_of()).step
+    assert on_cpu.phases[BY_TORCH] > 0
+    assert on_cpu.phases.get("gradients", 0.0) + on_cpu.phases.get("parameters", 0.0) < 1e-12
+    assert on_cpu.by_torch > ours.nbytes - on_cpu.nbytes > 0, "weights travel twice, gradients once"
+    assert on_cpu.nbytes == pytest.approx(made(subject, machine_of(), name="bsp").step.nbytes / 4, rel=0.02)
+    assert on_cpu.phases["compute"] == pytest.approx(beside.phases["compute"])
+    assert 0 < beside.phases[BY_TORCH] < on_cpu.phases[BY_TORCH]
+    assert beside.hidden == pytest.approx(on_cpu.phases[BY_TORCH] - beside.phases[BY_TORCH])
+
+
+def test_what_is_not_hidden_behind_neighbours(subject: Subject) -> None:
+    """With computing that takes no time nothing is hidden, with long computing all but the first gather of
+    either pass and the last gradients are."""
+    plan = subject.plan(subject.own_method(4))
+    m = subject.sizes(4, 4, 4, plan)
+    machine = on_device(machine_of())
+    own = computed(plan, m, machine.compute or pytest.fail("none"), 16)
+
+    def step(factor: float) -> StepCost:
+        return price(plan, m, machine, own.times(factor))
+
+    everything = made(subject, machine_of()).step.phases[BY_TORCH]
+    assert step(0.0).phases[BY_TORCH] == pytest.approx(everything)
+    outside, block = m.units[-1], m.units[0]
+    first = [("allgather", outside.weights), ("allgather", block.weights)]
+    last = ("reduce_scatter", outside.gradients)
+    at_least = sum(machine.seconds(operation, nbytes, WAY) for operation, nbytes in [*first, last])
+    assert step(1e3).phases[BY_TORCH] == pytest.approx(at_least)
+
+
+def test_nothing_is_chosen_that_torch_does(subject: Subject, job: Path) -> None:
+    job.write_text(SHARDED.replace('[method.exchange]\nname = "reduce_scatter"\n', ""))
+    config = load(job)
+    assert left_open(config, 4).exchanges == (None,)
+    assert left_open(unsharded(config), 4).exchanges == DENSE
+
+
+def test_what_cannot_be_is_left_out(subject: Subject) -> None:
+    with pytest.raises(UserError, match="Sparse: parameters are sharded by torch"):
+        sparsifier = {"name": "topk", "density": 0.1}
+        method = {
+            "name": "hierarchical",
+            "every": 4,
+            "exchange": {"name": "sparse", "sparsifier": sparsifier},
+        }
+        estimate(subject, machine_of(), Option(method), 4, 4, meets=None, alone=1.0)
+    muon = replace(subject.config.optimizer, build="Adafactor", arguments={})
+    with pytest.raises(UserError, match="not known to update every element by itself"):
+        made(subject_of(replace(subject.config, optimizer=muon), samples=64_000), machine_of())
+    blocks = replace(subject.config.model, blocks=("block.*",))
+    with pytest.raises(UserError, match=r"\[model\]: blocks: no module 'block\.\*'"):
+        made(subject_of(replace(subject.config, model=blocks), samples=64_000), machine_of())
+
+
+def test_typed(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(job.parent)
+    (job.parent / "machine.toml").write_text(MACHINE.replace("2e-11", "2e-9"))
+    words = ["--samples", "64000", "--ranks", "16", "--methods", "bsp,hierarchical"]
+    main(["plan", "job.toml", "--machine", "machine.toml", *words])
+    assert "left out" not in capsys.readouterr().out
+    rows = json.loads((job.parent / "runs" / "job-plan" / "plan.json").read_text())["rows"]
+    assert len(rows) == 2 * 5
+    for row in rows:
+        assert (row["bytes_by_torch_per_rank_and_step"] > 0) == (row["group_size"] > 1)
+        assert ("by torch" in row["seconds_per_phase"]) == (row["group_size"] > 1)
+
+
+def test_foretold(job: Path) -> None:
+    make_store(job.parent / "nowhere.h5", train=400)
+    found = foretold(load(job), 4, 4, job.parent / "machine.toml", 4)
+    assert {sending.exchange for sending in found} == {None}

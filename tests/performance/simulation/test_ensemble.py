@@ -1,0 +1,204 @@
+"""Islands that die and come back, against the same as simpy processes that are killed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import simpy
+
+from hpcsgd.core.waits import All, Living, Waits
+from hpcsgd.errors import UserError
+from hpcsgd.performance.simulation import (
+    Constant,
+    Durations,
+    Failures,
+    Layout,
+    LogNormal,
+    Simulated,
+    Simulation,
+    simulate,
+)
+from hpcsgd.performance.simulation.compute import Compute
+from hpcsgd.performance.simulation.course import Course
+from hpcsgd.performance.simulation.rules import Ensemble
+from performance.simulation.processes import Process
+
+T = 48
+LIVING = Living(4)
+D = Durations(exchange=0.011, update=0.003, meeting=0.04, gather=0.007)
+
+
+class Islands:
+    """A process for each life of an island, and one that brings the living together."""
+
+    def __init__(self, course: Course, rule: Ensemble) -> None:
+        assert course.failures is not None
+        self.failures = course.failures
+        self.env, self.course, self.rule = simpy.Environment(), course, rule
+        self.P, self.restart = course.layout.P, course.failures.restart_seconds
+        of_node, of_rank = course.failures.mtbf_seconds, course.failures.rank_mtbf_seconds or math.inf
+        alone = course.layout.groups_on_a_host == 1
+        nodes = math.ceil(course.layout.K / course.layout.ranks_per_host) if alone else 0
+        hazard = nodes / of_node + course.layout.K / of_rank
+        self.life = 1 / hazard if hazard else math.inf
+        self.chance = course.generator("deaths")
+        hosts = [] if alone else range(course.layout.hosts)
+        gaps = [course.generator(f"node {host}").exponential(of_node, 1000) for host in hosts]
+        self.downs = [np.cumsum(each) for each in gaps]
+        self.F = np.full((T, self.P), np.nan)
+        self.alive: set[int] = set()
+        self.dies: dict[int, float] = {}
+        self.unheard = 0.0
+        self.arrived: set[int] = set()
+        self.deaths = self.again = 0
+
+    def run(self) -> np.ndarray:
+        self.begin(range(self.P), 0)
+        self.env.run()
+        return self.F
+
+    def begin(self, islands: range | list[int], t: int) -> None:
+        """Lives from step t on, all from now."""
+        self.met = self.env.event()
+        for g, end in zip(islands, self.ends(islands), strict=True):
+            self.dies[g] = end
+            self.alive.add(g)
+            self.env.process(self.lives(g, t))
+
+    def ends(self, islands: range | list[int]) -> list[float]:
+        """Of lives that begin now: by what an island has for itself, or with a node that it shares."""
+        many, now = len(islands), self.env.now
+        own = self.chance.exponential(self.life, many) if self.life < math.inf else [math.inf] * many
+        shared = [self.downs[g // self.course.layout.groups_on_a_host] for g in islands if self.downs]
+        nodes = [down[down > now][0] for down in shared] or [math.inf] * many
+        return [min(now + life, node) for life, node in zip(own, nodes, strict=True)]
+
+    def lives(self, g: int, t: int) -> Process:
+        """Up to the death, or to the end."""
+        while t < T:
+            work = float(self.course.compute.seconds(t)[g].max()) + D.before_meeting
+            if self.env.now + work >= self.dies[g]:
+                yield self.env.timeout(max(self.dies[g] - self.env.now, 0.0))
+                return self.dead(g, t)
+            yield self.env.timeout(work)
+            t += 1
+            if t % self.rule.every == 0:
+                self.arrived.add(g)
+                met = self.met
+                self.look(t)
+                yield met
+            yield self.env.timeout(D.gather)
+            self.F[t - 1, g] = self.env.now
+
+    def dead(self, g: int, t: int) -> None:
+        self.deaths += 1
+        self.alive.remove(g)
+        self.unheard = max(self.unheard, self.dies[g] + self.failures.silence_seconds)
+        if not self.alive:
+            self.env.process(self.begins_again(t))
+        elif t < T:
+            self.look(t - t % self.rule.every + self.rule.every)
+
+    def begins_again(self, t: int) -> Process:
+        self.again += 1
+        self.unheard, self.arrived = 0.0, set()
+        first = min(range(self.P), key=lambda g: self.dies[g])
+        yield self.env.timeout(max(self.dies[first] + self.restart - self.env.now, 0.0))
+        self.begin([first], t - t % (self.rule.every * self.failures.meetings_per_epoch))
+
+    def look(self, t: int) -> None:
+        """Whether all the living are at the meeting before step t."""
+        if self.arrived == self.alive and t <= T:
+            self.env.process(self.meet(t))
+
+    def meet(self, t: int) -> Process:
+        yield self.env.timeout(max(self.unheard - self.env.now, 0.0))
+        self.unheard, begin = 0.0, self.env.now
+        if len(self.alive) > 1:
+            yield self.env.timeout(D.meeting)
+        met, self.met = self.met, self.env.event()
+        self.arrived = set()
+        if t % (self.rule.every * self.failures.meetings_per_epoch) == 0:
+            dead = sorted(set(range(self.P)) - self.alive)
+            self.back([g for g in dead if self.dies[g] + self.restart <= begin], t)
+        met.succeed()
+
+    def back(self, islands: list[int], t: int) -> None:
+        for g, end in zip(islands, self.ends(islands), strict=True):
+            self.dies[g] = end
+            self.alive.add(g)
+            self.env.process(self.comes_back(g, t))
+
+    def comes_back(self, g: int, t: int) -> Process:
+        yield self.env.timeout(D.gather)
+        self.F[t - 1, g] = self.env.now
+        yield from self.lives(g, t)
+
+
+@pytest.mark.parametrize("mtbf", [2.0, 6.0, 30.0])
+@pytest.mark.parametrize(
+    ("shape", "a_host", "of_rank"),
+    [
+        *(((P, K), K, None) for P, K in [(1, 2), (2, 1), (3, 2), (6, 3)]),
+        ((4, 2), 2, 20.0),
+        ((6, 1), 2, None),
+        ((6, 1), 3, 20.0),
+        ((3, 4), 2, 40.0),
+    ],
+)
+def test_the_same_as_islands_that_are_killed(
+    shape: tuple[int, int], a_host: int, of_rank: float | None, mtbf: float
+) -> None:
+    rule = Ensemble(every=3)
+    deaths = again = 0
+    for seed in range(1, 9):
+        failures = Failures(
+            mtbf, checkpoint_seconds=1.0, restart_seconds=0.7, rank_mtbf_seconds=of_rank,
+            silence_seconds=0.3, meetings_per_epoch=2,
+        )  # fmt: skip
+        compute = Compute(Layout(*shape, ranks_per_host=a_host), LogNormal(0.1, 0.4), seed=seed)
+        course = Course(compute, D, T, failures)
+        F, made = np.full((T, shape[0]), np.nan), course.made
+
+        def listen(steps: int, groups: np.ndarray, times: np.ndarray, F=F, made=made) -> None:
+            F[steps, groups] = times
+            made(steps, groups, times)
+
+        course.made = listen  # pyright: ignore[reportAttributeAccessIssue]
+        rule.run(course)
+        islands = Islands(Course(compute, D, T, failures), rule)
+        np.testing.assert_allclose(F, islands.run(), rtol=1e-9, err_msg=str(seed))
+        assert sum(course.ledger.totals().values()) == pytest.approx(course.ended.sum(), rel=1e-9)
+        deaths, again = deaths + islands.deaths, again + islands.again
+    assert deaths
+    assert again or shape[0] > 1
+
+
+def simulated(failures: Failures | None, waits: Waits = LIVING) -> Simulated:
+    job = Simulation(
+        layout=Layout(8, 1), compute=Constant(0.1), durations=D, waits=waits, steps=T, failures=failures
+    )
+    return simulate(job)
+
+
+def test_without_failures_it_is_hierarchical() -> None:
+    assert simulated(None).seconds == pytest.approx(simulated(None, All(period=4)).seconds, rel=1e-12)
+    assert simulated(None).goodput == 1
+
+
+def test_silence_is_waited_for_and_the_living_go_on() -> None:
+    failures = Failures(10.0, checkpoint_seconds=1.0, restart_seconds=5.0)
+    soon, late = (simulated(replace(failures, silence_seconds=s)) for s in (0.1, 2.0))
+    assert simulated(None).seconds <= soon.seconds < late.seconds
+    assert 0 < soon.goodput < 1
+    assert soon.checkpointing is None
+    assert soon.samples_per_second < simulated(None).samples_per_second
+    assert soon.ledger.useful < 8 * T
+
+
+def test_an_epoch_that_nobody_lives_through_is_told() -> None:
+    with pytest.raises(UserError, match=r"^no group lived through the epoch from step 0 on in 1,000"):
+        simulated(Failures(0.3, checkpoint_seconds=1.0, meetings_per_epoch=10))

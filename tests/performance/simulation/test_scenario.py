@@ -1,0 +1,163 @@
+"""Scenario files: the example, what is read of them, and one line for each mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from matplotlib import image
+
+from hpcsgd.core import graphs
+from hpcsgd.core.waits import All, InNeighbors
+from hpcsgd.errors import UserError
+from hpcsgd.performance.simulation import Failures, LogNormal, Measured, Wandering, report, simulate
+from hpcsgd.performance.simulation.picture import draw
+from hpcsgd.performance.simulation.scenario import load
+
+EXAMPLE = Path(__file__).parents[3] / "examples/simulation.toml"
+SMALL = """
+[job]
+groups = 4
+steps = 20
+[compute]
+name = "constant"
+mean_seconds = 0.1
+[method]
+"""
+SMALLER = ("--job.groups", "4", "--job.steps", "60", "--failures.work_hours", "8")
+
+
+def scenario(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_example_is_read_as_it_stands() -> None:
+    simulation = load(EXAMPLE)
+    assert (simulation.layout.P, simulation.layout.K, simulation.layout.hosts) == (128, 8, 256)
+    assert simulation.compute == LogNormal(0.12, 0.08)
+    assert simulation.stragglers == Wandering(factor=3.0, fraction=0.001)
+    assert simulation.waits == All(period=8)
+    assert simulation.durations.meeting == 0.06
+    assert simulation.durations.message.link == 0.02
+    assert simulation.failures == Failures(2000 * 3600, 30, 180, 72 * 3600)
+
+
+def test_parts_have_the_names_of_job_files(tmp_path: Path) -> None:
+    text = SMALL.replace('"constant"\nmean_seconds = 0.1', '"measured"\nseconds = [0.1, 0.2]')
+    simulation = load(scenario(tmp_path, text + 'name = "osgp"\nstaleness = 2\ngraph = "ring"'))
+    assert simulation.compute == Measured([0.1, 0.2])
+    assert simulation.waits == InNeighbors(graphs.Ring(), late=2, period=1)
+
+
+SIMULATED = {
+    "ad_psgd": "",
+    "allreduce_local_sgd": "every = 4",
+    "async_sgd": "",
+    "bsp": "",
+    "d_psgd": "",
+    "delayed": 'method = { name = "diloco", every = 2 }\nsteps = 1',
+    "des_loco": "every = 4",
+    "diloco": 'every = 4\nmoments = "averaged"',
+    "ensemble": "every = 4",
+    "fedavg": "per_epoch = 3\nsteps_per_epoch = 8",
+    "hierarchical": 'every = 4\naverage = "int8"\nexchange = "reduce_scatter"',
+    "no_loco": "every = 4",
+    "osgp": "staleness = 1",
+    "sasgd": "every = 4",
+    "sgp": "",
+    "sparse_loco": "every = 4",
+    "ssp": "staleness = 2",
+    "streamed": 'method = { name = "diloco", every = 4 }\nfragments = 2\ndelay = 3',
+    "switch": 'first = "bsp"\nthen = { name = "no_loco", every = 3 }\nat = 7',
+}
+"""What each method needs, whose groups wait as is known beforehand."""
+BY_THE_TRAINING = "after which steps groups average depends on the training"
+NOT_SIMULATED = {
+    "adacomm": ("interval = 4\nblock = 8", BY_THE_TRAINING),
+    "des_loco": ("every = 4\nfirst = 3", "moments average between two synchronizations of the parameters"),
+    "post_local": ("every = 4", "when the learning rate falls is not known beforehand"),
+    "selsync": ("delta = 0.3", BY_THE_TRAINING),
+}
+
+
+@pytest.mark.parametrize("method", SIMULATED)
+def test_a_method_is_simulated_by_its_name(tmp_path: Path, method: str) -> None:
+    simulated = simulate(load(scenario(tmp_path, f'{SMALL}name = "{method}"\n{SIMULATED[method]}')))
+    assert simulated.seconds == pytest.approx(2.0, rel=1e-9)
+    assert simulated.steps_per_second == pytest.approx(10.0, rel=1e-9)
+    assert simulated.samples_per_second == pytest.approx(40.0, rel=1e-9)
+    assert report.lines(simulated)[4] == "waiting   none"
+
+
+@pytest.mark.parametrize("method", NOT_SIMULATED)
+def test_what_depends_on_the_training_is_refused(tmp_path: Path, method: str) -> None:
+    given, why = NOT_SIMULATED[method]
+    path = scenario(tmp_path, f'{SMALL}name = "{method}"\n{given}')
+    with pytest.raises(UserError, match=rf"job.toml: \[method\]: this method cannot be simulated: {why}"):
+        load(path)
+
+
+def test_steps_of_an_epoch_have_to_be_known(tmp_path: Path) -> None:
+    path = scenario(tmp_path, SMALL + 'name = "hierarchical"\nevery = { epoch = 1 }')
+    with pytest.raises(UserError, match=r"\[method\] every: how many steps an epoch has is not known here"):
+        load(path)
+    assert load(path, ["--job.steps_per_epoch", "6"]).waits == All(period=6)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--job.group 4", "--job.group 4: unknown key: did you mean 'groups'?"),
+        ("--messages.gather_seconds -1", "--messages.gather_seconds -1: expected number ≥ 0"),
+        (
+            "--method.name hierachical",
+            r".*simulation.toml: \[method\] name: no 'hierachical'; did you mean 'hierarchical'?",
+        ),
+        (
+            "--method.evry 3",
+            r".*simulation.toml: \[method\]: hierarchical has no argument 'evry'; did you mean 'every'",
+        ),
+        (
+            "--compute.name normal",
+            r".*simulation.toml: \[compute\] name: no 'normal'; did you mean 'lognormal'",
+        ),
+        (
+            "--compute.sigma=-1",
+            r".*simulation.toml: \[compute\]: sigma = -1: a standard deviation is 0 or more",
+        ),
+        ("--failures.mtbf_hours_per_node 0", "--failures.mtbf_hours_per_node 0: expected number > 0"),
+    ],
+)
+def test_a_mistake_is_one_line(words: str, line: str) -> None:
+    with pytest.raises(UserError, match=f"^{line.replace('?', '[?]')}") as told:
+        load(EXAMPLE, words.split())
+    assert "\n" not in str(told.value)
+
+
+def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"job.toml: \[job\] groups is missing: expected int ≥ 1"):
+        load(scenario(tmp_path, '[job]\n[compute]\nname = "constant"\n[method]\nname = "bsp"'))
+
+
+def test_lines_and_json_say_the_same() -> None:
+    simulated = simulate(load(EXAMPLE, SMALLER))
+    told = json.loads(json.dumps(report.record(simulated)))
+    lines = dict(line.split(maxsplit=1) for line in report.lines(simulated))
+    assert lines["speed"].startswith(f"{told['steps_per_second']:.4g} steps/s")
+    assert lines["goodput"] == f"{told['goodput']:.1%}"
+    assert sum(told["shares"].values()) == pytest.approx(1)
+    assert f"in the group {told['shares']['in the group']:.1%}" in lines["waiting"]
+    assert told["checkpointing"]["young_seconds"] > 0
+    assert len(told["by_step"]["mean_seconds"]) == 60
+    assert told["by_step"]["last_seconds"][-1] == told["seconds"]
+
+
+@pytest.mark.parametrize("more", [(), ("--job.steps", "1"), ("--job.groups", "1", "--job.steps", "2000")])
+def test_it_is_drawn(tmp_path: Path, more: tuple[str, ...]) -> None:
+    draw(simulate(load(EXAMPLE, (*SMALLER, *more))), tmp_path / "job.png")
+    picture = image.imread(tmp_path / "job.png")
+    assert picture.shape[1] > 1000
+    assert picture[..., :3].std() > 0.05

@@ -1,0 +1,246 @@
+"""`hpcsgd compare`: variants have the same start, and an interruption changes nothing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcsgd.comm import Transport, threads
+from hpcsgd.config.variants import configs
+from hpcsgd.errors import JobError, UserError
+from hpcsgd.performance import comparing
+from train.interruptions import assert_same_outcome, outcome, without_pictures
+from train.launches import JOB, launch, make_store
+
+STEADY = ("--model.build", "train.small:steady", "--model.arguments", "{ inputs = 36, norm = false }")
+TWO_GROUPS = ("--job.groups", "2", "--training.epochs", "2", *STEADY)
+PER_VARIANT = 4  # steps
+
+
+@pytest.fixture
+def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_store(tmp_path / "small.h5")
+    (tmp_path / "job.toml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    without_pictures(monkeypatch)
+    monkeypatch.setattr("hpcsgd.performance.comparing._show", lambda *_: None)
+    nothing = SimpleNamespace(collect=lambda: None)  # which takes longer than these runs, too
+    monkeypatch.setattr("hpcsgd.performance.comparing.gc", nothing)
+    a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
+    monkeypatch.setattr(a_run, "Stopping", Stopping)
+    return tmp_path / "job.toml"
+
+
+class After:
+    """In place of `Reasons`: to stop after so many steps of all variants together."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+        self.servers = 0
+        """Most of the threads that there were at once to answer other ranks."""
+
+
+class Stopping:
+    """In place of that which asks the others."""
+
+    def __init__(self, reasons: After, _: Transport) -> None:
+        self._reasons = reasons
+
+    def now(self) -> str | None:
+        r = self._reasons
+        r.left -= 1
+        r.servers = max(r.servers, sum("server of" in thread.name for thread in threading.enumerate()))
+        return "enough" if r.left == 0 else None
+
+
+def compare(
+    job_file: Path,
+    folder: Path,
+    methods: str,
+    *options: str,
+    n: int = 2,
+    after: int = 0,
+    resume: bool = False,
+) -> tuple[set[str | None], int]:
+    """Why the ranks stopped, and how many threads there were to answer others."""
+
+    def one(world: Transport) -> tuple[str | None, int]:
+        words = [*options, "--run.folder", str(folder)]
+        chosen = configs(job_file, words, methods)
+        reasons: Any = After(after)
+        return comparing.compare(world, job_file, chosen, reasons, resume=resume), reasons.servers
+
+    ended = threads.run(n, one)
+    return {reason for reason, _ in ended}, max(servers for _, servers in ended)
+
+
+def variant(folder: Path, label: str) -> Path:
+    return folder.with_name(f"{folder.name}-compare") / label
+
+
+def told(folder: Path) -> dict[str, Any]:
+    return json.loads((variant(folder, "compare.json")).read_text())
+
+
+def losses(folder: Path, label: str) -> list[float]:
+    return [record["loss"] for record in outcome(variant(folder, label))[1] if record["kind"] == "step"]
+
+
+def files(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def test_alike_under_two_labels(job_file: Path, tmp_path: Path) -> None:
+    """The same bits, also where another variant was between them."""
+    method = 'method = { name = "hierarchical", every = 2 }'
+    text = f"[one]\n{method}\n[between]\nmethod.name = 'bsp'\n[other]\n{method}\n"
+    (tmp_path / "methods.toml").write_text(text)
+    ended = compare(job_file, tmp_path / "run", "methods.toml", *TWO_GROUPS)
+    assert ended == ({None}, 0)
+    one, between, other = (variant(tmp_path / "run", label) for label in ("one", "between", "other"))
+    assert_same_outcome(one, other)
+    with pytest.raises(AssertionError):
+        assert_same_outcome(one, between)
+    assert [row["complete"] for row in told(tmp_path / "run")["variants"]] == [True] * 3
+
+
+def test_all_begin_with_the_same_weights_and_see_the_same_samples(job_file: Path, tmp_path: Path) -> None:
+    """At a rate at which no weight moves losses are alike in every step, at another one in the first."""
+    methods, labels = "bsp, ssp staleness=1, async_sgd", ("bsp", "ssp-staleness=1", "async_sgd")
+    _, servers = compare(job_file, tmp_path / "still", methods, *TWO_GROUPS, "--optimizer.lr", "1e-30")
+    first, *others = (losses(tmp_path / "still", label) for label in labels)
+    assert len(set(first)) == len(first) == PER_VARIANT
+    for found in others:
+        assert found == pytest.approx(first, rel=1e-6)
+    assert servers == 2  # of two ranks, and not four: nothing is left of ssp while async_sgd is trained
+    compare(job_file, tmp_path / "moving", "bsp", *TWO_GROUPS)
+    one = losses(tmp_path / "moving", "bsp")
+    assert one[0] == first[0]
+    assert one[1:] != first[1:]
+
+
+@pytest.mark.slow
+def test_it_goes_on(job_file: Path, tmp_path: Path) -> None:
+    """Stopped in the first variant, then in the second; what is complete is left alone, also where another
+    one comes to it."""
+    methods = "bsp, hierarchical every=3"
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    compare(job_file, whole, methods, *TWO_GROUPS)
+    assert compare(job_file, other, methods, *TWO_GROUPS, after=PER_VARIANT - 1)[0] == {"enough"}
+    assert [row["complete"] for row in told(other)["variants"]] == [False]
+    assert compare(job_file, other, methods, *TWO_GROUPS, after=4, resume=True)[0] == {"enough"}
+    assert [(row["complete"], row["steps"]) for row in told(other)["variants"]] == [(True, 4), (False, 3)]
+    bsp, hierarchical = variant(other, "bsp"), variant(other, "hierarchical-every=3")
+    before = files(bsp)
+    assert compare(job_file, other, methods, *TWO_GROUPS, resume=True)[0] == {None}
+    assert files(bsp) == before
+    for found in (bsp, hierarchical):
+        assert_same_outcome(found, variant(whole, found.name))
+    before |= files(hierarchical)
+    compare(job_file, other, f"{methods}, sgp", *TWO_GROUPS, resume=True)
+    assert files(bsp) | files(hierarchical) == before
+    assert [row["complete"] for row in told(other)["variants"]] == [True, True, True]
+
+
+def test_groups_of_a_variant_and_samples_of_all(job_file: Path, tmp_path: Path) -> None:
+    """48 samples an epoch, in the same order, for two groups with halves of a batch and for one."""
+    methods = "bsp job.groups=1 data.batch_size=32, bsp, bsp job.groups=1"
+    still = ("--training.samples", "80", "--optimizer.lr", "1e-30")
+    compare(job_file, tmp_path / "run", methods, *TWO_GROUPS, *still)
+    found = [(row["P"], row["K"], row["steps"], row["samples"]) for row in told(tmp_path / "run")["variants"]]
+    assert found == [(1, 2, 3, 80), (2, 1, 3, 80), (1, 2, 5, 80)]
+    one = losses(tmp_path / "run", "bsp-job.groups=1-data.batch_size=32")
+    assert losses(tmp_path / "run", "bsp") == pytest.approx(one, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("methods", "options", "line"),
+    [
+        ("bsp, hierachical", (), r"^variant 'hierachical': .*job.toml: .*did you mean 'hierarchical'"),
+        ("bsp, hierarchical evry=8", (), r"^variant 'hierarchical evry=8': .*\[method\].* 'every'"),
+        ("bsp, ensemble every=8", (), r"^variant 'ensemble every=8': method ensemble is for groups that are"),
+        ("bsp, bsp job.groups=2", (), r"^variant 'bsp job.groups=2': .*\[job\]: groups = 2 is more than"),
+        ("bsp, bsp", (), "is there already"),
+        ("bsp", ("--training.steps", "1", "--training.samples", "2"), "give one of them, not both"),
+    ],
+)
+def test_mistakes_come_at_once(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, methods: str, options: tuple[str, ...],
+    line: str,
+) -> None:  # fmt: skip
+    """Before the first variant is trained, and in one line."""
+    monkeypatch.setenv("PMI_SIZE", "1")  # started by a launcher, on one rank
+    with pytest.raises(UserError, match=line) as raised:
+        compare(job_file, tmp_path / "run", methods, *options, n=1)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run-compare").exists()
+
+
+def test_what_goes_on_has_to_be_the_same(job_file: Path, tmp_path: Path) -> None:
+    run = Path("run")
+    compare(job_file, run, "bsp", *STEADY, n=1)
+    with pytest.raises(JobError, match=r"run-compare: holds a run: pass --resume"):
+        compare(job_file, run, "bsp", *STEADY, n=1)
+    with pytest.raises(
+        JobError, match=r"run-compare/bsp: was begun otherwise: training.epochs 1 → 2: choose"
+    ):
+        compare(job_file, run, "bsp", *STEADY, "--training.epochs", "2", n=1, resume=True)
+    with pytest.raises(JobError, match="was begun on 1 rank, and here are 2"):
+        compare(job_file, run, "bsp", *STEADY, n=2, resume=True)
+    compare(job_file, run.absolute(), "bsp", *STEADY, "--training.time_limit", "9", n=1, resume=True)
+
+
+@pytest.mark.slow
+def test_what_a_variant_chose_is_no_other_beginning(job_file: Path, tmp_path: Path) -> None:
+    """Its exchange stands in its job file, and not in that of all."""
+    said = ("--training.bucket_mb", "1", "--training.overlap", "true", *STEADY)
+    words = ("--job.groups", "1", "--training.tune", "1", *said)
+    compare(job_file, tmp_path / "run", "bsp", *words)
+    before = (variant(tmp_path / "run", "bsp") / "job.toml").read_text()
+    assert "exchange" in before
+    assert compare(job_file, tmp_path / "run", "bsp", *words, resume=True)[0] == {None}
+    with pytest.raises(JobError, match=r"was begun otherwise: method.exchange"):
+        compare(job_file, tmp_path / "run", "bsp", "--job.groups", "1", *said, resume=True)
+
+
+def test_ranks_count_before_anything_is_complete(job_file: Path, tmp_path: Path) -> None:
+    """As where the first variant is killed."""
+    with pytest.raises(UserError, match="the loss is nan"):
+        compare(job_file, tmp_path / "run", "bsp", *STEADY, "--optimizer.lr", "1e30", n=1)
+    with pytest.raises(JobError, match="was begun on 1 rank, and here are 2"):
+        compare(job_file, tmp_path / "run", "bsp", *STEADY, "--optimizer.lr", "1e30", n=2, resume=True)
+
+
+def test_the_variant_that_fails_is_named(job_file: Path, tmp_path: Path) -> None:
+    methods = "bsp, sgp optimizer.lr=1e30"
+    with pytest.raises(UserError, match=r"^variant 'sgp optimizer.lr=1e30': the loss is nan at step 2"):
+        compare(job_file, tmp_path / "run", methods, *STEADY, n=1)
+
+
+@pytest.mark.slow
+def test_as_users_start_it(tmp_path: Path) -> None:
+    """Stopped by its time limit with the code of a run that can go on, and resumed to the end."""
+    make_store(tmp_path / "small.h5")
+    (tmp_path / "job.toml").write_text(JOB)
+    words = ("compare", "job.toml", "--methods", "ssp staleness=1, hierarchical every=2", "--job.groups", "2")
+    stopped = launch(tmp_path, *words, "--training.time_limit", "0.001", n=2)
+    assert (stopped.code, stopped.messages) == (75, [])
+    assert "time limit reached: saved step 2, go on with --resume" in stopped.out
+    assert "ssp staleness=1 (unfinished)  2 × 1      2" in stopped.out
+    done = launch(tmp_path, *words, "--target", "0.01", "--resume", n=2)
+    assert (done.code, done.err) == (0, "")
+    assert "resuming at step 2 from a checkpoint" in done.out
+    *_, head, first, second, _ = done.out.splitlines()
+    assert "steps to 0.01" in head
+    assert (first.split()[0], second.split()[0]) == ("ssp", "hierarchical")
+    folder = tmp_path / "runs" / "job-compare"
+    found = {path.name for path in folder.iterdir()}
+    pictures = {"compare.json", "compare.csv", "compare.png"}
+    assert found == {*pictures, "ssp-staleness=1", "hierarchical-every=2"}

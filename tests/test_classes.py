@@ -1,0 +1,208 @@
+"""Abstract or final: no class overrides what another has made, and nobody asks of which class something is.
+
+To change what a class does, one goes around it; what may be done with an object its protocol says, which is
+asked for by that (`isinstance(part, Stateful)`), or an abstract class with several below it. Exceptions are
+raised to be told apart by class, and values of a job file, and those of `Waits`, are of several kinds: they
+may be asked for.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+HANDED_OVER = "what a user has handed over is one of ours, or of torch's or the user's own"
+SAME = "two forms of one value, which are made and told apart in this file"
+ASKED: Mapping[tuple[str, str], str] = {
+    ("checkpoint/in_scripts.py", "DistributedOptimizer"): HANDED_OVER,
+    ("checkpoint/items.py", "DistributedOptimizer"): HANDED_OVER,
+    ("data/injection.py", "InjectedBatches"): HANDED_OVER,
+    ("data/sampler.py", "Job"): HANDED_OVER,
+    (
+        "data/image_files.py",
+        "Drawn",
+    ): "a DataLoader hands over rows that a sampler has drawn, or others",
+    ("data/pairs.py", "Drawn"): "the same",
+    ("data/split.py", "Batch"): "a DataLoader hands over a batch that was read whole, or single samples",
+    ("engine/initial_state.py", "Joined"): HANDED_OVER,
+    ("engine/joined.py", "Joined"): HANDED_OVER,
+    ("engine/scaling.py", "DistributedOptimizer"): HANDED_OVER,
+    ("engine/wrapping.py", "Guarded"): HANDED_OVER,
+    ("engine/natural_gradient/optimizer.py", "DistributedOptimizer"): HANDED_OVER,
+    ("models/gpt.py", "IntoTheSum"): "torch's own way of finding layers, to give them their first weights",
+    ("models/transformer.py", "Projections"): "the same",
+    ("models/sync_batch_norm.py", "SyncBatchNorm"): HANDED_OVER,
+    ("checkpoint/tree.py", "UnreadTensor"): "an assertion",
+    ("cli/words.py", "KeysOf"): "one of the marks of an annotation, as typing has them",
+    ("core/method.py", "Method"): "a method is no part: it has some",
+    ("comm/lane.py", "Work"): SAME,
+    ("performance/comparing.py", "Config"): SAME,
+    ("train/ensemble.py", "Batches"): "an assertion",
+}
+"""By file and class: why it is asked for. The list only gets shorter."""
+TO_BE_MENDED = {
+    ("train/export/formats.py", "Library"), ("train/assembly.py", "InjectedBatches"),
+    ("train/loading.py", "Overlapping"),
+    ("train/run.py", "Meetings"), ("comm/choice.py", "ByDevice"),
+}  # fmt: skip
+"""Without a good reason: a field or a method would do."""
+FREE = ("config/", "errors.py")
+VALUES = "core/waits.py"
+"""Its classes are the kinds of one value, and data alone: who plays it tells them apart by `match`."""
+
+
+@dataclass(frozen=True)
+class Class:
+    """One class of the package."""
+
+    file: str
+    node: ast.ClassDef
+
+    @property
+    def protocol(self) -> bool:
+        return any(ast.unparse(base).split("[")[0].endswith("Protocol") for base in self.node.bases)
+
+    @property
+    def abstract(self) -> bool:
+        return any(is_abstract(each) for each in self.methods.values())
+
+    @property
+    def methods(self) -> Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+        functions = [x for x in self.node.body if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return {x.name: x for x in functions}
+
+
+def is_abstract(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any("abstractmethod" in ast.unparse(each) for each in method.decorator_list)
+
+
+class Package:
+    """All modules of a tree, and what names in them mean."""
+
+    def __init__(self, root: Path) -> None:
+        files = sorted((root / "hpcsgd").rglob("*.py"))
+        self.trees = {str(f.relative_to(root / "hpcsgd")): ast.parse(f.read_text()) for f in files}
+
+    @cached_property
+    def _own(self) -> Mapping[str, Mapping[str, Class]]:
+        return {
+            file: {node.name: Class(file, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+            for file, tree in self.trees.items()
+        }
+
+    @cached_property
+    def _imported(self) -> Mapping[str, Mapping[str, str]]:
+        return {
+            file: {
+                alias.asname or alias.name: f"{node.module}.{alias.name}"
+                for node in ast.walk(tree)
+                if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "hpcsgd"
+                for alias in node.names
+            }
+            for file, tree in self.trees.items()
+        }
+
+    def named(self, file: str, name: str) -> Class | None:
+        """The class of the package that `name`, perhaps with a module before it, is in `file`."""
+        if name in self._own[file]:
+            return self._own[file][name]
+        first, _, rest = name.partition(".")
+        path = self._imported[file].get(first)
+        return None if path is None else self._in_module(path, rest)
+
+    def _in_module(self, path: str, rest: str) -> Class | None:
+        parts = [*path.split(".")[1:], *filter(None, rest.split("."))]
+        *folders, name = parts
+        for file in (f"{'/'.join(folders)}.py", "/".join([*folders, "__init__.py"])):
+            if file in self.trees:
+                return self.named(file, name)
+        return None
+
+    def classes(self) -> Iterator[Class]:
+        for own in self._own.values():
+            yield from own.values()
+
+    def above(self, of: Class) -> Iterator[Class]:
+        for base in of.node.bases:
+            found = self.named(of.file, ast.unparse(base).split("[")[0])
+            if found is not None and found.node is not of.node:
+                yield found
+                yield from self.above(found)
+
+    def is_error(self, of: Class) -> bool:
+        ends = ("Error", "Exception", "KeyboardInterrupt")
+        return any(
+            ast.unparse(base).endswith(ends) for each in (of, *self.above(of)) for base in each.node.bases
+        )
+
+
+@cache
+def read(root: Path) -> Package:
+    return Package(root)
+
+
+def overriding(root: Path) -> list[str]:
+    """Methods that another class of the package has made before."""
+    package = read(root)
+    return [
+        f"{each.file}: {each.node.name}.{name} overrides {other.node.name}"
+        for each in package.classes()
+        for other in package.above(each)
+        if not other.protocol
+        for name in each.methods
+        if name in other.methods and not is_abstract(other.methods[name]) and name[:2] != "__"
+    ]
+
+
+def asking(root: Path) -> set[tuple[str, str]]:
+    """Files with the class of the package that they ask for, outside of those that may."""
+    package = read(root)
+    found: set[tuple[str, str]] = set()
+    for file, tree in package.trees.items():
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kinds]):
+                    names = [
+                        ast.unparse(x) for x in ast.walk(kinds) if isinstance(x, ast.Name | ast.Attribute)
+                    ]
+                case ast.MatchClass(cls=kind):
+                    names = [ast.unparse(kind)]
+                case _:
+                    continue
+            known = [x for name in names if (x := package.named(file, name)) is not None]
+            concrete = [x for x in known if not (x.protocol or x.abstract or package.is_error(x))]
+            found |= {(file, x.node.name) for x in concrete if not file.startswith(FREE) and x.file != VALUES}
+    return found
+
+
+def test_no_class_overrides_a_method_of_another() -> None:
+    assert overriding(ROOT) == []
+
+
+def test_nobody_asks_by_class() -> None:
+    found = asking(ROOT)
+    assert found - ASKED.keys() - TO_BE_MENDED == set()
+    assert (ASKED.keys() | TO_BE_MENDED) - found == set(), "mended: take it off the list"
+
+
+def test_both_are_found(tmp_path: Path) -> None:
+    files = {
+        "a.py": "class A:\n  def f(self): return 1\n  def g(self): return 2\n",
+        "b.py": "from hpcsgd.a import A\nclass B(A):\n  def f(self): return 2\n  def h(self): ...\n",
+        "c.py": "from hpcsgd import a, b\nclass C(b.B):\n  def g(self): ...\nisinstance(x, int | a.A)\n",
+        "d.py": "class D(ABC):\n  @abstractmethod\n  def f(self): ...\n"
+        "class E(D):\n  def f(self): ...\n"
+        "class P(Protocol):\n  def f(self): ...\nclass Q(P):\n  def f(self): ...\n"
+        "class Bad(ValueError): ...\nisinstance(x, (D, P, Bad, int))\nmatch x:\n  case E(): ...\n",
+    }
+    for name, text in files.items():
+        path = tmp_path / "hpcsgd" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert overriding(tmp_path) == ["b.py: B.f overrides A", "c.py: C.g overrides A"]
+    assert asking(tmp_path) == {("c.py", "A"), ("d.py", "E")}

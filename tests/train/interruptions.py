@@ -1,0 +1,115 @@
+"""Runs of a job file in one process, on threads, to which something happens in between."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hpcsgd.comm import Transport, threads
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import form
+from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.world import World
+
+PATIENCE = 60.0  # seconds; the machine may be busy
+_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
+
+
+class Killed(Exception):
+    """By somebody else."""
+
+
+def stopped(_: int) -> str:
+    return "enough"
+
+
+def killed(_: int) -> str:
+    raise Killed
+
+
+class Never:
+    """In place of `Stopping`, which takes signals and so only the main thread."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def now(self) -> str | None:
+        return None
+
+
+class Interruption:
+    """In place of `Stopping`: something happens after one step."""
+
+    def __init__(self, parts: Assembly, step: int, what: Callable[[int], str]) -> None:
+        self._parts, self._step, self._what = parts, step, what
+
+    def now(self) -> str | None:
+        t = self._parts.optimizer.t
+        return self._what(t) if t == self._step else None
+
+
+def train(
+    job_file: Path,
+    folder: Path,
+    *options: str,
+    n: int = 1,
+    at: int = -1,
+    what: Callable[[int], str] = stopped,
+    resume: bool = False,
+) -> list[str | None]:
+    """As the command does it, on `n` threads."""
+
+    def one(world: Transport) -> str | None:
+        config = load(job_file, [*options, "--run.folder", str(folder)])
+        parts = assemble(config, form(world, config.job.groups), job_file.name)
+        interruption: Any = Interruption(parts, at, what)
+        with ExitStack() as files:
+            setting, aside = World(config, parts.optimizer.job), world.apart()
+            try:
+                return _run._train(setting, parts, interruption, aside, resume, files)
+            except Killed:
+                world.end_apart(PATIENCE)  # nobody is left to write
+                raise
+
+    folder.mkdir(exist_ok=True)
+    return threads.run(n, one)
+
+
+def outcome(folder: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines.sort(key=lambda r: (r["step"], r["kind"]))  # a step's record comes once all ranks have made it
+    timed = {"seconds", "samples_per_s", "tokens_per_s", "utilization"}
+    records = [{k: v for k, v in r.items() if k not in timed and not k.endswith("_seconds")} for r in lines]
+    return torch.load(folder / "model.pt"), records
+
+
+def assert_same_outcome(one: Path, other: Path) -> None:
+    (model, records), (their_model, their_records) = outcome(one), outcome(other)
+    assert records == their_records
+    assert model.keys() == their_model.keys()
+    assert all(torch.equal(value, their_model[name]) for name, value in model.items())
+
+
+def assert_interruptions_change_nothing(job_file: Path, folder: Path, *options: str) -> None:
+    """On 4 ranks: killed after step 3, resumed, stopped after step 5 and resumed, it ends as if it had not
+    been."""
+    whole, other = folder / "whole", folder / "other"
+    train(job_file, whole, *options, n=4)
+    with pytest.raises(Killed):
+        train(job_file, other, *options, n=4, at=3, what=killed)
+    train(job_file, other, *options, n=4, at=5, what=stopped, resume=True)
+    train(job_file, other, *options, n=4, resume=True)
+    assert_same_outcome(whole, other)
+    assert len(outcome(whole)[1]) > 6
+
+
+def without_pictures(patch: pytest.MonkeyPatch) -> None:
+    """Which take longer than these runs."""
+    patch.setattr("hpcsgd.train.world._report", lambda _: None)

@@ -1,0 +1,77 @@
+"""A program for `test_long_runs`, on every rank: a method in many steps of a small model, then a few of a
+large one. It writes what it has had of the machine, and what a formula says of the large model."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn, optim
+
+import hpcsgd
+from hpcsgd.core.layout import bucket_bytes, nbytes
+from hpcsgd.core.traffic import Sizes
+from hpcsgd.cost.memory import kept
+from hpcsgd.engine.plan import StepPlan
+from hpcsgd.methods import Method, bsp, delayed, diloco, hierarchical, streamed
+from hpcsgd.parts import wires
+from hpcsgd.parts.exchanges import Packed
+from train import watched
+
+EVERY = 8
+FIRST, LAST = 25 * EVERY, 150 * EVERY
+"""1000 steps between them."""
+METHODS: dict[str, Callable[[], Method]] = {
+    "bsp": bsp,
+    "hierarchical": lambda: hierarchical(EVERY),
+    "packed": lambda: hierarchical(EVERY, Packed(wires.int8(), wires.bf16()), average=wires.int4()),
+    "delayed": lambda: delayed(hierarchical(EVERY, average=wires.int4()), 2),
+    "streamed": lambda: streamed(diloco(EVERY), 4, 4),
+}
+
+
+def trained(
+    job: hpcsgd.Job, method: Method, width: int, depth: int
+) -> tuple[nn.Module, Callable[[int], None]]:
+    """A model, and what makes so many steps of it."""
+    net = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+    inner = optim.AdamW(net.parameters(), lr=1e-3)
+    optimizer = hpcsgd.DistributedOptimizer(inner, net, job, method)
+    generator = torch.Generator().manual_seed(job.rank)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            value = net(torch.randn(2, width, generator=generator)).square().mean()
+            value.backward()
+            optimizer.step(loss=value.detach())
+
+    return net, train
+
+
+def main(name: str) -> None:
+    job = hpcsgd.init(groups=2)
+    _, train = trained(job, METHODS[name](), width=16, depth=3)
+    train(FIRST)
+    time.sleep(1)  # until a meeting that is under way has come to its end
+    first = watched.now()
+    train(LAST - FIRST)
+    time.sleep(1)
+    last = watched.now()
+    method = METHODS[name]()
+    net, train = trained(job, method, width=512, depth=16)
+    m = Sizes.of(net.named_parameters(), job.P, job.K, bucket_bytes(nbytes(net.parameters())))
+    train(2 * EVERY)
+    time.sleep(1)
+    grown = watched.now()["bytes"] - last["bytes"]
+    formula = {"expected": kept(StepPlan.of(method), m, moments=2), "model": m.K * m.owned()}
+    told = {"first": first, "last": last, "grown": grown, **formula}
+    Path(f"seen-{job.rank}").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

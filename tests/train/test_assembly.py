@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn, optim
+from torch.optim import lr_scheduler
+
+from hpcsgd.comm import Transport, threads
+from hpcsgd.config.schema import load
+from hpcsgd.core.graphs import Exponential, Graph, PowersOfTwo, Ring
+from hpcsgd.core.topology import form
+from hpcsgd.data import crop_and_flip
+from hpcsgd.errors import JobError
+from hpcsgd.methods import hierarchical
+from hpcsgd.methods.diloco import Outer
+from hpcsgd.methods.fedavg import PerEpoch
+from hpcsgd.parts.exchanges import Dense, ReduceScatter
+from hpcsgd.train.assembly import Assembly, assemble
+from train.launches import JOB, make_store
+
+TRAIN = 50
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    make_store(folder / "small.h5", TRAIN)
+    (folder / "job.toml").write_text(JOB)
+    return folder / "job.toml"
+
+
+def on_ranks(
+    job_file: Path, words: str, of: Callable[[Assembly], Any], *, n: int = 1, P: int | None = None
+) -> list[Any]:
+    """`of` what these words assemble, on each of `n` ranks."""
+
+    def one(world: Transport) -> Any:
+        return of(assemble(load(job_file, words.split()), form(world, P), "job.toml"))
+
+    return threads.run(n, one)
+
+
+def net(start: float = 0.5) -> nn.Module:
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(36, 10))
+    for p in layers.parameters():
+        nn.init.constant_(p, start)
+    return layers
+
+
+def brighter(x: Tensor, _: Generator) -> Tensor:
+    return x + 1
+
+
+def half_rate(parameters: Any, lr: float) -> optim.Optimizer:
+    return optim.Adagrad(parameters, lr=lr / 2)
+
+
+def of_the_model(model: nn.Module, lr: float) -> optim.Optimizer:
+    return optim.Adagrad(model.parameters(), lr=lr / 4)
+
+
+def rate(_: Any, lr: float) -> float:
+    return lr
+
+
+def slowing(optimizer: optim.Optimizer, by: float = 0.5) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.ExponentialLR(optimizer, by)
+
+
+HERE = "train.test_assembly"
+
+
+def test_functions_of_the_user_take_part(job_file: Path) -> None:
+    words = (
+        f"--model.build {HERE}:net --model.arguments {{start=0.25}} --optimizer.build {HERE}:half_rate "
+        f"--schedule.build {HERE}:slowing --schedule.arguments.by 0.75 --data.transform {HERE}:brighter"
+    )
+
+    def check(parts: Assembly) -> None:
+        assert {p.unique().item() for p in parts.model.parameters()} == {0.25}
+        assert isinstance(parts.optimizer.local.optimizer, optim.Adagrad)
+        assert parts.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+        assert isinstance(parts.scheduler, lr_scheduler.ExponentialLR)
+        assert parts.scheduler.gamma == 0.75
+        assert torch.equal(parts.transform(torch.zeros(2), parts.generator), torch.ones(2))
+
+    on_ranks(job_file, words, check)
+
+
+def hidden() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Linear(8, 10))
+
+
+def test_muon_is_made_of_the_model(job_file: Path) -> None:
+    words = (
+        f"--model.build {HERE}:hidden --model.arguments {{}} --optimizer.build Muon --optimizer.lr 0.02 "
+        "--optimizer.arguments {momentum=0.9,rest={lr=0.001,betas=[0.8,0.9]}}"
+    )
+
+    def read(parts: Assembly) -> list[tuple[Any, ...]]:
+        return [
+            (g["lr"], g.get("momentum"), g.get("betas"), sum(p.numel() for p in g["params"]))
+            for g in parts.optimizer.param_groups
+        ]
+
+    (groups,) = on_ranks(job_file, words, read)
+    assert groups == [(0.02, 0.9, None, 288), (0.001, None, (0.8, 0.9), 8 + 80 + 10)]
+    with pytest.raises(JobError, match=r"\[optimizer.arguments\]: muon has no argument 'momenta'"):
+        on_ranks(job_file, words.replace("momentum", "momenta"), read)
+
+
+def test_optimizers_of_the_user_may_take_the_model(job_file: Path) -> None:
+    words = f"--optimizer.build {HERE}:of_the_model"
+    assert on_ranks(job_file, words, lambda parts: parts.optimizer.param_groups[0]["lr"]) == [0.025]
+
+
+@pytest.mark.parametrize("words", ["", "--data.transform crop_and_flip"])
+def test_short_names(job_file: Path, words: str) -> None:
+    transforms = on_ranks(job_file, words, lambda parts: parts.transform)
+    x = torch.rand(2, 1, 6, 6)
+    if words:
+        assert transforms == [crop_and_flip]
+    else:
+        assert transforms[0](x, Generator()) is x
+
+
+@pytest.mark.parametrize("words", ["", "--training.broadcast_buffers true"])
+def test_buffers_are_broadcast_where_the_job_file_says_so(job_file: Path, words: str) -> None:
+    def taken(parts: Assembly) -> list[int]:
+        parts.model.register_buffer("at", torch.tensor(parts.optimizer.job.rank))
+        for batch in parts.loader:
+            parts.optimizer.zero_grad()
+            parts.model(batch[0].float()).sum().backward()
+            parts.optimizer.step()
+            break
+        return [int(x) for name, x in parts.model.named_buffers() if name == "at"]
+
+    assert on_ranks(job_file, words, taken, n=2, P=1) == ([[0], [0]] if words else [[0], [1]])
+
+
+PARTS = [
+    ("", Dense, hierarchical(every=2)),
+    ("--method.exchange reduce_scatter", ReduceScatter, hierarchical(2, exchange=ReduceScatter())),
+    ("--method.every 5", Dense, hierarchical(every=5)),
+]
+
+
+@pytest.mark.parametrize(("words", "exchange", "method"), PARTS)
+def test_a_method_and_its_parts(job_file: Path, words: str, exchange: type, method: Any) -> None:
+    (made,) = on_ranks(job_file, words, lambda parts: parts.optimizer.method)
+    assert made == method
+    assert isinstance(made.exchange, exchange)
+
+
+def with_method(job_file: Path, name: str, method: str) -> Path:
+    text = JOB.replace('name = "hierarchical"\nevery = 2\n', method)
+    assert text != JOB
+    job_file.with_name(name).write_text(text)
+    return job_file.with_name(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "S"), [("", 4), ("--data.batch_size 5", 10), ("--method.steps_per_epoch 7", 7)]
+)
+def test_the_steps_of_an_epoch_come_by_themselves(job_file: Path, words: str, S: int) -> None:
+    """To whatever method asks for them, unless the job file says otherwise."""
+    file = with_method(job_file, "fedavg.toml", 'name = "fedavg"\nper_epoch = 3\n')
+    (made,) = on_ranks(file, words, lambda parts: parts.optimizer.method)
+    assert made.when == PerEpoch(3, S)
+    switched = 'name = "switch"\nfirst = { name = "bsp" }\nthen = { name = "fedavg" }\nat = 7\n'
+    (made,) = on_ranks(with_method(job_file, "then.toml", switched), "", lambda parts: parts.optimizer.method)
+    assert made.how._turn.then.when == PerEpoch(4, 4)
+
+
+def test_a_block_may_be_an_epoch(job_file: Path) -> None:
+    text = 'name = "adacomm"\ninterval = 9\nblock = { epoch = 2 }\n'
+    (made,) = on_ranks(with_method(job_file, "adacomm.toml", text), "", lambda parts: parts.optimizer.method)
+    assert (made.when.I_0, made.when.block) == (9, 8)
+
+
+@pytest.fixture(scope="module")
+def diloco(job_file: Path) -> Path:
+    outer = 'outer = { build = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }\n'
+    return with_method(job_file, "diloco.toml", 'name = "diloco"\nevery = 4\n' + outer)
+
+
+def test_an_optimizer_of_the_method_itself(diloco: Path) -> None:
+    def outer(parts: Assembly) -> optim.Optimizer:
+        assert isinstance(parts.optimizer.method.how, Outer)
+        return parts.optimizer.method.how.make_optimizer([torch.ones(2)])
+
+    (made,) = on_ranks(diloco, "", outer)
+    assert isinstance(made, optim.SGD)
+    assert {"lr": 0.7, "momentum": 0.9, "nesterov": True}.items() <= made.param_groups[0].items()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--method.outer.build SDG", r"\[method\] outer build: no 'SDG'; did you mean 'SGD'"),
+        (
+            "--method.outer.momentun 1",
+            r"\[method\] outer: SGD has no argument 'momentun'; did you mean 'momentum'",
+        ),
+        ("--method.outer.lr -1.0", r"\[method\]: outer: SGD: Invalid learning rate: -1.0"),
+        ("--method.outer {build='LBFGS'}", r"\[method\]: diloco: .*closure"),
+        ("--method.outer 3", r"\[method\] outer = 3: expected a name, or a table with it; Allowed: ASGD, "),
+        (
+            f"--method.outer {{build='{HERE}:net',start=0.5}}",
+            r"\[method\] outer: net has no argument 'start'",
+        ),
+        (f"--method.outer {{build='{HERE}:flat',lr=1}}", r"\[method\] outer: flat takes fewer than"),
+    ],
+)
+def test_outer_optimizers_that_are_refused(diloco: Path, words: str, message: str) -> None:
+    with pytest.raises(JobError, match=message) as caught:
+        on_ranks(diloco, words, lambda parts: None)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def switching(job_file: Path) -> Path:
+    method = 'name = "switch"\nfirst = { name = "bsp" }\nthen = { name = "sgp", graph = "ring" }\nat = 7\n'
+    return with_method(job_file, "switching.toml", method)
+
+
+@pytest.mark.parametrize(("words", "steps"), [("", 7), ("--method.at {epoch=3}", 12)])
+def test_a_method_and_then_another(switching: Path, words: str, steps: int) -> None:
+    (made,) = on_ranks(switching, words, lambda parts: parts.optimizer.method)
+    assert (made.how._turn.at, made.how._turn.then.how.graph) == (steps, Ring())
+
+
+@pytest.mark.parametrize(
+    ("given", "graph"),
+    [
+        ("", Exponential(1)),
+        ("peers = 2", Exponential(2)),
+        ('graph = "exponential"', Exponential(1)),
+        ('graph = { name = "powers_of_two", per_step = 2 }', PowersOfTwo(2)),
+    ],
+)
+def test_who_gossips_with_whom(job_file: Path, given: str, graph: Graph) -> None:
+    """Both readings of two peers have a name; the default one needs none."""
+    file = with_method(job_file, "gossip.toml", f'name = "sgp"\n{given}\n')
+    (made,) = on_ranks(file, "", lambda parts: parts.optimizer.method)
+    assert made.how.graph == graph
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--method.first.name bps", r"\[method\] first name: no 'bps'; did you mean 'bsp'"),
+        ("--method.at {epoch=1.5}", r"\[method\]: switch: at = {'epoch': 1.5}: expected a whole number"),
+        ("--method.then.graph rings", r"\[method\] then graph: no 'rings'; did you mean 'ring'"),
+        ("--method.then.every 3", r"\[method\] then: sgp has no argument 'every'"),
+    ],
+)
+def test_switches_that_are_refused(switching: Path, words: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        on_ranks(switching, words, lambda parts: None)
+
+
+@pytest.mark.parametrize(
+    ("n", "P", "batch", "steps"),
+    [(1, 1, 16, 4), (2, 1, 8, 4), (2, 2, 16, 2), (4, 2, 8, 2), (4, 1, 4, 3), (4, 4, 16, 1)],
+)
+def test_the_batch_is_that_of_a_group(job_file: Path, n: int, P: int, batch: int, steps: int) -> None:
+    """`batch` samples of each rank in each of `steps` steps; the last one takes what is left."""
+
+    def counts(parts: Assembly) -> tuple[list[int], int]:
+        return [len(y) for _, y in parts.loader], parts.steps_per_epoch
+
+    left = TRAIN // n - batch * (steps - 1)
+    assert on_ranks(job_file, "", counts, n=n, P=P) == [([batch] * (steps - 1) + [left], steps)] * n
+
+
+@pytest.mark.parametrize(
+    ("rule", "P", "K", "factor"),
+    [
+        ("none", 4, 1, 1.0),
+        ("linear", 4, 1, 4.0),
+        ("root", 4, 1, 2.0),
+        ("none", 2, 2, 1.0),
+        ("linear", 2, 2, 2.0),
+        ("root", 2, 2, 2**0.5),
+        ("linear", 3, 2, 3.0),
+        ("linear", 1, 4, 1.0),
+        ("root", 1, 4, 1.0),
+    ],
+)
+def test_the_learning_rate_grows_with_the_groups(
+    job_file: Path, rule: str, P: int, K: int, factor: float
+) -> None:
+    """Not with the ranks, K of which share a batch; and the warm-up begins at that of one group."""
+    words = f"--schedule.scaling {rule} --schedule.warmup_epochs 3"
+
+    def rates(parts: Assembly) -> tuple[float, float, int]:
+        lr = parts.optimizer.param_groups[0]["lr"]
+        return lr, lr * parts.warm_up.factor(), parts.warm_up.steps
+
+    per_epoch = -(-(TRAIN // (P * K)) // (16 // K))
+    for full, first, steps in on_ranks(job_file, words, rates, n=P * K, P=P):
+        assert (full, first, steps) == (pytest.approx(0.1 * factor), pytest.approx(0.1), 3 * per_epoch)
+
+
+def test_all_ranks_start_alike_and_then_take_their_own_chances(job_file: Path) -> None:
+    def start(parts: Assembly) -> tuple[list[float], float]:
+        weights = torch.cat([p.detach().flatten() for p in parts.model.parameters()])
+        return weights.tolist(), torch.rand((), generator=parts.generator).item()
+
+    starts = on_ranks(job_file, "", start, n=4)
+    assert len({tuple(weights) for weights, _ in starts}) == 1
+    assert len({chance for _, chance in starts}) == 4
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_seed_decides_about_everything(job_file: Path, seed: int) -> None:
+    def everything(parts: Assembly) -> tuple[list[float], list[int], float]:
+        weights = torch.cat([p.detach().flatten() for p in parts.model.parameters()])
+        chance = torch.rand((), generator=parts.generator).item()
+        return weights.tolist(), list(parts.sampler), chance
+
+    (one,) = on_ranks(job_file, "--seed 1", everything)
+    (other,) = on_ranks(job_file, f"--seed {seed}", everything)
+    assert [a == b for a, b in zip(one, other, strict=True)] == [seed == 1] * 3
+
+
+def test_trying_the_model_leaves_no_trace(job_file: Path) -> None:
+    """Neither in its statistics nor in anybody's chance."""
+
+    def found(parts: Assembly) -> tuple[int, bool, float]:
+        norm = next(m for m in parts.model.modules() if isinstance(m, nn.BatchNorm1d))
+        return int(norm.num_batches_tracked or 0), parts.model.training, torch.rand(()).item()
+
+    words = f"--model.build {HERE}:normalizing --model.arguments {{}}"
+    (batches, training, chance), = on_ranks(job_file, words, found)  # fmt: skip
+    assert (batches, training) == (0, True)
+    assert chance == torch.rand((), generator=Generator().manual_seed(2)).item()
+
+
+def normalizing() -> nn.Module:
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 10))
+    for p in layers.parameters():
+        nn.init.constant_(p, 0.1)
+    return layers
+
+
+def pair() -> nn.Module:
+    class Pair(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x
+
+    layers = Pair()
+    layers.weight = nn.Parameter(torch.zeros(1))
+    return layers
+
+
+def flat() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 10))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (f"--model.build {HERE}:pair --model.arguments {{}}", "pair gives a tuple, expected a tensor"),
+        (f"--model.build {HERE}:flat --model.arguments {{}}", r"scores of shape \[2, 1, 6, 10\] for 2"),
+        (f"--optimizer.build {HERE}:rate", r"\[optimizer\] build: .* returned float, expected Optimizer"),
+        (f"--schedule.build {HERE}:rate", r"\[schedule.arguments\]: rate needs 'lr'; given: none"),
+        ("--schedule.build ReduceLROnPlateau", "ReduceLROnPlateau goes by results"),
+        ("--optimizer.build LBFGS", "LBFGS evaluates the loss several times a step"),
+        (
+            "--method.moments forgotten",
+            r"\[method\] moments: no 'forgotten'; Allowed: averaged, kept, reset",
+        ),
+        (
+            "--method.exchange [1]",
+            r"exchange = \[1\]: expected a name, .* Allowed: alltoall, ",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(job_file: Path, words: str, message: str) -> None:
+    with pytest.raises(JobError, match=message) as caught:
+        on_ranks(job_file, words, lambda parts: None)
+    assert "\n" not in str(caught.value)

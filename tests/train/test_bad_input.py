@@ -1,0 +1,339 @@
+"""Bad input as users give it: one line with what was given, what is allowed and where; nothing stays."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import h5py
+import pytest
+
+import programs
+from train.launches import JOB, Ended, ended, hpcsgd, launch, make_store, start
+
+USER = """\
+from torch import nn
+
+def number():
+    return 3
+
+def few():
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mistake: options, or another job file, or `n` ranks (0: no launcher); and the line it leads to.
+
+    Where the line ends in "...", what follows depends on the version of a library.
+    """
+
+    line: str
+    options: str = ""
+    changed: tuple[str, str] = ("", "")
+    n: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("store") / "small.h5")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, store: Path) -> Path:
+    """A user's folder: a job file, its store, a module."""
+    shutil.copy(store, tmp_path)
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "user.py").write_text(USER)
+    return tmp_path
+
+
+def files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
+def assert_one_line(done: Ended, line: str) -> None:
+    assert done.code == 1, done.err
+    assert done.err.count("\n") == 1, done.err
+    if line.endswith("..."):
+        assert done.err.startswith(f"hpcsgd: {line[:-3]}")
+    else:
+        assert done.err == f"hpcsgd: {line}\n"
+
+
+NAMES = 'Allowed: {}, or "package.module:function"'
+RESNETS = "resnet10, resnet101, resnet110, resnet18, resnet20, resnet32, resnet44, resnet50, resnet56"
+MODELS = f"alexnet, cifar_resnet, cnn, edsr, gpt, lstm, mlp, ncf, {RESNETS}, transformer, vgg11"
+
+CASES = {
+    # the file
+    "no file": Case(
+        "none.toml: cannot be read: No such file or directory", changed=("job.toml", "none.toml")
+    ),
+    "syntax": Case(
+        "job.toml: not valid TOML: Expected ']' at the end of a table declaration (at line 4, column 7)",
+        changed=("[model]", "[model"),
+    ),
+    "unknown key": Case(
+        "job.toml:13: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: "
+        "activation_checkpointing, broadcast_buffers, bucket_mb, channels_last, checkpoint_every, compile, "
+        "deterministic, device, epochs, evaluate_every, evaluation_tokens, log_every, machine, overlap, "
+        "peak_tflops, precision, prefetch, samples, steps, stop_ahead, threads, time_limit, tokens, tune",
+        changed=("epochs", "epoch"),
+    ),
+    "unknown section": Case(
+        "job.toml:12: [trainings]: unknown section: did you mean 'training'? Allowed: data, job, method, "
+        "model, optimizer, reallocation, run, schedule, seed, training",
+        changed=("[training]", "[trainings]"),
+    ),
+    "wrong type": Case(
+        'job.toml:13: [training] epochs = "1": expected int ≥ 1', changed=("epochs = 1", 'epochs = "1"')
+    ),
+    "out of range": Case("job.toml:8: [optimizer] lr = -0.1: expected number > 0", changed=("0.1", "-0.1")),
+    "missing key": Case(
+        "job.toml:7: [optimizer] lr is missing: expected number > 0", changed=("lr = 0.1", "")
+    ),
+    "override": Case("--training.epochs 0: expected int ≥ 1", "--training.epochs 0"),
+    "no such device": Case(
+        "job.toml: [training]: device = 'tpu': torch sees none here; allowed on this machine: auto, cpu",
+        "--training.device tpu",
+    ),
+    # the ranks
+    "two shapes": Case(
+        "--job.groups 2: groups = 2 and group_size = 2: give one of them, not both",
+        "--job.groups 2 --job.group_size 2",
+    ),
+    "groups do not divide": Case(
+        "job.toml: [job]: groups = 3 does not divide the 4 ranks of the job; allowed: 1, 2, 4",
+        "--job.groups 3",
+        n=4,
+    ),
+    "more groups than ranks": Case(
+        "job.toml: [job]: group_size = 3 is more than the 2 ranks of the job", "--job.group_size 3", n=2
+    ),
+    "batch does not divide": Case(
+        "job.toml: [data] batch_size = 5 is the batch of a group of 2 ranks: give a multiple of 2",
+        "--data.batch_size 5",
+        n=2,
+    ),
+    "foreign launcher": Case(
+        "Open MPI's mpiexec (OMPI_COMM_WORLD_SIZE) started 3 ranks but MPI sees a world of 1: the launcher "
+        "does not fit the MPI library (...",
+        environment={"OMPI_COMM_WORLD_SIZE": "3"},
+    ),
+    # names and arguments
+    "unknown method": Case(
+        "job.toml: [method] name: no 'hierachical'; did you mean 'hierarchical'? Allowed: ...",
+        "--method.name hierachical",
+    ),
+    "unknown argument of a method": Case(
+        "job.toml: [method]: hierarchical has no argument 'evry'; did you mean 'every'? Allowed: "
+        "average, every, exchange, moments",
+        "--method.evry 2",
+    ),
+    "method out of range": Case(
+        "job.toml: [method]: every = 0: groups meet after at least 1 step", "--method.every 0"
+    ),
+    "fraction for a method": Case(
+        "job.toml: [method]: hierarchical: every = 2.5: expected int", "--method.every 2.5"
+    ),
+    "unknown sink": Case(
+        "job.toml: [run] sinks: no 'tensorbord'; did you mean 'tensorboard'? Allowed: mlflow, tensorboard, "
+        'wandb, or "package.module:function"',
+        '--run.sinks ["tensorbord"]',
+        n=2,
+    ),
+    "sinks that are no list": Case(
+        "--run.sinks tensorboard: expected a list of strings or tables", "--run.sinks tensorboard"
+    ),
+    "unknown part": Case(
+        "job.toml: [method] exchange: no 'all2all'; did you mean 'alltoall'? "
+        + NAMES.format("alltoall, dense, packed, reduce_scatter, sparse"),
+        "--method.exchange all2all",
+    ),
+    "unknown model": Case(
+        f"job.toml: [model] build: no 'mpl'; did you mean 'mlp'? {NAMES.format(MODELS)}", "--model.build mpl"
+    ),
+    "unknown module": Case(
+        "job.toml: [model] build: 'usr:few': no module 'usr', neither installed nor in {folder}",
+        "--model.build usr:few",
+    ),
+    "unknown function": Case(
+        "job.toml: [model] build: 'user:feww': no 'feww' in user; did you mean 'few'? Allowed: few, number",
+        "--model.build user:feww",
+    ),
+    "no model": Case(
+        "job.toml: [model] build: 'user:number' returned int, expected Module",
+        "--model.build user:number --model.arguments {}",
+    ),
+    "unknown argument of a model": Case(
+        "job.toml: [model.arguments]: mlp has no argument 'input'; did you mean 'inputs'? Allowed: classes, "
+        "hidden, inputs",
+        "--model.arguments.input 3",
+    ),
+    "unknown argument of a library's model": Case(
+        "job.toml: [model.arguments]: GPT2Config has no argument 'n_layers'; did you mean 'n_layer'? ...",
+        "--model.build transformers:AutoModelForCausalLM --model.arguments {model_type='gpt2',n_layers=2}",
+    ),
+    "tokens of images": Case(
+        "job.toml: [training] tokens: the samples of this store are not made of tokens",
+        "--training.tokens 100",
+    ),
+    "nothing to compute again": Case(
+        "job.toml: [training] activation_checkpointing: the model has no blocks, modules made of others",
+        "--training.activation_checkpointing true",
+    ),
+    "no length": Case(
+        "job.toml:12: [training]: no length: give epochs, or steps, samples or tokens in their place",
+        changed=("epochs = 1", ""),
+    ),
+    "unknown optimizer": Case(
+        "job.toml: [optimizer] build: no 'Sgd'; did you mean 'SGD'? Allowed: ...", "--optimizer.build Sgd"
+    ),
+    "optimizer out of range": Case(
+        "job.toml: [optimizer.arguments]: SGD: Invalid momentum value: -3",
+        "--optimizer.arguments.momentum -3",
+    ),
+    "learning rate twice": Case(
+        "job.toml: [optimizer.arguments]: lr = 3: give it as lr of [optimizer], for one group",
+        "--optimizer.arguments.lr 3",
+    ),
+    "unknown scheduler": Case(
+        "job.toml: [schedule] build: no 'Step'; did you mean 'StepLR'? Allowed: ...", "--schedule.build Step"
+    ),
+    "scheduler incomplete": Case(
+        "job.toml: [schedule.arguments]: StepLR needs 'step_size'; given: none", "--schedule.build StepLR"
+    ),
+    "unknown transform": Case(
+        f"job.toml: [data] transform: no 'crop'; {NAMES.format('crop_and_flip')}", "--data.transform crop"
+    ),
+    # the data
+    "no store": Case(
+        "job.toml: [data] store: {folder}/none.h5: no such file; `hpcsgd data convert` makes a store",
+        "--data.store none.h5",
+    ),
+    "other file": Case(
+        "job.toml: [data] store: {folder}/job.toml: not a store, or damaged (...", "--data.store job.toml"
+    ),
+    "no scores for some classes": Case(
+        "job.toml: [model]: user:few gives scores of shape [2, 4] for 2 samples, but {folder}/small.h5 has "
+        "10 classes: expected [2, 10]",
+        "--model.build user:few --model.arguments {}",
+    ),
+    "other shape of samples": Case(
+        "job.toml: [model]: mlp does not take samples of shape [1, 6, 6]: mat1 and mat2 ...",
+        "--model.arguments.inputs 35",
+    ),
+    "more workers than any use": Case(
+        "job.toml: [data]: workers = 1000000: expected at most ...", "--data.workers 1000000"
+    ),
+    # what is written
+    "folder below a file": Case(
+        "user.py/run: cannot be used as [run] folder: Not a directory", "--run.folder user.py/run"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_mistake_is_one_line(folder: Path, name: str) -> None:
+    case = CASES[name]
+    job = folder / "job.toml"
+    text = job.read_text()
+    assert case.changed[0] in "job.toml" or case.changed[0] in text, "this case changes nothing"
+    job.write_text(text.replace(*case.changed))
+    file = "none.toml" if case.changed[1] == "none.toml" else "job.toml"
+    before = files(folder)
+    words = ["train", file, *case.options.split()]
+    done = launch(folder, *words, n=case.n, **case.environment)
+    assert_one_line(done, case.line.replace("{folder}", str(folder)))
+    assert done.out == ""
+    assert files(folder) == before
+
+
+@pytest.mark.slow
+def test_every_rank_ends_with_an_error(folder: Path) -> None:
+    """Not only the launcher: each writes down its own exit code."""
+    noting = ["sh", "-c", '"$@"; code=$?; echo $code > code-$PMI_RANK; exit $code', "sh"]
+    command = [programs.mpiexec(), "-n", "2", *noting, *hpcsgd("train", "job.toml", "--model.build", "mpl")]
+    done = ended(start(folder, command))
+    assert_one_line(done, "job.toml: [model] build: no 'mpl'; did you mean 'mlp'? ...")
+    assert [(folder / f"code-{rank}").read_text() for rank in range(2)] == ["1\n", "1\n"]
+
+
+@pytest.mark.slow
+def test_of_silent_worlds_the_first_speaks(folder: Path) -> None:
+    """Three processes that a foreign launcher started, each taking itself for all there is."""
+    ranks = [{"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(3)]
+    command = hpcsgd("train", "job.toml")
+    worlds = [ended(process) for process in [start(folder, command, **rank) for rank in ranks]]
+    assert [world.code for world in worlds] == [1, 1, 1]
+    assert [len(world.err.splitlines()) for world in worlds] == [1, 0, 0]
+
+
+@pytest.mark.slow
+def test_fewer_samples_than_ranks(folder: Path) -> None:
+    make_store(folder / "three.h5", train=3)
+    done = launch(folder, "train", "job.toml", "--data.store", "three.h5", n=4)
+    line = "job.toml: [data] store: 3 samples cannot be dealt to 4 ranks: each needs at least one"
+    assert_one_line(done, line)
+
+
+@pytest.mark.slow
+def test_a_store_that_was_cut_off(folder: Path) -> None:
+    whole = (folder / "small.h5").read_bytes()
+    (folder / "small.h5").write_bytes(whole[:-1])
+    done = launch(folder, "train", "job.toml")
+    assert_one_line(done, f"job.toml:2: [data] store: {folder}/small.h5: not a store, or damaged (...")
+
+
+@pytest.mark.slow
+def test_a_store_with_a_damaged_image(folder: Path) -> None:
+    path = folder / "small.h5"
+    with h5py.File(path) as file:
+        images = file["train/x"]
+        assert isinstance(images, h5py.Dataset)
+        place = images.id.get_chunk_info(7).byte_offset
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    done = launch(folder, "train", "job.toml", "--run.folder", "run")
+    line = f"{path}: split 'train' is damaged: rows 7 do not match their checksums; convert it again"
+    assert_one_line(done, line)
+    assert not (folder / "run" / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_another_kind_of_hdf5_file(folder: Path) -> None:
+    with h5py.File(folder / "other.h5", "w") as file:
+        file["x"] = [1]
+    done = launch(folder, "train", "job.toml", "--data.store", "other.h5")
+    line = f"{folder}/other.h5: an HDF5 file, but not a store made by `hpcsgd data convert`"
+    assert_one_line(done, f"job.toml: [data] store: {line}")
+
+
+def test_a_folder_that_holds_a_run(folder: Path) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "metrics.jsonl").touch()
+    before = files(folder)
+    done = launch(folder, "train", "job.toml", "--run.folder", "run")
+    line = "run: holds a run: pass --resume to go on with it, or choose another [run] folder"
+    assert_one_line(done, line)
+    assert files(folder) == before
+
+
+def test_a_learning_rate_that_breaks_the_model(folder: Path) -> None:
+    done = launch(folder, "train", "job.toml", "--optimizer.lr", "1e30", "--run.folder", "run")
+    assert_one_line(done, "the loss is nan at step 2: try a lower learning rate or a longer warm-up")
+    assert not {"summary.json", "model.pt"} & {path.name for path in files(folder)}
+    assert not list(folder.glob("run/checkpoints/*"))
+
+
+def test_an_unknown_command(folder: Path) -> None:
+    done = launch(folder, "trian", "job.toml")
+    known = "train, probe, measure, plan, simulate, compare, launch, data, ..."
+    line = f'Unknown command "trian". Did you mean "train"? Available commands: {known}'
+    assert_one_line(done, line)

@@ -1,0 +1,361 @@
+"""Islands of threads that train together: nobody dies, one dies, one returns, all have to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from elastic.conftest import Desk, desk, wait_for
+from hpcsgd.checkpoint import Writer
+from hpcsgd.comm import Transport, threads
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import NOBODY, Absent, Peers, form
+from hpcsgd.elastic.allotment import Allotment
+from hpcsgd.elastic.event_log import Event
+from hpcsgd.elastic.meetings import Meetings
+from hpcsgd.elastic.reallocation import Reallocation
+from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.errors import UserError
+from hpcsgd.methods import ensemble, hierarchical
+from hpcsgd.report.summary import of_kind, summary
+from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.ensemble import Moved
+from hpcsgd.train.world import WorldLoop
+from train.islands_of_threads import (
+    NO_NORM,
+    TRAIN,
+    WORDS,
+    Clock,
+    Died,
+    Life,
+    Stops,
+    World,
+    assert_same,
+    course,
+    together,
+)
+from train.launches import JOB, make_store
+
+__all__ = ["desk"]
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    make_store(folder / "small.h5", TRAIN, 20)
+    (folder / "job.toml").write_text(JOB.replace("momentum = 0", ""))
+    return folder / "job.toml"
+
+
+def lost(desk: Desk) -> list[Event]:
+    return [event for event in desk.events() if event["event"] == "lost"]
+
+
+@pytest.mark.parametrize("momentum", ["0.0", "0.9"])
+def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) -> None:
+    """The same as `hierarchical`, bit for bit, where an epoch ends with a meeting."""
+    words = ["--optimizer.arguments.momentum", momentum, "--schedule.warmup_epochs", "1"]
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words)
+        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
+    assert not lost(desk)
+    assert_same(one.model, other.model)
+    assert (one.over, other.over) == (False, True), "the first one saves for both"
+    for epoch in range(3):
+        assert sorted(one.seen[epoch] + other.seen[epoch]) == list(range(TRAIN))
+
+    def plain(world: Transport) -> dict[str, Tensor]:
+        config = load(job_file, [*WORDS, *words, "--method.name", "hierarchical", "--job.groups", "2"])
+        parts = assemble(config, form(world, 2), "job.toml")
+        checkpoints, stopping = Writer(tmp_path / "plain", parts.optimizer.job), cast(Any, Stops())
+        WorldLoop(config, parts, checkpoints, stopping, world.apart()).train()
+        return parts.model.state_dict()
+
+    parameters = {name: value for name, value in one.model.items() if "running" not in name}
+    assert_same(parameters, threads.run(2, plain)[0])
+
+
+@pytest.mark.parametrize("ranks", [(2, 2), (3, 1)])
+def test_groups_of_several_ranks(job_file: Path, tmp_path: Path, desk: Desk, ranks: tuple[int, int]) -> None:
+    """However many ranks share a batch of four, also three: the same as with one, but for rounding."""
+
+    def train(*ranks: int) -> list[list[Life]]:
+        with desk.coordinator(2) as at:
+            words = ["--training.epochs", "1", *NO_NORM]
+            world = World(at, job_file, tmp_path / str(ranks), words)
+            return together(lambda: world.live(0, 2, ranks[0]), lambda: world.live(1, 2, ranks[1]))
+
+    alone, several = train(1, 1), train(*ranks)
+    assert not lost(desk)
+    for lives, (life,) in zip(several, alone, strict=True):
+        assert sorted(row for one in lives for row in one.seen[0]) == sorted(life.seen[0])
+        for one in lives:
+            for name, value in one.model.items():
+                torch.testing.assert_close(value, life.model[name])
+
+
+def test_one_that_dies_leaves_its_samples_to_the_others(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    def die(t: int) -> None:
+        if t == 7:
+            raise Died
+
+    def dying() -> None:
+        with pytest.raises(Died):
+            world.live(1, 3, before_step=die)
+
+    with desk.coordinator(3) as at:
+        world = World(at, job_file, tmp_path / "checkpoints")
+        (one,), _, (other,) = together(lambda: world.live(0, 3), dying, lambda: world.live(2, 3))
+    assert [event["island"] for event in lost(desk)] == [1]
+    assert_same(one.model, other.model)
+    assert len(one.seen[0]) == len(other.seen[0]) == TRAIN // 3
+    for epoch in (1, 2):
+        assert sorted(one.seen[epoch] + other.seen[epoch]) == list(range(TRAIN))
+    assert one.steps == other.steps == 8 + 12 + 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "three", "two"), [("linear", 3.0, 2.0), ("root", 3**0.5, 2**0.5)])
+@pytest.mark.parametrize("follows", ["started", "living"])
+def test_the_rate_follows_the_living_from_where_samples_are_dealt(
+    job_file: Path, tmp_path: Path, desk: Desk, follows: str, rule: str, three: float, two: float
+) -> None:
+    def die(t: int) -> None:
+        if t == 7:
+            raise Died
+
+    def dying() -> None:
+        with pytest.raises(Died):
+            world.live(1, 3, before_step=die)
+
+    def read(parts: Assembly) -> None:
+        parts.optimizer.register_step_pre_hook(lambda *_: rates.append(parts.optimizer.rates[0]))
+
+    rates: list[float] = []
+    words = ["--schedule.scaling", rule, "--schedule.scaling_follows", follows, "--optimizer.lr", "0.01"]
+    with desk.coordinator(3) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words)
+        together(lambda: world.live(0, 3, prepare=read), dying, lambda: world.live(2, 3))
+    later = two if follows == "living" else three
+    assert rates == pytest.approx([0.01 * three] * 8 + [0.01 * later] * 24)
+
+
+def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
+    job_file: Path, tmp_path: Path, desk: Desk
+) -> None:
+    """Also where it was scaled for more groups when it was saved. Of 4 groups an epoch has 6 steps, of 2 it
+    has 12, and the climb ten times as many."""
+
+    def read(parts: Assembly) -> None:
+        optimizer = parts.optimizer
+        optimizer.register_step_pre_hook(lambda *_: rates.append((optimizer.t, optimizer.rates[0])))
+        made.append(optimizer)
+
+    rates, made = list[tuple[int, float]](), list[DistributedOptimizer]()
+    words = ["--schedule.scaling_follows", "living", "--optimizer.lr", "0.01"]
+    words += ["--schedule.warmup_epochs", "10", "--method.every", "8"]
+    with desk.coordinator(1) as at:
+        World(at, job_file, tmp_path / "checkpoints", words).live(0, 4, prepare=read, stops_at=30)
+    assert rates == [(t, pytest.approx(0.01)) for t in range(32)], "one is alive: there is nothing to climb"
+    assert made[0].param_groups[0]["lr"] == pytest.approx(0.04), "as it stands, for all"
+    rates.clear()
+    with desk.coordinator(2) as at:
+        again = World(at, job_file, tmp_path / "checkpoints", words)
+        together(lambda: again.live(0, 2, prepare=read), lambda: again.live(1, 2))
+    assert rates == [(t, pytest.approx(0.01 * (1 + t / 120))) for t in range(32, 32 + len(rates))]
+    assert len(rates) > 12
+    assert made[1].param_groups[0]["lr"] == pytest.approx(0.04)
+
+
+def test_one_that_returns(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    """It goes on with what is left of its share, loses what went by, and shares the next epoch."""
+    dead = threading.Event()
+
+    def die(t: int) -> None:
+        if t == 4:
+            raise Died
+
+    def dies_and_returns() -> Life:
+        with pytest.raises(Died):
+            world.live(1, 2, before_step=die)
+        dead.set()
+        (life,) = world.live(1, 2)
+        return life
+
+    def wait(t: int) -> None:
+        if t == 5:
+            assert dead.wait(100)
+        if t == 6:  # the meeting before was without it
+            wait_for(lambda: 1 in at.membership.expected)
+
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", ["--method.every", "1"])
+        (stayed,), returned = together(lambda: world.live(0, 2, before_step=wait), dies_and_returns)
+    assert_same(stayed.model, returned.model)
+    first = stayed.seen[0] + returned.seen[0]
+    assert len(set(first)) == len(first), "nothing comes twice"
+    assert 0 < len(returned.seen[0]) < TRAIN // 2 - 4 * 4
+    for epoch in (1, 2):
+        assert sorted(stayed.seen[epoch] + returned.seen[epoch]) == list(range(TRAIN))
+
+
+def test_who_comes_new_looks_on_until_samples_are_dealt(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    begun = threading.Event()
+
+    def wait(t: int) -> None:
+        begun.set()
+        if t == 2:
+            wait_for(lambda: 1 in at.membership.expected)
+
+    def late() -> Life:
+        assert begun.wait(100)
+        return world.live(1, 2)[0]
+
+    with desk.coordinator(1) as at:
+        world = World(
+            at, job_file, tmp_path / "checkpoints", ["--method.every", "1", "--training.epochs", "2"]
+        )
+        (first,), second = together(lambda: world.live(0, 2, before_step=wait), late)
+    assert_same(first.model, second.model)
+    assert list(second.seen) == [1]
+    assert sorted(first.seen[0]) == list(range(TRAIN))
+    assert sorted(first.seen[1] + second.seen[1]) == list(range(TRAIN))
+
+
+@pytest.mark.parametrize("per", ["epoch", "step"])
+def test_all_stop_where_one_has_to_and_go_on_later(
+    job_file: Path, tmp_path: Path, desk: Desk, per: str
+) -> None:
+    """As another number of islands; what was seen is not seen again."""
+    schedule = ["--schedule.build", "StepLR", "--schedule.arguments.step_size", "1", "--schedule.per", per]
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", schedule)
+        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2, stops_at=15))
+    assert (one.reason, other.reason) == ("another island has to stop", "it is time")
+    assert one.steps == other.steps == 18, "at the next meeting"
+    (desk.folder / "register.json").unlink(missing_ok=True)
+    with desk.coordinator(1) as at:
+        again = World(at, job_file, tmp_path / "checkpoints", schedule)
+        (rest,) = again.live(0, 1, ranks=1)
+    assert met_after(rest) == list(range(3, 55, 3)), "the one that it begins with was recorded before"
+    assert sorted(one.seen[1] + other.seen[1] + rest.seen[1]) == list(range(TRAIN))
+    assert sorted(rest.seen[2]) == list(range(TRAIN))
+
+
+def test_meetings_at_the_ends_of_epochs_are_recorded(job_file: Path, tmp_path: Path, desk: Desk) -> None:
+    """Of 12 steps each; in the second one they meet by schedule, too."""
+    with desk.coordinator(2) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", ["--method.every", "8"])
+        (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
+    for life in (one, other):
+        assert met_after(life) == [8, 12, 16, 24, 32, 36]
+        numbers = summary(life.records)
+        assert (numbers["meetings"], numbers["lssr"]) == (6, 1 - 6 / 36)
+
+
+def met_after(life: Life) -> list[int]:
+    """Steps."""
+    return [record["step"] for record in of_kind(life.records, "meeting")]
+
+
+def test_islands_meet_by_ensemble_alone() -> None:
+    def wrap(world: Transport, method: Any, peers: Peers) -> None:
+        net = torch.nn.Linear(2, 1)
+        DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=0.1), net, replace(form(world), peers=peers), method
+        )
+
+    with pytest.raises(UserError, match="start it with `hpcsgd launch`"):
+        threads.run(1, lambda world: wrap(world, ensemble(every=2), NOBODY))
+    with pytest.raises(UserError, match="meet by method ensemble alone"):
+        threads.run(1, lambda world: wrap(world, hierarchical(every=2), Absent(count=2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("K", [1, 2])
+def test_the_slow_island_is_given_more(
+    job_file: Path, tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch, K: int
+) -> None:
+    """However many ranks the fast one has, which share its batch. Passes cost the same however many samples
+    they have, as on an accelerator; on one island five times as much. Meetings cost more than anything, and
+    count for nobody."""
+    clock, seconds = Clock(), list[dict[int, float]]()
+    attempt, propose = Meetings._attempt, Reallocation.propose
+
+    def attempted(*given: Any) -> bool:
+        clock.wait(100)
+        return attempt(*given)
+
+    def proposed(*given: Any) -> dict[int, int] | None:
+        seconds.append(given[1])
+        return propose(*given)
+
+    monkeypatch.setattr("hpcsgd.train.ensemble.time", clock)
+    monkeypatch.setattr("hpcsgd.elastic.meetings.time", clock)
+    monkeypatch.setattr(Meetings, "_attempt", attempted)
+    monkeypatch.setattr(Reallocation, "propose", proposed)
+
+    def passes_of(seconds: float) -> Callable[[Assembly], None]:
+        def prepare(parts: Assembly) -> None:
+            parts.model.register_forward_pre_hook(lambda *_: clock.wait(seconds))
+
+        return prepare
+
+    words = ["--reallocation.unit", "samples", "--reallocation.total", "8", "--data.batch_size", "24"]
+    words += ["--training.epochs", "4", *NO_NORM]
+    allots = Allotment("samples", 8, margin=0.1, cost=0, epochs=4)
+    with desk.coordinator(2, allotment=allots) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words)
+        some, (other,) = together(
+            lambda: world.live(0, 2, K, prepare=passes_of(0.02)),
+            lambda: world.live(1, 2, prepare=passes_of(0.1)),
+        )
+    in_passes = desk.events()
+    with desk.coordinator(2) as at:
+        plain = World(at, job_file, tmp_path / "plain", words)
+        whole, (half,) = together(lambda: plain.live(0, 2, K), lambda: plain.live(1, 2))
+    assert course(in_passes) == course(desk.events()[len(in_passes) :])
+    assert [life.seen for life in [*some, other]] == [life.seen for life in [*whole, half]]
+    assert [event["units"] for event in in_passes if "units" in event] == [{0: 4, 1: 4}, {0: 1, 1: 7}]
+    # Two steps an epoch of 24 samples: 6 passes of 4, then 24 of 1 (on each of 2 ranks 12) beside 4 of 7.
+    epochs = [{}, {0: 2 * 6 * 0.02, 1: 2 * 6 * 0.1}, *[{0: 2 * 24 // K * 0.02, 1: 2 * 4 * 0.1}] * 3]
+    assert seconds == [pytest.approx(epoch) for epoch in epochs]
+    assert_same(some[0].model, other.model)
+    for name, value in some[0].model.items():
+        torch.testing.assert_close(value, whole[0].model[name])
+
+
+@pytest.mark.slow
+def test_an_island_that_is_given_other_ranks_comes_back_with_them(
+    job_file: Path, tmp_path: Path, desk: Desk
+) -> None:
+    """The others wait for it, and nothing of its share is lost."""
+    words = ["--reallocation.unit", "ranks", "--training.epochs", "2", *NO_NORM]
+
+    def lives(island: int, ranks: int, work: float) -> list[Life]:
+        went: list[Life] = []
+        while True:
+            try:
+                world.live(island, 2, ranks, work=work, went=went)
+                return went
+            except Moved:
+                ranks = dict(at.register.units)[island]
+
+    allots = Allotment("ranks", 1, margin=0.1, cost=0, epochs=2)
+    with desk.coordinator(2, allotment=allots) as at:
+        world = World(at, job_file, tmp_path / "checkpoints", words)
+        fast, slow = together(lambda: lives(0, 2, 0.04), lambda: lives(1, 2, 0.3))
+    assert dict(at.register.units) == {0: 1, 1: 3}
+    assert_same(fast[-1].model, slow[-1].model)
+    assert not lost(desk)
+    for epoch in (0, 1):
+        assert sorted(row for life in (*fast, *slow) for row in life.seen.get(epoch, [])) == list(
+            range(TRAIN)
+        )

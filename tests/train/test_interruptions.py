@@ -1,0 +1,178 @@
+"""Wherever a run is interrupted, it ends as if it had not been: every step is tried, in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcsgd.data import convert
+from hpcsgd.errors import JobError
+from train.interruptions import (
+    Killed,
+    assert_same_outcome,
+    killed,
+    outcome,
+    train,
+    without_pictures,
+)
+
+LAST = 8
+
+JOB = """
+data = { store = "digits.h5", batch_size = 400, transform = "train.small:noisy" }
+model = { build = "train.small:chancy" }
+optimizer = { build = "AdamW", lr = 0.01 }
+schedule = { warmup_epochs = 1.5, build = "MultiStepLR", arguments = { milestones = [3, 6] }, per = "step" }
+method = { name = "hierarchical", every = 3 }
+training = { epochs = 2, log_every = 1 }
+"""
+ON_4_RANKS = (
+    *("--job.groups", "2", "--data.batch_size", "200", "--data.transform", "crop_and_flip"),
+    *("--model.build", "train.small:steady"),
+)
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sklearn")
+    folder = tmp_path_factory.mktemp("job")
+    convert("digits", None, folder / "digits.h5")
+    (folder / "job.toml").write_text(JOB)
+    return folder / "job.toml"
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_pictures(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def whole(job_file: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        without_pictures(patch)
+        train(job_file, job_file.parent / "whole")
+    return job_file.parent / "whole"
+
+
+@pytest.mark.parametrize("step", range(1, LAST + 1))
+def test_stopped_after_any_step(job_file: Path, whole: Path, tmp_path: Path, step: int) -> None:
+    assert train(job_file, tmp_path, at=step) == ["enough"]
+    assert not (tmp_path / "model.pt").exists()
+    assert train(job_file, tmp_path, resume=True) == [None]
+    assert_same_outcome(tmp_path, whole)
+
+
+@pytest.mark.parametrize("every", [1, 3, 4, None])
+@pytest.mark.parametrize("step", range(1, LAST + 1))
+def test_killed_after_any_step(
+    job_file: Path, whole: Path, tmp_path: Path, step: int, every: int | None
+) -> None:
+    options = [] if every is None else ["--training.checkpoint_every", str(every)]
+    with pytest.raises(Killed):
+        train(job_file, tmp_path, *options, at=step, what=killed)
+    assert train(job_file, tmp_path, *options, resume=True) == [None]
+    assert_same_outcome(tmp_path, whole)
+
+
+@pytest.mark.parametrize("every", ["1", "4"])
+def test_killed_in_an_evaluation(
+    job_file: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
+) -> None:
+    """What was told of the epoch before is not told twice."""
+    options = ("--training.checkpoint_every", every)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("hpcsgd.train.loop.evaluate", killed)
+        train(job_file, tmp_path, *options)
+    train(job_file, tmp_path, *options, resume=True)
+    assert_same_outcome(tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_stopped_after_every_step(job_file: Path, whole: Path, tmp_path: Path) -> None:
+    for step in range(1, LAST + 1):
+        assert train(job_file, tmp_path, at=step, resume=True) == ["enough"]
+    for _ in range(2):  # the second time there is nothing left to do
+        assert train(job_file, tmp_path, resume=True) == [None]
+        assert_same_outcome(tmp_path, whole)
+
+
+@pytest.mark.slow
+def test_four_ranks(job_file: Path, tmp_path: Path) -> None:
+    runs = {step: tmp_path / f"stopped after {step}" for step in (0, 2, 4, 7)}
+    for step, folder in runs.items():
+        train(job_file, folder, *ON_4_RANKS, n=4, at=step)
+        if step:
+            train(job_file, folder, *ON_4_RANKS, n=4, resume=True)
+        assert_same_outcome(folder, runs[0])
+
+
+LATE: dict[str, str] = {
+    "delayed": '{ name = "delayed", steps = 2, method = { name = "diloco", every = 3 } }',
+    "streamed": '{ name = "streamed", fragments = 2, delay = 2, method = { name = "diloco", every = 3 } }',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", LATE)
+def test_stopped_while_a_meeting_is_under_way(job_file: Path, tmp_path: Path, method: str) -> None:
+    """Begun after step 3, and of the second fragment after 2, 5 and 8: nothing of it is lost."""
+    late = tmp_path / "job.toml"
+    store = f'store = "{job_file.parent / "digits.h5"}"'
+    plain = 'method = { name = "hierarchical", every = 3 }'
+    late.write_text(JOB.replace('store = "digits.h5"', store).replace(plain, f"method = {LATE[method]}"))
+    train(late, tmp_path / "whole", *ON_4_RANKS, n=4)
+    train(late, tmp_path / "parts", *ON_4_RANKS, n=4, at=4)
+    train(late, tmp_path / "parts", *ON_4_RANKS, n=4, resume=True)
+    (model, records), (parts, of_parts) = outcome(tmp_path / "whole"), outcome(tmp_path / "parts")
+    for record in (*records, *of_parts):
+        record.pop("phase_bytes", None)  # in which step a lane comes to send them
+    assert records == of_parts
+    assert all(torch.equal(value, parts[name]) for name, value in model.items())
+
+
+def test_the_interruption_matters(job_file: Path, whole: Path, tmp_path: Path) -> None:
+    """So that the others can fail: from another seed all is different."""
+    train(job_file, tmp_path, "--seed", "2")
+    with pytest.raises(AssertionError):
+        assert_same_outcome(tmp_path, whole)
+
+
+SCHEDULES: dict[str, str] = {
+    "MultiStepLR": "{ milestones = [2, 4, 4, 7] }",
+    "CosineAnnealingLR": "{ T_max = 6 }",
+    "OneCycleLR": "{ max_lr = 0.1, total_steps = 9 }",
+    "CyclicLR": "{ base_lr = 0.01, max_lr = 0.1, step_size_up = 3, cycle_momentum = false }",
+    "CosineAnnealingWarmRestarts": "{ T_0 = 3 }",
+    "train.small:sequence": "{}",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "per"), [*((name, "step") for name in SCHEDULES), ("CosineAnnealingLR", "epoch")]
+)
+def test_the_learning_rate_goes_on(job_file: Path, tmp_path: Path, schedule: str, per: str) -> None:
+    arguments = ("--schedule.arguments", SCHEDULES[schedule])
+    options = ("--schedule.build", schedule, "--schedule.per", per, *arguments)
+    train(job_file, tmp_path / "whole", *options)
+    for step in (3, 5):
+        train(job_file, tmp_path / "parts", *options, at=step, resume=True)
+    train(job_file, tmp_path / "parts", *options, resume=True)
+    assert_same_outcome(tmp_path / "parts", tmp_path / "whole")
+    rates = [record["lr"] for record in outcome(tmp_path / "whole")[1] if record["kind"] == "step"]
+    assert len(set(rates)) > 1
+
+
+def test_another_schedule_is_refused(job_file: Path, tmp_path: Path) -> None:
+    train(job_file, tmp_path, at=3)
+    options = ("--schedule.build", "CosineAnnealingLR", "--schedule.arguments", "{ T_max = 6 }")
+    with pytest.raises(JobError, match="MultiStepLR in the checkpoint, CosineAnnealingLR in this job"):
+        train(job_file, tmp_path, *options, resume=True)
+
+
+def test_a_schedule_by_results_is_refused(job_file: Path, tmp_path: Path) -> None:
+    options = ("--schedule.build", "ReduceLROnPlateau", "--schedule.arguments", "{}")
+    with pytest.raises(JobError, match="ReduceLROnPlateau"):
+        train(job_file, tmp_path, *options)

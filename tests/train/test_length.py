@@ -1,0 +1,148 @@
+"""Runs of so many steps or samples: where they end, and that an interruption does not move that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpcsgd.comm import Transport, threads
+from hpcsgd.config.schema import load
+from hpcsgd.core.topology import Absent, form
+from hpcsgd.errors import JobError, UserError
+from hpcsgd.train.assembly import assemble
+from hpcsgd.train.length import Length, warn_of_few
+from train.interruptions import (
+    Killed,
+    assert_same_outcome,
+    killed,
+    outcome,
+    train,
+    without_pictures,
+)
+from train.launches import JOB, make_store
+
+PER_EPOCH = 3  # steps of one group
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    make_store(folder / "small.h5")
+    (folder / "job.toml").write_text(JOB)
+    return folder / "job.toml"
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_pictures(monkeypatch)
+
+
+def length_of(job_file: Path, *options: str, n: int = 1) -> Length:
+    """As every rank of `n` knows it."""
+
+    def one(world: Transport) -> Length:
+        config = load(job_file, options)
+        return assemble(config, form(world, config.job.groups), job_file.name).length
+
+    found = threads.run(n, one)
+    assert len(set(found)) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize(("samples", "warned"), [(15, True), (16, False)])
+def test_more_samples_a_step_than_there_are(
+    caplog: pytest.LogCaptureFixture, samples: int, warned: bool
+) -> None:
+    warn_of_few(samples, 16)
+    assert ("batch_size = 16: a group has 15 samples an epoch" in caplog.text) == warned
+
+
+@pytest.mark.parametrize(
+    ("samples", "groups", "epochs", "steps"),
+    [(1, 1, 1, 1), (17, 1, 1, 2), (48, 1, 1, 3), (49, 1, 2, 4), (96, 2, 2, 4), (97, 2, 3, 5), (112, 2, 3, 5)],
+)
+def test_steps_of_so_many_samples(job_file: Path, samples: int, groups: int, epochs: int, steps: int) -> None:
+    """Of 48, in batches of 16 a group: 3 steps an epoch, or 2, of which the second is of half a batch."""
+    options = ("--training.samples", str(samples), "--job.groups", str(groups))
+    found = length_of(job_file, *options, n=groups)
+    assert (found.epochs, found.expected) == (epochs, steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "number", "step"), [("steps", 4, 4), ("samples", 64, 4), ("samples", 64, PER_EPOCH)]
+)
+def test_it_ends_in_the_middle_of_an_epoch(
+    job_file: Path, tmp_path: Path, what: str, number: int, step: int
+) -> None:
+    """Evaluated, saved and complete; stopped or killed at an epoch's end or after the last step, it ends as
+    if it had not been."""
+    options = (f"--training.{what}", str(number), "--training.checkpoint_every", "1")
+    whole = tmp_path / "whole"
+    train(job_file, whole, *options)
+    records = outcome(whole)[1]
+    assert [(r["step"], r["epoch"]) for r in records if r["kind"] == "evaluation"] == [(3, 1), (4, 2)]
+    assert sum(r["samples"] for r in records if r["kind"] == "step") == 64
+    for what_happens in ("stopped", "killed"):
+        other = tmp_path / what_happens
+        if what_happens == "stopped":
+            assert train(job_file, other, *options, at=step) == ["enough"]
+        else:
+            with pytest.raises(Killed):
+                train(job_file, other, *options, at=step, what=killed)
+        for _ in range(2):  # the second time there is nothing left to do
+            assert train(job_file, other, *options, resume=True) == [None]
+            assert_same_outcome(other, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "first", "then"), [("steps", 4, 8), ("steps", 4, 5), ("samples", 64, 112)])
+@pytest.mark.parametrize("per", ["epoch", "step"])
+def test_a_longer_run_goes_on_within_the_epoch(
+    job_file: Path, tmp_path: Path, what: str, first: int, then: int, per: str
+) -> None:
+    """As if it had been so long from the start, but for the results where it was to end first."""
+    schedule = (
+        "--schedule.build",
+        "ExponentialLR",
+        "--schedule.arguments.gamma",
+        "0.5",
+        "--schedule.per",
+        per,
+    )
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    train(job_file, whole, f"--training.{what}", str(then), *schedule)
+    train(job_file, longer, f"--training.{what}", str(first), *schedule)
+    train(job_file, longer, f"--training.{what}", str(then), *schedule, resume=True)
+    model, records = outcome(longer)
+    expected, their_records = outcome(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in model.items())
+    meant_as_last = [r for r in records if r["step"] == 4 and r["kind"] in ("epoch", "evaluation")]
+    assert [r["epoch"] for r in meant_as_last] == [2, 2]
+    assert [r for r in records if r not in meant_as_last] == their_records
+
+
+def test_steps_count_on_other_ranks_too(job_file: Path, tmp_path: Path) -> None:
+    """Begun by one group of 3 steps an epoch, ended by two of 2."""
+    options = ("--training.steps", "8", "--model.build", "train.small:steady")
+    model = ("--model.arguments", "{ inputs = 36, norm = false }")
+    train(job_file, tmp_path, *options, *model, at=4)
+    train(job_file, tmp_path, *options, *model, "--job.groups", "2", n=2, resume=True)
+    assert max(record["step"] for record in outcome(tmp_path)[1]) == 8
+
+
+def test_not_both(job_file: Path) -> None:
+    with pytest.raises(UserError, match="steps = 2 and samples = 3: give one of them, not both"):
+        load(job_file, ["--training.steps", "2", "--training.samples", "3"])
+
+
+def test_not_of_islands(job_file: Path) -> None:
+    def one(world: Transport) -> None:
+        config = load(job_file, ["--training.steps", "2", "--method.name", "ensemble"])
+        assemble(config, replace(form(world), peers=Absent(count=2)), job_file.name)
+
+    with pytest.raises(JobError, match="go by epochs, not by steps"):
+        threads.run(1, one)

@@ -1,0 +1,69 @@
+"""A thousand steps leave a rank with what it had before, and that is what the formula says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import programs
+from pythons import HERE
+from train.launches import JOB, ended, launch, make_store, start
+from train.long_run import METHODS
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
+
+NOISE = 2**20
+"""Bytes that allocators may come and go by."""
+
+
+def require_no_growth(first: dict[str, int], last: dict[str, int]) -> None:
+    assert last["threads"] == first["threads"]
+    assert last["files"] == first["files"]
+    assert last["tensors"] <= first["tensors"]
+    assert last["bytes"] <= first["bytes"] + NOISE
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rank_has_what_the_formula_says_and_does_not_grow(method: str, tmp_path: Path) -> None:
+    """Beside it, in less than three models: what is made and dropped within a step, as gradients of a layer,
+    an optimizer's terms, codes and copies for D, and kept for the next by who allocates."""
+    program = [sys.executable, str(HERE / "training" / "long_run.py"), method]
+    end = ended(start(tmp_path, [programs.mpiexec(), "-n", "4", *program], PYTHONPATH=str(HERE)))
+    assert end.code == 0, end.err
+    for rank in range(4):
+        told: dict[str, Any] = json.loads((tmp_path / f"seen-{rank}").read_text())
+        print(rank, told)
+        require_no_growth(told["first"], told["last"])
+        assert 0.95 * told["expected"] <= told["grown"] <= told["expected"] + 3 * told["model"]
+
+
+def test_a_run_does_not_grow(tmp_path: Path) -> None:
+    """With all that a run has beside its steps: loaders, metrics, evaluations, checkpoints, none of which is
+    being written then."""
+    make_store(tmp_path / "small.h5")
+    shutil.copy(HERE / "training" / "watched.py", tmp_path)
+    model = '"watched:Watched"\narguments = { inputs = 36, passes = [249, 1249] }'
+    job = JOB.replace('"mlp"\narguments = { inputs = 36, hidden = [8] }', model)
+    (tmp_path / "job.toml").write_text(job.replace("epochs = 1\nlog_every = 1", EVERYTHING))
+    end = launch(tmp_path, "train", "job.toml", "--job.groups", "2", n=2)
+    assert end.code == 0, end.err
+    seen = [file.read_text().splitlines() for file in tmp_path.glob("seen-*")]
+    assert len(seen) == 2
+    for lines in seen:
+        print(os.linesep.join(lines))
+        first, last = map(json.loads, lines)
+        require_no_growth(first, last)
+
+
+EVERYTHING = """\
+epochs = 1300
+steps = 1255
+evaluate_every = 100
+checkpoint_every = 50
+"""

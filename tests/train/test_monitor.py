@@ -1,0 +1,64 @@
+"""What a run says when its distances are not those of the probe."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcsgd.train.monitor import DistanceMonitor
+
+FULL = 0.4
+
+
+@pytest.fixture
+def monitor() -> DistanceMonitor:
+    return DistanceMonitor(P=4, D=1.0, lr=FULL)
+
+
+def heard(monitor: DistanceMonitor, D: float, lr: float = FULL, meetings: int = 4) -> list[str]:
+    told = [monitor.hear(D, lr) for _ in range(meetings)]
+    return [one for one in told if one is not None]
+
+
+def test_as_probed_there_is_nothing_to_say(monitor: DistanceMonitor) -> None:
+    assert not heard(monitor, 1.0) + heard(monitor, 1.9) + heard(monitor, 0.6)
+
+
+def test_groups_that_walk_apart_are_told_of_once(monitor: DistanceMonitor) -> None:
+    (told,) = heard(monitor, 2.5, meetings=10)
+    assert told.startswith(
+        "the groups are further apart than probed (D = 2.5, the probe saw 1 with 4 groups)"
+    )
+    (told,) = heard(monitor, 1.2, meetings=10)
+    assert told.startswith("the groups are as far apart as probed again")
+
+
+def test_also_at_a_lower_rate(monitor: DistanceMonitor) -> None:
+    assert heard(monitor, 2.5, lr=0.1)
+
+
+def test_one_meeting_is_not_enough(monitor: DistanceMonitor) -> None:
+    assert not heard(monitor, 1.0) + heard(monitor, 9.0, meetings=1) + heard(monitor, 1.0)
+
+
+def test_groups_that_stay_close(monitor: DistanceMonitor) -> None:
+    (told,) = heard(monitor, 0.4)
+    assert told.startswith("the groups are closer than probed (D = 0.4")
+
+
+def test_close_groups_are_no_news_at_a_low_rate(monitor: DistanceMonitor) -> None:
+    """During the warm-up, and once the rate has decayed."""
+    assert not heard(monitor, 0.1, lr=0.1)
+    assert not heard(monitor, 1.0) + heard(monitor, 0.1, lr=0.04, meetings=10)
+
+
+def test_from_far_to_close_at_a_low_rate(monitor: DistanceMonitor) -> None:
+    heard(monitor, 3.0)
+    (told,) = heard(monitor, 0.1, lr=0.04, meetings=10)
+    assert "as far apart as probed again" in told
+
+
+def test_a_P_that_was_not_probed_or_diverged_promises_nothing() -> None:
+    rows = [{"P": 2, "D": 1.0, "lr": 0.2, "diverged": None}, {"P": 4, "D": 2.0, "lr": 0.4, "diverged": "nan"}]
+    assert DistanceMonitor.read({"rows": rows}, 2) == DistanceMonitor(2, 1.0, 0.2)
+    assert DistanceMonitor.read({"rows": rows}, 4) is None
+    assert DistanceMonitor.read({"rows": rows}, 3) is None

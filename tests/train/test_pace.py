@@ -1,0 +1,267 @@
+"""Buckets chosen by a few steps with each: what the run has, keeps and says."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hpcsgd.cluster.batch import Allocation, check_training
+from hpcsgd.comm import Transport, threads
+from hpcsgd.config.reader import read_toml
+from hpcsgd.config.schema import MethodSection, load
+from hpcsgd.core.step import GroupExchange
+from hpcsgd.core.topology import form
+from hpcsgd.engine.optimizer import DistributedOptimizer
+from hpcsgd.errors import UserError
+from hpcsgd.methods import Method, bsp
+from hpcsgd.parts.exchanges import ReduceScatter
+from hpcsgd.train import pace
+from hpcsgd.train.assembly import Assembly, assemble
+from hpcsgd.train.foretold import foretold
+from hpcsgd.train.parts import make_method
+from hpcsgd.train.sending import BUCKETS_MB, DENSE, Sending, left_open
+from train.interruptions import Never, without_pictures
+from train.launches import JOB, launch, make_store
+
+a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
+TWO = ("--job.groups", "1", "--model.build", "train.small:steady", "--model.arguments", "{ inputs = 36 }")
+
+
+@pytest.fixture
+def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_store(tmp_path / "small.h5")
+    (tmp_path / "job.toml").write_text(JOB)
+    without_pictures(monkeypatch)
+    monkeypatch.setattr(pace, "gc", SimpleNamespace(collect=lambda: None))  # it is slow
+    return tmp_path / "job.toml"
+
+
+@pytest.fixture
+def paces(monkeypatch: pytest.MonkeyPatch) -> dict[Sending, float]:
+    """Seconds that steps are said to take on rank 0; on rank 1 a hundredth more."""
+    told: dict[Sending, float] = {}
+
+    def times(parts: Assembly, config: Any, steps: int) -> list[float]:
+        exchange = config.method.arguments.get("exchange")
+        seconds = told[Sending(config.training.bucket_mb, config.training.overlap, exchange)]
+        parts.optimizer.job.world.barrier()
+        return [99.0] + [seconds + 0.01 * parts.optimizer.job.rank] * (steps - 1)
+
+    monkeypatch.setattr(pace, "_times", times)
+    return told
+
+
+def chosen(job_file: Path, *words: str, resume: bool = False) -> Any:
+    def one(world: Transport) -> Any:
+        config = load(job_file, [*TWO, "--run.folder", str(job_file.parent / "run"), *words])
+        return pace.tuned(config, form(world, 1), str(job_file), resume)
+
+    first, second = threads.run(2, one)
+    assert first == second
+    return first
+
+
+def test_the_fastest_is_taken(job_file: Path, paces: dict[Sending, float], caplog: Any) -> None:
+    caplog.set_level("INFO")
+    usual, other = DENSE
+    paces |= {Sending(size, True, usual): 1.0 for size in BUCKETS_MB} | {Sending(4.0, True, usual): 0.5}
+    paces |= {Sending(4.0, True, other): 0.7, Sending(4.0, False, usual): 0.6}
+    config = chosen(job_file, "--training.tune", "3")
+    training = config.training
+    assert (training.bucket_mb, training.overlap, training.tune) == (4.0, True, None)
+    assert config.method.arguments == {"every": 2, "exchange": usual}
+    paces |= {Sending(4.0, True, other): 0.45, Sending(4.0, False, other): 0.4}
+    config = chosen(job_file, "--training.tune", "3")
+    assert (config.training.bucket_mb, config.training.overlap) == (4.0, False)
+    assert config.method.arguments == {"every": 2, "exchange": other}
+    told = [record.getMessage() for record in caplog.records if record.name == pace.log.name]
+    assert told[-2] == "0.41 s a step with bucket_mb = 4, overlap = false, exchange = reduce_scatter: taken"
+    assert "to other bits: job.toml keeps these" in told[-1]
+
+
+def test_what_is_said_is_not_tried(job_file: Path, paces: dict[Sending, float]) -> None:
+    said = ("--training.tune", "1", "--method.exchange", "packed")
+    paces |= {Sending(7.0, overlap, "packed"): 1.0 + overlap for overlap in (True, False)}
+    config = chosen(job_file, *said, "--training.bucket_mb", "7")
+    assert (config.training.bucket_mb, config.training.overlap) == (7.0, False)
+    assert config.method.arguments["exchange"] == "packed"
+    paces |= {Sending(size, False, "packed"): size for size in BUCKETS_MB}
+    training = chosen(job_file, *said, "--training.overlap", "false").training
+    assert (training.bucket_mb, training.overlap) == (1.0, False)
+
+
+def scattered(exchange: GroupExchange = ReduceScatter()) -> Method:  # noqa: B008 - frozen
+    return bsp(exchange)
+
+
+INSIDE = {"name": "hierarchical", "every": 2}
+SCATTERED = {"exchange": "reduce_scatter"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("bsp", {}, SCATTERED),
+        ("bsp", {"exchange": {"name": "alltoall"}}, None),
+        ("allreduce_local_sgd", {"every": 2}, None),
+        ("train.test_pace:scattered", {}, None),
+        ("delayed", {"method": INSIDE, "steps": 1}, {"method": INSIDE | SCATTERED, "steps": 1}),
+        (
+            "switch",
+            {"first": "bsp", "then": INSIDE, "at": 1},
+            {"first": {"name": "bsp"} | SCATTERED, "then": INSIDE | SCATTERED, "at": 1},
+        ),
+    ],
+)
+def test_where_an_exchange_may_be_chosen(
+    job_file: Path, name: str, arguments: dict[str, Any], expected: dict[str, Any] | None
+) -> None:
+    config = replace(load(job_file), method=MethodSection(name=name, arguments=arguments))
+    assert left_open(config, 1).exchanges == (None,)
+    choices = left_open(config, 2).exchanges
+    assert choices == ((None,) if expected is None else DENSE)
+    found = Sending(1.0, True, choices[-1]).within(config)
+    assert found.method.arguments == (arguments if expected is None else expected)
+    make_method(found, steps_per_epoch=3)
+
+
+def test_real_steps_leave_nothing_behind(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run that follows has the bits of one that was told the same."""
+    monkeypatch.setattr(a_run, "Stopping", Never)
+    folder = job_file.parent
+
+    def one(world: Transport, name: str, *words: str) -> None:
+        config = load(job_file, [*TWO, "--run.folder", str(folder / name), *words])
+        reasons: Any = None
+        a_run.train(config, form(world, 1), "job.toml", reasons, resume=False)
+
+    threads.run(2, one, "tuned", "--training.tune", "1")
+    table = read_toml(folder / "tuned" / "job.toml")
+    training, exchange = table["training"], table["method"]["exchange"]
+    assert training["bucket_mb"] in BUCKETS_MB
+    overlap = str(training["overlap"]).lower()
+    told = ("--training.bucket_mb", str(training["bucket_mb"]), "--training.overlap", overlap)
+    threads.run(2, one, "told", *told, "--method.exchange", exchange)
+    tuned, plain = (torch.load(folder / name / "model.pt") for name in ("tuned", "told"))
+    assert all(torch.equal(value, plain[name]) for name, value in tuned.items())
+    kept = chosen(job_file, "--training.tune", "1", "--run.folder", str(folder / "tuned"), resume=True)
+    assert (kept.training.bucket_mb, kept.training.overlap) == (training["bucket_mb"], training["overlap"])
+    assert kept.method.arguments["exchange"] == exchange
+
+
+MACHINE = """\
+format = 1
+[machine]
+hosts = 1
+ranks_per_host = 2
+[compute]
+numel = {numel}
+batch_sizes = [8]
+forward_seconds_by_batch = [1e-3]
+backward_seconds_by_batch = [2e-3]
+mean_seconds_per_element = 1e-9
+[compute.busy]
+backward = {busy}
+[[link]]
+operation = "any"
+kind = "inside"
+alpha_seconds = [1e-6]
+beta_seconds_per_byte = [1e-9]
+[[link]]
+operation = "reduce_scatter"
+kind = "inside"
+alpha_seconds = [1e-6]
+beta_seconds_per_byte = [{scatter}]
+"""
+MLP = ("--model.build", "mlp", "--model.arguments", "{ inputs = 36, hidden = [8] }")
+NUMEL = 36 * 8 + 8 + 8 * 10 + 10
+
+
+def by_machine(job_file: Path, numel: int = NUMEL, busy: float = 1.0, scatter: float = 1e-9) -> Any:
+    """What it has an mlp train with, of which a bucket is all."""
+    (job_file.parent / "machine.toml").write_text(MACHINE.format(numel=numel, busy=busy, scatter=scatter))
+    job_file.write_text(JOB + 'machine = "machine.toml"\nbucket_mb = 1\n')
+    return chosen(job_file, *MLP)
+
+
+def test_a_machine_file_tells_it_without_a_step(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a reduce-scatter there is no mean left to make; where a busy lane slows computing down by more
+    than it hides, nothing leaves early."""
+    monkeypatch.setattr(pace, "assemble", None)
+    config = by_machine(job_file)
+    assert (config.training.bucket_mb, config.training.overlap) == (1.0, True)
+    assert (config.method.arguments["exchange"], config.training.machine) == ("reduce_scatter", None)
+    assert by_machine(job_file, scatter=1e-7).method.arguments["exchange"] == "alltoall"
+    assert by_machine(job_file, busy=9.0).training.overlap is False
+
+
+def test_parameters_that_come_late_are_foretold(job_file: Path) -> None:
+    """Less of their way is waited for, whatever else is chosen: what is used first is not all."""
+    by_machine(job_file)
+    words = ("--job.groups", "1", "--training.bucket_mb", "1e-4", *MLP)
+    at_once, late = (
+        foretold(load(job_file, [*words, *more]), 1, 2, job_file.parent / "machine.toml", 2)
+        for more in ([], ["--training.prefetch", "true"])
+    )
+    assert late.keys() == at_once.keys()
+    assert all(late[sending] < seconds for sending, seconds in at_once.items())
+
+
+def test_a_machine_file_of_another_model(job_file: Path) -> None:
+    with pytest.raises(UserError, match=r"machine: .*numel = 7: the job's model has 386 parameters"):
+        by_machine(job_file, numel=7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("asked", "choices"),
+    [
+        ("--training.tune 1 --training.bucket_mb 1 --training.overlap true", 2),
+        ("--training.machine machine.toml", 12),
+    ],
+)
+def test_processes_choose_the_same(tmp_path: Path, asked: str, choices: int) -> None:
+    make_store(tmp_path / "small.h5")
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "machine.toml").write_text(MACHINE.format(numel=NUMEL, busy=1.0, scatter=1e-9))
+    end = launch(tmp_path, "train", "job.toml", "--job.groups", "1", *asked.split(), n=2)
+    assert end.code == 0, end.err
+    told = [line for line in end.out.splitlines() if " s a step with bucket_mb" in line]
+    (taken,) = (line for line in told if line.endswith(": taken"))
+    assert len(told) == choices
+    table = read_toml(tmp_path / "runs" / "job" / "job.toml")
+    way = Sending(*(table["training"][key] for key in ("bucket_mb", "overlap")), table["method"]["exchange"])
+    assert f" s a step with {way}: taken" in taken
+    assert not {"tune", "machine"} & table["training"].keys()
+
+
+def test_a_batch_job_is_refused_a_machine_file_of_another_model(job_file: Path) -> None:
+    text = MACHINE.format(numel=7, busy=1.0, scatter=1e-9)
+    (job_file.parent / "machine.toml").write_text(text)
+    job_file.write_text(JOB + 'machine = "machine.toml"\n')
+    with pytest.raises(UserError, match=r"\[training\] machine: .*numel = 7"):
+        check_training(job_file, ["--job.groups", "1"], Allocation(ranks_per_node=2))
+
+
+def test_one_of_both(job_file: Path) -> None:
+    with pytest.raises(UserError, match=r"tune = 1 and machine = .*give one of them, not both"):
+        load(job_file, ["--training.tune", "1", "--training.machine", "machine.toml"])
+
+
+def test_the_optimizer_is_told(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    real = DistributedOptimizer.__init__
+    monkeypatch.setattr(DistributedOptimizer, "__init__", lambda *a, **k: given.append(k) or real(*a, **k))
+
+    def one(world: Transport) -> None:
+        words = ["--training.bucket_mb", "0.5", "--training.overlap", "false"]
+        assemble(load(job_file, [*TWO, *words]), form(world, 1), "job.toml")
+
+    threads.run(2, one)
+    assert [(each["bucket_mb"], each["overlap"]) for each in given] == [(0.5, False)] * 2

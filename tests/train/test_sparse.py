@@ -1,0 +1,142 @@
+"""Sparse exchanges of a job file: what it makes, what it refuses, and that nothing kept gets lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from hpcsgd.comm import Transport, threads
+from hpcsgd.config.schema import load
+from hpcsgd.core.method import Method
+from hpcsgd.core.topology import form
+from hpcsgd.errors import JobError
+from hpcsgd.parts.exchanges import (
+    ErrorFeedback,
+    MomentumCorrection,
+    Plain,
+    RateInside,
+    Sparse,
+    everyones,
+    own,
+)
+from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, TopK
+from hpcsgd.train.assembly import assemble
+from train.interruptions import assert_interruptions_change_nothing, train, without_pictures
+from train.launches import JOB, make_store
+
+DEFT = '{name="deft",density=0.05}'
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job")
+    make_store(folder / "small.h5", 200)
+    (folder / "job.toml").write_text(JOB)
+    return folder / "job.toml"
+
+
+def method_of(job_file: Path, words: Sequence[str]) -> Method:
+    def one(world: Transport) -> Method:
+        return assemble(load(job_file, words), form(world, None), "job.toml").optimizer.method
+
+    return threads.run(1, one)[0]
+
+
+def exchange(**keys: str) -> list[str]:
+    inside = ",".join(f"{key}={value}" for key, value in keys.items())
+    return ["--method.exchange", f'{{name="sparse",{inside}}}']
+
+
+MADE = {
+    "the usual": ({"sparsifier": DEFT}, (Deft(0.05), everyones, ErrorFeedback(), None)),
+    "own values": (
+        {"sparsifier": '{name="topk",density=0.1}', "combine": '"own"', "indices": '"plain"'},
+        (TopK(0.1), own, ErrorFeedback(), Plain()),
+    ),
+    "rate inside": (
+        {"sparsifier": '{name="clt_k",density=0.1}', "feedback": '"rate_inside"'},
+        (CLTk(0.1), everyones, RateInside(), None),
+    ),
+    "momentum correction": (
+        {
+            "sparsifier": '{name="hard_threshold",threshold=0.2}',
+            "feedback": '{name="momentum_correction",momentum=0.5}',
+        },
+        (HardThreshold(0.2), everyones, MomentumCorrection(0.5), None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_parts_of_parts(job_file: Path, name: str) -> None:
+    keys, (sparsifier, combine, feedback, indices) = MADE[name]
+    made = method_of(job_file, exchange(**keys)).exchange
+    assert isinstance(made, Sparse)
+    assert (made.sparsifier, made.combine, made.feedback) == (sparsifier, combine, feedback)
+    assert indices is None or made.indices == indices
+
+
+WRONG = {
+    "no sparsifier": ({}, r"\[method\] exchange: Sparse needs 'sparsifier'"),
+    "a misspelt one": (
+        {"sparsifier": '{name="deaft",density=0.1}'},
+        r"\[method\] exchange sparsifier name: no 'deaft'; did you mean 'deft'\? Allowed: clt_k, deft, ",
+    ),
+    "no density": ({"sparsifier": '"topk"'}, r"\[method\] exchange sparsifier: TopK needs 'density'"),
+    "too much": (
+        {"sparsifier": '{name="deft",density=2}'},
+        r"\[method\] exchange sparsifier: density = 2: the share of elements to send, > 0 and ≤ 1",
+    ),
+    "an argument too many": (
+        {"sparsifier": DEFT, "indices": '{name="gaps",bits=3}'},
+        r"\[method\] exchange indices: Gaps has no argument 'bits'; it takes none",
+    ),
+    "another part": (
+        {"sparsifier": DEFT, "codec": '"gaps"'},
+        r"exchange: Sparse has no argument 'codec'",
+    ),
+    "not together": (
+        {"sparsifier": DEFT, "combine": '"own"'},
+        r"with Deft each element is one worker's",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes_are_one_line(job_file: Path, name: str) -> None:
+    keys, message = WRONG[name]
+    words = exchange(**keys) if keys else ["--method.exchange", "sparse"]
+    with pytest.raises(JobError, match=message) as caught:
+        method_of(job_file, words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sparsifier", [DEFT, '{name="sidco",density=0.05}'])
+def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sparsifier: str
+) -> None:
+    words = "--job.groups 2 --data.batch_size 8 --training.epochs 2 --training.checkpoint_every 2"
+    model = "--model.build train.small:steady --model.arguments {inputs=36}"
+    options = [*exchange(sparsifier=sparsifier), *words.split(), *model.split()]
+    without_pictures(monkeypatch)
+    assert_interruptions_change_nothing(job_file, tmp_path, *options)
+
+
+@pytest.mark.slow
+def test_what_is_recorded(job_file: Path, tmp_path: Path) -> None:
+    words = "--job.groups 1 --data.batch_size 8 --training.epochs 1"
+    options = [*exchange(sparsifier=DEFT), *words.split()]
+    train(job_file, tmp_path / "run", *options, n=2)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    sparse = [record for record in map(json.loads, lines) if record["kind"] == "notes"]
+    assert [record["step"] for record in sparse] == list(range(1, len(sparse) + 1))
+    assert all(0.03 < record["density"] < 0.07 and record["error"] > 0 for record in sparse)
+    assert {"select_seconds", "encode_seconds", "exchange_seconds", "apply_seconds"} < set(sparse[0])
+    phases = {phase for record in map(json.loads, lines) for phase in record.get("phase_bytes", ())}
+    assert {"allocation", "indices", "values"} <= phases
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["mean_density"] == pytest.approx(0.05, rel=0.2)
