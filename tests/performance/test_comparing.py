@@ -40,10 +40,16 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class After:
     """In place of `Reasons`: to stop after so many steps of all variants together."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, threads_before: frozenset[threading.Thread]) -> None:
         self.left = steps
         self.servers = 0
-        """Most of the threads that there were at once to answer other ranks."""
+        """Most of the threads that there were at once to answer other ranks of this comparison."""
+        self.threads_before = threads_before
+        """Those of earlier tests in this process, which may not have ended yet."""
+
+    def count_servers(self) -> None:
+        started = set(threading.enumerate()) - self.threads_before
+        self.servers = max(self.servers, sum("server of" in thread.name for thread in started))
 
 
 class Stopping:
@@ -55,7 +61,7 @@ class Stopping:
     def now(self) -> str | None:
         r = self._reasons
         r.left -= 1
-        r.servers = max(r.servers, sum("server of" in thread.name for thread in threading.enumerate()))
+        r.count_servers()
         return "enough" if r.left == 0 else None
 
 
@@ -70,10 +76,12 @@ def compare(
 ) -> tuple[set[str | None], int]:
     """Why the ranks stopped, and how many threads there were to answer others."""
 
+    before = frozenset(threading.enumerate())
+
     def one(world: Transport) -> tuple[str | None, int]:
         words = [*options, "--run.folder", str(folder)]
         chosen = configs(job_file, words, methods)
-        reasons: Any = After(after)
+        reasons: Any = After(after, before)
         return comparing.compare(world, job_file, chosen, reasons, resume=resume), reasons.servers
 
     ended = threads.run(n, one)
