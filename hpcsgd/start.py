@@ -9,16 +9,26 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from hpcsgd.arguments import checked
 from hpcsgd.comm import Transport, joining
 from hpcsgd.comm.choice import AUTO, Wished, Wishes, beside, chosen, own_device
 from hpcsgd.core.topology import Job, form, require_counts, together
 from hpcsgd.elastic.invitation import invitation
+from hpcsgd.elastic.meetings import Meetings
 from hpcsgd.errors import UserError, count_text, located
 from hpcsgd.launcher import launched
 
 log = logging.getLogger(__name__)
+
+
+class Formed(NamedTuple):
+    """What `form_as_launched` returns."""
+
+    job: Job
+    meetings: Meetings | None
+    """The peers of `job`, where it is an island; otherwise None."""
 
 
 @checked
@@ -66,7 +76,7 @@ def init(
     world = joining.world(timeout, backend)
     with together(world, "choosing transports"):
         wishes = Wishes.of(transport or {})
-    job = form_as_launched(world, groups, group_size, wishes)
+    job = form_as_launched(world, groups, group_size, wishes).job
     log_joined(world)
     return job
 
@@ -95,16 +105,17 @@ def form_as_launched(
     group_size: int | None,
     wished: Wished = AUTO,
     device: str = "auto",
-) -> Job:
+) -> Formed:
     """`form`, but an island is one group, and a script tried out without any launcher is one rank, whatever
     groups it asks for. Tensors on devices travel as `wished`; with the `device` "cpu" there are none."""
-    return _travelling(_formed(world, groups, group_size), wished, device)
+    if (invited := invitation()) is None:
+        return Formed(_travelling(_formed(world, groups, group_size), wished, device), None)
+    job = form(world)
+    meetings = invited.accept(job.world)
+    return Formed(_travelling(replace(job, peers=meetings), wished, device), meetings)
 
 
 def _formed(world: Transport, groups: int | None, group_size: int | None) -> Job:
-    if (invited := invitation()) is not None:
-        job = form(world)
-        return replace(job, peers=invited.accept(job.world))
     if world.size == 1 and launched(os.environ) is None and (groups or 1, group_size or 1) != (1, 1):
         what, given = ("groups", groups) if groups else ("group_size", group_size)
         log.warning(

@@ -45,12 +45,6 @@ ASKED: Mapping[tuple[str, str], str] = {
     ("train/ensemble.py", "Batches"): "an assertion",
 }
 """By file and class: why it is asked for. The list only gets shorter."""
-TO_BE_MENDED = {
-    ("train/export/formats.py", "Library"), ("train/assembly.py", "InjectedBatches"),
-    ("train/loading.py", "Overlapping"),
-    ("train/run.py", "Meetings"), ("comm/choice.py", "ByDevice"),
-}  # fmt: skip
-"""Without a good reason: a field or a method would do."""
 FREE = ("config/", "errors.py")
 VALUES = "core/waits.py"
 """Its classes are the kinds of one value, and data alone: who plays it tells them apart by `match`."""
@@ -186,8 +180,8 @@ def test_no_class_overrides_a_method_of_another() -> None:
 
 def test_nobody_asks_by_class() -> None:
     found = asking(ROOT)
-    assert found - ASKED.keys() - TO_BE_MENDED == set()
-    assert (ASKED.keys() | TO_BE_MENDED) - found == set(), "mended: take it off the list"
+    assert found - ASKED.keys() == set()
+    assert ASKED.keys() - found == set(), "mended: take it off the list"
 
 
 def test_both_are_found(tmp_path: Path) -> None:

@@ -26,12 +26,12 @@ def test_without_a_launcher_it_is_one_rank(
     for launcher in LAUNCHERS:
         for name in launcher.variables:
             monkeypatch.delenv(name, raising=False)
-    (job,) = threads.run(1, lambda world: form_as_launched(world, 4, None))
+    (job,) = threads.run(1, lambda world: form_as_launched(world, 4, None).job)
     assert (job.P, job.K) == (1, 1)
     assert "one rank, one group; groups = 4 is for `mpiexec -n …` or srun" in caplog.text
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     with pytest.raises(UserError, match="groups = 4 is more than the 1 rank"):
-        threads.run(1, lambda world: form_as_launched(world, 4, None))
+        threads.run(1, lambda world: form_as_launched(world, 4, None).job)
 
 
 SCRIPT = "import hpcsgd; hpcsgd.init(groups=1)"
@@ -106,7 +106,7 @@ def test_a_job_on_cpus_loads_nothing_of_process_groups() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); import hpcsgd; from hpcsgd.comm import threads; "
         "from hpcsgd.start import form_as_launched; "
-        "threads.run(2, lambda world: form_as_launched(world, 2, None)); "
+        "threads.run(2, lambda world: form_as_launched(world, 2, None).job); "
         "print(*(name for name in set(sys.modules) - before if 'distributed' in name))"
     )
     done = programs.run([sys.executable, "-c", code])

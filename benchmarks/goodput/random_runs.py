@@ -241,7 +241,7 @@ checkpoint_every = {2 * EVERY}
             islands=len(self._ranks), silence=SILENCE, timeout=LIMIT,
         )  # fmt: skip
         job = replace(form(group), peers=meetings)
-        return train(load(Path("job.toml")), job, "job.toml", reasons, resume=True)
+        return train(load(Path("job.toml")), job, "job.toml", reasons, resume=True, meetings=meetings)
 
 
 def write_store(path: Path) -> Path:

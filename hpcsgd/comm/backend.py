@@ -77,6 +77,12 @@ class Backend(ABC):
     """Whether operations on tensors on devices may return before other ranks have begun them, or stand still
     for other reasons."""
 
+    @property
+    @abstractmethod
+    def host(self) -> Backend:
+        """The backend of the same ranks for host tensors: this one itself, unless it wraps another backend
+        for tensors on devices."""
+
     @abstractmethod
     def accepts(self, device: torch.device) -> bool: ...
 

@@ -23,12 +23,16 @@ class ByDevice(Backend):
     def __init__(self, host: Backend, beside: Beside = Staged) -> None:
         self.rank, self.size, self.node, self.name = host.rank, host.size, host.node, host.name
         self.thread_level = host.thread_level
-        self.host = host
+        self._host = host
         self.devices = beside(host)
         self.returns_early = self.devices.returns_early
 
+    @property
+    def host(self) -> Backend:
+        return self._host
+
     def accepts(self, device: torch.device) -> bool:
-        return self.host.accepts(device) or self.devices.accepts(device)
+        return self._host.accepts(device) or self.devices.accepts(device)
 
     def alltoall(self, out: Tensor, x: Tensor) -> None:
         self._of(x).alltoall(out, x)
@@ -59,16 +63,16 @@ class ByDevice(Backend):
         return self._of(out).recv(out, source)
 
     def gather_objects(self, item: Any) -> list[Any]:
-        return self.host.gather_objects(item)
+        return self._host.gather_objects(item)
 
     def post_record(self, record: bytes, received: bytearray) -> Ending:
-        return self.host.post_record(record, received)
+        return self._host.post_record(record, received)
 
     def split(self, color: int, key: int) -> Backend:
-        return ByDevice(self.host.split(color, key))
+        return ByDevice(self._host.split(color, key))
 
     def abort(self, code: int) -> None:
-        self.host.abort(code)
+        self._host.abort(code)
 
     def _of(self, x: Tensor) -> Backend:
-        return self.host if x.is_cpu else self.devices
+        return self._host if x.is_cpu else self.devices

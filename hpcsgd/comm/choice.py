@@ -126,7 +126,7 @@ def _attempted(
     ranks: Transport, way: str, device: torch.device, identities: Sequence[str]
 ) -> Transport | str:
     """By this way, or why not; the same on every rank."""
-    host = _host(ranks.backend)
+    host = ranks.backend.host
     missing, make = (_no_nccl, _nccl) if way == "nccl" else (_no_gpu_mpi, _gpu_mpi)
     if why := _first(ranks, missing(host, device, identities)):
         return why
@@ -145,10 +145,6 @@ def _attempted(
     if isinstance(made, str) or why:
         return why
     return ranks.by(ByDevice(host, lambda _: made), made.name)
-
-
-def _host(backend: Backend) -> Backend:
-    return backend.host if isinstance(backend, ByDevice) else backend
 
 
 def _no_nccl(host: Backend, device: torch.device, identities: Sequence[str]) -> str:

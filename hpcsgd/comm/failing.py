@@ -45,6 +45,10 @@ class FailingBackend(Backend):
         self._faults.happen(self._world_rank)
         return self._inner
 
+    @property
+    def host(self) -> Backend:
+        return self
+
     def accepts(self, device: torch.device) -> bool:
         return self._inner.accepts(device)
 

@@ -52,6 +52,10 @@ class GlooBackend(Backend):
         # After this all have connected: who left before would keep the others waiting.
         self._levels = by_node.Levels(self.gather_objects(node))
 
+    @property
+    def host(self) -> Backend:
+        return self
+
     def accepts(self, device: torch.device) -> bool:
         return device.type == "cpu"
 

@@ -56,6 +56,10 @@ class GpuAware(Backend):
         self.name = f"GPU-aware {host.name}"
         self._host = host
 
+    @property
+    def host(self) -> Backend:
+        return self._host
+
     def accepts(self, device: torch.device) -> bool:
         return on_accelerator(device)
 

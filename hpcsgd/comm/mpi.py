@@ -74,6 +74,10 @@ class MpiBackend(Backend):
         self._one_a_node = len(set(nodes)) == self.size > 1
         self._levels = by_node.Levels(nodes)
 
+    @property
+    def host(self) -> Backend:
+        return self
+
     def accepts(self, device: torch.device) -> bool:
         return device.type == "cpu"
 

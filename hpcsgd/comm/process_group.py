@@ -59,6 +59,10 @@ class GroupBackend(Backend):
         weakref.finalize(self, self._watch.close)
         close_at_the_end(self)
 
+    @property
+    def host(self) -> Backend:
+        return self._host
+
     def accepts(self, device: torch.device) -> bool:
         return LIBRARIES.get(device.type) == self._library
 

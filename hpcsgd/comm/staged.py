@@ -25,6 +25,10 @@ class Staged(Backend):
         self.name = f"{host.name} by way of pinned memory"
         self._host = host
 
+    @property
+    def host(self) -> Backend:
+        return self._host
+
     def accepts(self, device: torch.device) -> bool:
         return on_accelerator(device)
 

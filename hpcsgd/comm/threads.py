@@ -112,6 +112,10 @@ class ThreadBackend(Backend):
         self.node = node
         self._meeting = meeting
 
+    @property
+    def host(self) -> Backend:
+        return self
+
     def accepts(self, device: torch.device) -> bool:
         return device.type == "cpu"
 

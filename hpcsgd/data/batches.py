@@ -28,6 +28,8 @@ class Batches(torch.utils.data.Sampler[list[int]]):
     def __init__(self, sampler: Sampler, B: int, K: int = 1, j: int = 0) -> None:
         assert B >= K
         self.sampler = sampler
+        self.shares_samples = False
+        """Whether groups send each other a part of each batch; `Injected` does so."""
         self._B, self._K, self._j = B, K, j
         self._least = B if sampler.whole_batches else K
 

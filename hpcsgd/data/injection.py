@@ -146,6 +146,8 @@ class InjectedBatches(torch.utils.data.Sampler[list[int]]):
         if b < 1:
             raise UserError(f"b = {b}: at least 1 sample is needed")
         self.sampler = sampler
+        self.shares_samples = True
+        """Whether groups send each other a part of each batch; `Injected` does so."""
         self.portions = injection.portions(b, job.P)
         self._injection = injection
         self._P, self._g = job.P, job.g

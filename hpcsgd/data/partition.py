@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,10 @@ class Samples:
 class Partition(Protocol):
     """How samples are divided among groups; the same on all ranks."""
 
+    allows_elastic_groups: ClassVar[bool]
+    """Whether the number of groups may change while they train, as with groups that `hpcsgd launch` starts.
+    Then what a group sees in an epoch must follow from `Samples`, g and the epoch alone."""
+
     def require(self, samples: Samples) -> None:
         """Raise `UserError` where these cannot be divided so."""
 
@@ -84,6 +88,8 @@ class SelDP:
     Source:
         S. Tyagi, M. Swany, IEEE CLUSTER 2023 (arXiv:2307.07950), section III-D.
     """
+
+    allows_elastic_groups: ClassVar[bool] = False  # chunks of another size would be visited twice, or never
 
     def require(self, samples: Samples) -> None:
         """Any samples will do."""
@@ -123,6 +129,8 @@ class Overlapping:
 
     share: float
 
+    allows_elastic_groups: ClassVar[bool] = True  # each epoch is dealt anew
+
     def require(self, samples: Samples) -> None:
         if not 1 / samples.P <= self.share <= 1:
             raise UserError(
@@ -144,6 +152,8 @@ class Owned(ABC):
     through its own pass by pass, each pass in another order, and an epoch goes on where the last one ended.
     So a group that owns more sees the others of them in the next epoch; one that owns fewer sees some again.
     """
+
+    allows_elastic_groups: ClassVar[bool] = False  # nobody else would see what a group owns that has left
 
     def require(self, samples: Samples) -> None:
         for g, own in enumerate(self.shares(samples)):

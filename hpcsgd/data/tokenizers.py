@@ -7,6 +7,7 @@ asked.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,6 +47,11 @@ class Tokenizer(Protocol):
 
     def decode(self, tokens: Iterable[int]) -> str: ...
 
+    def pretrained_files(self) -> Mapping[str, bytes]:
+        """Return the files, by name, from which `AutoTokenizer` of the library `transformers` makes this
+        tokenizer; an empty mapping where that library has no tokenizer of this kind."""
+        ...
+
 
 class Bytes:
     """A token is a byte of UTF-8; 0, which no text has, ends a document."""
@@ -63,6 +69,9 @@ class Bytes:
 
     def decode(self, tokens: Iterable[int]) -> str:
         return bytes(tokens).decode(errors="replace")
+
+    def pretrained_files(self) -> Mapping[str, bytes]:
+        return {}
 
 
 class Words:
@@ -85,6 +94,9 @@ class Words:
 
     def decode(self, tokens: Iterable[int]) -> str:
         return " ".join(self._words[token] for token in tokens)
+
+    def pretrained_files(self) -> Mapping[str, bytes]:
+        return {}
 
     def _place(self, word: str) -> int:
         place = self._places.get(word, self._places.get(UNKNOWN))
@@ -109,6 +121,11 @@ class Library:
 
     def decode(self, tokens: Iterable[int]) -> str:
         return self._made.decode(list(tokens), skip_special_tokens=False)
+
+    def pretrained_files(self) -> Mapping[str, bytes]:
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.decode([self.end])}
+        text = json.dumps(config, indent=1) + "\n"
+        return {"tokenizer.json": self.definition, "tokenizer_config.json": text.encode()}
 
 
 TOKENIZERS: Mapping[str, Callable[[bytes, int], Tokenizer]] = {

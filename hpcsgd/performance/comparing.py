@@ -137,7 +137,7 @@ def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial
     with located(f"variant {label!r}"):
         world.timeout = config.job.timeout
         with in_file(path), in_section("job"):
-            job = form_job(world, config)
+            job = form_job(world, config).job
         assemble(config, job, str(path))
     gc.collect()  # models are in cycles with their optimizers
     folder = folder_of(config) / folder_name(label)

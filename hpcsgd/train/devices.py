@@ -8,12 +8,11 @@ from torch import Tensor
 from hpcsgd.comm import Transport
 from hpcsgd.comm.streams import Moment, Streams, device_for, on_accelerator, take_over
 from hpcsgd.config.schema import Config
-from hpcsgd.core.topology import Job
 from hpcsgd.errors import in_section
-from hpcsgd.start import form_as_launched
+from hpcsgd.start import Formed, form_as_launched
 
 
-def form_job(world: Transport, config: Config) -> Job:
+def form_job(world: Transport, config: Config) -> Formed:
     """The ranks of `world` as `config` has them, and the ways of what will be on devices; collective."""
     return form_as_launched(
         world, config.job.groups, config.job.group_size, config.job.transport, config.training.device

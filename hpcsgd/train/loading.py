@@ -82,9 +82,11 @@ class DealtToPeers:
     job: Job
 
     def sampler(self, train: Split, config: Config) -> Sampler:
-        if not isinstance(make_partition(config.data), Overlapping | None):
+        partition = make_partition(config.data)
+        if partition is not None and not partition.allows_elastic_groups:
             raise UserError(
-                "[data] partition: groups that `hpcsgd launch` starts know overlapping alone",
+                f"[data] partition: groups that `hpcsgd launch` starts may leave and return, and {partition} "
+                "divides samples among a number of groups that stays: give overlapping",
                 key=("data", "partition"),
             )
         return _sampler(train, AsRank(self.job.peers.number, self.job.peers.count), config)

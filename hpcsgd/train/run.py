@@ -78,10 +78,10 @@ def _run(
     compute_alike(config.training.deterministic)
     keep_freed_memory()
     with in_file(path), in_section("job"):
-        job = form_job(world, config)
+        job, meetings = form_job(world, config)
     section = config.training
     reasons = Reasons(section.time_limit, section.stop_ahead, asks_scheduler=job.rank == 0)
-    return train(config, job, str(path), reasons, resume, monitor)
+    return train(config, job, str(path), reasons, resume, monitor, meetings)
 
 
 def train(
@@ -91,12 +91,13 @@ def train(
     reasons: Reasons,
     resume: bool,
     monitor: DistanceMonitor | None = None,
+    meetings: Meetings | None = None,
 ) -> str | None:
     """The run of `config`, read from the file `source`, in its folder; why it stopped early, or None.
-    Collective."""
+    `meetings`: the peers of `job`, where it is an island. Collective."""
     config = tuned(config, job, source, resume)
     aside = job.world.apart()
-    setting = setting_of(config, job)
+    setting = setting_of(config, job, meetings)
     begun = to_begin(config, setting.goes_on(resume))
     parts = assemble(begun, job, source)
     devices = Counter(job.world.gather_objects(str(parts.device)))
@@ -174,8 +175,9 @@ def to_begin(config: Config, goes_on: bool) -> Config:
     return config
 
 
-def setting_of(config: Config, job: Job) -> World | Island:
-    return Island(config, job, job.peers) if isinstance(job.peers, Meetings) else World(config, job)
+def setting_of(config: Config, job: Job, meetings: Meetings | None) -> World | Island:
+    assert job.has_peers == (meetings is not None)
+    return World(config, job) if meetings is None else Island(config, job, meetings)
 
 
 def _go_on(setting: World | Island, parts: Assembly, checkpoints: Checkpoints, loop: Loop) -> None:

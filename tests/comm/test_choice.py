@@ -122,11 +122,23 @@ def test_what_is_split_off_or_made_apart_is_staged_again() -> None:
     assert threads.run(2, ask) == [["mpi: threads by way of pinned memory"] * 2] * 2
 
 
+def test_a_second_choice_replaces_the_first_one() -> None:
+    """The library of the first choice would carry host tensors for the second one."""
+
+    def ask(world: Transport) -> bool:
+        first, _ = chosen(world, "nccl", there(world), inside=True)
+        second, _ = chosen(first, "nccl", there(first), inside=True)
+        hosts = [ranks.backend.host for ranks in (world, first, second)]
+        return all(host is hosts[0] and host.host is host for host in hosts)
+
+    assert threads.run(2, ask) == [True] * 2
+
+
 def test_two_of_the_devices_own_libraries_share_a_lane(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a bucket crosses groups on a lane of its own."""
 
     def share(world: Transport) -> bool:
-        job = form_as_launched(world, 2, None)
+        job = form_as_launched(world, 2, None).job
         job.cross.allreduce(torch.ones(3)).wait()
         return job.group.lane is job.cross.lane
 
@@ -139,7 +151,7 @@ def test_a_job_tells_once_what_it_chose(monkeypatch: pytest.MonkeyPatch, caplog)
     monkeypatch.setattr(start, "own_device", there)
 
     def form(world: Transport) -> tuple[str, str]:
-        job = form_as_launched(world, 2, None)
+        job = form_as_launched(world, 2, None).job
         return job.group.way.split()[0], job.cross.way
 
     with caplog.at_level(logging.INFO, logger="hpcsgd"):
@@ -192,7 +204,7 @@ def test_on_a_device_that_no_library_knows_all_is_staged() -> None:
 @pytest.mark.usefixtures("far_device")
 def test_who_trains_on_the_host_has_no_ways() -> None:
     def form(world: Transport) -> str:
-        return form_as_launched(world, 2, None, device="cpu").group.way
+        return form_as_launched(world, 2, None, device="cpu").job.group.way
 
     assert threads.run(4, form) == ["mpi"] * 4
     with pytest.raises(JobError, match=r"^transport group = 'nccl': rank 0 of 2 has no accelerator"):

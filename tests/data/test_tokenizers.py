@@ -67,6 +67,13 @@ def test_a_file_of_the_library(tmp_path: Path) -> None:
     assert made.decode([made.end]) == "<|endoftext|>"
     with pytest.raises(UserError, match="byte 1: not UTF-8"):
         made.encode([b"a\xff"])
+    files = made.pretrained_files()
+    assert files["tokenizer.json"] == path.read_bytes()
+    assert json.loads(files["tokenizer_config.json"])["eos_token"] == "<|endoftext|>"
+
+
+def test_the_library_transformers_has_none_of_words_or_bytes() -> None:
+    assert [each.pretrained_files() for each in (Bytes(), Words(["a"]))] == [{}, {}]
 
 
 def test_how_a_document_ends(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from hpcsgd.methods import ensemble, hierarchical
 from hpcsgd.report.summary import of_kind, summary
 from hpcsgd.train.assembly import Assembly, assemble
 from hpcsgd.train.ensemble import Moved
+from hpcsgd.train.run import setting_of
 from hpcsgd.train.world import WorldLoop
 from train.islands_of_threads import (
     NO_NORM,
@@ -276,6 +277,14 @@ def test_islands_meet_by_ensemble_alone() -> None:
         threads.run(1, lambda world: wrap(world, ensemble(every=2), NOBODY))
     with pytest.raises(UserError, match="meet by method ensemble alone"):
         threads.run(1, lambda world: wrap(world, hierarchical(every=2), Absent(count=2)))
+
+
+def test_an_island_does_not_train_as_if_it_were_alone(job_file: Path) -> None:
+    def one(world: Transport) -> None:
+        setting_of(load(job_file), replace(form(world), peers=Absent(count=2)), None)
+
+    with pytest.raises(AssertionError):
+        threads.run(1, one)
 
 
 @pytest.mark.slow

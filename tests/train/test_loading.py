@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -89,6 +89,16 @@ def nothing() -> None:
     return None
 
 
+class OfAUser:
+    """A partition of a user's own."""
+
+    allows_elastic_groups: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        inner = Overlapping(0.75)
+        self.require, self.length, self.hand = inner.require, inner.length, inner.hand
+
+
 REFUSED = {
     "--data.partition.name seldq": "[data] partition: no 'seldq'; did you mean 'seldp'? Allowed: by_label, ",
     "--data.partition.alpha 3": "[data] partition: name = None: expected one of by_label, defdp, dirichlet, ",
@@ -134,7 +144,11 @@ def test_the_probe_has_virtual_groups_that_share_alike(job_file: Path, key: str)
     ("words", "told"),
     [
         ("--data.share 0.75", None),
-        ("--data.partition.name seldp", r"\[data\] partition: groups that `hpcsgd launch` starts"),
+        (
+            "--data.partition.name seldp",
+            r"\[data\] partition: groups that .* may leave and return, and SelDP\(\) divides .* overlapping$",
+        ),
+        ("--data.partition.name train.test_loading:OfAUser", None),
         (INJECTION, r"\[data\] injection: groups that `hpcsgd launch` starts do not share"),
     ],
 )

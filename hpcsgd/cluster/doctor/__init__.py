@@ -27,7 +27,7 @@ def run(groups: int | None = None, group_size: int | None = None, store: Path | 
     Ends with exit code 1 where something is wrong; warnings are none of it.
     """
     logging.getLogger("hpcsgd").setLevel(logging.ERROR)  # the findings say what the groups would warn of
-    job = form_as_launched(joining.world(TIMEOUT), groups, group_size)
+    job = form_as_launched(joining.world(TIMEOUT), groups, group_size).job
     ranks = job.world.gather_objects(examine(job, job.world.backend.thread_level))
     _tell(job, table(ranks, grouped=groups is not None or group_size is not None))
     found = check(ranks, job.K, os.environ)

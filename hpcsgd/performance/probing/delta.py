@@ -36,7 +36,7 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)
     keep_freed_memory()
-    job = form_job(world, config)
+    job = form_job(world, config).job
     changes = measure(config, job, path, steps)
     if world.rank == 0:
         print(

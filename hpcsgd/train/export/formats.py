@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hpcsgd.data.corpus import tokenizer_of_store
-from hpcsgd.data.tokenizers import Library, Tokenizer
+from hpcsgd.data.tokenizers import Tokenizer
 from hpcsgd.errors import UserError, without_warnings
 from hpcsgd.files.atomic import new_folder, replacing
 from hpcsgd.models.pretrained import pretrained
@@ -64,7 +64,7 @@ def write_hf(left: Left, target: Path) -> None:
     _for_writing_on(model, tokenizer)
     with new_folder(target) as part:
         model.save_pretrained(part)
-        for name, text in _tokenizer_files(tokenizer).items():
+        for name, text in (tokenizer.pretrained_files() if tokenizer is not None else {}).items():
             (part / name).write_bytes(text)
         _write_origin(left, part)
         _readable(left, *part.iterdir())
@@ -115,17 +115,6 @@ def _for_writing_on(model: Any, tokenizer: Tokenizer | None) -> None:
             model.generation_config.eos_token_id = tokenizer.end
 
 
-def _tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, bytes]:
-    """What `AutoTokenizer` reads; nothing of a tokenizer that is none of that library."""
-    if not isinstance(tokenizer, Library):
-        return {}
-    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.decode([tokenizer.end])}
-    return {"tokenizer.json": tokenizer.definition, "tokenizer_config.json": _json(said)}
-
-
 def _write_origin(left: Left, folder: Path) -> None:
-    (folder / ORIGIN).write_bytes(_json(left.origin | {"torch": torch.__version__}))
-
-
-def _json(said: Mapping[str, Any]) -> bytes:
-    return (json.dumps(said, indent=1) + "\n").encode()
+    origin = left.origin | {"torch": torch.__version__}
+    (folder / ORIGIN).write_bytes((json.dumps(origin, indent=1) + "\n").encode())
