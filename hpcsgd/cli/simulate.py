@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcsgd.cli.user_errors import told_in_one_line
 from hpcsgd.cli.words import ScenarioKeys
-from hpcsgd.errors import UserError
+from hpcsgd.errors import UserError, in_file
 from hpcsgd.files.pictures import require_format
 
 
@@ -25,14 +25,16 @@ def simulate(
     :param picture: A PNG to draw: the seconds of a step over time, groups ahead, checkpoint intervals.
     :param json: A file to write all figures to.
     """
-    with told_in_one_line():
+    with told_in_one_line(scenario, overrides):
         if picture is not None:
             require_format("--picture", picture)
         from hpcsgd.performance.simulation import report
         from hpcsgd.performance.simulation import simulate as simulated_of
         from hpcsgd.performance.simulation.scenario import load
 
-        simulated = simulated_of(load(scenario, overrides))
+        simulation = load(scenario, overrides)
+        with in_file(scenario):
+            simulated = simulated_of(simulation)
         print("\n".join(report.lines(simulated)))
         try:
             if json:

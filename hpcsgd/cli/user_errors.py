@@ -17,11 +17,11 @@ from hpcsgd.launcher import launched
 
 
 @contextmanager
-def told_in_one_line(job: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[None]:
+def told_in_one_line(file: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[None]:
     """End the process with the error's one line on stderr and exit code 1, without a traceback. Where it is
-    about a key of the file `job`, with its line there."""
+    about a key of `file`, a job file or a scenario, the error also names the line of that key."""
     try:
-        with at_line(job, overrides) if job is not None else nullcontext():
+        with at_line(file, overrides) if file is not None else nullcontext():
             yield
     except UserError as error:
         told = error if isinstance(error, JobError) else in_one_line(error)  # of a fault there is a traceback

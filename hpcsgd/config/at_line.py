@@ -1,4 +1,4 @@
-"""Where in the job file a mistake is: the line of the key that an error is about, behind the file's name."""
+"""Where in a TOML file a mistake is: the line of the key that an error is about, after the file's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcsgd.files.reading import read_text
 
 @contextmanager
 def at_line(file: Path, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """A `UserError` raised inside that is about a key of this job file names its line, too.
+    """A `UserError` raised inside that is about a key of this file names its line, too.
 
     Not where it may be due to one of the overrides: rather no line than a wrong one.
     """

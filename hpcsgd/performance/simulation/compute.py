@@ -11,7 +11,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from hpcsgd.errors import UserError, count_text
+from hpcsgd.errors import UserError, count_text, in_section
 from hpcsgd.performance.simulation.durations import Layout
 
 Seconds = NDArray[np.float64]
@@ -85,7 +85,7 @@ class Measured:
             )
         for place, value in enumerate(self.seconds):
             if type(value) not in (int, float) or not 0 < value < math.inf:
-                raise UserError(f"seconds[{place}] = {value!r}: expected a number above 0")
+                raise UserError(f"seconds[{place}] = {value!r}: expected a number above 0", key="seconds")
 
     def sample(self, rng: Generator, n: int) -> Seconds:
         return np.asarray(self.seconds, float)[rng.integers(len(self.seconds), size=n)]
@@ -163,7 +163,8 @@ class Compute:
         anew = _generator(self.seed, 1, t)
         seconds = self.distribution.sample(anew, N)
         if self.stragglers is not None:
-            seconds *= self.stragglers.factors(_generator(self.seed, 0), anew, N)
+            with in_section("stragglers"):
+                seconds *= self.stragglers.factors(_generator(self.seed, 0), anew, N)
         return seconds.reshape(self.layout.P, self.layout.K)
 
 

@@ -115,13 +115,26 @@ def checkpointing(failures: Failures, hosts: int, seed: int, ranks: int = 0) -> 
     tried = young(C, M) * TRIED
     tried = tried[tried + C <= LONGEST * M]
     if failures.restart_seconds > LONGEST * M:
+        restart = failures.restart_seconds
         raise UserError(
-            f"something fails every {M:.4g} s: "
-            f"a restart of {failures.restart_seconds:g} s hardly ever fits between"
+            f"[failures] restart_seconds = {restart:g}: something fails every {M:.4g} s, and a restart "
+            f"hardly ever fits between; allowed are {LONGEST * M:.4g} seconds",
+            key=("failures", "restart_seconds"),
+            value=restart,
         )
-    if len(tried) < 3 or (failures.interval_seconds or 0.0) + C > LONGEST * M:
+    if len(tried) < 3:
         raise UserError(
-            f"some node fails every {M:.4g} s: work and a checkpoint of {C:g} s hardly ever fit between"
+            f"[failures] checkpoint_seconds = {C:g}: something fails every {M:.4g} s, and work with a "
+            "checkpoint hardly ever fits between",
+            key=("failures", "checkpoint_seconds"),
+            value=C,
+        )
+    if (interval := failures.interval_seconds) is not None and interval + C > LONGEST * M:
+        raise UserError(
+            f"[failures] checkpoint_every_seconds = {interval:g}: something fails every {M:.4g} s, and so "
+            f"much work hardly ever fits between; allowed are {LONGEST * M - C:.4g} seconds",
+            key=("failures", "checkpoint_every_seconds"),
+            value=interval,
         )
     toll = jobs(failures, M, tried, _repetitions(failures, M), Generator(np.random.SFC64([seed, 2])))
     goodput = failures.work_seconds / toll.total

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
+from hpcsgd.cli.simulate import simulate as simulate_command
 from hpcsgd.core import graphs
 from hpcsgd.core.waits import All, InNeighbors
 from hpcsgd.errors import UserError
@@ -161,3 +162,61 @@ def test_it_is_drawn(tmp_path: Path, more: tuple[str, ...]) -> None:
     picture = image.imread(tmp_path / "job.png")
     assert picture.shape[1] > 1000
     assert picture[..., :3].std() > 0.05
+
+
+FAILING = (
+    SMALL
+    + """name = "bsp"
+[failures]
+mtbf_hours_per_node = 0.01
+checkpoint_seconds = 1
+"""
+)
+ON_LINES = {
+    "an unknown key": (
+        f"{SMALL}name = 'bsp'\n[messages]\nupdate = 1",
+        11,
+        "[messages] update = 1: unknown key",
+    ),
+    "a value": (SMALL.replace("20", "0") + "name = 'bsp'", 4, "[job] steps = 0: expected int ≥ 1"),
+    "an infinite value": (SMALL.replace("0.1", "inf") + "name = 'bsp'", 7, "[compute]: mean_seconds = inf: "),
+    "a key that is missing": (SMALL.replace("groups", "# "), 2, "[job] groups is missing"),
+    "an argument of a part": (f"{SMALL}name = 'hierarchical'\nevery = 0", 10, "[method]: every = 0: "),
+    "a part": (SMALL.replace('"constant"', '"normal"') + "name = 'bsp'", 6, "[compute] name: no 'normal'"),
+    "a method": (f"{SMALL}name = 'selsync'\ndelta = 0.3", 8, "[method]: this method cannot be simulated"),
+    "a sum": (
+        SMALL.replace("20", "1_000_000_000_000") + "name = 'bsp'",
+        4,
+        "[job] steps = 1000000000000 of 4 ranks",
+    ),
+    "what is seen while it runs": (
+        f"{SMALL}name = 'bsp'\n[stragglers]\nname = 'lasting'\nfactor = 2\nranks = [7]",
+        13,
+        "[stragglers]: ranks = [7]: there are 4 ranks",
+    ),
+    "work": (f"{FAILING}work_hours = 9e9", 13, "[failures] work_hours = 9e+09: something fails"),
+    "a restart": (f"{FAILING}restart_seconds = 99", 13, "[failures] restart_seconds = 99: something fails"),
+    "a checkpoint": (FAILING.replace("= 1\n", "= 80\n"), 12, "[failures] checkpoint_seconds = 80: something"),
+    "an interval": (
+        f"{FAILING}checkpoint_every_seconds = 99",
+        13,
+        "[failures] checkpoint_every_seconds = 99: something",
+    ),
+}
+"""By what is wrong: the file, the line and the beginning of the message."""
+
+
+@pytest.mark.parametrize("wrong", ON_LINES)
+def test_the_command_names_the_line(tmp_path: Path, wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text, line, message = ON_LINES[wrong]
+    path = scenario(tmp_path, text)
+    with pytest.raises(SystemExit):
+        simulate_command(path)
+    assert capsys.readouterr().err.startswith(f"hpcsgd: {path}:{line}: {message}")
+
+
+def test_no_line_is_named_for_what_a_flag_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = scenario(tmp_path, f"{SMALL}name = 'hierarchical'\nevery = 2")
+    with pytest.raises(SystemExit):
+        simulate_command(path, "--method.every", "0")
+    assert capsys.readouterr().err.startswith(f"hpcsgd: {path}: [method]: every = 0: ")
