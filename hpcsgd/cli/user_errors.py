@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -17,7 +17,7 @@ from hpcsgd.launcher import launched
 
 
 @contextmanager
-def told_in_one_line(file: Path | None = None, overrides: Sequence[str] = ()) -> Iterator[None]:
+def told_in_one_line(file: Path | None = None, overrides: Sequence[str] = ()) -> Generator[None, None, None]:
     """End the process with the error's one line on stderr and exit code 1, without a traceback. Where it is
     about a key of `file`, a job file or a scenario, the error also names the line of that key."""
     try:
@@ -33,7 +33,7 @@ def told_in_one_line(file: Path | None = None, overrides: Sequence[str] = ()) ->
 
 
 @contextmanager
-def until_nobody_reads() -> Iterator[None]:
+def until_nobody_reads() -> Generator[None, None, None]:
     """End the process with exit code 1, in silence, where whoever reads what it prints has gone, as ``head``
     does; as Python's documentation has it, see its note on SIGPIPE."""
     try:

@@ -17,8 +17,8 @@ class Candidate:
     """An island that wants to be in the next generation; complete when all its ranks have come."""
 
     ranks: int
-    addresses: dict[int, str] = field(default_factory=dict)
-    rounds: set[int] = field(default_factory=set)
+    addresses: dict[int, str] = field(default_factory=dict[int, str])
+    rounds: set[int] = field(default_factory=set[int])
 
     @property
     def complete(self) -> bool:

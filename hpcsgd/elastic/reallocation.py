@@ -54,14 +54,15 @@ def shares(alpha: Mapping[int, float], X: int) -> dict[int, int]:
 
 def _lemma_1(alpha: Mapping[int, Fraction], X: int) -> dict[int, Fraction]:
     """x_i* = max(1, α_i/t*). Fractions, so that equal remainders are equal."""
-    richer = dict(alpha)
+    shares = dict.fromkeys(alpha, Fraction(1))
+    richer: Mapping[int, Fraction] = alpha
     while richer:
-        t = sum(richer.values()) / Fraction(X - (len(alpha) - len(richer)))
-        above_one = {island: a for island, a in richer.items() if a > t}
+        t = sum(richer.values(), Fraction(0)) / Fraction(X - (len(alpha) - len(richer)))
+        above_one: dict[int, Fraction] = {island: a for island, a in richer.items() if a > t}
         if len(above_one) == len(richer):
-            break
+            return shares | {island: a / t for island, a in richer.items()}
         richer = above_one
-    return {island: richer[island] / t if island in richer else Fraction(1) for island in alpha}
+    return shares
 
 
 @dataclass(frozen=True)

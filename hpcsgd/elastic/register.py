@@ -124,8 +124,8 @@ class Register:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Register:
         members = tuple(Member(m["island"], tuple(m["addresses"]), m["rounds"]) for m in saved["members"])
-        places = {name: Point(**saved[name]) for name in ("place", "dealt")}
-        rest = {
+        places: dict[str, Any] = {name: Point(**saved[name]) for name in ("place", "dealt")}
+        rest: dict[str, Any] = {
             **saved,
             "phase": Phase(saved["phase"]),
             "members": members,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import count
 
@@ -25,10 +25,10 @@ class Strangers:
         return len(self._leave)
 
     @contextmanager
-    def one_more(self, leave: Callable[[], None]) -> Iterator[None]:
+    def one_more(self, leave: Callable[[], None]) -> Generator[None, None, None]:
         """Inside the block there is one, which `leave` sends away, perhaps on another thread."""
         number = next(self._numbers)
-        too_many = []
+        too_many: list[Callable[[], None]] = []
         with self._changing:
             self._leave[number] = leave
             while len(self._leave) > max(1, min(self._most, _room())):

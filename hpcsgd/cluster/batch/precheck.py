@@ -68,7 +68,7 @@ def check_comparison(
     first = next(iter(chosen.values()))
     if fresh:
         require_unused(folder_of(first))
-    placements = []
+    placements: list[str] = []
     for label, config in chosen.items():
         with located(f"variant {label!r}"):
             _require_buildable(config, path)

@@ -40,7 +40,7 @@ class Site:
     """An environment packed by ``hpcsgd job pack``, whose Python starts the ranks."""
     local: str = "${TMPDIR:-/tmp}"
     """Where it is unpacked on each node, as a shell there reads it."""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     """Variables of all ranks, as those that choose a network card."""
     qsub: tuple[str, ...] = ()
     """Further options of qsub, as ``-l filesystems=home``."""

@@ -41,7 +41,7 @@ def launcher(size: int, environ: Mapping[str, str]) -> Finding:
 
 def cores(ranks: Sequence[RankInfo]) -> list[Finding]:
     """Ranks that share cores wait for each other."""
-    found = []
+    found: list[Finding] = []
     for host, here in _by_node(ranks).items():
         have = len(_cpus(here))
         if len(here) > have:
@@ -56,7 +56,7 @@ def cores(ranks: Sequence[RankInfo]) -> list[Finding]:
 
 def threads(ranks: Sequence[RankInfo]) -> list[Finding]:
     """More busy threads than cores; where there are too few cores even for the ranks, `cores` has said so."""
-    found = []
+    found: list[Finding] = []
     for host, here in _by_node(ranks).items():
         have, busy = len(_cpus(here)), sum(rank.threads for rank in here)
         if busy > max(have, len(here)):
@@ -72,7 +72,7 @@ def threads(ranks: Sequence[RankInfo]) -> list[Finding]:
 
 def gpus(ranks: Sequence[RankInfo]) -> list[Finding]:
     """A GPU serves one rank."""
-    found = []
+    found: list[Finding] = []
     for host, here in _by_node(ranks).items():
         have = {rank.gpu_id for rank in here if rank.gpu_id}
         if have and len(have) < len(here):
@@ -124,4 +124,4 @@ def _by_node(ranks: Sequence[RankInfo]) -> dict[str, list[RankInfo]]:
 
 
 def _cpus(ranks: Sequence[RankInfo]) -> set[int]:
-    return set().union(*(rank.cpus for rank in ranks))
+    return set[int]().union(*(rank.cpus for rank in ranks))

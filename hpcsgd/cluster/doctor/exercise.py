@@ -119,7 +119,7 @@ def _name(dtype: torch.dtype) -> str:
 def median_seconds(operation: Callable[[], object], rounds: int) -> float:
     """Of one `operation`, after a first one."""
     operation()  # connections are made at first use
-    durations = []
+    durations: list[float] = []
     for _ in range(rounds):
         start = time.perf_counter()
         operation()

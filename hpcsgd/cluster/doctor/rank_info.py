@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-import h5py
+import h5py  # pyright: ignore[reportMissingTypeStubs]
 import torch
 
 from hpcsgd.cluster.doctor.finding import numbers
@@ -77,7 +77,7 @@ def _gpu(local_rank: int) -> tuple[str, str]:
 
 def _versions() -> str:
     packages = [f"{name} {_version(name)}" for name in PACKAGES]
-    return ", ".join([f"Python {platform.python_version()}", *packages, f"HDF5 {h5py.version.hdf5_version}"])
+    return ", ".join([f"Python {platform.python_version()}", *packages, f"HDF5 {h5py.version.hdf5_version}"])  # pyright: ignore[reportUnknownMemberType]
 
 
 def _version(package: str) -> str:

@@ -19,7 +19,7 @@ class Kind:
     """By name, the sizes of the data that each takes."""
     optimizer: Values
     schedule: Values
-    arguments: Values = field(default_factory=dict)
+    arguments: Values = field(default_factory=dict[str, Any])
     """Of the store."""
     unit: str = "samples"
     """That batches are made of."""
@@ -77,7 +77,7 @@ class Data:
     batch_size: int = 64
     epochs: int = 10
     transform: str | None = None
-    arguments: Values = field(default_factory=dict)
+    arguments: Values = field(default_factory=dict[str, Any])
     """Of the store, besides those of its form."""
 
     @property

@@ -27,11 +27,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hpcsgd.comm.on_host import Arrivals, on_device
+
+linalg: Any = torch.linalg
+"""torch has no types for it."""
 
 DELTA = 5e-4
 """The least eigenvalue of F, as a part of the largest."""
@@ -70,10 +74,10 @@ class Fisher:
         start = torch.randn(
             D, r, generator=torch.Generator("cpu").manual_seed(D), dtype=torch.float64, device="cpu"
         )
-        F = cls(torch.linalg.qr(start).Q.T.to(X), torch.zeros(r, dtype=torch.float64, device="cpu"), 0.0)
+        found = cls(linalg.qr(start).Q.T.to(X), torch.zeros(r, dtype=torch.float64, device="cpu"), 0.0)
         for _ in range(FIRST):
-            F = F.updated(X, 1.0)
-        return F if F.trace > 0 else None
+            found = found.updated(X, 1.0)
+        return found if found.trace > 0 else None
 
     @property
     def trace(self) -> float:
@@ -88,13 +92,13 @@ class Fisher:
         """The part of `updated` for which nobody has to wait."""
         N, R = len(X), self.R
         s = largest(X)
-        X = X / s  # nothing below under- or overflows, of whatever size derivatives are
+        scaled = X / s  # nothing below under- or overflows, of whatever size derivatives are
         size = s.double()
         a = eta * size * size / N
-        trace = a * X.square().sum().double() + (1 - eta) * self.trace
+        trace = a * scaled.square().sum().double() + (1 - eta) * self.trace
         # Everything relative to tr(T): Y = R T / tr(T).
-        Y = (a / trace) * ((X @ R.T).T @ X).double()
-        Y += (torch.full_like(trace, 1 - eta) / trace * on_device(self.eigenvalues, R.device))[:, None] * R
+        Y = (a / trace) * ((scaled @ R.T).T @ scaled).double()
+        Y.add_((torch.full_like(trace, 1 - eta) / trace * on_device(self.eigenvalues, R.device))[:, None] * R)
         return Update(self, Y, arrivals.bring(torch.cat([size[None], trace[None], (Y @ Y.T).view(-1)])))
 
     def is_finite(self) -> bool:
@@ -128,10 +132,10 @@ class Update:
         trace = self.seen()[1].item()
         if not 0 < trace < math.inf:
             return self.F
-        C, U = torch.linalg.eigh(self.seen()[2:].view(r, r))
-        eigenvalues = trace * C.flip(0).clamp_min(0).sqrt()
+        C, U = linalg.eigh(self.seen()[2:].view(r, r))
+        eigenvalues: Tensor = trace * C.flip(0).clamp_min(0).sqrt()
         rows = on_device(U.flip(1), Y.device).T @ Y
-        Q = torch.linalg.qr(rows.T.to(self.F.R)).Q
+        Q: Tensor = linalg.qr(rows.T.to(self.F.R)).Q
         least = DELTA * eigenvalues[0].item()
         rho = max((trace - eigenvalues.sum().item()) / (D - r), least)
         return Fisher(Q.T.contiguous(), eigenvalues.clamp_min(least), rho)
@@ -158,13 +162,13 @@ def natural(G: Tensor, left: Shrinkage | None, right: Shrinkage | None) -> Tenso
         U.append((G @ right.R.T) * right.E)
         V.append(right.R)
     if left is not None:
-        P = left.R @ G
-        if right is not None:
-            P = torch.addmm(P, (P @ right.R.T) * right.E, right.R, alpha=-1)
+        rows = left.R @ G
         U.append(left.R.T * left.E)
-        V.append(P)
+        V.append(
+            rows if right is None else torch.addmm(rows, (rows @ right.R.T) * right.E, right.R, alpha=-1)
+        )
     if not U:
         return None
     found = torch.addmm(G, torch.cat(U, 1), torch.cat(V), alpha=-1)
-    scale = torch.linalg.vector_norm(G) / torch.linalg.vector_norm(found)
+    scale: Tensor = linalg.vector_norm(G) / linalg.vector_norm(found)
     return torch.where(scale.isfinite(), found.mul_(scale), G.to(found.dtype), out=found)

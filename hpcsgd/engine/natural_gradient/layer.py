@@ -11,14 +11,15 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hpcsgd.comm.on_host import Arrivals
 from hpcsgd.comm.streams import take_over
-from hpcsgd.engine.natural_gradient.fisher import Fisher, Shrinkage, Update, largest, natural
+from hpcsgd.engine.natural_gradient.fisher import Fisher, Shrinkage, Update, largest, linalg, natural
 from hpcsgd.engine.natural_gradient.rows import input_rows, output_rows
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Side:
     def _attempt(self, estimate: Callable[[], Fisher | None]) -> Fisher | None:
         try:
             F = estimate()
-        except torch.linalg.LinAlgError as error:  # pyright: ignore[reportPrivateImportUsage]
+        except linalg.LinAlgError as error:
             return self._complain(f"have no estimate: starting afresh ({error})")
         if F is not None and not F.is_finite():
             return self._complain("have no finite estimate: starting afresh")
@@ -124,7 +125,7 @@ class Watch:
 
     def __init__(self, saw: Callable[[nn.Module, tuple[Any, ...], Any], None]) -> None:
         # In a compiled graph hooks on outputs would be dropped: it breaks here.
-        self._saw: Any = torch.compiler.disable(saw)
+        self._saw: Any = torch.compiler.disable(saw)  # pyright: ignore[reportUnknownMemberType]
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._saw(module, args, output)
@@ -153,7 +154,8 @@ class Layer:
         self._taken = 0
         self._X: list[Tensor] = []
         self._Y: list[Tensor] = []
-        self._removals = [weight.register_hook(self._change_weight)]
+        self._removals: list[RemovableHandle] = []
+        self._before(weight, self._change_weight)
 
     def add(self, module: nn.Module, trained: Callable[[Tensor], bool]) -> None:
         """This module, too, multiplies with the weight; its bias is preconditioned where it is trained."""
@@ -162,7 +164,7 @@ class Layer:
         bias = module.bias
         if isinstance(bias, nn.Parameter) and trained(bias) and not any(bias is b for b in self._biases):
             self._biases.append(bias)
-            self._removals.append(bias.register_hook(self._change_bias))
+            self._before(bias, self._change_bias)
 
     def remove(self) -> list[nn.Module]:
         """Take the hooks away; the modules that are free again."""
@@ -178,7 +180,9 @@ class Layer:
             dtype = torch.promote_types(self.weight.dtype, torch.float32)
             self.inputs.look_at(torch.cat(self._X).to(dtype), arrivals)
             self.outputs.look_at(torch.cat(self._Y).to(dtype), arrivals)
-        self._X, self._Y, self._taken = [], [], 0
+        self._X.clear()
+        self._Y.clear()
+        self._taken = 0
 
     def prepare(self, t: int, *, due: bool) -> None:
         """For step t."""
@@ -195,6 +199,11 @@ class Layer:
         found = self.inputs.load_state_dict(state["inputs"], self.weight, D_in)
         return self.outputs.load_state_dict(state["outputs"], self.weight, D_out) and found
 
+    def _before(self, param: nn.Parameter, change: Callable[[Tensor], Tensor | None]) -> None:
+        """Have `change` replace the gradient of `param` before torch adds to `.grad`."""
+        handle = cast(RemovableHandle, param.register_hook(change))  # pyright: ignore[reportUnknownMemberType]
+        self._removals.append(handle)
+
     def _saw(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """After a forward pass: what it saw counts once, and if, a derivative comes back."""
         if not self.due or self._taken >= ROWS:
@@ -205,7 +214,7 @@ class Layer:
             X = input_rows(module, args[0].detach(), ROWS, self._shift)
         if X is not None and X.numel():
             self._taken += len(X)
-            output.register_hook(functools.partial(self._came_back, module, X))
+            output.register_hook(functools.partial(self._came_back, module, X))  # pyright: ignore[reportUnknownMemberType]
 
     def _came_back(self, module: nn.Module, X: Tensor, g: Tensor) -> None:
         if not torch.is_grad_enabled():  # create_graph: somebody's derivatives of derivatives

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 from torch import Tensor, nn, optim
 
@@ -209,7 +209,8 @@ def _layers(
     def trained(param: Tensor) -> bool:
         return id(param) in theirs
 
-    found = [(name, m, w) for name, m in model.named_modules() if (w := weight_of(m)) is not None]
+    modules = cast("Iterator[tuple[str, nn.Module]]", model.named_modules())
+    found = [(name, m, w) for name, m in modules if (w := weight_of(m)) is not None]
     found = [(name, module, weight) for name, module, weight in found if trained(weight)]
     if not found:
         raise UserError("NaturalGradient: the optimizer trains no linear or convolution layer of the model")

@@ -64,8 +64,9 @@ def write_hf(left: Left, target: Path) -> None:
     _for_writing_on(model, tokenizer)
     with new_folder(target) as part:
         model.save_pretrained(part)
-        for name, text in (tokenizer.pretrained_files() if tokenizer is not None else {}).items():
-            (part / name).write_bytes(text)
+        if tokenizer is not None:
+            for name, text in tokenizer.pretrained_files().items():
+                (part / name).write_bytes(text)
         _write_origin(left, part)
         _readable(left, *part.iterdir())
 
@@ -78,7 +79,7 @@ def write_dcp(left: Left, target: Path) -> None:
     try:
         with new_folder(target) as part:
             with without_warnings():  # that this is one process
-                state_dict_saver.save(dict(left.weights), checkpoint_id=part)
+                state_dict_saver.save(dict(left.weights), checkpoint_id=part)  # pyright: ignore[reportUnknownMemberType]
             _write_origin(left, part)
     except CheckpointException as error:
         raise UserError(f"{target}: cannot be written ({first_line(error)})") from error
