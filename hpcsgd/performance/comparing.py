@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcsgd.comm import PeerLost, Transport
 from hpcsgd.config.reader import read_toml
-from hpcsgd.config.schema import Config, dump
+from hpcsgd.config.schema import Config, RunSection, dump
 from hpcsgd.config.variants import configs, folder_name
 from hpcsgd.core.by_rank_0 import by_rank_0
 from hpcsgd.core.topology import Job, together
@@ -77,9 +77,9 @@ def _run(
     return compare(world, path, chosen, reasons, target=target, resume=resume)
 
 
-def folder_of(config: Config) -> Path:
-    """Of a comparison, beside that of a plain run of `config`."""
-    return config.run.folder.with_name(f"{config.run.folder.name}-compare")
+def folder_of(run: RunSection) -> Path:
+    """The folder of a comparison, next to that of a plain run."""
+    return run.folder.with_name(f"{run.folder.name}-compare")
 
 
 def compare(
@@ -140,7 +140,7 @@ def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial
             job = form_job(world, config).job
         assemble(config, job, str(path))
     gc.collect()  # models are in cycles with their optimizers
-    folder = folder_of(config) / folder_name(label)
+    folder = folder_of(config.run) / folder_name(label)
     return Trial(label, replace(config, run=replace(config.run, folder=folder)), job)
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from hpcsgd import models
 from hpcsgd.comm.choice import place_on_node
 from hpcsgd.comm.streams import on_accelerator
-from hpcsgd.config.schema import Config, ScheduleSection
+from hpcsgd.config.schema import Config, ScheduleSection, TrainingSection
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.core.shards import reshard
 from hpcsgd.core.topology import Job
@@ -104,7 +104,7 @@ def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> A
 
     Raises `JobError` naming file and key.
     """
-    place = place_on_node(job.world)
+    section, place = config.training, place_on_node(job.world)
     with job.together("preparing the run"), in_file(source):
         with in_section("data"):
             require_workers(config.data.workers)
@@ -116,11 +116,11 @@ def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> A
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
         model = make_model(config, reads=job.rank == 0)
-        device = device_of(config, place)
-        bits = make_precision(config, device)
+        device = device_of(section, place)
+        bits = make_precision(section, device)
         if not values and config.job.shard:
             device = META
-        sample = Sample(task.tokens, _flops(config, job, task, model, train), config.training.peak_tflops)
+        sample = Sample(task.tokens, _flops(section, job, task, model, train), section.peak_tflops)
 
         def require_fitting() -> None:
             with bits.computing():  # nor need a device have all operations in 16 bits
@@ -130,29 +130,28 @@ def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> A
         if not config.job.shard or device == META:
             model.to(device)
             require_fitting()
-        lay_out(model, config.training, bits)
+        lay_out(model, section, bits)
     if config.job.shard:
         with in_file(source):
             shard(model, job, config.model.blocks, device=device, seed=config.seed)
     with job.together("preparing the run"), in_file(source):
         if config.job.shard and device != META:
             require_fitting()
-        if config.training.compile:
+        if section.compile:
             compile_regions(model)
         inner = make_optimizer(config, model, job.groups)
         steps_per_epoch = len(batches)
-        section = config.training
         if job.has_peers and (section.steps or section.samples or section.tokens):
             raise UserError(
                 "[training]: groups that `hpcsgd launch` starts go by epochs, not by steps", key=("training",)
             )
         how_long = length(section, batches, job.size, task.tokens)
         enough = tested(section, len(test), task.tokens)
-        method = make_method(config, steps_per_epoch)
+        method = make_method(config.method, steps_per_epoch)
         require_sinks(config.run.sinks or ())
     own = config.seed + 1 + number_of(job)
     seed_generators(own)  # from here on chance (dropout) differs between ranks
-    optimizer = DistributedOptimizer(inner, model, job, method, master=bits.master, **sending(config))
+    optimizer = DistributedOptimizer(inner, model, job, method, master=bits.master, **sending(section))
     with job.together("preparing the run"), in_file(source):
         if bits.scaler is not None:
             with in_section("training", "precision"):
@@ -164,7 +163,7 @@ def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> A
             )
         start = 1 / lr_scale(config.schedule.scaling, job.groups)
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
-        scheduler = make_scheduler(config, optimizer, how_long)
+        scheduler = make_scheduler(config.schedule, optimizer, how_long)
         natural_gradient = make_natural_gradient(config, optimizer, model)
     loader = reading(train, batches, config.data.workers, pinned=on_accelerator(device))
     return Assembly(
@@ -193,9 +192,9 @@ def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> A
     )
 
 
-def _flops(config: Config, job: Job, task: Task, model: nn.Module, data: Split) -> float | None:
+def _flops(training: TrainingSection, job: Job, task: Task, model: nn.Module, data: Split) -> float | None:
     """Of a sample, where somebody may ask; counted once, on the rank that writes it down."""
-    asked = task.tokens is not None or config.training.peak_tflops is not None
+    asked = task.tokens is not None or training.peak_tflops is not None
     return flops_of_sample(model, data.trial()) if asked and job.rank == 0 else None
 
 
@@ -204,11 +203,10 @@ def number_of(job: Job) -> int:
     return job.peers.number * job.size + job.rank
 
 
-def sending(config: Config) -> dict[str, Any]:
+def sending(training: TrainingSection) -> dict[str, Any]:
     """What is said of how gradients and parameters travel."""
     said = {
-        name: getattr(config.training, name)
-        for name in ("bucket_mb", "overlap", "prefetch", "broadcast_buffers")
+        name: getattr(training, name) for name in ("bucket_mb", "overlap", "prefetch", "broadcast_buffers")
     }
     return {name: value for name, value in said.items() if value is not None}
 
@@ -226,9 +224,9 @@ def make_model(config: Config, *, reads: bool = True) -> nn.Module:
     return model
 
 
-def make_precision(config: Config, device: torch.device) -> Precision:
+def make_precision(training: TrainingSection, device: torch.device) -> Precision:
     with in_section("training"):
-        return precision(config.training.precision, device)
+        return precision(training.precision, device)
 
 
 def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
@@ -266,8 +264,9 @@ def make_natural_gradient(
         return call(NaturalGradient, arguments, optimizer, model)
 
 
-def make_scheduler(config: Config, optimizer: optim.Optimizer, how_long: Length) -> LRScheduler | None:
-    schedule = config.schedule
+def make_scheduler(
+    schedule: ScheduleSection, optimizer: optim.Optimizer, how_long: Length
+) -> LRScheduler | None:
     if schedule.build is None:
         return None
     given = scheduler_arguments(schedule, how_long)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hpcsgd.comm import Transport
 from hpcsgd.comm.streams import Moment, Streams, device_for, on_accelerator, take_over
-from hpcsgd.config.schema import Config
+from hpcsgd.config.schema import Config, TrainingSection
 from hpcsgd.errors import in_section
 from hpcsgd.start import Formed, form_as_launched
 
@@ -19,10 +19,13 @@ def form_job(world: Transport, config: Config) -> Formed:
     )
 
 
-def device_of(config: Config, place: int) -> torch.device:
-    """What `config` says, for the rank of this number on its node. Raises `UserError` where there is none."""
+def device_of(training: TrainingSection, place: int) -> torch.device:
+    """The device that `training` says for the rank of this number on its node.
+
+    Raises `UserError` where there is none.
+    """
     with in_section("training"):
-        return device_for(config.training.device, place)
+        return device_for(training.device, place)
 
 
 class Delivery:

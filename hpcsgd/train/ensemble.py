@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd.checkpoint import Writer
 from hpcsgd.comm import PeerLost, Transport
-from hpcsgd.config.schema import Config
+from hpcsgd.config.schema import Config, ScheduleSection
 from hpcsgd.core.topology import Job
 from hpcsgd.data import Batches
 from hpcsgd.elastic.meetings import Meetings
@@ -244,7 +244,7 @@ class Island:
         return EnsembleLoop(
             self.config, parts, checkpoints, stopping, aside,
             meetings=self.meetings, reallocated=self.config.reallocation.unit,
-            living=living_of(self.config, parts),
+            living=living_of(self.config.schedule, parts),
         )  # fmt: skip
 
     def conclude(self, complete: bool) -> None:
@@ -253,11 +253,11 @@ class Island:
             self.meetings.finish()
 
 
-def living_of(config: Config, parts: Assembly) -> Living | None:
+def living_of(schedule: ScheduleSection, parts: Assembly) -> Living | None:
     """What the learning rate follows the living islands by, if it is to."""
-    if config.schedule.scaling_follows == "started":
+    if schedule.scaling_follows == "started":
         return None
-    return Living(parts.warm_up, config.schedule.scaling)
+    return Living(parts.warm_up, schedule.scaling)
 
 
 def _fast_forward(scheduler: LRScheduler, times: int) -> None:

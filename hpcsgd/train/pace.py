@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def tuned(config: Config, job: Job, source: str, resume: bool) -> Config:
     """`config`, read from `source`, with what makes steps fastest where it asks for that; collective."""
-    if not is_to_choose(config):
+    if not is_to_choose(config.training):
         return config
     section = config.training
     most = max(Counter(job.world.gather_objects(job.world.backend.node)).values())
@@ -84,7 +84,7 @@ def _seconds(config: Config, job: Job, source: str, steps: int) -> float:
     """A step takes, of the slowest rank, after a first one. Nothing is left of it."""
     parts = assemble(config, job, source)
     taken = torch.tensor(
-        median(list(_times(parts, config, steps + 1))[1:]), dtype=torch.float64, device="cpu"
+        median(list(_times(parts, config.data.batch_size, steps + 1))[1:]), dtype=torch.float64, device="cpu"
     )
     job.world.allreduce(taken, "max").wait()
     parts.optimizer.state_dict()  # what is under way arrives
@@ -95,8 +95,8 @@ def _seconds(config: Config, job: Job, source: str, steps: int) -> float:
     return taken.item()
 
 
-def _times(parts: Assembly, config: Config, steps: int) -> Iterator[float]:
-    rows = range(min(batch_of_rank(config.data.batch_size, parts.optimizer.job.K), len(parts.train)))
+def _times(parts: Assembly, batch_size: int, steps: int) -> Iterator[float]:
+    rows = range(min(batch_of_rank(batch_size, parts.optimizer.job.K), len(parts.train)))
     x, y = parts.vary(*parts.train.collate(parts.train.__getitems__(list(rows))))
     for _ in range(steps):
         parts.optimizer.job.world.barrier()

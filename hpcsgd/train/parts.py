@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import optim
 from torch.optim.lr_scheduler import LRScheduler
 
-from hpcsgd.config.schema import Config
+from hpcsgd.config.schema import MethodSection
 from hpcsgd.core.method import Method
 from hpcsgd.engine.muon import muon
 from hpcsgd.train.families import OPTIMIZERS, method_of, subclasses
@@ -17,6 +17,6 @@ OF_A_MODEL: Mapping[str, Callable[..., optim.Optimizer]] = {**OPTIMIZERS, "Muon"
 SCHEDULERS = subclasses(optim.lr_scheduler, LRScheduler)
 
 
-def make_method(config: Config, steps_per_epoch: int) -> Method:
+def make_method(section: MethodSection, steps_per_epoch: int) -> Method:
     """Raises `UserError`, naming the key of the job file."""
-    return method_of({"name": config.method.name, **config.method.arguments}, steps_per_epoch)
+    return method_of({"name": section.name, **section.arguments}, steps_per_epoch)

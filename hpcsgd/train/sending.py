@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcsgd.config.parts import NAMES, alternatives
 from hpcsgd.config.reader import read_toml
-from hpcsgd.config.schema import Config
+from hpcsgd.config.schema import Config, MethodSection, TrainingSection
 from hpcsgd.core.method import Method
 from hpcsgd.core.step import Exchange, GroupExchange
 from hpcsgd.methods import METHODS
@@ -39,7 +39,7 @@ class Sending:
         settled = {"tune": None, "machine": None}
         training = replace(config.training, bucket_mb=self.bucket_mb, overlap=self.overlap, **settled)
         arguments: Mapping[str, Any] = config.method.arguments
-        for path in _unsaid(config) if self.exchange is not None else ():
+        for path in _unsaid(config.method) if self.exchange is not None else ():
             arguments = _with(arguments, path, self.exchange)
         return replace(config, training=training, method=replace(config.method, arguments=dict(arguments)))
 
@@ -64,18 +64,18 @@ def left_open(config: Config, K: int) -> Open:
         sizes=BUCKETS_MB if training.bucket_mb is None else (training.bucket_mb,),
         overlaps=(True, False) if training.overlap is None else (training.overlap,),
         exchanges=DENSE
-        if K > 1 and not config.job.shard and _unsaid(config)
+        if K > 1 and not config.job.shard and _unsaid(config.method)
         else (None,),  # or it is torch's
     )
 
 
-def is_to_choose(config: Config) -> bool:
-    return config.training.tune is not None or config.training.machine is not None
+def is_to_choose(training: TrainingSection) -> bool:
+    return training.tune is not None or training.machine is not None
 
 
 def as_it_began(config: Config) -> Config:
     """With what was chosen when the run in that folder began, where `config` leaves it to be chosen."""
-    before = of_the_run(config) if is_to_choose(config) else None
+    before = of_the_run(config) if is_to_choose(config.training) else None
     return config if before is None else before.within(config)
 
 
@@ -86,13 +86,13 @@ def of_the_run(config: Config) -> Sending | None:
     training = told["training"]
     if not {"bucket_mb", "overlap"} <= training.keys():
         return None
-    exchange = next((_at(told["method"], path) for path in _unsaid(config)), None)
+    exchange = next((_at(told["method"], path) for path in _unsaid(config.method)), None)
     return Sending(training["bucket_mb"], training["overlap"], exchange if exchange in DENSE else None)
 
 
-def _unsaid(config: Config) -> list[Sequence[str]]:
+def _unsaid(section: MethodSection) -> list[Sequence[str]]:
     """Where in the table of a method, or of one inside it, a dense exchange may be named and is not."""
-    return list(_unsaid_in(config.method.name, config.method.arguments))
+    return list(_unsaid_in(section.name, section.arguments))
 
 
 def _unsaid_in(name: str, said: Mapping[str, Any]) -> Iterator[Sequence[str]]:

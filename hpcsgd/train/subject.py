@@ -121,7 +121,7 @@ class Subject:
 
     def own_method(self, P: int) -> Method:
         """That of the job file."""
-        return make_method(self.config, self.steps_per_epoch(P))
+        return make_method(self.config.method, self.steps_per_epoch(P))
 
     def with_config(self, config: Config) -> Subject:
         """The same model and samples, trained otherwise."""

@@ -262,7 +262,7 @@ def test_mistakes_name_their_lines(file: Path, changes: dict[str, str], told: st
         with at_line(file), together(world, "reading"):
             config = load(file)
             with in_file(file):
-                make_method(config, steps_per_epoch=1)
+                make_method(config.method, steps_per_epoch=1)
                 require_sinks(config.run.sinks or ())
                 make_partition(config.data)
                 with in_section("job"):

@@ -162,7 +162,7 @@ class World:
         writer, stops = Writer(self.folder, job), Stops(stops_at)
         loop = EnsembleLoop(
             config, parts, writer, stops, aside,
-            meetings=meetings, reallocated=unit, living=living_of(config, parts),
+            meetings=meetings, reallocated=unit, living=living_of(config.schedule, parts),
         )  # fmt: skip
         if (saved := Checkpoints(self.folder, job).newest()) is not None:
             shared, _ = restore(saved, parts.optimizer)

@@ -16,7 +16,7 @@ from hpcsgd.comm import Transport, threads
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import MethodSection, load
 from hpcsgd.core.step import GroupExchange
-from hpcsgd.core.topology import form
+from hpcsgd.core.topology import Job, form
 from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.errors import UserError
 from hpcsgd.methods import Method, bsp
@@ -46,13 +46,21 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def paces(monkeypatch: pytest.MonkeyPatch) -> dict[Sending, float]:
     """Seconds that steps are said to take on rank 0; on rank 1 a hundredth more."""
     told: dict[Sending, float] = {}
+    tried: dict[int, Any] = {}
 
-    def times(parts: Assembly, config: Any, steps: int) -> list[float]:
+    def assembled(config: Any, job: Job, source: str) -> Assembly:
+        tried[job.rank] = config
+        return assemble(config, job, source)
+
+    def times(parts: Assembly, batch_size: int, steps: int) -> list[float]:
+        config = tried[parts.optimizer.job.rank]
+        assert batch_size == config.data.batch_size
         exchange = config.method.arguments.get("exchange")
         seconds = told[Sending(config.training.bucket_mb, config.training.overlap, exchange)]
         parts.optimizer.job.world.barrier()
         return [99.0] + [seconds + 0.01 * parts.optimizer.job.rank] * (steps - 1)
 
+    monkeypatch.setattr(pace, "assemble", assembled)
     monkeypatch.setattr(pace, "_times", times)
     return told
 
@@ -128,7 +136,7 @@ def test_where_an_exchange_may_be_chosen(
     assert choices == ((None,) if expected is None else DENSE)
     found = Sending(1.0, True, choices[-1]).within(config)
     assert found.method.arguments == (arguments if expected is None else expected)
-    make_method(found, steps_per_epoch=3)
+    make_method(found.method, steps_per_epoch=3)
 
 
 def test_real_steps_leave_nothing_behind(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

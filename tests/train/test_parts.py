@@ -95,7 +95,7 @@ def made(tmp_path: Path, text: str) -> Any:
     job = JOB.replace('name = "hierarchical"\nevery = 2\n', text)
     assert job != JOB
     (tmp_path / "job.toml").write_text(job)
-    return make_method(load(tmp_path / "job.toml"), STEPS_PER_EPOCH)
+    return make_method(load(tmp_path / "job.toml").method, STEPS_PER_EPOCH)
 
 
 LOCAL = 'name = "hierarchical"\nevery = 2\n'

@@ -66,11 +66,11 @@ def require_taken(words: list[str], made: str = "") -> None:
         require_method(table, file)
     if (compared := given.get("compared")) and not compared.methods.endswith(".toml"):
         for config in variants.configs(file, typed, compared.methods).values():
-            make_method(config, STEPS_AN_EPOCH)
+            make_method(config.method, STEPS_AN_EPOCH)
 
 
 def require_method(table: dict[str, Any], file: Path) -> None:
-    make_method(checked(table, file), STEPS_AN_EPOCH)
+    make_method(checked(table, file).method, STEPS_AN_EPOCH)
 
 
 def typed(page: Path) -> Iterator[list[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcsgd.cli.citing.uses import ENTRY, OTHERS, PRECISIONS, papers_of
 from hpcsgd.config.parts import Parts
-from hpcsgd.config.schema import Config, load
+from hpcsgd.config.schema import Config, MethodSection, load
 from hpcsgd.core.method import Method
 from hpcsgd.data import PARTITIONS
 from hpcsgd.errors import in_file
@@ -27,7 +27,7 @@ def cite(path: Path, overrides: Sequence[str] = ()) -> str:
     path = path / JOB_FILE if path.is_dir() else path
     config = load(path, overrides)
     with in_file(path):
-        keys = dict.fromkeys([*_of_method(config), *_of_the_rest(config)])
+        keys = dict.fromkeys([*_of_method(config.method), *_of_the_rest(config)])
     known = entries()
     return "\n\n".join([_software(), *(known[key] for key in keys)])
 
@@ -39,11 +39,11 @@ def entries() -> Mapping[str, str]:
     return {match[1]: match[0] for match in ENTRY.finditer(text)}
 
 
-def _of_method(config: Config) -> list[str]:
+def _of_method(section: MethodSection) -> list[str]:
     """In the order in which its parts are made."""
     found: list[str] = []
     families = {kind: _Noted(table, found) for kind, table in FAMILIES.items()}
-    said = {"name": config.method.name, **config.method.arguments}
+    said = {"name": section.name, **section.arguments}
     Parts(families, steps_per_epoch=1).make(Method, said, "method")
     return found
 

@@ -67,7 +67,7 @@ def check_comparison(
     chosen = configs(path, overrides, methods)
     first = next(iter(chosen.values()))
     if fresh:
-        require_unused(folder_of(first))
+        require_unused(folder_of(first.run))
     placements: list[str] = []
     for label, config in chosen.items():
         with located(f"variant {label!r}"):

@@ -82,7 +82,7 @@ def group_sizes(
     """The ranks of each group; `ranks`: of the allocation, 0 where there is none. Raises `UserError` for a
     job file that is not of groups that may die."""
     with in_file(path):
-        if not make_method(config, steps_per_epoch=1).how.traits.elastic:
+        if not make_method(config.method, steps_per_epoch=1).how.traits.elastic:
             raise UserError(
                 f"[method] name = {config.method.name}: groups that may die meet by ensemble",
                 key=("method", "name"),

@@ -55,7 +55,7 @@ def always_meeting(config: Config, path: Path) -> Config:
     with in_file(path):
         with in_section("method", "name"):
             has_delta = "delta" in annotations_of(resolve(name, METHODS))
-        if not has_delta or make_method(always, steps_per_epoch=1).when.traits.threshold is None:
+        if not has_delta or make_method(always.method, steps_per_epoch=1).when.traits.threshold is None:
             raise UserError(
                 f"[method] name = {name!r}: it has no delta to probe, as selsync has",
                 key=("method", "name"),

@@ -13,7 +13,7 @@ import torch
 from hpcsgd.comm import Transport
 from hpcsgd.comm.choice import place_on_node
 from hpcsgd.comm.streams import HOST
-from hpcsgd.config.schema import Config, load
+from hpcsgd.config.schema import Config, DataSection, load
 from hpcsgd.core.topology import together
 from hpcsgd.errors import UserError, count_text, in_file
 from hpcsgd.files.atomic import replacing
@@ -58,7 +58,7 @@ def run(
         room = IN_MEMORY if idle is None else OnDisk(idle)
     place = place_on_node(world)
     with together(world, "choosing a device"), in_file(path):
-        device = device_of(config, place)
+        device = device_of(config.training, place)
     result = probe_config(config, plan, world, room, device)
     if world.rank == 0:
         print(answer(result))
@@ -80,8 +80,8 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: i
     if repeats < 1:
         raise UserError(f"--repeats {repeats}: at least 1 is needed")
     with in_file(path):
-        _require_plain(config)
-        method = make_method(config, steps_per_epoch=10**9)  # what goes by epochs is refused below
+        _require_plain(config.data)
+        method = make_method(config.method, steps_per_epoch=10**9)  # what goes by epochs is refused below
         every = method.when.traits.period
         if every is None or not method.how.traits.leaves_mean:
             raise UserError(
@@ -102,9 +102,9 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: i
     )
 
 
-def _require_plain(config: Config) -> None:
+def _require_plain(data: DataSection) -> None:
     for key in ("partition", "share", "injection"):
-        if getattr(config.data, key) is not None:
+        if getattr(data, key) is not None:
             raise UserError(
                 f"[data] {key}: the probe deals all samples to its virtual groups, none twice: "
                 "leave it out, or choose groups without a probe",

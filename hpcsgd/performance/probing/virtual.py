@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from hpcsgd.comm import Transport
 from hpcsgd.comm.streams import HOST
-from hpcsgd.config.schema import Config
+from hpcsgd.config.schema import Config, TrainingSection
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.data import AsRank, Batches, Sampler, Split, varied
 from hpcsgd.engine.lr import WarmUp, lr_scale
@@ -56,7 +56,7 @@ def virtual_groups(
     give_values(model, model, config.seed)  # of a sharded training, which begins without
     model.to(device)
     require_model_fits(model, train, task, config.model.build, device)
-    lay_out(model, config.training, _precision(config, model))
+    lay_out(model, config.training, _precision(config.training, model))
     hosted = range(world.rank, P, world.size)
     trainees = [_trainee(config, train, copy.deepcopy(model), g, P, K, warm_up_steps) for g in hosted]
     test = opened(config.data, "test")
@@ -77,7 +77,7 @@ def _trainee(
         warm_up_steps = round(config.schedule.warmup_epochs * steps_per_epoch)
     WarmUp(optimizer, warm_up_steps, 1 / lr_scale(config.schedule.scaling, P))
     how_long = length(config.training, batches, P * K, task_of(train).tokens)
-    scheduler = make_scheduler(config, optimizer, how_long)
+    scheduler = make_scheduler(config.schedule, optimizer, how_long)
     every = 1 if config.schedule.per == "step" else steps_per_epoch
     t = 0
 
@@ -89,11 +89,11 @@ def _trainee(
 
     device = next(model.parameters()).device
     members = [_virtual_rank(config, train, batch, g * K + j, P * K, device) for j in range(K)]
-    return Trainee(model, optimizer, members, after_update, _precision(config, model))
+    return Trainee(model, optimizer, members, after_update, _precision(config.training, model))
 
 
-def _precision(config: Config, model: nn.Module) -> Precision:
-    made = make_precision(config, next(model.parameters()).device)
+def _precision(training: TrainingSection, model: nn.Module) -> Precision:
+    made = make_precision(training, next(model.parameters()).device)
     assert made.master is None, "plain optimizers know no masters: the probe leaves them out, and says so"
     return made
 

@@ -57,7 +57,7 @@ def test_every_choice_is_a_job_file(data: str, model: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_can_be_made(method: str) -> None:
     begin(Path("job.toml"), data="digits", method=method)
-    make_method(load(Path("job.toml")), 10)
+    make_method(load(Path("job.toml")).method, 10)
 
 
 @pytest.mark.slow
