@@ -18,9 +18,10 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import Work, wide
 from hpcsgd.comm.by_node import levels
 from hpcsgd.core.flat import Bucket
+from hpcsgd.core.optional import sends
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.core.topology import Job
-from hpcsgd.core.traffic import Message, Sizes, Vector, sends
+from hpcsgd.core.traffic import Message, Sizes, Vector
 from hpcsgd.core.traits import ExchangeTraits
 from hpcsgd.parts.exchanges.by_torch import ByTorch, left_to_torch
 
