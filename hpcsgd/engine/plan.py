@@ -79,10 +79,9 @@ class StepPlan:
         return replace(plan, stages=tuple((until, plan._carries_out(each)) for until, each in stages))
 
     def _carries_out(self, stage: StepPlan) -> StepPlan:
-        """Return a stage as the engine carries it out: the plan of the whole says what is done per bucket."""
+        """Return a stage as the engine carries it out: this plan says what is done bucket by bucket."""
         return replace(
             stage,
-            sharding=self.sharding,
             update_per_bucket=self.update_per_bucket,
             decided_before_update=self.decided_before_update,
         )
