@@ -31,8 +31,8 @@ import hpcsgd
 import hpcsgd.comm
 from hpcsgd.comm import Transport, threads
 from hpcsgd.core import averager, method, optional, step
+from hpcsgd.core.optional import Holds, Searches, Sends
 from hpcsgd.core.topology import form
-from hpcsgd.core.traffic import Holds, Searches, Sends
 from hpcsgd.data import Partition
 from hpcsgd.parts.averagers.selection import Selection
 from hpcsgd.parts.exchanges.by_torch import Separable

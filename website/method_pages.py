@@ -43,8 +43,9 @@ SENDS = """
 
 By the cost model, as `hpcsgd plan` counts it: what a rank sends in a step, on the mean, over the model's M
 elements, for {example} with {P} groups of {K}. A meeting counts with the share of steps after which groups
-meet; of methods that take turns it is the first that is told.
-
+meet.
+"""
+SENT = """
 | phase | operation | among | sent a step, of M |
 |---|---|---|---|
 """
@@ -117,12 +118,21 @@ def citation(name: str) -> str:
 
 
 def sends(name: str, factory: Callable[..., Method]) -> str:
+    """One table, or one for each of the methods that it changes between."""
+    plan = StepPlan.of(example(factory))
+    tables = [table(stage) for _, stage in plan.stages] or [table(plan)]
+    return SENDS.format(example=f"`{called(name, factory)}`", P=P, K=K) + "\nThen:\n".join(tables)
+
+
+def table(plan: StepPlan) -> str:
+    """What a rank sends in a step of one method."""
     found = defaultdict[tuple[str, str, str], float](float)
-    for x in of_step(StepPlan.of(example(factory)), sizes(), meets=MEETS):
+    for x in of_step(plan, sizes(), meets=MEETS):
         of_rank = sent(x.operation, x.nbytes, sizes().ranks(x.over))
         found[x.phase, x.operation, AMONG[x.over]] += float(of_rank) * x.times * x.senders / (M * WIDTH)
-    rows = "".join(f"| {' | '.join(key)} | {_told(share)} |\n" for key, share in found.items() if share)
-    return SENDS.format(example=f"`{called(name, factory)}`", P=P, K=K) + rows
+    return SENT + "".join(
+        f"| {' | '.join(key)} | {_told(share)} |\n" for key, share in found.items() if share
+    )
 
 
 def _told(share: float) -> str:

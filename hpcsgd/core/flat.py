@@ -68,7 +68,7 @@ class Bucket:
         self.gathered = False
         """Whether gradients that stay where autograd puts them have been brought into `g` in this step."""
         self.received: Tensor | None = None
-        """Room for an exchange: the K versions of the own gradient chunk."""
+        """Room for an exchange: what arrives of the gradients of the group."""
         self._tracked: Tensor | None = None
         self._g: Tensor | None = None
         for slot in self.slots:

@@ -12,11 +12,11 @@ from torch import Tensor
 from hpcsgd.arguments import checked, of_kind
 from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.flat import Bucket
-from hpcsgd.core.optional import Composed, Stateful, Wrapping
+from hpcsgd.core.optional import Composed, Staged, Stateful, Wrapping
 from hpcsgd.core.state import State
 from hpcsgd.core.step import Exchange, Schedule
 from hpcsgd.core.traits import ExchangeTraits, ScheduleTraits
-from hpcsgd.core.waits import All, Then, Unknown, Waits, with_period
+from hpcsgd.core.waits import All, Unknown, Waits, with_period
 from hpcsgd.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Central(Protocol):
 def who_waits(exchange: Exchange, schedule: Schedule, averager: Averager) -> Waits:
     """Return who waits for whom in the steps of a method of these parts."""
     waits = averager.traits.waits
-    if isinstance(waits, Then):
+    if isinstance(averager, Staged):  # each of its methods has said how often
         return waits
     if exchange.traits.across:
         return All(period=1)
@@ -112,6 +112,11 @@ class Method:
     def waits(self) -> Waits:
         """Who waits for whom in its steps."""
         return who_waits(self.exchange, self.when, self.how)
+
+    @property
+    def stages(self) -> Sequence[tuple[int | None, Method]]:
+        """The methods that it changes between, as `Staged` has them; none where it stays as it is."""
+        return self.how.stages if isinstance(self.how, Staged) else ()
 
     def state_dict(self) -> dict[str, State]:
         """The state of the parts that have one, by their role, as it is now; collective."""

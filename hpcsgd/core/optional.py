@@ -3,14 +3,25 @@
     Prepares   an averager acts before an update
     Late       an averager's results arrive some updates after they were asked for
     Stateful   a part has a memory, which a checkpoint keeps
+    Staged     an averager is of several methods, which train one after the other
+
+Three are what a part predicts of itself, for `hpcsgd.cost`, which adds them up:
+
+    Sends      the operations of a step or of a synchronization
+    Holds      the bytes that it keeps from step to step
+    Searches   the elements that an exchange looks through
+
+They are three, since their parts differ: many send something, few keep vectors, and one exchange searches.
+A part that does none of it has nothing to write.
 
 A part that is around another one, or made of several, says so (`Wrapping`, `Composed`): each of those inside
-is asked for itself, and whoever is around them passes nothing on.
+is asked for itself, and whoever is around them passes nothing on. What is sent is the exception: a part
+around another one may change the operations of that one, and so its `sends` has them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -18,6 +29,7 @@ from torch import Tensor
 from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.state import State
 from hpcsgd.core.step import Step
+from hpcsgd.core.traffic import Message, Sizes
 
 
 @runtime_checkable
@@ -86,6 +98,45 @@ class Composed(Protocol):
     def parts(self) -> Mapping[str, Any]: ...
 
 
+@runtime_checkable
+class Staged(Protocol):
+    """An averager of several methods, which train one after the other."""
+
+    @property
+    def stages(self) -> Sequence[tuple[int | None, Any]]:
+        """Each method with its last step; None: nobody can tell beforehand, or it is the last method."""
+        ...
+
+
+@runtime_checkable
+class Sends(Protocol):
+    """A part of a method that sends something: an exchange in a step, a schedule in a step, an averager at a
+    meeting."""
+
+    def sends(self, m: Sizes) -> Iterable[Message]:
+        """Return the operations, those of the parts inside among them, for a model of these sizes."""
+        ...
+
+
+@runtime_checkable
+class Holds(Protocol):
+    """A part of a method that keeps vectors from one step to the next."""
+
+    def holds(self, m: Sizes) -> float:
+        """Bytes of a rank: the most that they are, of all that is not inside parts that tell for themselves;
+        of a part of a meeting, where there are groups to meet."""
+        ...
+
+
+@runtime_checkable
+class Searches(Protocol):
+    """An exchange that looks for the largest elements in a step."""
+
+    def searched(self, m: Sizes) -> float:
+        """Elements that a rank looks through, on the mean."""
+        ...
+
+
 def prepare(averager: Averager, vectors: Sequence[Tensor], s: Step) -> None:
     """Let `averager`, and then what is inside it, act before an update. Collective."""
     part: Any = averager
@@ -114,3 +165,18 @@ def finish(averager: Averager, vectors: Sequence[Tensor], s: Step, due: bool) ->
         averager.finish(vectors, s, due)
     elif due:
         run_averager(averager, vectors, s)
+
+
+def sends(part: object, m: Sizes) -> list[Message]:
+    """Return what `part` sends; of a part that sends nothing, none."""
+    return list(part.sends(m)) if isinstance(part, Sends) else []
+
+
+def held(parts: Iterable[object], m: Sizes) -> float:
+    """Return the bytes that these parts keep."""
+    return sum(part.holds(m) for part in parts if isinstance(part, Holds))
+
+
+def searched(part: object, m: Sizes) -> float:
+    """Return the elements that `part` looks through; where it searches nothing, 0."""
+    return part.searched(m) if isinstance(part, Searches) else 0.0

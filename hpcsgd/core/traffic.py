@@ -1,8 +1,8 @@
 """What a method sends and keeps, told beforehand: the operations of a step and their bytes.
 
-Parts of a method that send something have `sends`, beside the code that does it and in the terms of their
-paper. `hpcsgd.cost` puts the parts together as the engine does and asks a machine what it takes; a test holds
-all of it against what the ledger has counted.
+Parts of a method that send something have `sends` (`hpcsgd.core.optional`), beside the code that does it and
+in the terms of their paper. `hpcsgd.cost` puts the parts together as the engine does and asks a machine what
+it takes; a test holds all of it against what the ledger has counted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -225,42 +225,6 @@ class Sizes:
                 stop = start + next(layers)
                 yield b, start, stop
                 start = stop
-
-
-@runtime_checkable
-class Sends(Protocol):
-    """A part of a method that sends something: an exchange in a step, a schedule in a step, an averager at a
-    meeting."""
-
-    def sends(self, m: Sizes) -> Iterable[Message]: ...
-
-
-@runtime_checkable
-class Searches(Protocol):
-    """An exchange that looks for the largest elements in a step."""
-
-    def searched(self, m: Sizes) -> float:
-        """Elements that a rank looks through, on the mean."""
-        ...
-
-
-@runtime_checkable
-class Holds(Protocol):
-    """A part of a method that keeps vectors from one step to the next."""
-
-    def holds(self, m: Sizes) -> float:
-        """Bytes of a rank: the most that they are, of all that is not inside parts that tell for themselves;
-        of a part of a meeting, where there are groups to meet."""
-        ...
-
-
-def held(parts: Iterable[object], m: Sizes) -> float:
-    return sum(part.holds(m) for part in parts if isinstance(part, Holds))
-
-
-def sends(part: object, m: Sizes) -> list[Message]:
-    """Of a part that sends nothing: none."""
-    return list(part.sends(m)) if isinstance(part, Sends) else []
 
 
 def gathers(m: Sizes) -> list[Message]:

@@ -8,6 +8,7 @@ that one, and changes it by `later` if results are used later.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -142,6 +143,12 @@ def later(waits: Waits, steps: int) -> Waits:
     if isinstance(waits, Unknown):
         return waits
     return Unknown(f"it delays a method of which {waits}")
+
+
+def in_turns(stages: Sequence[tuple[int | None, Waits]]) -> Waits:
+    """Return who waits for whom in these stages, one after the other, each with its last step."""
+    (until, waits), *later = stages
+    return Then(waits, in_turns(later), until) if later else waits
 
 
 def with_period(waits: Waits, period: Period | None) -> Waits:

@@ -6,22 +6,35 @@ block: what is whole at a time while a pass goes on.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hpcsgd.core.method import parts_of
-from hpcsgd.core.traffic import Sizes, held
+from hpcsgd.core.optional import Stateful, held
+from hpcsgd.core.traffic import Sizes
 from hpcsgd.engine.plan import StepPlan
 
 
-def kept(plan: StepPlan, m: Sizes, moments: float) -> float:
+def kept(plan: StepPlan, m: Sizes, moments: float, *later: StepPlan) -> float:
     """Parameters and gradients of M elements each, `moments` for each element that a rank updates, and the
     vectors of the method's parts; of a model that torch shards a K-th, and `one_block`. Not activations, nor
-    what else comes and goes within a step or a meeting."""
-    exchange = plan.exchange
+    what else comes and goes within a step or a meeting.
+
+    `later`: the stages that a run changes to. Parts with a memory keep it after the change, and so it adds
+    up. What others keep is in the buckets, where the next stage finds it."""
     model = sum(m.here(b) for b in m.buckets)
-    state = moments * (m.owned() if exchange.traits.shards else model)
-    parts = [part for _, part in [*parts_of("exchange", exchange), *parts_of("when", plan.schedule)]]
-    if m.P > 1:
-        parts += [part for _, part in parts_of("how", plan.averager)]
-    return 2 * model + state + held(parts, m) + one_block(m)
+    state = moments * (m.owned() if plan.exchange.traits.shards else model)
+    stages = [list(_parts(stage, m)) for stage in (plan, *later)]
+    lasting = held((part for parts in stages for part in parts if isinstance(part, Stateful)), m)
+    passing = (held((part for part in parts if not isinstance(part, Stateful)), m) for parts in stages)
+    return 2 * model + state + lasting + max(passing) + one_block(m)
+
+
+def _parts(plan: StepPlan, m: Sizes) -> Iterator[object]:
+    """Those that act on P groups of K."""
+    assert not plan.stages, "each stage has parts of its own"
+    of_step = [*parts_of("exchange", plan.exchange), *parts_of("when", plan.schedule)]
+    of_meeting = parts_of("how", plan.averager) if m.P > 1 else ()
+    return (part for _, part in [*of_step, *of_meeting])
 
 
 def one_block(m: Sizes) -> float:

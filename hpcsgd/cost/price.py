@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpcsgd.core.method import parts_of
-from hpcsgd.core.traffic import Message, Searches, Sizes
+from hpcsgd.core.optional import searched
+from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.cost.collectives import sent
 from hpcsgd.cost.compute import Compute
 from hpcsgd.cost.machine import Machine
@@ -138,13 +139,34 @@ def price(
     return StepCost(phases, low, high, nbytes[False], hidden, behind, nbytes[True])
 
 
+def over_run(costs: Sequence[tuple[StepCost, int]]) -> StepCost:
+    """The mean step of a run with so many steps of each cost."""
+    if len(costs) == 1:
+        return costs[0][0]
+    total = sum(steps for _, steps in costs)
+
+    def mean(of: Callable[[StepCost], float]) -> float:
+        return sum(of(cost) * steps for cost, steps in costs) / total
+
+    return StepCost(
+        phases={
+            name: mean(lambda cost, name=name: cost.phases.get(name, 0.0))
+            for name in dict.fromkeys(name for cost, _ in costs for name in cost.phases)
+        },
+        low=mean(lambda cost: cost.low),
+        high=mean(lambda cost: cost.high),
+        nbytes=mean(lambda cost: cost.nbytes),
+        hidden=mean(lambda cost: cost.hidden),
+        behind=mean(lambda cost: cost.behind),
+        by_torch=mean(lambda cost: cost.by_torch),
+    )
+
+
 def computed(plan: StepPlan, m: Sizes, compute: Compute, batch: float) -> Computed:
     """Of a rank with `batch` samples. Raises `UserError` for what was not measured."""
-    exchange = plan.exchange
-    selection = 0.0
-    if isinstance(exchange, Searches) and (elements := exchange.searched(m)):
-        selection = compute.selection_seconds(_sparsifier(plan), elements)
-    updated = m.M / m.K if exchange.traits.shards else m.M
+    elements = searched(plan.exchange, m)
+    selection = compute.selection_seconds(_sparsifier(plan), elements) if elements else 0.0
+    updated = m.M / m.K if plan.exchange.traits.shards else m.M
     busy = compute.busy
     return Computed(
         forward=compute.forward_seconds(batch),

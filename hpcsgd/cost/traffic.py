@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hpcsgd.core.optional import sends
 from hpcsgd.core.step import publications
-from hpcsgd.core.traffic import Message, Sizes, Stage, gathers, sends
+from hpcsgd.core.traffic import Message, Sizes, Stage, gathers
 from hpcsgd.engine.plan import StepPlan
 
 BY_TORCH = "by torch"
@@ -36,6 +37,7 @@ def of_step(
     `broadcast`: bytes of the buffers that the first rank of a group gives the others after each step.
     Raises `UserError` for these without it, and where a sparsifier cannot tell what it selects.
     """
+    assert not plan.stages, "a step is one of a stage"
     exchange = plan.exchange
     found = by_torch(m)
     found += [x.within("gradients") for x in sends(exchange, m)]
@@ -54,6 +56,7 @@ def of_step(
 
 def of_meeting(plan: StepPlan, m: Sizes) -> list[Message]:
     """What groups send when they meet; chunks and whole models follow from each other by an allgather."""
+    assert not plan.stages, "groups meet as those of a stage"
     exchange, whole = plan.exchange, plan.averager.traits.whole_model
     before = gathers(m) if exchange.traits.shards and whole else []
     after = gathers(m) if not exchange.traits.shards and not whole else []

@@ -1,8 +1,12 @@
-"""How a step of a method goes, decided once: the engine carries the plan out, the cost model prices it."""
+"""How a step of a method goes, decided once: the engine carries the plan out, the cost model prices it.
+
+A method that changes to another one has a plan for each of them (`StepPlan.stages`). The engine carries out
+the plan of the whole, whose parts act for the method whose turn it is; the cost model prices the stages.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcsgd.core.averager import Averager
@@ -40,6 +44,9 @@ class StepPlan:
     """Whether a bucket is updated while gradients of others are on their way."""
     decided_before_update: bool
     """Whether it is known before the update if groups average after it."""
+    stages: tuple[tuple[int | None, StepPlan], ...] = ()
+    """Of a method that changes to another one: the plan of each, with its last step; None: nobody can tell
+    beforehand, or it is the last one."""
 
     @classmethod
     def of(cls, method: Method, update: Update = Update(), *, by_torch: bool = False) -> StepPlan:
@@ -60,7 +67,7 @@ class StepPlan:
         if sharding == "model" and exchange.traits.shards:
             exchange = Gathered(exchange)
         gradients_may_come_later = exchange.traits.per_bucket and not method.how.traits.reads_gradients
-        return cls(
+        plan = cls(
             exchange=exchange,
             schedule=method.when,
             averager=method.how,
@@ -68,6 +75,41 @@ class StepPlan:
             update_per_bucket=update.by_itself and gradients_may_come_later,
             decided_before_update=method.when.traits.known_before_update,
         )
+        stages = ((until, cls.of(each, update, by_torch=by_torch)) for until, each in method.stages)
+        return replace(plan, stages=tuple((until, plan._carries_out(each)) for until, each in stages))
+
+    def _carries_out(self, stage: StepPlan) -> StepPlan:
+        """Return a stage as the engine carries it out: this plan says what is done bucket by bucket."""
+        return replace(
+            stage,
+            update_per_bucket=self.update_per_bucket,
+            decided_before_update=self.decided_before_update,
+        )
+
+    def of_run(self, steps: int, after: int = 0) -> list[tuple[StepPlan, int]]:
+        """Return the plans that a run goes by, one after the other, each with how many steps it is for.
+
+        Args:
+            steps: of the run, those before this plan among them.
+            after: how many are made before this plan.
+
+        Raises:
+            UserError: If nobody can tell beforehand when the method changes to another one.
+        """
+        found: list[tuple[StepPlan, int]] = []
+        for until, stage in self.stages[:-1]:
+            if until is None:
+                raise UserError(
+                    'nobody can tell when this method changes to its second one (at = "first lr decay"): '
+                    'plan each of both by itself, or give name = "switch" with at = a number of steps'
+                )
+            end = until if after < until < steps else steps  # a change whose step is over never comes
+            found += stage.of_run(end, after)
+            after = end
+        last = self.stages[-1][1] if self.stages else None
+        if after == steps:
+            return found
+        return [*found, *last.of_run(steps, after)] if last else [(self, steps - after)]
 
     @property
     def waits(self) -> Waits:

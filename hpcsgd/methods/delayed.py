@@ -26,10 +26,11 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import wide
 from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.method import Method
+from hpcsgd.core.optional import sends
 from hpcsgd.core.state import State
 from hpcsgd.core.step import Step
 from hpcsgd.core.topology import Job
-from hpcsgd.core.traffic import Message, Sizes, late, sends
+from hpcsgd.core.traffic import Message, Sizes, late
 from hpcsgd.core.waits import later
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import DELAYABLE, method

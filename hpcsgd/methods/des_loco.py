@@ -31,8 +31,9 @@ from torch import Tensor
 from hpcsgd.arguments import checked
 from hpcsgd.core.averager import Averager, Traits, run_averager
 from hpcsgd.core.method import Method
+from hpcsgd.core.optional import sends
 from hpcsgd.core.step import Exchange, Step
-from hpcsgd.core.traffic import Message, Sizes, sends
+from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.core.waits import Unknown
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method

@@ -35,9 +35,10 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import wide
 from hpcsgd.core.averager import Averager, run_averager
 from hpcsgd.core.method import Method
+from hpcsgd.core.optional import sends
 from hpcsgd.core.state import State
 from hpcsgd.core.step import Exchange, Step
-from hpcsgd.core.traffic import Message, Sizes, sends
+from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import AroundMoments, Measured, kept, mean_by

@@ -34,9 +34,10 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import Work, phase
 from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.method import Method
+from hpcsgd.core.optional import sends
 from hpcsgd.core.state import State
 from hpcsgd.core.step import Exchange, Step
-from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
+from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.core.waits import All
 from hpcsgd.errors import UserError

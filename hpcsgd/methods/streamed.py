@@ -30,11 +30,11 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import wide
 from hpcsgd.core.averager import Averager
 from hpcsgd.core.method import Method, parts_of
-from hpcsgd.core.optional import prepare
+from hpcsgd.core.optional import held, prepare, sends
 from hpcsgd.core.state import State
 from hpcsgd.core.step import Step
 from hpcsgd.core.topology import Job
-from hpcsgd.core.traffic import Message, Sizes, Vector, held, late, sends
+from hpcsgd.core.traffic import Message, Sizes, Vector, late
 from hpcsgd.core.waits import later
 from hpcsgd.errors import UserError
 from hpcsgd.methods.delayed import require_vectors_only

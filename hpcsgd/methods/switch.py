@@ -18,9 +18,9 @@ from hpcsgd.core.optional import begin, finish, is_due
 from hpcsgd.core.state import State
 from hpcsgd.core.step import Departure, Exchange, Publishing, Step, publications, publisher
 from hpcsgd.core.topology import Job
-from hpcsgd.core.traffic import Message, Sizes, sends
+from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.core.traits import ExchangeTraits, ScheduleTraits
-from hpcsgd.core.waits import Then
+from hpcsgd.core.waits import in_turns
 from hpcsgd.errors import UserError
 from hpcsgd.methods.registry import method
 from hpcsgd.parts.averagers import Mean, MeanOfAll, Measured, agree
@@ -45,9 +45,11 @@ class Turn:
         self.lr = 0.0
 
     @property
-    def step(self) -> int | None:
-        """The last step of `first`; None: nobody can tell beforehand."""
-        return self.at if isinstance(self.at, int) else None
+    def stages(self) -> tuple[tuple[int | None, Method], ...]:
+        """Each method with its last step; `first` has none if there is no step of it."""
+        if self.at == 0:
+            return ((None, self.then),)
+        return ((self.at if isinstance(self.at, int) else None, self.first), (None, self.then))
 
     @property
     def method(self) -> Method:
@@ -92,9 +94,6 @@ class TheirExchange:
     def __call__(self, d: Departure, b: Bucket) -> Work | None:
         return self._exchange(d, b)
 
-    def sends(self, m: Sizes) -> list[Message]:
-        return sends(self._exchange, m)
-
     @property
     def publishes(self) -> bool:
         return any(publisher(exchange) for exchange in (self._first, self._then))
@@ -131,9 +130,6 @@ class TheirSchedule:
     def __call__(self, s: Step) -> bool:
         return self._turn.method.when(s)
 
-    def sends(self, m: Sizes) -> list[Message]:
-        return sends(self._turn.method.when, m)
-
     @property
     def traits(self) -> ScheduleTraits:
         """With the rate as it is now."""
@@ -148,7 +144,8 @@ class TheirAverager:
         self._turn = turn
         first, then = turn.first.how.traits, turn.then.how.traits
         names = dict.fromkeys([*first.histograms, *then.histograms])
-        waits = Then(turn.first.waits, turn.then.waits, turn.step)
+        self.stages = turn.stages
+        waits = in_turns([(until, stage.waits) for until, stage in self.stages])
         self.traits = Traits(waits, whole_model=first.whole_model, histograms=tuple(names))
 
     def prepare(self, vectors: Sequence[Tensor], s: Step) -> None:
@@ -180,10 +177,6 @@ class TheirAverager:
             run_averager(self, vectors, s)
         else:
             finish(self._turn.method.how, vectors, s, due)
-
-    def sends(self, m: Sizes) -> list[Message]:
-        """Of whoever's turn it is; the mean between the two is left out."""
-        return [replace(x, bucket=None) for x in sends(self._turn.method.how, m)]
 
     def _to_one_model(self, vectors: Sequence[Tensor], s: Step) -> None:
         """Note the distance, unless `first` has noted that of its own meeting, or groups are never apart."""

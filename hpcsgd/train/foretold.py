@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcsgd.config.schema import Config
 from hpcsgd.cost import machine as machines
 from hpcsgd.cost.machine import measured
-from hpcsgd.cost.price import computed, price
+from hpcsgd.cost.price import StepCost, computed, over_run, price
 from hpcsgd.train.sending import Sending, left_open
 from hpcsgd.train.subject import require_same_model, subject_of
 
@@ -28,9 +28,13 @@ def foretold(config: Config, P: int, K: int, file: Path, ranks_per_host: int) ->
         chosen = subject.with_config(sending.within(config))
         plan = chosen.plan(chosen.own_method(P))
         m = chosen.sizes(P, K, ranks_per_host, plan)
-        own = computed(plan, m, measured(machine), chosen.B / K)
-        found[sending] = price(
-            plan, m, machine, own, ranks_per_host=ranks_per_host,
-            overlap=sending.overlap, prefetch=config.training.prefetch, broadcast=subject.broadcast,
-        ).seconds  # fmt: skip
+        costs: list[tuple[StepCost, int]] = []
+        for stage, steps in plan.of_run(chosen.steps(P)):
+            own = computed(stage, m, measured(machine), chosen.B / K)
+            cost = price(
+                stage, m, machine, own, ranks_per_host=ranks_per_host,
+                overlap=sending.overlap, prefetch=config.training.prefetch, broadcast=subject.broadcast,
+            )  # fmt: skip
+            costs.append((cost, steps))
+        found[sending] = over_run(costs).seconds
     return found

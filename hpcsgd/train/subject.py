@@ -92,6 +92,11 @@ class Subject:
         assert training.epochs is not None, "the schema asks for a length"
         return training.epochs
 
+    def steps(self, P: int) -> int:
+        """Of the run."""
+        given = self.config.training.steps
+        return max(round(self.epochs(P) * self.steps_per_epoch(P)), 1) if given is None else given
+
     def plan(self, method: Method) -> StepPlan:
         """How the engine carries out a step of this method."""
         return StepPlan.of(method, update_of(self.optimizer), by_torch=self.config.job.shard)

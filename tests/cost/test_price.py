@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from torch import nn
@@ -11,7 +13,7 @@ from hpcsgd.cost.compute import Busy, Compute
 from hpcsgd.cost.links import Link
 from hpcsgd.cost.machine import About, Machine
 from hpcsgd.cost.papers import Setting, allreduce_epoch, hierarchical_epoch
-from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, price
+from hpcsgd.cost.price import COMPUTE_ERROR, Computed, computed, over_run, price
 from hpcsgd.cost.ways import ways
 from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
@@ -25,6 +27,7 @@ from hpcsgd.methods import (
     selsync,
     sgp,
     streamed,
+    switch,
 )
 from hpcsgd.parts.exchanges import Sparse
 from hpcsgd.parts.sparsifiers import Deft
@@ -139,6 +142,41 @@ def test_the_interval_is_that_of_the_errors() -> None:
     assert (cost.low, cost.high) == pytest.approx((0.8 * cost.seconds, 1.25 * cost.seconds))
     cost = price(StepPlan.of(bsp()), sizes(2, 1), machine(1), Computed(forward=1e6, backward=0.0))
     assert cost.high == pytest.approx((1 + COMPUTE_ERROR) * 1e6)
+
+
+def test_a_stage_updates_all_at_once_as_the_engine_does() -> None:
+    """And so nothing of it is gathered while the rest is updated."""
+    m = sizes(2, 2, bucket_bytes=1.0, model=nn.Sequential(*(nn.Linear(30, 30, bias=False) for _ in range(4))))
+    update = Computed(forward=0.0, backward=1.0, update=1.0)
+    (_, first), _ = StepPlan.of(switch(bsp(), sgp(), at=5)).stages
+    alone, inside = (price(plan, m, machine(2), update) for plan in (StepPlan.of(bsp()), first))
+    at_once = replace(StepPlan.of(bsp()), update_per_bucket=False, decided_before_update=False)
+    assert inside == price(at_once, m, machine(2), update)
+    assert inside.seconds > alone.seconds
+    assert inside.nbytes == alone.nbytes
+
+
+def test_a_stage_pays_for_its_search() -> None:
+    m = sizes(2, 2)
+    plan = StepPlan.of(switch(bsp(Sparse(Deft(0.1))), bsp(Sparse(Deft(0.2))), at=5))
+    compute = Compute(
+        batch_sizes=(8,), forward_seconds_by_batch=(1.0,), backward_seconds_by_batch=(2.0,),
+        selection_seconds_per_element={"deft": 1e-2},
+    )  # fmt: skip
+    assert all(computed(stage, m, compute, 8).selection > 0 for _, stage in plan.stages)
+
+
+def test_the_mean_step_of_a_run() -> None:
+    m, one = sizes(8, 2), Computed(forward=1.0, backward=1.0)
+    few, many = (price(StepPlan.of(method), m, machine(2), one) for method in (osgp(1), hierarchical(4)))
+    mean = over_run([(few, 30), (many, 10)])
+    for name in ("seconds", "low", "high", "nbytes", "hidden", "behind"):
+        told = (getattr(cost, name) for cost in (few, many, mean))
+        first, second, both = told
+        assert both == pytest.approx(0.75 * first + 0.25 * second, rel=1e-12)
+    assert mean.phases.keys() == few.phases.keys() | many.phases.keys()
+    assert mean.phases["average"] == pytest.approx(0.25 * many.phases["average"])
+    assert over_run([(few, 30)]) is few
 
 
 def test_what_a_rank_computes() -> None:

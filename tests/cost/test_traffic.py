@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -17,13 +16,14 @@ from hpcsgd.comm import Transport
 from hpcsgd.core.topology import Job, form
 from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.cost.collectives import sent
-from hpcsgd.cost.traffic import of_step
+from hpcsgd.cost.traffic import of_meeting, of_step
 from hpcsgd.engine.in_parts import is_tensorwise, seen_whole
 from hpcsgd.engine.plan import StepPlan, Update
 from hpcsgd.errors import UserError
-from hpcsgd.methods import METHODS, Method, bsp, des_loco, hierarchical, selsync, streamed, switch
-from hpcsgd.parts.exchanges import Gathered, Plain, ReduceScatter, Sparse, own
+from hpcsgd.methods import METHODS, Method, bsp, des_loco, hierarchical, selsync, sgp, streamed, switch
+from hpcsgd.parts.exchanges import Gathered, Packed, Plain, ReduceScatter, Sparse, own
 from hpcsgd.parts.sparsifiers import CLTk, Deft, HardThreshold, TopK
+from hpcsgd.parts.wires import int8
 from hpcsgd.train.subject import state_of
 from methods.table import EXCEPTIONS, REFERENCES
 from methods.test_unused_parts import Branches
@@ -127,8 +127,12 @@ def foretold(
     inner = make(list(net.parameters()))
     whole = seen_whole(inner) if K > 1 and is_tensorwise(inner) else frozenset[nn.Parameter]()
     m = Sizes.of(net.named_parameters(), P, K, BUCKET_BYTES, *state_of(inner), whole=whole)
+    return by_phase(StepPlan.of(method), m, meets)
+
+
+def by_phase(plan: StepPlan, m: Sizes, meets: float | None = None) -> dict[str, float]:
     total = defaultdict[str, float](float)
-    for x in of_step(StepPlan.of(method), m, meets=meets):
+    for x in of_step(plan, m, meets=meets):
         if x.over != "peers":
             total[x.phase] += x.times * x.senders * float(sent(x.operation, x.nbytes, m.ranks(x.over)))
     return {name: nbytes for name, nbytes in total.items() if nbytes}
@@ -248,17 +252,38 @@ def test_optimizers_cost_what_they_look_at(
     assert found == pytest.approx({k: v for k, v in total.items() if v}, rel=1e-12)
 
 
-def test_of_two_methods_in_turn_it_is_the_one_whose_turn_it_is() -> None:
+PAIRS: dict[str, tuple[Callable[[], Method], Callable[[], Method]]] = {
+    "bsp, hierarchical": (bsp, lambda: hierarchical(3)),
+    "streamed, packed": (
+        lambda: streamed(hierarchical(4), 2, 0),
+        lambda: hierarchical(3, Packed(parameters=int8())),
+    ),
+    "sgp, bsp": (sgp, bsp),
+}
+
+
+@pytest.mark.threads(unless={"P": 2, "K": 2, "pair": {"bsp, hierarchical"}})
+@pytest.mark.parametrize(("P", "K"), some([(1, 2), (2, 2), (3, 1)], {(2, 2)}))
+@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_bytes_of_a_switch_are_those_of_the_stage(run, pair: str, turn: int, P: int, K: int) -> None:
+    """The first step, in which the second one begins, is not counted."""
+    at = (100, 1)[turn]
+    new = lambda: switch(*(method() for method in PAIRS[pair]), at=at)  # noqa: E731
+    found = on_the_mean(run(P * K, counted, P, new))
+    del found["met"]
+    m = Sizes.of(model().named_parameters(), P, K, BUCKET_BYTES)
+    assert found == pytest.approx(by_phase(StepPlan.of(new()).stages[turn][1], m), rel=1e-12)
+
+
+def test_a_step_of_a_stage_sends_what_a_step_of_the_method_sends() -> None:
     m = Sizes.of(model().named_parameters(), 4, 2, BUCKET_BYTES)
-
-    def sent_by(method: Method) -> list[Message]:
-        """Whether models are through bucket by bucket is left out: in turns they are not."""
-        return [
-            replace(x, bucket=None) if x.stage == "meeting" else x for x in of_step(StepPlan.of(method), m)
-        ]
-
-    assert sent_by(switch(bsp(), hierarchical(3), at=5)) == sent_by(bsp())
-    assert sent_by(switch(bsp(), hierarchical(3), at=0)) == sent_by(hierarchical(3))
+    alone = [of_step(StepPlan.of(method), m) for method in (bsp(), hierarchical(3))]
+    plan = StepPlan.of(switch(bsp(), hierarchical(3), at=5))
+    assert [of_step(stage, m) for _, stage in plan.stages] == alone
+    for asked in (of_step, of_meeting):  # of neither, or it would be of none
+        with pytest.raises(AssertionError, match="stage"):
+            asked(plan, m)
 
 
 def test_what_cannot_be_foretold_is_said() -> None:

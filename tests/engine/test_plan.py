@@ -24,6 +24,7 @@ from hpcsgd.core.waits import (
     Then,
     Unknown,
     Waits,
+    in_turns,
 )
 from hpcsgd.engine.dividing import update_of
 from hpcsgd.engine.plan import StepPlan, Update
@@ -178,6 +179,46 @@ def test_moments_of_other_intervals_and_groups_that_never_average_are_not_known(
     assert StepPlan.of(Method(AllToAll(), never, Mean())).waits == Unknown("its groups never average")
 
 
+def stages_of(method: Method, steps: int) -> list[tuple[type, int]]:
+    return [(type(plan.averager), count) for plan, count in StepPlan.of(method).of_run(steps)]
+
+
+def test_a_run_goes_by_the_stages_of_its_method() -> None:
+    first, then, last = sgp, bsp, d_psgd
+    A, B, C = (type(new().how) for new in (first, then, last))
+    assert stages_of(first(), 10) == [(A, 10)]
+    assert stages_of(switch(first(), then(), 4), 10) == [(A, 4), (B, 6)]
+    assert stages_of(switch(first(), then(), 0), 10) == [(B, 10)]
+    for late in (10, 11):
+        assert stages_of(switch(first(), then(), late), 10) == [(A, 10)]
+    inside = [switch(switch(first(), then(), 3), last(), 7), switch(first(), switch(then(), last(), 7), 3)]
+    for method in inside:
+        assert stages_of(method, 10) == [(A, 3), (B, 4), (C, 3)]
+    assert stages_of(switch(switch(first(), then(), 7), last(), 3), 10) == [(A, 3), (C, 7)]
+    assert stages_of(switch(first(), switch(then(), last(), 3), 3), 10) == [(A, 3), (B, 7)]  # step 3 is over
+    for method in (post_local(4), switch(sgp(), post_local(4), 3)):
+        with pytest.raises(UserError, match="nobody can tell when this method changes") as told:
+            StepPlan.of(method).of_run(10)
+        assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_who_waits_follows_from_the_stages(at: int) -> None:
+    plan = StepPlan.of(switch(sgp(), hierarchical(4), at))
+    waits = [(until, stage.waits) for until, stage in plan.stages]
+    assert waits == [(3, GOSSIP), (None, All(period=4))][at == 0 :]
+    assert plan.waits == in_turns(waits)
+
+
+@pytest.mark.parametrize("update", [Update(), WHOLE, TENSORS])
+def test_a_stage_is_carried_out_as_the_whole_is(update: Update) -> None:
+    plan = StepPlan.of(switch(hierarchical(2), bsp(), 3), update)
+    for _, stage in plan.stages:
+        for name in ("sharding", "update_per_bucket", "decided_before_update", "divides_tensors"):
+            assert getattr(stage, name) == getattr(plan, name)
+        assert isinstance(stage.exchange, Gathered) == isinstance(plan.exchange, Gathered)
+
+
 def test_rows_need_an_optimizer_that_updates_each_element_by_itself() -> None:
     assert StepPlan.of(bsp(), by_torch=True).sharding == "rows"
     line = r"sharded by torch, and Adafactor is not known .* \(DistributedOptimizer\(elementwise=True\)"
@@ -200,7 +241,7 @@ def test_what_the_user_says_of_the_optimizer_counts(given: dict[str, Any], expec
 
 def test_the_engine_has_the_plan_that_the_cost_model_prices() -> None:
     net = nn.Linear(2, 2)
-    for method in (hierarchical(2), bsp(), selsync(0.3), sgp()):
+    for method in (hierarchical(2), bsp(), selsync(0.3), sgp(), switch(bsp(), sgp(), 3)):
         inner = optim.SGD(net.parameters(), lr=0.1)
         (made,) = threads.run(
             1, lambda world, m=method, o=inner: hpcsgd.DistributedOptimizer(o, net, form(world), m)

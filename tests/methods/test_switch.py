@@ -9,7 +9,7 @@ from torch import Tensor, optim
 import hpcsgd
 from hpcsgd.comm import Transport
 from hpcsgd.core.optional import Late, finish
-from hpcsgd.core.step import publisher
+from hpcsgd.core.step import GroupExchange, publisher
 from hpcsgd.core.topology import form
 from hpcsgd.errors import UserError
 from hpcsgd.methods import (
@@ -23,7 +23,7 @@ from hpcsgd.methods import (
     sgp,
     switch,
 )
-from hpcsgd.parts.exchanges import Sparse
+from hpcsgd.parts.exchanges import AllToAll, ReduceScatter, Sparse
 from hpcsgd.parts.sparsifiers import Deft
 from methods.table import RATES, REFERENCES, Case
 from methods.test_battery import ENTRIES, OPTIMIZERS
@@ -170,6 +170,21 @@ def test_what_a_sparse_exchange_has_kept_is_dropped_aloud(caplog: pytest.LogCapt
     caplog.clear()
     switch(bsp(), bsp(), 3)
     assert not caplog.text
+
+
+@pytest.mark.parametrize(("P", "K"), [(2, 2), (1, 4)])
+@pytest.mark.parametrize("order", [(AllToAll(), ReduceScatter()), (ReduceScatter(), AllToAll())], ids=repr)
+def test_exchanges_that_need_rooms_of_unlike_size_take_turns(
+    run, order: tuple[GroupExchange, GroupExchange], P: int, K: int
+) -> None:
+    def models(world: Transport, method: Method) -> list[Tensor]:
+        return distributed(world, P, method, OPTIMIZERS["momentum"], STEPS)
+
+    alone = run(P * K, models, hierarchical(2))
+    both = run(P * K, models, switch(*(hierarchical(2, exchange) for exchange in order), at=4))
+    for mine, expected in zip(both, alone, strict=True):
+        for w, v in zip(mine, expected, strict=True):
+            torch.testing.assert_close(w, v, rtol=0, atol=1e-13)
 
 
 def test_refusals() -> None:

@@ -221,6 +221,23 @@ def test_parameters_that_come_late_are_foretold(job_file: Path) -> None:
     assert all(late[sending] < seconds for sending, seconds in at_once.items())
 
 
+def test_both_methods_of_a_switch_are_foretold(job_file: Path) -> None:
+    by_machine(job_file)
+    machine = job_file.parent / "machine.toml"
+    machine.write_text(machine.read_text().replace("e-3]", "e-6]"))  # a message takes as long as a pass
+
+    def seconds(method: str) -> float:
+        given = ["--training.epochs", "4", "--training.bucket_mb", "1", "--training.overlap", "false"]
+        config = load(job_file, [*given, *MLP, "--method", method])
+        return min(foretold(config, 2, 1, machine, 2).values())
+
+    first, then = '{ name = "bsp" }', '{ name = "hierarchical", every = 2 }'
+    both = f'{{ name = "switch", first = {first}, then = {then}, at = {{ epoch = 1 }} }}'
+    mean = 0.25 * seconds(first) + 0.75 * seconds(then)
+    assert seconds(both) == pytest.approx(mean, rel=0.02)
+    assert seconds(first) > 1.1 * mean
+
+
 def test_a_machine_file_of_another_model(job_file: Path) -> None:
     with pytest.raises(UserError, match=r"machine: .*numel = 7: the job's model has 386 parameters"):
         by_machine(job_file, numel=7)

@@ -41,6 +41,17 @@ def test_a_page_has_the_lines_of_the_paper_and_the_entry(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_changes_to_another_one_has_a_table_of_each(name: str) -> None:
+    tables = method_pages.sends(name, METHODS[name]).split("\nThen:\n")
+    assert len(tables) == 1 + (name in ("post_local", "switch"))
+    if len(tables) == 2:
+        first, then = (ROW.findall(table) for table in tables)
+        phases = [{(phase, among) for phase, _, among, _ in rows} for rows in (first, then)]
+        assert ("gradients", "the groups") in phases[0] - phases[1]
+        assert ("average", "the groups") in phases[1] - phases[0]
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_a_page_says_what_the_method_is_not_and_whom_to_cite(name: str) -> None:
     text = method_pages.page(name, METHODS[name])
     assert "Not to be confused with" in (METHODS[name].__doc__ or "")

@@ -16,8 +16,9 @@ from torch import Tensor
 from hpcsgd.comm import phase
 from hpcsgd.core.averager import Averager, Traits
 from hpcsgd.core.norm import squared_norm, sum_on_host
+from hpcsgd.core.optional import sends
 from hpcsgd.core.step import Step
-from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce, sends
+from hpcsgd.core.traffic import FLOAT64, Message, Sizes, allreduce
 
 
 def distance(s: Step, mine: Sequence[Tensor], mean: Sequence[Tensor], shards: bool) -> float:

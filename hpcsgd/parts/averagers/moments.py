@@ -18,8 +18,9 @@ from torch import Tensor
 from hpcsgd.arguments import checked
 from hpcsgd.comm import phase
 from hpcsgd.core.averager import Averager, Traits
+from hpcsgd.core.optional import sends
 from hpcsgd.core.step import Step
-from hpcsgd.core.traffic import Message, Sizes, allreduce, sends
+from hpcsgd.core.traffic import Message, Sizes, allreduce
 from hpcsgd.parts.averagers.joined import average_joined, require_same_layout
 
 AroundMoments = Callable[[Averager], Averager]

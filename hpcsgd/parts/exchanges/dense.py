@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from hpcsgd.arguments import checked
 from hpcsgd.comm import Work, wide
 from hpcsgd.comm.by_node import levels
 from hpcsgd.core.flat import Bucket
+from hpcsgd.core.optional import sends
 from hpcsgd.core.step import Departure, Exchange
 from hpcsgd.core.topology import Job
-from hpcsgd.core.traffic import Message, Sizes, Vector, sends
+from hpcsgd.core.traffic import Message, Sizes, Vector
 from hpcsgd.core.traits import ExchangeTraits
 from hpcsgd.parts.exchanges.by_torch import ByTorch, left_to_torch
 
@@ -66,10 +68,9 @@ class AllToAll(InGroup):
     def __call__(self, d: Departure, b: Bucket) -> None:
         if self.idle(d.job):
             return
-        if b.received is None:
-            b.received = torch.empty_like(b.g)
-        d.job.group.alltoall(b.received, b.g).wait()
-        torch.mean(b.received.view(d.job.K, -1), 0, out=b.g_own)
+        received = _room(b, b.g)
+        d.job.group.alltoall(received, b.g).wait()
+        torch.mean(received.view(d.job.K, -1), 0, out=b.g_own)
 
     def holds(self, m: Sizes) -> float:
         return m.K * m.owned() if m.K > 1 else 0
@@ -104,10 +105,9 @@ class ReduceScatter(InGroup):
     def __call__(self, d: Departure, b: Bucket) -> None:
         if self.idle(d.job):
             return
-        if b.received is None:
-            b.received = torch.empty_like(b.g_own)
-        d.job.group.reduce_scatter(b.received, b.g, "mean").wait()
-        b.g_own.copy_(b.received)
+        received = _room(b, b.g_own)
+        d.job.group.reduce_scatter(received, b.g, "mean").wait()
+        b.g_own.copy_(received)
 
     def holds(self, m: Sizes) -> float:
         return m.owned() if m.K > 1 else 0
@@ -240,6 +240,13 @@ def complete(exchange: Exchange, d: Departure, b: Bucket) -> None:
     under_way = exchange(d, b)
     if under_way is not None:
         under_way.wait()
+
+
+def _room(b: Bucket, like: Tensor) -> Tensor:
+    """Return the bucket's room for what arrives; of another size after a change to another exchange."""
+    if b.received is None or b.received.shape != like.shape:
+        b.received = torch.empty_like(like)
+    return b.received
 
 
 def _of_buckets(operation: str, m: Sizes) -> Iterator[Message]:

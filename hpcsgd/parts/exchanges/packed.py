@@ -13,10 +13,11 @@ from hpcsgd.arguments import checked
 from hpcsgd.comm import Work, wide
 from hpcsgd.core.flat import Bucket
 from hpcsgd.core.method import parts_of
+from hpcsgd.core.optional import held, sends
 from hpcsgd.core.state import State
 from hpcsgd.core.step import Departure, Exchange, Step
 from hpcsgd.core.topology import Job
-from hpcsgd.core.traffic import Message, Sizes, held, sends
+from hpcsgd.core.traffic import Message, Sizes
 from hpcsgd.parts.exchanges.dense import AllToAll
 from hpcsgd.parts.exchanges.published import PARAMETERS, Published
 from hpcsgd.parts.wires.base import Wire, throw

@@ -7,11 +7,20 @@ from dataclasses import dataclass
 from hpcsgd.core.traffic import Sizes
 from hpcsgd.cost.machine import Machine, measured
 from hpcsgd.cost.memory import kept
-from hpcsgd.cost.price import StepCost, computed, price
+from hpcsgd.cost.price import StepCost, computed, over_run, price
 from hpcsgd.engine.plan import StepPlan
 from hpcsgd.errors import UserError, count_text
 from hpcsgd.performance.planning.candidates import Option, shapes
 from hpcsgd.train.subject import Subject
+
+
+@dataclass(frozen=True)
+class Stage:
+    """So many steps of a run by one method."""
+
+    plan: StepPlan
+    steps: int
+    step: StepCost
 
 
 @dataclass(frozen=True)
@@ -25,6 +34,9 @@ class Estimate:
     plan: StepPlan
     sizes: Sizes
     step: StepCost
+    """The mean one of the run."""
+    stages: tuple[Stage, ...]
+    """The methods that the run goes by: one, unless it changes to another one."""
     steps_per_epoch: int
     epochs: float
     B: int
@@ -78,12 +90,15 @@ def estimate(
             f"{count_text(P, 'group')}"
         )
     compute = measured(machine)
-    own = computed(plan, m, compute, subject.B / K)
     training = subject.config.training
-    step = price(
-        plan, m, machine, own, meets=meets,
-        overlap=training.overlap is not False, prefetch=training.prefetch, broadcast=subject.broadcast,
-    )  # fmt: skip
+
+    def cost(stage: StepPlan) -> StepCost:
+        return price(
+            stage, m, machine, computed(stage, m, compute, subject.B / K), meets=meets,
+            overlap=training.overlap is not False, prefetch=training.prefetch, broadcast=subject.broadcast,
+        )  # fmt: skip
+
+    stages = tuple(Stage(each, count, cost(each)) for each, count in plan.of_run(subject.steps(P)))
     return Estimate(
         option=option,
         P=P,
@@ -91,11 +106,12 @@ def estimate(
         nodes=-(-P * K // machine.ranks_per_host),
         plan=plan,
         sizes=m,
-        step=step,
+        step=over_run([(stage.step, stage.steps) for stage in stages]),
+        stages=stages,
         steps_per_epoch=steps,
         epochs=subject.epochs(P),
         B=subject.B,
-        memory=kept(plan, m, subject.state),
+        memory=kept(stages[0].plan, m, subject.state, *(stage.plan for stage in stages[1:])),
         ranks_per_host=min(machine.ranks_per_host, P * K),
         alone=alone,
     )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpcsgd.cost.price import StepCost
 from hpcsgd.errors import count_text
 from hpcsgd.performance.planning.estimate import Estimate
 
@@ -19,12 +20,22 @@ LEAST = 0.005
 
 
 def row(e: Estimate) -> str:
-    interval = f"({e.step.low:.3g} – {e.step.high:.3g})"
-    return (
-        f"{str(e.option)[:34]:<34} {e.N:>6} {f'{e.P} × {e.K}':>11} {e.nodes:>5}  {e.step.seconds:>8.3g} "
-        f"{interval:>17} {e.step.communication:>5.0%} {e.samples_per_s:>10,.0f} {_time(e.epoch_seconds):>9} "
+    """Of the whole run; where it changes to another method, a line for the steps of each follows."""
+    first = (
+        f"{str(e.option)[:34]:<34} {e.N:>6} {f'{e.P} × {e.K}':>11} {e.nodes:>5}  {_step(e.step)} "
+        f"{e.samples_per_s:>10,.0f} {_time(e.epoch_seconds):>9} "
         f"{_time(3600 * e.hours):>9} {e.node_hours:>8.3g} {e.efficiency:>5.0%} {e.memory / 1e6:>8,.0f}"
     )
+    if len(e.stages) == 1:
+        return first
+    stages = zip(("first", *("then" for _ in e.stages[1:])), e.stages, strict=True)
+    names = ((f"  {word} {count_text(stage.steps, 'step')}", stage.step) for word, stage in stages)
+    return "\n".join([first, *(f"{name:<59} {_step(step)}" for name, step in names)])
+
+
+def _step(step: StepCost) -> str:
+    interval = f"({step.low:.3g} – {step.high:.3g})"
+    return f"{step.seconds:>8.3g} {interval:>17} {step.communication:>5.0%}"
 
 
 def in_words(best: Estimate, why: str) -> str:
@@ -47,6 +58,7 @@ def to_json(estimates: Sequence[Estimate], why: str, about: Mapping[str, Any]) -
 
 def _numbers(e: Estimate) -> dict[str, Any]:
     low, high = e.epoch_interval
+    stages = [{"steps": stage.steps, **_of_step(stage.step)} for stage in e.stages]
     return {
         "method": dict(e.option.table),
         "label": str(e.option),
@@ -54,14 +66,8 @@ def _numbers(e: Estimate) -> dict[str, Any]:
         "groups": e.P,
         "group_size": e.K,
         "nodes": e.nodes,
-        "step_seconds": e.step.seconds,
-        "step_seconds_low": e.step.low,
-        "step_seconds_high": e.step.high,
-        "seconds_per_phase": dict(e.step.phases),
-        "hidden_seconds": e.step.hidden,
-        "communication_share": e.step.communication,
-        "bytes_per_rank_and_step": e.step.nbytes,
-        "bytes_by_torch_per_rank_and_step": e.step.by_torch,
+        **_of_step(e.step),
+        "stages": stages if len(stages) > 1 else [],
         "samples_per_s": e.samples_per_s,
         "epoch_seconds": e.epoch_seconds,
         "epoch_seconds_low": low,
@@ -70,6 +76,19 @@ def _numbers(e: Estimate) -> dict[str, Any]:
         "node_hours": e.node_hours,
         "efficiency": e.efficiency,
         "memory_bytes_per_rank": e.memory,
+    }
+
+
+def _of_step(step: StepCost) -> dict[str, Any]:
+    return {
+        "step_seconds": step.seconds,
+        "step_seconds_low": step.low,
+        "step_seconds_high": step.high,
+        "seconds_per_phase": dict(step.phases),
+        "hidden_seconds": step.hidden,
+        "communication_share": step.communication,
+        "bytes_per_rank_and_step": step.nbytes,
+        "bytes_by_torch_per_rank_and_step": step.by_torch,
     }
 
 

@@ -26,7 +26,7 @@ def scenario_of(e: Estimate) -> str:
     with located(f"--scenario: {e.option}"):
         rule_of(waits)
         if isinstance(waits, Then | Unknown):
-            raise UserError("the estimate is of the first method alone: plan the second one by itself")
+            raise UserError("a scenario has the seconds of one method: plan each of both by itself")
     phases = dict(e.step.phases)
     compute = phases.pop("compute")
     exchange = sum(phases.pop(name, 0.0) for name in IN_THE_GROUP)
@@ -70,5 +70,6 @@ def _meeting(e: Estimate, waited: float, waits: All | Living) -> float:
 def _messages(e: Estimate) -> float:
     """Those that a group sends when groups synchronize, on the mean: a push to a server and the answer to it
     are one in the simulation."""
-    sent = sum(x.times * x.senders for x in of_meeting(e.plan, e.sizes) if x.operation == "exchange")
+    (stage,) = e.stages
+    sent = sum(x.times * x.senders for x in of_meeting(stage.plan, e.sizes) if x.operation == "exchange")
     return sent / 2 if isinstance(e.plan.waits, Slowest) else sent

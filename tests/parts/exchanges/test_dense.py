@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from hpcsgd.comm import Transport, threads
 from hpcsgd.core.flat import flatten
+from hpcsgd.core.optional import sends
 from hpcsgd.core.step import Departure, Exchange, Fixed
 from hpcsgd.core.topology import form
-from hpcsgd.core.traffic import Sizes, sends
+from hpcsgd.core.traffic import Sizes
 from hpcsgd.parts.exchanges import AcrossGroups, AllReduce, AllToAll, Dense, Gathered, ReduceScatter
 from hpcsgd.parts.exchanges.dense import complete
 

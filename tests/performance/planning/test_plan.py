@@ -183,6 +183,75 @@ def test_meeting_more_seldom_is_cheaper_and_synchronous_is_dearest(
     assert seconds["hierarchical every=8"] < seconds["hierarchical every=2"] < seconds["bsp"]
 
 
+AT = 1500
+BOTH = {"name": "switch", "first": {"name": "bsp"}, "then": {"name": "delayed", "steps": 2}}
+BOTH["then"]["method"] = {"name": "diloco", "every": 4}  # type: ignore[index]
+
+
+def planned(files: tuple[Path, Path], subject: Subject, table: Mapping[str, Any]) -> Estimate:
+    """On 16 ranks, in 4 groups of 4: 10 epochs are 2500 steps."""
+    found, _ = estimates(subject, machines.load(files[1]), [Option(table)], [16], 4)
+    return next(e for e in found if e.P == 4)
+
+
+def test_a_switch_is_priced_by_both_methods(files: tuple[Path, Path], subject: Subject) -> None:
+    first, then, both = (
+        planned(files, subject, table) for table in (BOTH["first"], BOTH["then"], {**BOTH, "at": AT})
+    )
+    assert [stage.steps for stage in both.stages] == [AT, 2500 - AT]
+    hours = sum(stage.steps * stage.step.seconds for stage in both.stages) / 3600
+    assert both.hours == pytest.approx(hours, rel=1e-9)
+    for stage, each in zip(both.stages, (first, then), strict=True):
+        assert stage.step.nbytes == each.step.nbytes
+        assert stage.step.seconds == pytest.approx(each.step.seconds, rel=0.05)
+    assert both.step.nbytes == pytest.approx(0.6 * first.step.nbytes + 0.4 * then.step.nbytes, rel=1e-12)
+    assert both.memory == then.memory > first.memory  # gradients arrive in the same place
+
+
+@pytest.mark.parametrize(("at", "alone"), [(0, "then"), (2500, "first"), (9999, "first")])
+def test_a_switch_that_never_comes_or_at_once(
+    files: tuple[Path, Path], subject: Subject, at: int, alone: str
+) -> None:
+    found, expected = planned(files, subject, {**BOTH, "at": at}), planned(files, subject, BOTH[alone])
+    assert len(found.stages) == 1
+    assert found.step.nbytes == expected.step.nbytes
+    assert found.memory == expected.memory
+
+
+def test_both_methods_of_a_switch_are_shown(
+    files: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, machine = files
+    method = f'{{ name = "switch", first = "bsp", then = "sgp", at = {AT} }}'
+    words = ["--ranks", "16", "--samples", "64000", "--run.folder", str(tmp_path / "run")]
+    main(["plan", str(job), "--machine", str(machine), *words, "--methods", "switch,bsp", "--method", method])
+    printed = capsys.readouterr().out.splitlines()
+    row = next(i for i, line in enumerate(printed) if line.startswith("switch") and "4 × 4" in line)
+    assert printed[row + 1].split()[:3] == ["first", "1,500", "steps"]
+    assert printed[row + 2].split()[:3] == ["then", "1,000", "steps"]
+    head, column = printed[0], printed[0].index("comm") + len("comm")
+    assert all(line[:column].endswith("%") for line in printed[row : row + 3])
+    assert head[:column].endswith("comm")
+    rows = json.loads((tmp_path / "run-plan" / "plan.json").read_text())["rows"]
+    told, other = (
+        next(each for each in rows if each["method"]["name"] == name and each["groups"] == 4)
+        for name in ("switch", "bsp")
+    )
+    assert other["stages"] == []
+    assert [stage["steps"] for stage in told["stages"]] == [1500, 1000]
+    seconds = [stage["step_seconds"] for stage in told["stages"]]
+    assert told["step_seconds"] == pytest.approx(0.6 * seconds[0] + 0.4 * seconds[1])
+
+
+def test_a_change_that_nobody_can_tell_is_left_out_with_the_reason(
+    files: tuple[Path, Path], subject: Subject
+) -> None:
+    tried = [Option({"name": name, "every": 4}) for name in ("post_local", "hierarchical")]
+    found, left_out = estimates(subject, machines.load(files[1]), tried, [16], 4)
+    assert {e.option.name for e in found} == {"hierarchical"}
+    assert "nobody can tell when this method changes" in left_out["post_local every=4"]
+
+
 def test_choice(files: tuple[Path, Path], subject: Subject) -> None:
     found = made(files, subject)
     fastest, cheapest = min(found, key=lambda e: e.hours), min(found, key=lambda e: e.node_hours)

@@ -42,6 +42,7 @@ def estimated(subject: Subject, table: dict[str, Any], N: int, P: int) -> Estima
         {"name": "streamed", "method": {"name": "diloco", "every": 8}, "fragments": 4, "delay": 4},
         {"name": "no_loco", "every": 4},
         {"name": "fedavg", "per_epoch": 3, "steps_per_epoch": 8},
+        {"name": "switch", "first": {"name": "bsp"}, "then": {"name": "d_psgd"}, "at": 0},
     ],
     ids=lambda table: table["name"],
 )
@@ -90,7 +91,7 @@ def test_a_link_is_kept_busy_as_long_as_the_operations_of_the_method_take(
         ),
         (
             {"name": "switch", "first": {"name": "bsp"}, "then": {"name": "sgp"}, "at": 5},
-            "switch at=5: the estimate is of the first method alone",
+            "switch at=5: a scenario has the seconds of one method: plan each of both by itself",
         ),
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
