@@ -76,9 +76,9 @@ class StepPlan:
             decided_before_update=method.when.traits.known_before_update,
         )
         stages = ((until, cls.of(each, update, by_torch=by_torch)) for until, each in method.stages)
-        return replace(plan, stages=tuple((until, plan._carries_out(each)) for until, each in stages))
+        return replace(plan, stages=tuple((until, plan.carries_out(each)) for until, each in stages))
 
-    def _carries_out(self, stage: StepPlan) -> StepPlan:
+    def carries_out(self, stage: StepPlan) -> StepPlan:
         """Return a stage as the engine carries it out: this plan says what is done bucket by bucket."""
         return replace(
             stage,
