@@ -38,7 +38,7 @@ METHODS = {
     "D-PSGD": 'name = "d_psgd"',
     "SGP": 'name = "sgp"',
     "2P-SGP": 'name = "sgp"\npeers = 2',
-    "1-OSGP": 'name = "osgp"\nstaleness = 1',
+    "1-OSGP": 'name = "osgp"\noverlap_steps = 1',
     "AD-PSGD": 'name = "ad_psgd"',
     "async SGD": 'name = "async_sgd"',
     "AR/1P-SGP": 'name = "switch"\nfirst = { name = "bsp" }\nthen = { name = "sgp" }\nat = { epoch = 1 }',

@@ -40,7 +40,7 @@ arguments = { inputs = 64, classes = 10 }
 lr = 0.1
 [method]
 name = "hierarchical"
-every = 2
+sync_every = 2
 [training]
 steps = 1
 """

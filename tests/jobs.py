@@ -89,7 +89,7 @@ per = "step"
 
 [method]
 name = "hierarchical"
-every = 4
+sync_every = 4
 
 [training]
 epochs = 3

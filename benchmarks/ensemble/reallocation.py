@@ -45,8 +45,8 @@ arguments = {{{{ folder = "{{folder}}" }}}}
 [optimizer]
 lr = 0.05
 [method]
-name = "ensemble"
-every = 100
+name = "ensemble_sync"
+sync_every = 100
 [training]
 epochs = {{epochs}}
 evaluate_every = {{epochs}}

@@ -45,8 +45,8 @@ IMAGES = 10_000
 METHODS = {
     "sync SGD": 'name = "bsp"',
     "async SGD": 'name = "async_sgd"',
-    "EnsembleSync": 'name = "ensemble"\nevery = {every}',
-    "with natural gradient": 'name = "ensemble"\nevery = {every}',
+    "EnsembleSync": 'name = "ensemble_sync"\nsync_every = {every}',
+    "with natural gradient": 'name = "ensemble_sync"\nsync_every = {every}',
 }
 JOB = Path(__file__).parents[1] / "jobs" / "cifar10_resnet8.toml"
 HEAD = "who,ms/step,s/epoch,speed over sync SGD,paper,accuracy %"

@@ -50,7 +50,9 @@ class Islands:
 
     def __init__(self, folder: Path, setting: Setting, checkpoint_steps: int) -> None:
         self._folder, self._setting = folder, setting
-        write_job(folder, setting, f'{{ name = "ensemble", every = {setting.every} }}', checkpoint_steps)
+        write_job(
+            folder, setting, f'{{ name = "ensemble_sync", sync_every = {setting.every} }}', checkpoint_steps
+        )
 
     def start(self) -> None:
         shape = ["--groups", str(self._setting.P), "--group-size", str(self._setting.K)]

@@ -117,7 +117,7 @@ data = {{ store = "{store}", batch_size = {BATCH} }}
 model = {{ build = "goodput.witness:Net", arguments = {{ seconds = {SECONDS} }} }}
 optimizer = {{ lr = {RATE} }}
 schedule = {{ scaling = "none" }}
-method = {{ name = "goodput.witness:watched", every = {EVERY} }}
+method = {{ name = "goodput.witness:watched", sync_every = {EVERY} }}
 run = {{ folder = "{folder / "run"}" }}
 [training]
 epochs = {EPOCHS}
@@ -240,8 +240,8 @@ checkpoint_every = {2 * EVERY}
             island, group, self._address, self._token, HERE,
             islands=len(self._ranks), silence=SILENCE, timeout=LIMIT,
         )  # fmt: skip
-        job = replace(form(group), peers=meetings)
-        return train(load(Path("job.toml")), job, "job.toml", reasons, resume=True, meetings=meetings)
+        topology = replace(form(group), replica_groups=meetings)
+        return train(load(Path("job.toml")), topology, "job.toml", reasons, resume=True, meetings=meetings)
 
 
 def write_store(path: Path) -> Path:

@@ -96,10 +96,10 @@ def sharded(world: Transport) -> None:
     """A model that torch shards over a group of one rank, by torch's own groups."""
     del world
     device = place()
-    job = hpcsgd.init()
+    topology = hpcsgd.init()
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).to(device)
-    hpcsgd.shard(net, job)
-    optimizer = hpcsgd.DistributedOptimizer(optim.AdamW(net.parameters()), net, job, hpcsgd.bsp())
+    hpcsgd.fully_shard(net, topology)
+    optimizer = hpcsgd.DistributedOptimizer(optim.AdamW(net.parameters()), net, topology, hpcsgd.bsp())
     losses = []
     x = torch.randn(32, 64, device=device, generator=torch.Generator(device).manual_seed(0))
     for _ in range(5):

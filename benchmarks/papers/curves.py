@@ -43,7 +43,7 @@ def at_fixed_rate(place: Place, intervals: Sequence[int], meetings: int) -> list
     with stores(place) as (name, data):
         tasks = []
         for every in intervals[:2] if place.quick else intervals:
-            config = job(name, data, [*fixed, "--method.every", str(every)])
+            config = job(name, data, [*fixed, "--method.sync_every", str(every)])
             tasks += [
                 partial(_every, every, Task(config, P, LONG, 1, meetings, CPU))
                 for P in (GROUPS[1:3] if place.quick else GROUPS[1:])
@@ -71,7 +71,14 @@ def classified(place: Place, images: int, epochs: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, stores(place) as (name, data):
         groups = GROUPS[:2] if place.quick else GROUPS
         epochs = 2 if place.quick else epochs
-        words = ["--method.name", "hierarchical", "--method.every", "8", "--training.epochs", str(epochs)]
+        words = [
+            "--method.name",
+            "hierarchical",
+            "--method.sync_every",
+            "8",
+            "--training.epochs",
+            str(epochs),
+        ]
         config = job(
             name, data, [*words, "--schedule.warmup_epochs", "1", "--schedule.arguments.T_max", str(epochs)]
         )
@@ -109,7 +116,7 @@ scaling = "root"
 warmup_epochs = 1
 [method]
 name = "hierarchical"
-every = 4
+sync_every = 4
 [training]
 epochs = {epochs}
 """

@@ -159,7 +159,7 @@ def probe(path: Path, /, *overrides: JobKeys, wanted: Wanted | None = None) -> N
     """Write a script that finds out how many groups the training can stand.
 
     :param path: The job file, as for hpcsgd probe.
-    :param overrides: Keys of the file to change, as in --method.every 4.
+    :param overrides: Keys of the file to change, as in --method.sync_every 4.
     """
     with told_in_one_line(path, overrides):
         from hpcsgd.cluster.batch import check_probe

@@ -33,8 +33,8 @@ def launch(
     With --island only that group is started. The others are started likewise, whenever there is room for
     them; they find each other by the run folder.
 
-    :param job: The TOML file; its method is ensemble.
-    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.every 4.
+    :param job: The TOML file; its method is ensemble_sync.
+    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.sync_every 4.
     :param groups: How many groups; else groups of the [job] section.
     :param group_size: Ranks of each group; else that of the [job] section, the job's tasks by groups, or 1.
     :param restarts: How often a group that died is started again.

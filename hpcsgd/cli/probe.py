@@ -28,7 +28,7 @@ def probe(
     Runs on as many ranks as you start, also on one.
 
     :param job: The job file, as for hpcsgd train.
-    :param overrides: Keys of the file to change, as in --method.every 4.
+    :param overrides: Keys of the file to change, as in --method.sync_every 4.
     :param groups: The numbers of groups to try, as in 2,4,8; by default up to 32.
     :param repeats: How often to repeat each, with other shuffles and other weights to start from.
     :param ranks: For how many ranks to say the size of a group, too.

@@ -28,7 +28,7 @@ def train(
     """Train as a job file says; start it with mpiexec or srun for several ranks.
 
     :param job: The TOML file.
-    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.every 4.
+    :param overrides: Keys of the file to change, as in --training.epochs 3 --method.sync_every 4.
     :param resume: Go on from the last checkpoint in the run folder.
     :param probe: A probe.json, for as many groups as it found.
     :param trace: What every rank does in some steps, to trace.json.gz in the run folder; as --run.trace auto.

@@ -1,6 +1,6 @@
 """Parts of parts, as a job file has them: what a value means, the annotation of its parameter says.
 
-    def mine(exchange: Exchange, every: int, then: Method | None = None): ...
+    def mine(grad_reduce: GradReduce, sync_every: int, then: Method | None = None): ...
 
 Given to `exchange` a name is one of exchanges, and so is a table with a name and arguments, which may be
 parts again. The name is of the table beside the family, or "package.module:function" of the user's own. Given

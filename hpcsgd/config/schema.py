@@ -99,7 +99,7 @@ class ScheduleSection:
     """The learning rate over time: scaling with the number of groups P, warm-up, then a torch scheduler."""
 
     scaling: Literal["none", "linear", "root"] = "linear"  # times 1, P or √P
-    scaling_follows: Literal["started", "living"] = "started"  # P: all, or those of "ensemble" alive
+    scaling_follows: Literal["started", "living"] = "started"  # P: all, or those of "ensemble_sync" alive
     warmup_epochs: Annotated[float, Minimum(0)] = 0.0  # the rate climbs to that from the rate of one group
     build: str | None = None  # a class of torch.optim.lr_scheduler or "package.module:function"
     arguments: dict[str, Any] = field(default_factory=dict)  # of build; "length": the run's steps or epochs
@@ -140,7 +140,7 @@ class TrainingSection:
     activation_checkpointing: bool = False  # what regions compute is not kept, but computed again
     peak_tflops: Annotated[float, Above(0)] | None = None  # of a rank's device, to tell utilization
     deterministic: bool = False  # only operations that give the same bits every time
-    bucket_mb: Annotated[float, Above(0)] | None = None  # MB that leave at once; none: M/16, 1 to 4
+    bucket_cap_mb: Annotated[float, Above(0)] | None = None  # MiB of a bucket; none: M/16, 1 to 4 MB
     overlap: bool | None = None  # whether they leave during the backward pass; none: yes
     prefetch: bool = False  # parameters arrive while the next forward pass goes on
     broadcast_buffers: bool = False  # a group's first rank gives the others its buffers; docs/buffers.md

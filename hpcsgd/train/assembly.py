@@ -18,7 +18,7 @@ from hpcsgd.comm.streams import on_accelerator
 from hpcsgd.config.schema import Config, ScheduleSection, TrainingSection
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.core.shards import reshard
-from hpcsgd.core.topology import Job
+from hpcsgd.core.topology import Topology
 from hpcsgd.data import (
     Batches,
     Injected,
@@ -36,7 +36,7 @@ from hpcsgd.engine.optimizer import DistributedOptimizer
 from hpcsgd.engine.precision import Precision, precision
 from hpcsgd.engine.scaling import require_scalable
 from hpcsgd.errors import UserError, in_file, in_section
-from hpcsgd.models.sharded import META, shard, without_values
+from hpcsgd.models.sharded import META, fully_shard, without_values
 from hpcsgd.models.weights import load_into
 from hpcsgd.named import annotations_of, build, call, resolve
 from hpcsgd.report.meter import Sample
@@ -97,30 +97,30 @@ class Assembly:
         return self.deliver(x), self.deliver(y)
 
 
-def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> Assembly:
+def assemble(config: Config, topology: Topology, source: str, *, values: bool = True) -> Assembly:
     """Build what `config`, read from the file `source`, names on this rank of `job`; collective.
 
     Without `values` a model that is to be sharded gets none: it may be larger than this rank.
 
     Raises `JobError` naming file and key.
     """
-    section, place = config.training, place_on_node(job.world)
-    with job.together("preparing the run"), in_file(source):
+    section, place, K = config.training, place_on_node(topology.world), topology.group_size
+    with topology.raise_on_all_ranks("preparing the run"), in_file(source):
         with in_section("data"):
             require_workers(config.data.workers)
         train, test = opened(config.data, "train"), opened(config.data, "test")
         task = task_of(train)
-        dealt = dealing(job)
+        dealt = dealing(topology)
         sampler = dealt.sampler(train, config)
         batches = dealt.batches(sampler, config.data)
         transform = make_transform(config.data.transform)
         seed_generators(config.seed)  # all ranks build the same model, and rank 0's is the one that counts
-        model = make_model(config, reads=job.rank == 0)
+        model = make_model(config, reads=topology.rank == 0)
         device = device_of(section, place)
         bits = make_precision(section, device)
         if not values and config.job.shard:
             device = META
-        sample = Sample(task.tokens, _flops(section, job, task, model, train), section.peak_tflops)
+        sample = Sample(task.tokens, _flops(section, topology.rank, task, model, train), section.peak_tflops)
 
         def require_fitting() -> None:
             with bits.computing():  # nor need a device have all operations in 16 bits
@@ -133,35 +133,37 @@ def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> A
         lay_out(model, section, bits)
     if config.job.shard:
         with in_file(source):
-            shard(model, job, config.model.blocks, device=device, seed=config.seed)
-    with job.together("preparing the run"), in_file(source):
+            fully_shard(model, topology, config.model.blocks, device=device, seed=config.seed)
+    with topology.raise_on_all_ranks("preparing the run"), in_file(source):
         if config.job.shard and device != META:
             require_fitting()
         if section.compile:
             compile_regions(model)
-        inner = make_optimizer(config, model, job.groups)
+        inner = make_optimizer(config, model, topology.total_groups)
         steps_per_epoch = len(batches)
-        if job.has_peers and (section.steps or section.samples or section.tokens):
+        if topology.is_elastic and (section.steps or section.samples or section.tokens):
             raise UserError(
                 "[training]: groups that `hpcsgd launch` starts go by epochs, not by steps", key=("training",)
             )
-        how_long = length(section, batches, job.size, task.tokens)
+        how_long = length(section, batches, topology.world_size, task.tokens)
         enough = tested(section, len(test), task.tokens)
         method = make_method(config.method, steps_per_epoch)
         require_sinks(config.run.sinks or ())
-    own = config.seed + 1 + number_of(job)
+    own = config.seed + 1 + number_of(topology)
     seed_generators(own)  # from here on chance (dropout) differs between ranks
-    optimizer = DistributedOptimizer(inner, model, job, method, master=bits.master, **sending(section))
-    with job.together("preparing the run"), in_file(source):
+    optimizer = DistributedOptimizer(
+        inner, model, topology, method, master_dtype=bits.master, **sending(section)
+    )
+    with topology.raise_on_all_ranks("preparing the run"), in_file(source):
         if bits.scaler is not None:
             with in_section("training", "precision"):
                 require_scalable(optimizer)
-        if config.schedule.scaling_follows == "living" and not job.has_peers:
+        if config.schedule.scaling_follows == "living" and not topology.is_elastic:
             raise UserError(
-                "[schedule] scaling_follows = living: only groups that may die do, by ensemble",
+                "[schedule] scaling_follows = living: only groups that may die do, by ensemble_sync",
                 key=("schedule", "scaling_follows"),
             )
-        start = 1 / lr_scale(config.schedule.scaling, job.groups)
+        start = 1 / lr_scale(config.schedule.scaling, topology.total_groups)
         warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
         scheduler = make_scheduler(config.schedule, optimizer, how_long)
         natural_gradient = make_natural_gradient(config, optimizer, model)
@@ -178,7 +180,7 @@ def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> A
         sampler=sampler,
         batches=batches,
         loader=loader,
-        injected=Injected(loader, job) if batches.shares_samples else None,
+        injected=Injected(loader, topology) if batches.shares_samples else None,
         transform=transform,
         generator=Generator("cpu").manual_seed(own),
         train=train,
@@ -187,27 +189,28 @@ def assemble(config: Config, job: Job, source: str, *, values: bool = True) -> A
         length=how_long,
         tested=enough,
         sample=sample,
-        by_torch=bytes_by_torch(model, config.model.blocks, job.K) if config.job.shard else None,
+        by_torch=bytes_by_torch(model, config.model.blocks, K) if config.job.shard else None,
         natural_gradient=natural_gradient,
     )
 
 
-def _flops(training: TrainingSection, job: Job, task: Task, model: nn.Module, data: Split) -> float | None:
+def _flops(training: TrainingSection, rank: int, task: Task, model: nn.Module, data: Split) -> float | None:
     """Of a sample, where somebody may ask; counted once, on the rank that writes it down."""
     asked = task.tokens is not None or training.peak_tflops is not None
-    return flops_of_sample(model, data.trial()) if asked and job.rank == 0 else None
+    return flops_of_sample(model, data.trial()) if asked and rank == 0 else None
 
 
-def number_of(job: Job) -> int:
+def number_of(topology: Topology) -> int:
     """This rank's among all that train together; with islands of unlike sizes some share one."""
-    return job.peers.number * job.size + job.rank
+    return topology.replica_groups.index * topology.world_size + topology.rank
 
 
 def sending(training: TrainingSection) -> dict[str, Any]:
     """What is said of how gradients and parameters travel."""
     said = {
-        name: getattr(training, name) for name in ("bucket_mb", "overlap", "prefetch", "broadcast_buffers")
-    }
+        "bucket_cap_mb": training.bucket_cap_mb, "overlap_grad_reduce": training.overlap,
+        "overlap_param_gather": training.prefetch, "broadcast_buffers": training.broadcast_buffers,
+    }  # fmt: skip
     return {name: value for name, value in said.items() if value is not None}
 
 

@@ -54,12 +54,12 @@ class Loop(ABC):
         self._epoch_sums = _no_sums()
         self._cut = False  # the run has ended within an epoch, whose results so far are known
         self._saved_at = (-1, -1, False)  # step, epoch, whether it is cut
-        self._scaled_for = parts.optimizer.job.groups  # the learning rates in the param groups
+        self._scaled_for = parts.optimizer.topology.total_groups  # the learning rates in the param groups
         self._shared = 0  # steps since the last reading in which groups exchanged, but did not meet
         self._met_at = 0  # the last step after which groups met
         self._pass_size: int | None = None  # samples of a pass, where not all of a batch
-        counted = parts.optimizer.method.how.traits.histograms
-        self._meter = Meter(parts.optimizer.job, aside, counted, parts.sample, parts.by_torch)
+        counted = parts.optimizer.method.averager.traits.histograms
+        self._meter = Meter(parts.optimizer.topology, aside, counted, parts.sample, parts.by_torch)
         self._readings = Readings(self._meter)
         self.tracer: Tracer = Untraced()
         self.metrics: Metrics | None = None
@@ -124,7 +124,7 @@ class Loop(ABC):
         with self.tracer.span("update"):
             made = parts.precision.step(optimizer, loss=loss)
         parts.batches.advance()
-        self._meter.step(loss, len(y), data_seconds, optimizer.notes if made else {})
+        self._meter.step(loss, len(y), data_seconds, optimizer.metrics if made else {})
         if made:
             self._updated()
         else:
@@ -136,8 +136,8 @@ class Loop(ABC):
         optimizer = parts.optimizer
         if parts.scheduler is not None and self._per_step:
             parts.scheduler.step()
-        self._note(optimizer.notes)
-        self.tracer.stepped(optimizer.t, optimizer.notes)
+        self._note(optimizer.metrics)
+        self.tracer.stepped(optimizer.t, optimizer.metrics)
         if optimizer.t % self._config.log_every == 0:
             self._meter.gradient(optimizer.updating.norm.take())
             self._begin_reading()

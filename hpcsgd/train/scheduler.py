@@ -26,8 +26,8 @@ def scheduler_state(scheduler: LRScheduler | None) -> Tree:
 def take_up_schedule(
     parts: Assembly, schedule: ScheduleSection, epoch: int, shared: Tree, own: Tree | None
 ) -> int:
-    """Go on with the scheduler of a checkpoint, `own` as in `Loop.take_up`; the steps of the whole run, as
-    far as can be told."""
+    """Go on with the scheduler of a checkpoint, `own` as in `Loop.take_up`; the steps of the whole
+    run, as far as can be told."""
     expected = _expected(parts, epoch, shared.get("length"), same_ranks=own is not None)
     arguments = scheduler_arguments(schedule, replace(parts.length, expected=expected))
     take_up_scheduler(parts.scheduler, shared["scheduler"], arguments)
@@ -40,7 +40,9 @@ def _expected(parts: Assembly, epoch: int, saved: Mapping[str, int] | None, *, s
     asked = parts.length.expected
     saved = saved or {"asked": asked, "expected": asked}
     as_before = same_ranks and saved["asked"] == asked
-    if as_before or parts.optimizer.job.has_peers:  # islands are to have the same rates, whatever their ranks
+    if (
+        as_before or parts.optimizer.topology.is_elastic
+    ):  # islands are to have the same rates, whatever their ranks
         return saved["expected"]
     return parts.length.expected_from(epoch, parts.optimizer.t, parts.batches, parts.steps_per_epoch)
 

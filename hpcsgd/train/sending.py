@@ -15,7 +15,7 @@ from hpcsgd.config.parts import NAMES, alternatives
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, MethodSection, TrainingSection
 from hpcsgd.core.method import Method
-from hpcsgd.core.step import Exchange, GroupExchange
+from hpcsgd.core.step import GradReduce, GroupGradReduce
 from hpcsgd.methods import METHODS
 from hpcsgd.named import annotations_of, resolve
 from hpcsgd.parts.exchanges import Dense
@@ -30,22 +30,22 @@ DENSE = ("alltoall", "reduce_scatter")
 class Sending:
     """Buckets of so many megabytes, whether they leave during the backward pass, and by which exchange."""
 
-    bucket_mb: float
+    bucket_cap_mb: float
     overlap: bool
     exchange: str | None = None
     """One of `DENSE`; None: as the method has it, which says so itself or has none of these."""
 
     def within(self, config: Config) -> Config:
         settled = {"tune": None, "machine": None}
-        training = replace(config.training, bucket_mb=self.bucket_mb, overlap=self.overlap, **settled)
+        training = replace(config.training, bucket_cap_mb=self.bucket_cap_mb, overlap=self.overlap, **settled)
         arguments: Mapping[str, Any] = config.method.arguments
         for path in _unsaid(config.method) if self.exchange is not None else ():
             arguments = _with(arguments, path, self.exchange)
         return replace(config, training=training, method=replace(config.method, arguments=dict(arguments)))
 
     def __str__(self) -> str:
-        said = f"bucket_mb = {self.bucket_mb:g}, overlap = {'true' if self.overlap else 'false'}"
-        return said if self.exchange is None else f"{said}, exchange = {self.exchange}"
+        said = f"bucket_cap_mb = {self.bucket_cap_mb:g}, overlap = {'true' if self.overlap else 'false'}"
+        return said if self.exchange is None else f"{said}, grad_reduce = {self.exchange}"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def left_open(config: Config, K: int) -> Open:
     """What `config` leaves open, in groups of K. Raises `UserError` for a method that there is not."""
     training = config.training
     return Open(
-        sizes=BUCKETS_MB if training.bucket_mb is None else (training.bucket_mb,),
+        sizes=BUCKETS_MB if training.bucket_cap_mb is None else (training.bucket_cap_mb,),
         overlaps=(True, False) if training.overlap is None else (training.overlap,),
         exchanges=DENSE
         if K > 1 and not config.job.shard and _unsaid(config.method)
@@ -84,10 +84,10 @@ def of_the_run(config: Config) -> Sending | None:
     file = config.run.folder / JOB_FILE
     told = read_toml(file) if file.exists() else {"training": {}}
     training = told["training"]
-    if not {"bucket_mb", "overlap"} <= training.keys():
+    if not {"bucket_cap_mb", "overlap"} <= training.keys():
         return None
     exchange = next((_at(told["method"], path) for path in _unsaid(config.method)), None)
-    return Sending(training["bucket_mb"], training["overlap"], exchange if exchange in DENSE else None)
+    return Sending(training["bucket_cap_mb"], training["overlap"], exchange if exchange in DENSE else None)
 
 
 def _unsaid(section: MethodSection) -> list[Sequence[str]]:
@@ -103,7 +103,7 @@ def _unsaid_in(name: str, said: Mapping[str, Any]) -> Iterator[Sequence[str]]:
             inner = _table(said[key])
             names = [inner[k] for k in NAMES if isinstance(inner.get(k), str)]
             yield from ([key, *path] for name in names[:1] for path in _unsaid_in(name, inner))
-        elif key not in said and not {Exchange, GroupExchange}.isdisjoint(kinds):
+        elif key not in said and not {GradReduce, GroupGradReduce}.isdisjoint(kinds):
             yield from [[key]] if inspect.signature(function).parameters[key].default == Dense() else []
 
 

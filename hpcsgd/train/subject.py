@@ -104,7 +104,7 @@ class Subject:
     def sizes(self, P: int, K: int, ranks_per_host: int, plan: StepPlan) -> Sizes:
         """As the engine lays the model out by this plan."""
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        bucket = bucket_bytes(nbytes(p for _, p in trained), self.config.training.bucket_mb)
+        bucket = bucket_bytes(nbytes(p for _, p in trained), self.config.training.bucket_cap_mb)
         return Sizes.of(
             trained, P, K, bucket, self.moments, self.numbers, averaged_buffers(self.model), ranks_per_host,
             whole=uncut(plan, self.optimizer, K), units=self._units(),

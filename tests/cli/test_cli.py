@@ -20,7 +20,7 @@ build = "mlp"
 lr = 0.1
 [method]
 name = "hierarchical"
-every = 8
+sync_every = 8
 [training]
 epochs = 3
 """
@@ -77,8 +77,8 @@ def module(name: str, *functions: types.FunctionType) -> types.ModuleType:
         ("--resume job.toml", (Path("job.toml"), (), True, None)),
         ("job.toml --trace", (Path("job.toml"), ("--run.trace", "auto"), False, None)),
         (
-            "job.toml --training.epochs 3 --resume --method.every=-4",
-            (Path("job.toml"), ("--training.epochs", "3", "--method.every=-4"), True, None),
+            "job.toml --training.epochs 3 --resume --method.sync_every=-4",
+            (Path("job.toml"), ("--training.epochs", "3", "--method.sync_every=-4"), True, None),
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_compare_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
 
     name = "hpcsgd.performance.comparing"
     monkeypatch.setitem(sys.modules, name, module(name, run))
-    app(["compare", "job.toml", "--methods", "bsp, hierarchical every=8"])
+    app(["compare", "job.toml", "--methods", "bsp, hierarchical sync_every=8"])
     app(
         [
             "compare",
@@ -119,7 +119,7 @@ def test_compare_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
             "--job.groups=2",
         ]
     )
-    short = (Path("job.toml"), (), "bsp, hierarchical every=8", None, False)
+    short = (Path("job.toml"), (), "bsp, hierarchical sync_every=8", None, False)
     handed_on = ("--seed", "3", "--job.groups=2", "--training.steps", "7")
     assert heard == [short, (Path("job.toml"), handed_on, "m.toml", 0.9, True)]
 

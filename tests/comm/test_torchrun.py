@@ -137,7 +137,7 @@ MISTAKES = {
         "hpcsgd.init()", {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALRANKID": "1"},
         "torchrun (WORLD_SIZE) and mpiexec of MPICH or Intel MPI (PMI_SIZE) have both started ranks, 3 and 2",
     ),
-    "a mistake before init": ("hpcsgd.hierarchical(every=0)\nhpcsgd.init()", {}, "every = 0: "),
+    "a mistake before init": ("hpcsgd.hierarchical(sync_every=0)\nhpcsgd.init()", {}, "sync_every = 0: "),
 }  # fmt: skip
 
 
@@ -163,9 +163,9 @@ def test_several_worlds_and_a_default_group_of_the_script(tmp_path: Path) -> Non
     body = (
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "for P in (1, 3):\n"
-        "    job, x = hpcsgd.init(groups=P), torch.ones(1)\n    job.world.allreduce(x).wait()\n"
-        "    assert (job.P, job.rank, x.item()) == (P, dist.get_rank(), 3), x\n"
-        "dist.all_reduce(x)\njob.mesh()\nassert x.item() == 9, x\ndist.destroy_process_group()"
+        "    topology, x = hpcsgd.init(groups=P), torch.ones(1)\n    topology.world.allreduce(x).wait()\n"
+        "    assert (topology.num_groups, topology.rank, x.item()) == (P, dist.get_rank(), 3), x\n"
+        "dist.all_reduce(x)\ntopology.mesh()\nassert x.item() == 9, x\ndist.destroy_process_group()"
     )
     done = torchrun(3, script(tmp_path, body))
     assert done.returncode == 0, done
@@ -173,11 +173,11 @@ def test_several_worlds_and_a_default_group_of_the_script(tmp_path: Path) -> Non
 
 def test_restarted_ranks_find_their_own_world(tmp_path: Path) -> None:
     body = (
-        "import torch\njob, x = hpcsgd.init(), torch.ones(1)\njob.world.allreduce(x).wait()\n"
+        "import torch\ntopology, x = hpcsgd.init(), torch.ones(1)\ntopology.world.allreduce(x).wait()\n"
         "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "if attempt == '0' and job.rank == 1:\n    raise KeyError('once')\n"
-        "job.world.barrier()\n"
-        "if job.rank == 0:\n    print('attempt', attempt, 'of', int(x))"
+        "if attempt == '0' and topology.rank == 1:\n    raise KeyError('once')\n"
+        "topology.world.barrier()\n"
+        "if topology.rank == 0:\n    print('attempt', attempt, 'of', int(x))"
     )
     done = torchrun(3, script(tmp_path, body), options=["--max-restarts", "1"])
     assert done.returncode == 0, done
@@ -187,8 +187,8 @@ def test_restarted_ranks_find_their_own_world(tmp_path: Path) -> None:
 def test_a_step_of_slurm_without_mpi(tmp_path: Path) -> None:
     """As `srun python` leaves it, on one node."""
     body = (
-        "import torch\njob, x = hpcsgd.init(), torch.ones(1)\njob.world.allreduce(x).wait()\n"
-        "print(job.rank, int(x))"
+        "import torch\ntopology, x = hpcsgd.init(), torch.ones(1)\ntopology.world.allreduce(x).wait()\n"
+        "print(topology.rank, int(x))"
     )
     path = script(tmp_path, body)
     step = {

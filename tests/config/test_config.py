@@ -37,7 +37,7 @@ build = "mlp"
 lr = 0.1
 [method]
 name = "hierarchical"
-every = 8
+sync_every = 8
 [training]
 epochs = 3
 """
@@ -60,7 +60,7 @@ def test_a_short_file_gets_the_defaults(folder: Path) -> None:
         data=DataSection(store=folder / "digits.h5", batch_size=64),
         model=ModelSection(build="mlp"),
         optimizer=OptimizerSection(lr=0.1),
-        method=MethodSection(name="hierarchical", arguments={"every": 8}),
+        method=MethodSection(name="hierarchical", arguments={"sync_every": 8}),
         training=TrainingSection(epochs=3),
         run=RunSection(folder=Path("runs/job")),
     )
@@ -70,14 +70,14 @@ def test_overrides_are_read_as_the_type_of_their_key(folder: Path) -> None:
     words = """
         --seed 4 --job.groups=2 --optimizer.lr 1 --optimizer.build Adam
         --model.build 7 --model.arguments.depth 20
-        --method.every 4 --method.mean False --method.chunks [1,2] --run.folder 3
+        --method.sync_every 4 --method.mean False --method.chunks [1,2] --run.folder 3
         --training.compile True --training.deterministic false
     """
     config = loaded(JOB, *words.split())
     assert (config.seed, config.job.groups, config.optimizer.lr) == (4, 2, 1.0)
     assert isinstance(config.optimizer.lr, float)
     assert config.model == ModelSection(build="7", arguments={"depth": 20})
-    assert config.method.arguments == {"every": 4, "mean": False, "chunks": [1, 2]}
+    assert config.method.arguments == {"sync_every": 4, "mean": False, "chunks": [1, 2]}
     assert (config.run.folder, config.optimizer.build) == (Path("3"), "Adam")
     assert (config.training.compile, config.training.deterministic) == (True, False)
 
@@ -165,8 +165,8 @@ BAD_FILES = {
         "job.toml: [model.arguments]: expected a table of keys, whole numbers up to 2^63 − 1",
     ),
     "such a number of the method": (
-        changed("every = 8", f"every = {2**63}"),
-        f"job.toml: [method] every = {2**63}: expected a value, whole numbers up to 2^63 − 1",
+        changed("sync_every = 8", f"sync_every = {2**63}"),
+        f"job.toml: [method] sync_every = {2**63}: expected a value, whole numbers up to 2^63 − 1",
     ),
     "a number of thousands of digits": (f"seed = {'9' * 5000}\n" + JOB, "job.toml: not valid TOML: Exceeds"),
     "top key": ("seed = -1\n" + JOB, "job.toml: seed = -1: expected int ≥ 0"),
@@ -341,7 +341,7 @@ def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> N
         schedule=ScheduleSection(
             scaling="root", warmup_epochs=2.0, build="StepLR", arguments={"s": 1}, per="step"
         ),
-        method=MethodSection(name="n", arguments={"every": 2}),
+        method=MethodSection(name="n", arguments={"sync_every": 2}),
         training=TrainingSection(
             epochs=2,
             log_every=3,
@@ -354,7 +354,7 @@ def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> N
             channels_last=True,
             compile=True,
             deterministic=True,
-            bucket_mb=2.0,
+            bucket_cap_mb=2.0,
             overlap=False,
             machine=Path("/m"),
         ),

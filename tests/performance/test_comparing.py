@@ -107,7 +107,7 @@ def files(folder: Path) -> dict[Path, tuple[bytes, int]]:
 
 def test_alike_under_two_labels(job_file: Path, tmp_path: Path) -> None:
     """The same bits, also where another variant was between them."""
-    method = 'method = { name = "hierarchical", every = 2 }'
+    method = 'method = { name = "hierarchical", sync_every = 2 }'
     text = f"[one]\n{method}\n[between]\nmethod.name = 'bsp'\n[other]\n{method}\n"
     (tmp_path / "methods.toml").write_text(text)
     ended = compare(job_file, tmp_path / "run", "methods.toml", *TWO_GROUPS)
@@ -121,7 +121,7 @@ def test_alike_under_two_labels(job_file: Path, tmp_path: Path) -> None:
 
 def test_all_begin_with_the_same_weights_and_see_the_same_samples(job_file: Path, tmp_path: Path) -> None:
     """At a rate at which no weight moves losses are alike in every step, at another one in the first."""
-    methods, labels = "bsp, ssp staleness=1, async_sgd", ("bsp", "ssp-staleness=1", "async_sgd")
+    methods, labels = "bsp, ssp max_staleness=1, async_sgd", ("bsp", "ssp-max_staleness=1", "async_sgd")
     _, servers = compare(job_file, tmp_path / "still", methods, *TWO_GROUPS, "--optimizer.lr", "1e-30")
     first, *others = (losses(tmp_path / "still", label) for label in labels)
     assert len(set(first)) == len(first) == PER_VARIANT
@@ -138,14 +138,14 @@ def test_all_begin_with_the_same_weights_and_see_the_same_samples(job_file: Path
 def test_it_goes_on(job_file: Path, tmp_path: Path) -> None:
     """Stopped in the first variant, then in the second; what is complete is left alone, also where another
     one comes to it."""
-    methods = "bsp, hierarchical every=3"
+    methods = "bsp, hierarchical sync_every=3"
     whole, other = tmp_path / "whole", tmp_path / "other"
     compare(job_file, whole, methods, *TWO_GROUPS)
     assert compare(job_file, other, methods, *TWO_GROUPS, after=PER_VARIANT - 1)[0] == {"enough"}
     assert [row["complete"] for row in told(other)["variants"]] == [False]
     assert compare(job_file, other, methods, *TWO_GROUPS, after=4, resume=True)[0] == {"enough"}
     assert [(row["complete"], row["steps"]) for row in told(other)["variants"]] == [(True, 4), (False, 3)]
-    bsp, hierarchical = variant(other, "bsp"), variant(other, "hierarchical-every=3")
+    bsp, hierarchical = variant(other, "bsp"), variant(other, "hierarchical-sync_every=3")
     before = files(bsp)
     assert compare(job_file, other, methods, *TWO_GROUPS, resume=True)[0] == {None}
     assert files(bsp) == before
@@ -172,8 +172,16 @@ def test_groups_of_a_variant_and_samples_of_all(job_file: Path, tmp_path: Path) 
     ("methods", "options", "line"),
     [
         ("bsp, hierachical", (), r"^variant 'hierachical': .*job.toml: .*did you mean 'hierarchical'"),
-        ("bsp, hierarchical evry=8", (), r"^variant 'hierarchical evry=8': .*\[method\].* 'every'"),
-        ("bsp, ensemble every=8", (), r"^variant 'ensemble every=8': method ensemble is for groups that are"),
+        (
+            "bsp, hierarchical sync_evry=8",
+            (),
+            r"^variant 'hierarchical sync_evry=8': .*\[method\].* 'sync_every'",
+        ),
+        (
+            "bsp, ensemble_sync sync_every=8",
+            (),
+            r"^variant 'ensemble_sync sync_every=8': method ensemble_sync is for groups that are",
+        ),
         ("bsp, bsp job.groups=2", (), r"^variant 'bsp job.groups=2': .*\[job\]: groups = 2 is more than"),
         ("bsp, bsp", (), "is there already"),
         ("bsp", ("--training.steps", "1", "--training.samples", "2"), "give one of them, not both"),
@@ -208,13 +216,13 @@ def test_what_goes_on_has_to_be_the_same(job_file: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_what_a_variant_chose_is_no_other_beginning(job_file: Path, tmp_path: Path) -> None:
     """Its exchange stands in its job file, and not in that of all."""
-    said = ("--training.bucket_mb", "1", "--training.overlap", "true", *STEADY)
+    said = ("--training.bucket_cap_mb", "1", "--training.overlap", "true", *STEADY)
     words = ("--job.groups", "1", "--training.tune", "1", *said)
     compare(job_file, tmp_path / "run", "bsp", *words)
     before = (variant(tmp_path / "run", "bsp") / "job.toml").read_text()
-    assert "exchange" in before
+    assert "grad_reduce" in before
     assert compare(job_file, tmp_path / "run", "bsp", *words, resume=True)[0] == {None}
-    with pytest.raises(JobError, match=r"was begun otherwise: method.exchange"):
+    with pytest.raises(JobError, match=r"was begun otherwise: method.grad_reduce"):
         compare(job_file, tmp_path / "run", "bsp", "--job.groups", "1", *said, resume=True)
 
 
@@ -237,11 +245,18 @@ def test_as_users_start_it(tmp_path: Path) -> None:
     """Stopped by its time limit with the code of a run that can go on, and resumed to the end."""
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(JOB)
-    words = ("compare", "job.toml", "--methods", "ssp staleness=1, hierarchical every=2", "--job.groups", "2")
+    words = (
+        "compare",
+        "job.toml",
+        "--methods",
+        "ssp max_staleness=1, hierarchical sync_every=2",
+        "--job.groups",
+        "2",
+    )
     stopped = launch(tmp_path, *words, "--training.time_limit", "0.001", n=2)
     assert (stopped.code, stopped.messages) == (75, [])
     assert "time limit reached: saved step 2, go on with --resume" in stopped.out
-    assert "ssp staleness=1 (unfinished)  2 × 1      2" in stopped.out
+    assert "ssp max_staleness=1 (unfinished)  2 × 1      2" in stopped.out
     done = launch(tmp_path, *words, "--target", "0.01", "--resume", n=2)
     assert (done.code, done.err) == (0, "")
     assert "resuming at step 2 from a checkpoint" in done.out
@@ -251,4 +266,4 @@ def test_as_users_start_it(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "job-compare"
     found = {path.name for path in folder.iterdir()}
     pictures = {"compare.json", "compare.csv", "compare.png"}
-    assert found == {*pictures, "ssp-staleness=1", "hierarchical-every=2"}
+    assert found == {*pictures, "ssp-max_staleness=1", "hierarchical-sync_every=2"}

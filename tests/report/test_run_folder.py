@@ -24,7 +24,7 @@ JOB = """\
 data = {store = "x.h5", batch_size = 4}
 model = {build = "mlp"}
 optimizer = {lr = 0.1}
-method = {name = "hierarchical", every = 8}
+method = {name = "hierarchical", sync_every = 8}
 training = {epochs = 2}
 """
 
@@ -74,14 +74,14 @@ def test_resuming_unchanged_says_nothing(
 def test_resuming_changed_names_the_keys_in_one_warning(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    overrides = ["--training.epochs=3", "--method.every=4", "--training.checkpoint_every=5"]
+    overrides = ["--training.epochs=3", "--method.sync_every=4", "--training.checkpoint_every=5"]
     changed = load(Path("first.toml"), overrides)
     write_config(folder, changed)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.message == (
         "resuming with another configuration than before: "
-        "method.every 8 → 4, training.epochs 2 → 3, training.checkpoint_every default → 5"
+        "method.sync_every 8 → 4, training.epochs 2 → 3, training.checkpoint_every default → 5"
     )
     assert load(folder / "job.toml") == changed
 

@@ -149,5 +149,5 @@ def typed_for(command: str, text: str) -> str:
     if command != "job ensemble":
         return text
     tables = tomllib.loads(text)
-    tables["method"] = {"name": "ensemble", "every": 4}
+    tables["method"] = {"name": "ensemble_sync", "sync_every": 4}
     return tomli_w.dumps(tables)

@@ -170,10 +170,11 @@ def _nest(tables: Tables, chance: random.Random) -> None:
 
 
 KEYS = (
-    "graph", "exchange", "outer", "average", "moments", "staleness", "delta", "method", "then", "first",
+    "graph", "grad_reduce", "outer", "quantize", "optimizer_state", "overlap_steps", "delta", "method",
+    "then", "first",
     "at", "device", "partition", "injection", "share", "shard", "groups", "group_size", "precision",
     "compile", "trace", "sinks", "tune", "blocks", "start", "unit", "total", "natural_gradient", "steps",
-    "samples", "tokens", "bucket_mb", "transform", "arguments", "per", "scaling_follows", "channels_last",
+    "samples", "tokens", "bucket_cap_mb", "transform", "arguments", "per", "scaling_follows", "channels_last",
     "activation_checkpointing", "prefetch",
 )  # fmt: skip
 VALUES: tuple[Callable[[Tables, random.Random], None], ...] = (

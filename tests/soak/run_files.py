@@ -30,7 +30,7 @@ from train.launches import JOB, make_store
 JOB_OF_TWO = JOB.replace("[data]", "[job]\ngroups = 2\n[data]")
 NEVER: Any = SimpleNamespace(now=lambda: 0)
 """In place of `Reasons`, which takes signals and so only the main thread."""
-METHODS = "bsp, hierarchical every=2"
+METHODS = "bsp, hierarchical sync_every=2"
 Damage = Callable[[bytes, random.Random], bytes]
 DAMAGES: tuple[Damage, ...] = (
     cut_off, flipped, flipped, flipped, overwritten, prolonged, lambda *_: b"",

@@ -142,10 +142,10 @@ def test_a_node_for_each_group(groups: int, ranks: int, said: str, cluster: Clus
 @pytest.mark.long
 def test_a_comparison_comes_back(cluster: Cluster, whole: dict[str, torch.Tensor]) -> None:
     """Stopped in its second variant, it goes on there and comes to the bits of a plain job."""
-    methods = ("--methods", "bsp, hierarchical every=4", "--training.epochs", "3", "--job.groups", "2")
+    methods = ("--methods", "bsp, hierarchical sync_every=4", "--training.epochs", "3", "--job.groups", "2")
     job = cluster.job_train("two", *FOUR, *methods, command="compare", **SLOWLY)
     log = lambda: cluster.log("two", job)  # noqa: E731
-    second = "two-compare/hierarchical-every=4"
+    second = "two-compare/hierarchical-sync_every=4"
     cluster.wait(lambda: cluster.runs.step(f"runs/{second}") >= 3, log)
     cluster.do("scancel", "--signal=USR1", job)
     cluster.comes_back("two", job, 1)
@@ -226,9 +226,9 @@ def test_a_cancelled_job_does_not_come_back(cluster: Cluster) -> None:
 
 def test_a_mistake_is_told_before_anything_is_asked_for(cluster: Cluster) -> None:
     words = ["job", "train", "job.toml", "--run.folder", "runs/mistaken", "--submit", *FOUR]
-    said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--method.evry", "3", code=1)
+    said = cluster.do(sys.executable, "-m", "hpcsgd", *words, "--method.sync_evry", "3", code=1)
     assert said.startswith("hpcsgd: job.toml: [method]: ")
-    assert "did you mean 'every'?" in said
+    assert "did you mean 'sync_every'?" in said
     assert not (cluster.folder / "runs" / "mistaken-train.sbatch").exists()
 
 
@@ -242,13 +242,13 @@ def test_a_job_that_the_cluster_cannot_run(cluster: Cluster) -> None:
 def test_a_mistake_forced_past_the_check_fails_once(cluster: Cluster) -> None:
     (cluster.folder / "train.sbatch").write_text(template("train.sbatch"))
     (cluster.folder / "runs").mkdir(exist_ok=True)  # or Slurm cannot write the log
-    words = ["train.sbatch", "job.toml", "--method.evry", "3", "--run.folder", "runs/forced"]
+    words = ["train.sbatch", "job.toml", "--method.sync_evry", "3", "--run.folder", "runs/forced"]
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     said = cluster.do("sbatch", "--parsable", "--output=runs/forced-train-%j.log", *words, environment=python)
     job = said.strip()
     state, log = cluster.ended("forced", job)
     assert state == "FAILED"
-    assert log.count("did you mean 'every'?") == 2, log  # said, and repeated as the reason
+    assert log.count("did you mean 'sync_every'?") == 2, log  # said, and repeated as the reason
     assert "train.sbatch: failed, not restarted: hpcsgd: job.toml: [method]: " in log
     time.sleep(8)
     assert (cluster.state(job), cluster.restarts(job)) == ("FAILED", 0)

@@ -71,7 +71,7 @@ def train(
         parts = assemble(config, form(world, config.job.groups), job_file.name)
         interruption: Any = Interruption(parts, at, what)
         with ExitStack() as files:
-            setting, aside = World(config, parts.optimizer.job), world.apart()
+            setting, aside = World(config, parts.optimizer.topology), world.apart()
             try:
                 return _run._train(setting, parts, interruption, aside, resume, files)
             except Killed:

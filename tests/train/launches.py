@@ -32,7 +32,7 @@ arguments = { inputs = 36, hidden = [8] }
 lr = 0.1
 [method]
 name = "hierarchical"
-every = 2
+sync_every = 2
 [training]
 epochs = 1
 log_every = 1

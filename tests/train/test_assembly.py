@@ -131,7 +131,7 @@ def test_short_names(job_file: Path, words: str) -> None:
 @pytest.mark.parametrize("words", ["", "--training.broadcast_buffers true"])
 def test_buffers_are_broadcast_where_the_job_file_says_so(job_file: Path, words: str) -> None:
     def taken(parts: Assembly) -> list[int]:
-        parts.model.register_buffer("at", torch.tensor(parts.optimizer.job.rank))
+        parts.model.register_buffer("at", torch.tensor(parts.optimizer.topology.rank))
         for batch in parts.loader:
             parts.optimizer.zero_grad()
             parts.model(batch[0].float()).sum().backward()
@@ -143,9 +143,9 @@ def test_buffers_are_broadcast_where_the_job_file_says_so(job_file: Path, words:
 
 
 PARTS = [
-    ("", Dense, hierarchical(every=2)),
-    ("--method.exchange reduce_scatter", ReduceScatter, hierarchical(2, exchange=ReduceScatter())),
-    ("--method.every 5", Dense, hierarchical(every=5)),
+    ("", Dense, hierarchical(sync_every=2)),
+    ("--method.grad_reduce reduce_scatter", ReduceScatter, hierarchical(2, grad_reduce=ReduceScatter())),
+    ("--method.sync_every 5", Dense, hierarchical(sync_every=5)),
 ]
 
 
@@ -153,11 +153,11 @@ PARTS = [
 def test_a_method_and_its_parts(job_file: Path, words: str, exchange: type, method: Any) -> None:
     (made,) = on_ranks(job_file, words, lambda parts: parts.optimizer.method)
     assert made == method
-    assert isinstance(made.exchange, exchange)
+    assert isinstance(made.grad_reduce, exchange)
 
 
 def with_method(job_file: Path, name: str, method: str) -> Path:
-    text = JOB.replace('name = "hierarchical"\nevery = 2\n', method)
+    text = JOB.replace('name = "hierarchical"\nsync_every = 2\n', method)
     assert text != JOB
     job_file.with_name(name).write_text(text)
     return job_file.with_name(name)
@@ -170,28 +170,28 @@ def test_the_steps_of_an_epoch_come_by_themselves(job_file: Path, words: str, S:
     """To whatever method asks for them, unless the job file says otherwise."""
     file = with_method(job_file, "fedavg.toml", 'name = "fedavg"\nper_epoch = 3\n')
     (made,) = on_ranks(file, words, lambda parts: parts.optimizer.method)
-    assert made.when == PerEpoch(3, S)
+    assert made.schedule == PerEpoch(3, S)
     switched = 'name = "switch"\nfirst = { name = "bsp" }\nthen = { name = "fedavg" }\nat = 7\n'
     (made,) = on_ranks(with_method(job_file, "then.toml", switched), "", lambda parts: parts.optimizer.method)
-    assert made.how._turn.then.when == PerEpoch(4, 4)
+    assert made.averager._turn.then.schedule == PerEpoch(4, 4)
 
 
 def test_a_block_may_be_an_epoch(job_file: Path) -> None:
-    text = 'name = "adacomm"\ninterval = 9\nblock = { epoch = 2 }\n'
+    text = 'name = "adacomm"\ninitial_sync_every = 9\nadapt_every = { epoch = 2 }\n'
     (made,) = on_ranks(with_method(job_file, "adacomm.toml", text), "", lambda parts: parts.optimizer.method)
-    assert (made.when.I_0, made.when.block) == (9, 8)
+    assert (made.schedule.I_0, made.schedule.block) == (9, 8)
 
 
 @pytest.fixture(scope="module")
 def diloco(job_file: Path) -> Path:
     outer = 'outer = { build = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }\n'
-    return with_method(job_file, "diloco.toml", 'name = "diloco"\nevery = 4\n' + outer)
+    return with_method(job_file, "diloco.toml", 'name = "diloco"\nsync_every = 4\n' + outer)
 
 
 def test_an_optimizer_of_the_method_itself(diloco: Path) -> None:
     def outer(parts: Assembly) -> optim.Optimizer:
-        assert isinstance(parts.optimizer.method.how, Outer)
-        return parts.optimizer.method.how.make_optimizer([torch.ones(2)])
+        assert isinstance(parts.optimizer.method.averager, Outer)
+        return parts.optimizer.method.averager.make_optimizer([torch.ones(2)])
 
     (made,) = on_ranks(diloco, "", outer)
     assert isinstance(made, optim.SGD)
@@ -231,7 +231,7 @@ def switching(job_file: Path) -> Path:
 @pytest.mark.parametrize(("words", "steps"), [("", 7), ("--method.at {epoch=3}", 12)])
 def test_a_method_and_then_another(switching: Path, words: str, steps: int) -> None:
     (made,) = on_ranks(switching, words, lambda parts: parts.optimizer.method)
-    assert (made.how._turn.at, made.how._turn.then.how.graph) == (steps, Ring())
+    assert (made.averager._turn.at, made.averager._turn.then.averager.graph) == (steps, Ring())
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_who_gossips_with_whom(job_file: Path, given: str, graph: Graph) -> None
     """Both readings of two peers have a name; the default one needs none."""
     file = with_method(job_file, "gossip.toml", f'name = "sgp"\n{given}\n')
     (made,) = on_ranks(file, "", lambda parts: parts.optimizer.method)
-    assert made.how.graph == graph
+    assert made.averager.graph == graph
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_who_gossips_with_whom(job_file: Path, given: str, graph: Graph) -> None
         ("--method.first.name bps", r"\[method\] first name: no 'bps'; did you mean 'bsp'"),
         ("--method.at {epoch=1.5}", r"\[method\]: switch: at = {'epoch': 1.5}: expected a whole number"),
         ("--method.then.graph rings", r"\[method\] then graph: no 'rings'; did you mean 'ring'"),
-        ("--method.then.every 3", r"\[method\] then: sgp has no argument 'every'"),
+        ("--method.then.sync_every 3", r"\[method\] then: sgp has no argument 'sync_every'"),
     ],
 )
 def test_switches_that_are_refused(switching: Path, words: str, message: str) -> None:
@@ -373,12 +373,12 @@ def flat() -> nn.Module:
         ("--schedule.build ReduceLROnPlateau", "ReduceLROnPlateau goes by results"),
         ("--optimizer.build LBFGS", "LBFGS evaluates the loss several times a step"),
         (
-            "--method.moments forgotten",
-            r"\[method\] moments: no 'forgotten'; Allowed: averaged, kept, reset",
+            "--method.optimizer_state forgotten",
+            r"\[method\] optimizer_state: no 'forgotten'; Allowed: average, keep, reset",
         ),
         (
-            "--method.exchange [1]",
-            r"exchange = \[1\]: expected a name, .* Allowed: alltoall, ",
+            "--method.grad_reduce [1]",
+            r"grad_reduce = \[1\]: expected a name, .* Allowed: alltoall, ",
         ),
     ],
 )

@@ -79,8 +79,9 @@ CASES = {
     ),
     "unknown key": Case(
         "job.toml:13: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: "
-        "activation_checkpointing, broadcast_buffers, bucket_mb, channels_last, checkpoint_every, compile, "
-        "deterministic, device, epochs, evaluate_every, evaluation_tokens, log_every, machine, overlap, "
+        "activation_checkpointing, broadcast_buffers, bucket_cap_mb, channels_last, checkpoint_every, "
+        "compile, deterministic, device, epochs, evaluate_every, evaluation_tokens, log_every, machine, "
+        "overlap, "
         "peak_tflops, precision, prefetch, samples, steps, stop_ahead, threads, time_limit, tokens, tune",
         changed=("epochs", "epoch"),
     ),
@@ -130,15 +131,15 @@ CASES = {
         "--method.name hierachical",
     ),
     "unknown argument of a method": Case(
-        "job.toml: [method]: hierarchical has no argument 'evry'; did you mean 'every'? Allowed: "
-        "average, every, exchange, moments",
-        "--method.evry 2",
+        "job.toml: [method]: hierarchical has no argument 'sync_evry'; did you mean 'sync_every'? Allowed: "
+        "grad_reduce, optimizer_state, quantize, sync_every",
+        "--method.sync_evry 2",
     ),
     "method out of range": Case(
-        "job.toml: [method]: every = 0: groups meet after at least 1 step", "--method.every 0"
+        "job.toml: [method]: sync_every = 0: groups meet after at least 1 step", "--method.sync_every 0"
     ),
     "fraction for a method": Case(
-        "job.toml: [method]: hierarchical: every = 2.5: expected int", "--method.every 2.5"
+        "job.toml: [method]: hierarchical: sync_every = 2.5: expected int", "--method.sync_every 2.5"
     ),
     "unknown sink": Case(
         "job.toml: [run] sinks: no 'tensorbord'; did you mean 'tensorboard'? Allowed: mlflow, tensorboard, "
@@ -150,9 +151,9 @@ CASES = {
         "--run.sinks tensorboard: expected a list of strings or tables", "--run.sinks tensorboard"
     ),
     "unknown part": Case(
-        "job.toml: [method] exchange: no 'all2all'; did you mean 'alltoall'? "
-        + NAMES.format("alltoall, dense, packed, reduce_scatter, sparse"),
-        "--method.exchange all2all",
+        "job.toml: [method] grad_reduce: no 'all2all'; did you mean 'alltoall'? "
+        + NAMES.format("alltoall, dense, quantized, reduce_scatter, sparse"),
+        "--method.grad_reduce all2all",
     ),
     "unknown model": Case(
         f"job.toml: [model] build: no 'mpl'; did you mean 'mlp'? {NAMES.format(MODELS)}", "--model.build mpl"

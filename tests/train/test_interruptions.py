@@ -25,7 +25,7 @@ data = { store = "digits.h5", batch_size = 400, transform = "train.small:noisy" 
 model = { build = "train.small:chancy" }
 optimizer = { build = "AdamW", lr = 0.01 }
 schedule = { warmup_epochs = 1.5, build = "MultiStepLR", arguments = { milestones = [3, 6] }, per = "step" }
-method = { name = "hierarchical", every = 3 }
+method = { name = "hierarchical", sync_every = 3 }
 training = { epochs = 2, log_every = 1 }
 """
 ON_4_RANKS = (
@@ -109,8 +109,9 @@ def test_four_ranks(job_file: Path, tmp_path: Path) -> None:
 
 
 LATE: dict[str, str] = {
-    "delayed": '{ name = "delayed", steps = 2, method = { name = "diloco", every = 3 } }',
-    "streamed": '{ name = "streamed", fragments = 2, delay = 2, method = { name = "diloco", every = 3 } }',
+    "delayed": '{ name = "delayed", sync_delay = 2, method = { name = "diloco", sync_every = 3 } }',
+    "streaming": '{ name = "streaming", num_fragments = 2, sync_delay = 2, '
+    'method = { name = "diloco", sync_every = 3 } }',
 }
 
 
@@ -120,7 +121,7 @@ def test_stopped_while_a_meeting_is_under_way(job_file: Path, tmp_path: Path, me
     """Begun after step 3, and of the second fragment after 2, 5 and 8: nothing of it is lost."""
     late = tmp_path / "job.toml"
     store = f'store = "{job_file.parent / "digits.h5"}"'
-    plain = 'method = { name = "hierarchical", every = 3 }'
+    plain = 'method = { name = "hierarchical", sync_every = 3 }'
     late.write_text(JOB.replace('store = "digits.h5"', store).replace(plain, f"method = {LATE[method]}"))
     train(late, tmp_path / "whole", *ON_4_RANKS, n=4)
     train(late, tmp_path / "parts", *ON_4_RANKS, n=4, at=4)

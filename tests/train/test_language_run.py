@@ -35,7 +35,7 @@ data = { store = "text.h5", batch_size = 6, arguments = { bptt = 7 } }
 model = { build = "train.test_language_run:own" }
 optimizer = { build = "SGD", lr = 0.1 }
 schedule = { scaling = "none", build = "CosineAnnealingLR", arguments = { T_max = "length" }, per = "step" }
-method = { name = "hierarchical", every = 2 }
+method = { name = "hierarchical", sync_every = 2 }
 training = { tokens = 252, log_every = 2, peak_tflops = 0.001 }
 """
 TOKENS = 7
@@ -170,14 +170,14 @@ def test_the_meter(run: Callable[..., list[Any]], n: int) -> None:
     """Squares of all ranks, over as many groups."""
 
     def measured(world: Transport) -> None:
-        job = form(world, groups=max(n // 2, 1))
+        topology = form(world, groups=max(n // 2, 1))
         sample = Sample(tokens=5, flops=1e6, peak=0.5)
-        meter = Meter(job, world.apart(), sample=sample, by_torch=7.0)
+        meter = Meter(topology, world.apart(), sample=sample, by_torch=7.0)
         meter.passes(3)
         meter.step(torch.tensor(1.0), 3, 0.0, {})
         meter.gradient(torch.tensor(1.0 + world.rank))
         found, nothing = meter.read().wait(), meter.read().wait()
-        assert found.gradient_norm == pytest.approx((sum(range(1, n + 1)) / job.P) ** 0.5)
+        assert found.gradient_norm == pytest.approx((sum(range(1, n + 1)) / topology.num_groups) ** 0.5)
         assert found.tokens == 15 * n
         assert found.tokens_per_s == pytest.approx(5 * found.samples_per_s)
         assert found.utilization == pytest.approx(found.samples_per_s * 1e6 / (n * 0.5e12))

@@ -141,8 +141,8 @@ def test_not_both(job_file: Path) -> None:
 
 def test_not_of_islands(job_file: Path) -> None:
     def one(world: Transport) -> None:
-        config = load(job_file, ["--training.steps", "2", "--method.name", "ensemble"])
-        assemble(config, replace(form(world), peers=Absent(count=2)), job_file.name)
+        config = load(job_file, ["--training.steps", "2", "--method.name", "ensemble_sync"])
+        assemble(config, replace(form(world), replica_groups=Absent(count=2)), job_file.name)
 
     with pytest.raises(JobError, match="go by epochs, not by steps"):
         threads.run(1, one)

@@ -79,7 +79,7 @@ def test_names_of_a_job_file(job_file: Path, words: str, partition: Partition | 
     made = parts_of(job_file, f"{words} --seed 5", 4, 2)
     labels = torch.arange(TRAIN) % 10
     for rank, parts in enumerate(made):
-        seat = AsRank(rank, 4, K=2)
+        seat = AsRank(rank, 4, group_size=2)
         expected = Sampler(TRAIN, seat, seed=5, partition=partition, labels=labels.tolist())
         assert list(parts.sampler) == list(expected)
         assert parts.steps_per_epoch == -(-len(expected) // 8)
@@ -155,9 +155,9 @@ def test_the_probe_has_virtual_groups_that_share_alike(job_file: Path, key: str)
 def test_islands_know_shares_alone(job_file: Path, words: str, told: str | None) -> None:
 
     def one(world: Transport) -> Sampler:
-        job = replace(form(world), peers=Absent(1, 3))
+        topology = replace(form(world), replica_groups=Absent(1, 3))
         return assemble(
-            load(job_file, [*words.split(), "--method.name", "ensemble"]), job, "job.toml"
+            load(job_file, [*words.split(), "--method.name", "ensemble_sync"]), topology, "job.toml"
         ).sampler
 
     if told is not None:

@@ -55,7 +55,9 @@ def train(job_file: Path, folder: Path, words: str, *, n: int = 1) -> list[dict[
         parts = assemble(config, form(world, config.job.groups), "job.toml")
         stopping: Any = NoStop()
         with ExitStack() as files:
-            a_run._train(World(config, parts.optimizer.job), parts, stopping, world.apart(), False, files)
+            a_run._train(
+                World(config, parts.optimizer.topology), parts, stopping, world.apart(), False, files
+            )
 
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -124,8 +126,8 @@ def test_meetings_tell_distance_and_bytes(job_file: Path, tmp_path: Path) -> Non
 
 def test_meetings_tell_a_changing_interval(job_file: Path, tmp_path: Path) -> None:
     adaptive = job_file.with_name("adacomm.toml")
-    method = 'name = "adacomm"\ninterval = 4\nblock = 4'
-    adaptive.write_text(JOB.replace('name = "hierarchical"\nevery = 2', method))
+    method = 'name = "adacomm"\ninitial_sync_every = 4\nadapt_every = 4'
+    adaptive.write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', method))
     words = "--job.groups 2 --data.batch_size 4 --training.epochs 2 --optimizer.lr 1e-6"
     records = train(adaptive, tmp_path, words, n=2)
     meetings = kind(records, "meeting")
@@ -250,13 +252,16 @@ def test_the_loss_is_the_mean_over_all_samples(run: Callable[..., list[Any]], n:
 @pytest.mark.parametrize("n", [2, 4])
 def test_messages_are_counted_by_where_they_went(run: Callable[..., list[Any]], n: int) -> None:
     def measured(world: Transport) -> list[dict[int, float]]:
-        job = form(world, groups=n)
-        right, left = (job.g + 1) % n, (job.g - 1) % n
-        meter = Meter(job, world.apart())
+        topology = form(world, groups=n)
+        right, left = (topology.group_index + 1) % n, (topology.group_index - 1) % n
+        meter = Meter(topology, world.apart())
         found = []
         for size in (3, 5):
             sent, received = torch.zeros(size), torch.zeros(size)
-            job.cross.exchange({right: sent, job.g: sent}, {left: received, job.g: received.clone()}).wait()
+            topology.inter_group.exchange(
+                {right: sent, topology.group_index: sent},
+                {left: received, topology.group_index: received.clone()},
+            ).wait()
             found.append(meter.read().wait().link_bytes)
         return found
 
@@ -281,7 +286,7 @@ def test_groups_that_wait_for_nobody_do_not_wait_for_metrics(job_file: Path, tmp
     a_group_is_done.clear()
     batches.clear()
     asynchronous = job_file.parent / "asynchronous.toml"
-    asynchronous.write_text(JOB.replace('"hierarchical"\nevery = 2', '"async_sgd"'))
+    asynchronous.write_text(JOB.replace('"hierarchical"\nsync_every = 2', '"async_sgd"'))
     words = "--job.groups 2 --data.batch_size 4 --data.transform train.test_loop:hold_the_second_group"
     records = train(asynchronous, tmp_path, words, n=2)
     steps = kind(records, "step")

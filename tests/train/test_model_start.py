@@ -126,7 +126,7 @@ def test_launched(job_file: Path) -> None:
     assert done.out.startswith("model.safetensors: 9 tensors, 2,840 numbers, from one/model.pt after step 5")
     again = ("train", "job.toml", "--model.start", "model.safetensors", "--run.folder", "two", *STILL)
     words = ("--job.groups", "2", "--method.name", "bsp")
-    job_file.write_text(GPT.replace(", every = 2", ""))
+    job_file.write_text(GPT.replace(", sync_every = 2", ""))
     done = launch(folder, *again, *words, n=2)
     assert done.code == 0, done.err
     assert f"the model starts from {folder}/model.safetensors\n" in (folder / "two/run.log").read_text()

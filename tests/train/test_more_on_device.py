@@ -72,7 +72,7 @@ def test_methods_are_compared(job_file: Path, tmp_path: Path, monkeypatch: pytes
 
 def test_steps_for_a_delta(job_file: Path) -> None:
     file = job_file.with_name("selsync.toml")
-    file.write_text(JOB.replace('name = "hierarchical"\nevery = 2', 'name = "selsync"\ndelta = 0.3'))
+    file.write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', 'name = "selsync"\ndelta = 0.3'))
 
     def one(world: Transport, on: str) -> dict[str, Any]:
         config = delta.always_meeting(load(file, [*TWO, "--training.device", on]), file)

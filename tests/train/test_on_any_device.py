@@ -36,14 +36,14 @@ def sparse(**sparsifier: object) -> list[str]:
         f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
         for key, value in sparsifier.items()
     )
-    return ["--method.exchange", f'{{name="sparse",sparsifier={{{pairs}}}}}']
+    return ["--method.grad_reduce", f'{{name="sparse",sparsifier={{{pairs}}}}}']
 
 
 def packed(wire: str) -> list[str]:
     return [
-        "--method.exchange",
-        f'{{name="packed",gradients="{wire}",parameters="{wire}"}}',
-        "--method.average",
+        "--method.grad_reduce",
+        f'{{name="quantized",gradients="{wire}",parameters="{wire}"}}',
+        "--method.quantize",
         wire,
     ]
 

@@ -147,7 +147,7 @@ def test_a_loss_that_is_no_number_ends_the_run_at_the_next_reading(job_file: Pat
 
 @pytest.mark.parametrize(
     ("words", "n", "waited"),
-    [("", 1, 0), (NATURAL, 1, 1), ("--job.groups 2 --data.batch_size 8 --method.every 99", 4, 2)],
+    [("", 1, 0), (NATURAL, 1, 1), ("--job.groups 2 --data.batch_size 8 --method.sync_every 99", 4, 2)],
 )
 def test_in_a_step_the_host_waits_for_staging_alone(
     words: str, n: int, waited: int, job_file: Path, tmp_path: Path

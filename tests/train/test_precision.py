@@ -139,7 +139,7 @@ def test_masters_are_of_a_model_in_bfloat16(job_file: Path, tmp_path: Path) -> N
         (
             [
                 "--training.precision=fp16",
-                "--method.exchange",
+                "--method.grad_reduce",
                 SPARSE,
             ],
             r"\[training\] precision: GradScaler with an exchange that keeps gradients",
@@ -160,8 +160,8 @@ def test_what_does_not_go_together_is_refused_before_anything_trains(
 
 def test_groups_that_may_die_would_skip_other_steps(job_file: Path) -> None:
     def one(world: Transport) -> None:
-        config = load(job_file, ["--training.precision", "fp16", "--method.name", "ensemble"])
-        assemble(config, dataclasses.replace(form(world), peers=Absent(count=2)), "job.toml")
+        config = load(job_file, ["--training.precision", "fp16", "--method.name", "ensemble_sync"])
+        assemble(config, dataclasses.replace(form(world), replica_groups=Absent(count=2)), "job.toml")
 
     with pytest.raises(UserError, match=r"\[training\] precision: GradScaler among groups that may die"):
         threads.run(1, one)

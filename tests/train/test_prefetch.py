@@ -16,8 +16,8 @@ from train.launches import JOB, make_store
 
 WORDS = "--job.groups 2 --data.batch_size 8 --training.epochs 2 --training.checkpoint_every 2"
 SMALL = ("--model.build", "train.small:steady", "--model.arguments", "{ inputs = 36 }")
-OPTIONS = (*WORDS.split(), *SMALL, "--training.bucket_mb", "1e-5")
-PLAIN = 'name = "hierarchical"\nevery = 2'
+OPTIONS = (*WORDS.split(), *SMALL, "--training.bucket_cap_mb", "1e-5")
+PLAIN = 'name = "hierarchical"\nsync_every = 2'
 
 
 @pytest.mark.slow

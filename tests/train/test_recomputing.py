@@ -147,8 +147,8 @@ OWN = ("--model.build", "train.test_recomputing:own", "--model.arguments", "{}",
 @pytest.mark.parametrize(
     "words",
     [
-        ("--training.bucket_mb", "0.001"),
-        ("--training.prefetch", "true", "--training.bucket_mb", "0.001"),
+        ("--training.bucket_cap_mb", "0.001"),
+        ("--training.prefetch", "true", "--training.bucket_cap_mb", "0.001"),
         ("--training.overlap", "false", "--training.precision", "bf16"),
     ],
 )

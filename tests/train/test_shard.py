@@ -28,7 +28,7 @@ job = { groups = 2 }
 data = { store = "text.h5", batch_size = 8, arguments = { bptt = 7 } }
 model = { build = "gpt", arguments = { types = 256, width = 12, layers = 2, heads = 2 } }
 optimizer = { lr = 0.1, arguments = { momentum = 0.9 } }
-method = { name = "hierarchical", every = 2 }
+method = { name = "hierarchical", sync_every = 2 }
 training = { steps = 8, log_every = 1, checkpoint_every = 4 }
 """
 SHARDED = ("--job.shard", "true")
@@ -96,7 +96,7 @@ def bytes_of_a_pass() -> float:
 @pytest.mark.long
 def test_islands(folder: Path) -> None:
     """Two of two ranks each, which average the rows of each position; as if they shared nothing."""
-    words = ("--model.start", "start.pt", "--method.every", "3", "--method.name", "ensemble")
+    words = ("--model.start", "start.pt", "--method.sync_every", "3", "--method.name", "ensemble_sync")
     for run, shares in (("whole", ()), ("sharded", SHARDED)):
         start = ("launch", "job.toml", "--groups", "2", "--group-size", "2")
         done = launch(
@@ -180,7 +180,7 @@ ON_NODES = ("job", "train", "job.toml", *SHARDED, "--ranks-per-node", "4")
         (["--model.arguments.types", "200"], "expected [2, 7, 256]"),
         (["--optimizer.build", "Muon"], "is not known to update every element by itself"),
         (
-            ["--method.exchange", '{ name = "sparse", sparsifier = { name = "topk", density = 0.1 } }'],
+            ["--method.grad_reduce", '{ name = "sparse", sparsifier = { name = "topk", density = 0.1 } }'],
             "sharded by torch, which exchanges",
         ),
     ],

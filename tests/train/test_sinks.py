@@ -62,7 +62,7 @@ def test_a_run_that_dies_takes_its_sinks_along(folder: Path) -> None:
 
 @pytest.mark.long
 def test_each_island_has_its_own(folder: Path) -> None:
-    job = (folder / "job.toml").read_text().replace("hierarchical", "ensemble")
+    job = (folder / "job.toml").read_text().replace("hierarchical", "ensemble_sync")
     (folder / "job.toml").write_text(job.replace(SINKS, 'sinks = ["user:MySink"]\n'))
     done = launch(folder, "launch", "job.toml", "--groups", "2")
     assert done.code == 0, done.err
@@ -77,7 +77,7 @@ def test_each_island_has_its_own(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_wrong_is_told_before_islands_are_started(folder: Path) -> None:
-    job = (folder / "job.toml").read_text().replace("hierarchical", "ensemble")
+    job = (folder / "job.toml").read_text().replace("hierarchical", "ensemble_sync")
     (folder / "job.toml").write_text(job)
     done = launch(folder, "launch", "job.toml", "--groups", "2", "--run.sinks", '["wandbb"]')
     assert done.code == 1

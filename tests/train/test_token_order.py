@@ -31,7 +31,7 @@ data = { store = "text.h5", batch_size = 24, arguments = { bptt = 6 } }
 model = { build = "gpt", arguments = { types = 256, width = 8, layers = 1, heads = 2 } }
 optimizer = { build = "Adam", lr = 0.02 }
 schedule = { scaling = "none" }
-method = { name = "hierarchical", every = 2 }
+method = { name = "hierarchical", sync_every = 2 }
 training = { epochs = 2, log_every = 1 }
 """
 SHAPES = [(1, 1), (2, 1), (3, 3), (4, 2), (8, 4)]

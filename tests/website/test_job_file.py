@@ -116,6 +116,14 @@ def test_a_key_without_a_meaning_is_refused() -> None:
 def test_every_argument_that_is_a_part_has_its_names() -> None:
     found = {name: set(known) for arguments, known in names.families_of_arguments() for name in arguments}
     assert found["aggregate"] == {"gradients", "parameters"}
-    assert found["average"] == {"bf16", "fp16", "int2", "int4", "int8"}
-    assert found.keys() >= {"exchange", "first", "graph", "moments", "outer", "select", "sparsifier"}
+    assert found["quantize"] == {"bf16", "fp16", "int2", "int4", "int8"}
+    assert found.keys() >= {
+        "grad_reduce",
+        "first",
+        "graph",
+        "optimizer_state",
+        "outer",
+        "selection",
+        "sparsifier",
+    }
     assert "| `[method] name` | `ad_psgd`, " in names.table()

@@ -48,7 +48,7 @@ def job(model: str, name: str, exchange: dict[str, Any] | None, workers: int) ->
 
 
 def sparse(name: str, density: float) -> dict[str, Any]:
-    return {"exchange": {"name": "sparse", "sparsifier": {"name": name, "density": density}}}
+    return {"grad_reduce": {"name": "sparse", "sparsifier": {"name": name, "density": density}}}
 
 
 def rival_jobs() -> list[Job]:

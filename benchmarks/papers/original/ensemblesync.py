@@ -31,7 +31,11 @@ def table(method: dict[str, Any], **changed: Any) -> dict[str, Any]:
 
 def ensemble(name: str, **changed: Any) -> Job:
     return Job(
-        name, table({"name": "ensemble", "every": PER_EPOCH // 10}, **changed), PLACE, "ensemble", ISLANDS
+        name,
+        table({"name": "ensemble_sync", "sync_every": PER_EPOCH // 10}, **changed),
+        PLACE,
+        "ensemble",
+        ISLANDS,
     )
 
 

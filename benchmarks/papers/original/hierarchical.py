@@ -21,7 +21,7 @@ def cifar(P: int, every: int = 8, epochs: int = 200, **changed: dict[str, Any]) 
         "model": {"build": "resnet20"},
         "optimizer": {"lr": 0.1, "arguments": {"momentum": 0.9, "weight_decay": 1e-4}},
         "schedule": {"warmup_epochs": 5 if P > 1 else 0, "build": "MultiStepLR", "arguments": milestones},
-        "method": {"name": "hierarchical", "every": every},
+        "method": {"name": "hierarchical", "sync_every": every},
         "training": {"epochs": epochs},
     }
     return table | changed
@@ -35,7 +35,7 @@ def edsr(P: int, **changed: dict[str, Any]) -> dict[str, Any]:
         "model": {"build": "edsr", "arguments": {"scale": 2}},
         "optimizer": {"build": "Adam", "lr": 1e-4},
         "schedule": {"scaling": "root", "warmup_epochs": 5 if P > 1 else 0},
-        "method": {"name": "hierarchical", "every": 4},
+        "method": {"name": "hierarchical", "sync_every": 4},
         "training": {"epochs": 1200},
     }
     return table | changed
@@ -66,7 +66,7 @@ def scaling_jobs(name: str, table: Table, P: int, batch: int, most: int) -> list
         rivals: dict[str, dict[str, Any]] = {"sync": together}
         if N >= P:
             local = table(P) | {"training": {"epochs": 1}}
-            every = {"every": local["method"]["every"]}
+            every = {"sync_every": local["method"]["sync_every"]}
             rivals["allreduce"] = local | {"method": {"name": "allreduce_local_sgd", **every}}
             rivals["hierarchical"] = local
         nodes = Allocation(nodes=N, cpus_per_rank=68)

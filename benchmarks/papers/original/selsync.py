@@ -55,7 +55,7 @@ SELDP, DEFDP = {"name": "seldp"}, {"name": "defdp"}
 RIVALS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     **{f"fedavg-{C:g}-{E:g}": ({"name": "fedavg", "fraction": C, "per_epoch": int(1 / E)}, DEFDP)
        for C in (1.0, 0.5) for E in (0.25, 0.125)},
-    **{f"ssp-{s}": ({"name": "ssp", "staleness": s}, DEFDP) for s in (100, 200)},
+    **{f"ssp-{s}": ({"name": "ssp", "max_staleness": s}, DEFDP) for s in (100, 200)},
     **{f"selsync-{d:g}": ({"name": "selsync", "delta": d}, SELDP) for d in (0.3, 0.5)},
 }  # fmt: skip
 """Method and partition."""

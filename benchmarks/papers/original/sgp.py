@@ -19,7 +19,7 @@ METHODS: Mapping[str, dict[str, Any]] = {
     "d-psgd": {"name": "d_psgd"},
     "ad-psgd": {"name": "ad_psgd"},
     "sgp": ONE,
-    "1-osgp": {"name": "osgp", "staleness": 1},
+    "1-osgp": {"name": "osgp", "overlap_steps": 1},
     "2p-sgp": TWO,
     "ar-1p-sgp": {"name": "switch", "first": {"name": "bsp"}, "then": ONE, "at": {"epoch": 30}},
     "2p-1p-sgp": {"name": "switch", "first": TWO, "then": ONE, "at": {"epoch": 30}},

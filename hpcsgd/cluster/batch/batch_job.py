@@ -62,7 +62,8 @@ def prepare(
 ) -> BatchJob:
     """The template `kind`, filled for the command line `words` of a checked job, beside the run folder.
 
-    `own`: values that this template alone has. `tasks`: of an array, each of which has such an allocation.
+    `own`: values that this template alone has. `tasks`: of an array, each of which has such an
+    allocation.
     """
     scheduler, run = scheduler_of(site), checked.config.run.folder
     text = template(scheduler.template(kind))

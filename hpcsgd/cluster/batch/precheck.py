@@ -15,7 +15,7 @@ from hpcsgd.cluster.launch.supervisor import sizes
 from hpcsgd.comm import Transport, threads
 from hpcsgd.config.schema import Config, load
 from hpcsgd.config.variants import configs
-from hpcsgd.core.topology import NOBODY, Absent, Peers, form, groups_across_nodes, shape
+from hpcsgd.core.topology import NO_REPLICA_GROUPS, Absent, ReplicaGroups, form, groups_across_nodes, shape
 from hpcsgd.elastic.journal import FOLDER as COORDINATORS
 from hpcsgd.errors import count_text, in_file, in_section, located
 from hpcsgd.performance.comparing import folder_of
@@ -147,9 +147,9 @@ def _undivided(config: Config) -> Config:
     )
 
 
-def _assemble_alone(config: Config, path: Path, peers: Peers = NOBODY) -> None:
+def _assemble_alone(config: Config, path: Path, peers: ReplicaGroups = NO_REPLICA_GROUPS) -> None:
     def one_rank(world: Transport) -> None:
-        assemble(alone, dataclasses.replace(form(world), peers=peers), str(path), values=False)
+        assemble(alone, dataclasses.replace(form(world), replica_groups=peers), str(path), values=False)
 
     alone = dataclasses.replace(config, data=dataclasses.replace(config.data, workers=0))
     with contextlib.redirect_stdout(io.StringIO()):  # what a model prints while it is made

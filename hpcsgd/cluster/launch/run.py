@@ -82,9 +82,9 @@ def group_sizes(
     """The ranks of each group; `ranks`: of the allocation, 0 where there is none. Raises `UserError` for a
     job file that is not of groups that may die."""
     with in_file(path):
-        if not make_method(config.method, steps_per_epoch=1).how.traits.elastic:
+        if not make_method(config.method, steps_per_epoch=1).averager.traits.elastic:
             raise UserError(
-                f"[method] name = {config.method.name}: groups that may die meet by ensemble",
+                f"[method] name = {config.method.name}: groups that may die meet by ensemble_sync",
                 key=("method", "name"),
                 value=config.method.name,
             )

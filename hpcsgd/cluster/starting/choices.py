@@ -119,8 +119,8 @@ AFTER_STORE = {"text": " --tokenizer bytes"}
 
 METHODS: Mapping[str, tuple[Values, str]] = {
     "bsp": ({}, "gradients are averaged over all ranks in every step"),
-    "hierarchical": ({"every": 8}, "groups average their models every so many steps"),
-    "diloco": ({"every": 16}, "as hierarchical, with an outer optimizer"),
+    "hierarchical": ({"sync_every": 8}, "groups average their models every so many steps"),
+    "diloco": ({"sync_every": 16}, "as hierarchical, with an outer optimizer"),
     "selsync": ({"delta": 0.3}, "groups meet in steps in which a gradient changes by delta or more"),
     "sgp": ({}, "each group sends its model to another one after every step"),
 }

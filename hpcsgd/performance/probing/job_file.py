@@ -14,7 +14,7 @@ from hpcsgd.comm import Transport
 from hpcsgd.comm.choice import place_on_node
 from hpcsgd.comm.streams import HOST
 from hpcsgd.config.schema import Config, DataSection, load
-from hpcsgd.core.topology import together
+from hpcsgd.core.topology import raise_on_all_ranks
 from hpcsgd.errors import UserError, count_text, in_file
 from hpcsgd.files.atomic import replacing
 from hpcsgd.performance.probing.idle import IN_MEMORY, Idle, OnDisk
@@ -44,7 +44,7 @@ def run(
     `groups` is as typed: ``2,4,8``. `idle` is a folder for models while others train.
     """
     world = world_for(path, overrides)
-    with together(world, "reading the job file"):
+    with raise_on_all_ranks(world, "reading the job file"):
         config = load(path, overrides)
         plan = plan_of(config, path, _numbers(groups), repeats)
         if ranks is not None and ranks < 1:
@@ -54,10 +54,10 @@ def run(
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)
     keep_freed_memory()
-    with together(world, "making room for idle models"):
+    with raise_on_all_ranks(world, "making room for idle models"):
         room = IN_MEMORY if idle is None else OnDisk(idle)
     place = place_on_node(world)
-    with together(world, "choosing a device"), in_file(path):
+    with raise_on_all_ranks(world, "choosing a device"), in_file(path):
         device = device_of(config.training, place)
     result = probe_config(config, plan, world, room, device)
     if world.rank == 0:
@@ -82,16 +82,16 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: i
     with in_file(path):
         _require_plain(config.data)
         method = make_method(config.method, steps_per_epoch=10**9)  # what goes by epochs is refused below
-        every = method.when.traits.period
-        if every is None or not method.how.traits.leaves_mean:
+        every = method.schedule.traits.period
+        if every is None or not method.averager.traits.leaves_mean:
             raise UserError(
                 f"[method] name = {config.method.name!r}: the probe is of groups that meet every so many "
                 "steps, average their models and keep their momentum: hierarchical, allreduce_local_sgd",
                 key=("method", "name"),
                 value=config.method.name,
             )
-    if method.exchange.traits.keeps_gradients:
-        log.warning("[method] exchange: the probe's groups exchange whole gradients; it answers for these")
+    if method.grad_reduce.traits.keeps_gradients:
+        log.warning("[method] grad_reduce: the probe's groups exchange whole gradients; it answers for these")
     return Plan(
         groups=tuple(groups or GROUPS),
         every=every,

@@ -82,16 +82,16 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job.toml"
 
 
-LOCAL = 'name = "hierarchical"\nevery = 2\n'
+LOCAL = 'name = "hierarchical"\nsync_every = 2\n'
 SPARSE = """
-exchange.name = "sparse"
-exchange.sparsifier = { name = "deft", density = 0.1 }
-exchange.feedback = { name = "momentum_correction", momentum = 0.9 }
+grad_reduce.name = "sparse"
+grad_reduce.sparsifier = { name = "deft", density = 0.1 }
+grad_reduce.feedback = { name = "momentum_correction", momentum = 0.9 }
 """
 LATE = """
 name = "delayed"
-steps = 2
-method = { name = "diloco", every = 4, outer = { build = "Adam", lr = 1 } }
+sync_delay = 2
+method = { name = "diloco", sync_every = 4, outer = { build = "Adam", lr = 1 } }
 """
 
 
@@ -104,7 +104,7 @@ method = { name = "diloco", every = 4, outer = { build = "Adam", lr = 1 } }
         (LATE, "", ["douillard2023diloco", "kingma2015adam", "zhou2020dasgd"]),
         ('name = "sgp"\ngraph = "ring"', "", ["assran2019sgp", "lian2017dpsgd"]),
         (
-            LOCAL + 'average = "int8"',
+            LOCAL + 'quantize = "int8"',
             "--model.build resnet20 --optimizer.build Muon",
             [
                 *("dettmers2016eightbit", "he2016resnet", "jordan2024muon", "lee2020hierarchical"),

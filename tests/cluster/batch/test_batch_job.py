@@ -199,7 +199,7 @@ def test_the_script_of_a_measurement(folder: Path) -> None:
 
 
 def test_the_script_of_a_comparison(folder: Path) -> None:
-    methods = "bsp, hierarchical every=8 job.groups=4, sgp job.groups=4"
+    methods = "bsp, hierarchical sync_every=8 job.groups=4, sgp job.groups=4"
     checked = check_comparison(Path("job.toml"), (), methods, EIGHT, fresh=True)
     order = prepare(
         "compare", ["job.toml", "--methods", methods], checked, EIGHT, Site(), own={"COMMAND": "compare"}
@@ -224,7 +224,10 @@ def test_the_script_of_a_comparison(folder: Path) -> None:
     ("methods", "message"),
     [
         ("bsp, hierachical", "variant 'hierachical': job.toml: .*did you mean 'hierarchical'"),
-        ("bsp, ensemble every=8", "variant 'ensemble every=8': method ensemble is for groups that are jobs"),
+        (
+            "bsp, ensemble_sync sync_every=8",
+            "variant 'ensemble_sync sync_every=8': method ensemble_sync is for groups that are jobs",
+        ),
         (
             "bsp, bsp job.groups=3",
             r"variant 'bsp job.groups=3': job.toml: \[job\]: groups = 3 does not divide",
@@ -238,7 +241,7 @@ def test_mistakes_of_a_comparison(folder: Path, methods: str, message: str) -> N
 
 
 def test_groups_that_may_die(folder: Path) -> None:
-    words = ["--method.name", "ensemble", "--job.groups", "4"]
+    words = ["--method.name", "ensemble_sync", "--job.groups", "4"]
     checked = check_ensemble(Path("job.toml"), words, EIGHT, fresh=True)
     order = prepare("ensemble", ["job.toml", *words], checked, EIGHT, Site(), own={"ISLANDS": "4"})
     assert str(order).splitlines()[:2] == [
@@ -258,21 +261,21 @@ def test_groups_that_may_die(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["--method.name", "hierarchical"], "name = hierarchical: groups that may die meet by ensemble"),
+        (["--method.name", "hierarchical"], "name = hierarchical: groups that may die meet by ensemble_sync"),
         ([], "how many groups"),
         (["--job.groups", "3"], "3 groups of 8 tasks: give a group size, or fitting tasks"),
-        (["--job.groups", "4", "--method.evry", "4"], "did you mean 'every'"),
+        (["--job.groups", "4", "--method.sync_evry", "4"], "did you mean 'sync_every'"),
         (["--job.groups", "4", "--model.build", "no.module:net"], "no.module"),
     ],
 )
 def test_mistakes_with_groups_that_may_die(folder: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_ensemble(Path("job.toml"), ["--method.name", "ensemble", *overrides], EIGHT)
+        check_ensemble(Path("job.toml"), ["--method.name", "ensemble_sync", *overrides], EIGHT)
     with pytest.raises(UserError, match="in a batch job with `hpcsgd job ensemble`"):
-        make("--method.name", "ensemble")
+        make("--method.name", "ensemble_sync")
 
 
 def test_a_probe_of_what_it_cannot_judge(folder: Path) -> None:
-    (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nevery = 2', 'name = "bsp"'))
+    (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', 'name = "bsp"'))
     with pytest.raises(UserError, match="the probe is of groups that meet every so many steps"):
         check_probe(Path("job.toml"), ())

@@ -31,7 +31,7 @@ JOB = """
 data = { store = "small.h5", batch_size = 8 }
 model = { build = "mlp", arguments = { inputs = 36, hidden = [8] } }
 optimizer = { lr = 0.1, arguments = { momentum = 0.9 } }
-method = { name = "ensemble", every = 3 }
+method = { name = "ensemble_sync", sync_every = 3 }
 training = { epochs = 2, log_every = 1 }
 """
 

@@ -68,7 +68,7 @@ def train(
         stopping: Any = StopAt(parts, at)
         with ExitStack() as files:
             return a_run._train(
-                World(config, parts.optimizer.job), parts, stopping, world.apart(), resume, files
+                World(config, parts.optimizer.topology), parts, stopping, world.apart(), resume, files
             )
 
     folder.mkdir(exist_ok=True)

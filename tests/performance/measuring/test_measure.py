@@ -51,7 +51,7 @@ def test_a_machine_of_two_ranks(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     assert machine.compute.mean_seconds(1e6) > 0
     assert all(machine.compute.selection_seconds(name, 1e6) > 0 for name in SPARSIFIERS)
     assert machine.compute.busy is not None
-    assert any("bucket_mb = " in line for line in told)
+    assert any("bucket_cap_mb = " in line for line in told)
     assert len(told[0].splitlines()) == 1 + len(SHAPES)
 
 

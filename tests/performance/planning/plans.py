@@ -31,8 +31,8 @@ lr = 0.1
 momentum = 0.9
 [method]
 name = "hierarchical"
-every = 4
-[method.exchange]
+sync_every = 4
+[method.grad_reduce]
 name = "reduce_scatter"
 [training] # the rest
 epochs = 10

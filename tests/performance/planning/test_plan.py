@@ -21,7 +21,7 @@ from hpcsgd.config.schema import load
 from hpcsgd.core.topology import form
 from hpcsgd.cost import machine as machines
 from hpcsgd.errors import UserError
-from hpcsgd.methods import Method, allreduce_local_sgd, bsp, ensemble, hierarchical
+from hpcsgd.methods import Method, allreduce_local_sgd, bsp, ensemble_sync, hierarchical
 from hpcsgd.parts.exchanges import Sparse
 from hpcsgd.parts.sparsifiers import TopK
 from hpcsgd.performance.planning.candidates import Option, options, ranks_from, shapes
@@ -50,7 +50,7 @@ def subject(files: tuple[Path, Path]) -> Subject:
 def made(
     files: tuple[Path, Path], subject: Subject, *names: str, ranks: str = "4..64", limit: int = 8, **more: Any
 ) -> list[Estimate]:
-    tried = options({"name": "hierarchical", "every": 4}, names or None, more.get("every", []))
+    tried = options({"name": "hierarchical", "sync_every": 4}, names or None, more.get("every", []))
     return estimates(subject, machines.load(files[1]), tried, ranks_from(ranks), limit)[0]
 
 
@@ -68,11 +68,12 @@ def test_shapes_are_those_whose_batches_can_be_shared() -> None:
 
 
 def test_the_own_method_comes_first_and_keeps_its_arguments() -> None:
-    found = options({"name": "hierarchical", "every": 4, "moments": "reset"}, None, [2, 4])
+    found = options({"name": "hierarchical", "sync_every": 4, "optimizer_state": "reset"}, None, [2, 4])
     assert [str(each) for each in found[:3]] == [
-        "hierarchical every=2 moments=reset", "hierarchical every=4 moments=reset", "bsp",
+        "hierarchical sync_every=2 optimizer_state=reset",
+        "hierarchical sync_every=4 optimizer_state=reset", "bsp",
     ]  # fmt: skip
-    assert Option({"name": "allreduce_local_sgd", "every": 4}) in found
+    assert Option({"name": "allreduce_local_sgd", "sync_every": 4}) in found
     with pytest.raises(UserError, match="--methods slsync: did you mean 'selsync'"):
         options({"name": "bsp"}, ["slsync"], [])
     with pytest.raises(UserError, match="--methods selsync: it needs delta"):
@@ -106,7 +107,7 @@ def test_buffers_that_are_broadcast_cost_a_message(files: tuple[Path, Path]) -> 
 
 
 @pytest.mark.parametrize(
-    "method", [hierarchical(2), allreduce_local_sgd(2), bsp(Sparse(TopK(0.1))), ensemble(2)]
+    "method", [hierarchical(2), allreduce_local_sgd(2), bsp(Sparse(TopK(0.1))), ensemble_sync(2)]
 )
 @pytest.mark.parametrize("K", [1, 3])
 def test_buckets_are_those_of_the_engine(files: tuple[Path, Path], method: Method, K: int) -> None:
@@ -116,23 +117,25 @@ def test_buckets_are_those_of_the_engine(files: tuple[Path, Path], method: Metho
         "Muon",
         "--optimizer.arguments",
         "{momentum=0.9}",
-        "--training.bucket_mb",
+        "--training.bucket_cap_mb",
         "0.02",
     ]
     subject = subject_of(load(files[0], words), samples=64_000)
-    form_of = islands if method.how.traits.elastic else form
+    form_of = islands if method.averager.traits.elastic else form
 
     def laid_out(world: Transport) -> list[tuple[int, int, bool]]:
         again = copy.deepcopy(subject)
-        net, job = again.model, form_of(world, 2)
-        made = hpcsgd.DistributedOptimizer(again.optimizer, net, job, copy.deepcopy(method), bucket_mb=0.02)
+        net, topology = again.model, form_of(world, 2)
+        made = hpcsgd.DistributedOptimizer(
+            again.optimizer, net, topology, copy.deepcopy(method), bucket_cap_mb=0.02
+        )
         return [(sum(s.stop - s.start for s in b.slots), b.size, b.whole) for b in made.buckets]
 
     m = subject.sizes(2, K, K, subject.plan(method))
     expected = threads.run(2 * K, laid_out)[0]
     assert [(b.used, b.padded, b.whole) for b in m.buckets] == expected
-    assert any(b.whole for b in m.buckets) == (K > 1 and method.exchange.traits.shards and form_of is form)
-    assert subject.plan(method).divides_tensors == (method.exchange.traits.shards and form_of is form)
+    assert any(b.whole for b in m.buckets) == (K > 1 and method.grad_reduce.traits.shards and form_of is form)
+    assert subject.plan(method).divides_tensors == (method.grad_reduce.traits.shards and form_of is form)
 
 
 def test_complex_parameters_are_two_reals(files: tuple[Path, Path]) -> None:
@@ -180,12 +183,12 @@ def test_meeting_more_seldom_is_cheaper_and_synchronous_is_dearest(
 ) -> None:
     found = [e for e in made(files, subject, "bsp", "hierarchical", every=[2, 8], ranks="64") if e.P == 8]
     seconds = {str(e.option): e.step.seconds for e in found}
-    assert seconds["hierarchical every=8"] < seconds["hierarchical every=2"] < seconds["bsp"]
+    assert seconds["hierarchical sync_every=8"] < seconds["hierarchical sync_every=2"] < seconds["bsp"]
 
 
 AT = 1500
-BOTH = {"name": "switch", "first": {"name": "bsp"}, "then": {"name": "delayed", "steps": 2}}
-BOTH["then"]["method"] = {"name": "diloco", "every": 4}  # type: ignore[index]
+BOTH = {"name": "switch", "first": {"name": "bsp"}, "then": {"name": "delayed", "sync_delay": 2}}
+BOTH["then"]["method"] = {"name": "diloco", "sync_every": 4}  # type: ignore[index]
 
 
 def planned(files: tuple[Path, Path], subject: Subject, table: Mapping[str, Any]) -> Estimate:
@@ -246,10 +249,10 @@ def test_both_methods_of_a_switch_are_shown(
 def test_a_change_that_nobody_can_tell_is_left_out_with_the_reason(
     files: tuple[Path, Path], subject: Subject
 ) -> None:
-    tried = [Option({"name": name, "every": 4}) for name in ("post_local", "hierarchical")]
+    tried = [Option({"name": name, "sync_every": 4}) for name in ("post_local", "hierarchical")]
     found, left_out = estimates(subject, machines.load(files[1]), tried, [16], 4)
     assert {e.option.name for e in found} == {"hierarchical"}
-    assert "nobody can tell when this method changes" in left_out["post_local every=4"]
+    assert "nobody can tell when this method changes" in left_out["post_local sync_every=4"]
 
 
 def test_choice(files: tuple[Path, Path], subject: Subject) -> None:

@@ -55,7 +55,7 @@ def on_device(machine: Machine) -> Machine:
 
 
 def made(subject: Subject, machine: Machine, P: int = 4, K: int = 4, name: str = "hierarchical") -> Estimate:
-    table = {"name": name, **({"every": 4} if name == "hierarchical" else {})}
+    table = {"name": name, **({"sync_every": 4} if name == "hierarchical" else {})}
     return estimate(subject, machine, Option(table), P, K, meets=None, alone=1.0)
 
 
@@ -114,7 +114,7 @@ def test_what_is_not_hidden_behind_neighbours(subject: Subject) -> None:
 
 
 def test_nothing_is_chosen_that_torch_does(subject: Subject, job: Path) -> None:
-    job.write_text(SHARDED.replace('[method.exchange]\nname = "reduce_scatter"\n', ""))
+    job.write_text(SHARDED.replace('[method.grad_reduce]\nname = "reduce_scatter"\n', ""))
     config = load(job)
     assert left_open(config, 4).exchanges == (None,)
     assert left_open(unsharded(config), 4).exchanges == DENSE
@@ -125,8 +125,8 @@ def test_what_cannot_be_is_left_out(subject: Subject) -> None:
         sparsifier = {"name": "topk", "density": 0.1}
         method = {
             "name": "hierarchical",
-            "every": 4,
-            "exchange": {"name": "sparse", "sparsifier": sparsifier},
+            "sync_every": 4,
+            "grad_reduce": {"name": "sparse", "sparsifier": sparsifier},
         }
         estimate(subject, machine_of(), Option(method), 4, 4, meets=None, alone=1.0)
     muon = replace(subject.config.optimizer, build="Adafactor", arguments={})

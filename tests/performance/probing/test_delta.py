@@ -13,7 +13,7 @@ from torch import optim
 
 from hpcsgd.comm import Transport, threads
 from hpcsgd.config.schema import load
-from hpcsgd.core.step import Step
+from hpcsgd.core.step import StepContext
 from hpcsgd.core.topology import form
 from hpcsgd.core.traits import ScheduleTraits
 from hpcsgd.errors import UserError
@@ -34,7 +34,7 @@ INJECTION = "--data.injection {alpha=0.5,beta=0.5}"
 def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("job")
     make_store(folder / "small.h5", 96)
-    (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nevery = 2', METHOD))
+    (folder / "job.toml").write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', METHOD))
     return folder / "job.toml"
 
 
@@ -71,9 +71,9 @@ class Jumpy:
     notes: bool
     traits = ScheduleTraits(threshold=0.5)
 
-    def __call__(self, s: Step) -> bool:
+    def __call__(self, s: StepContext) -> bool:
         if self.notes:
-            s.notes["delta"] = 10.0 * s.job.g + s.t
+            s.metrics["delta"] = 10.0 * s.topology.group_index + s.t
         return True
 
 
@@ -85,7 +85,7 @@ def test_a_schedule_of_the_users_notes_how_much_its_group_has_changed(job_file: 
     own = f"--method.name {__name__}:jumpy"
     for changes in measured(job_file, own):
         assert changes.deltas.tolist() == [[t, 10.0 + t] for t in range(2, STEPS + 1)]
-    with pytest.raises(UserError, match=r'has to note s.notes\["delta"\]'):
+    with pytest.raises(UserError, match=r'has to note s.metrics\["delta"\]'):
         measured(job_file, f"{own} --method.notes false")
 
 

@@ -53,7 +53,7 @@ SELSYNC = ("--method.name", "selsync", "--method.delta", "0.3")
 @pytest.mark.slow
 def test_which_delta(folder: Path) -> None:
     """The job's own delta is not for these steps: all groups meet."""
-    text = (folder / "job.toml").read_text().replace("every = 2", "")
+    text = (folder / "job.toml").read_text().replace("sync_every = 2", "")
     (folder / "job.toml").write_text(text)
     ended = launch(
         folder, "probe", "job.toml", "--delta", "--steps", "60", "--job.groups", "2", *SELSYNC, n=2
@@ -95,7 +95,7 @@ def test_bad_input(folder: Path, words: list[str], message: str) -> None:
 
 
 def test_a_method_that_the_distance_cannot_judge(folder: Path) -> None:
-    (folder / "bsp.toml").write_text(JOB.replace('name = "hierarchical"\nevery = 2', 'name = "bsp"'))
+    (folder / "bsp.toml").write_text(JOB.replace('name = "hierarchical"\nsync_every = 2', 'name = "bsp"'))
     with pytest.raises(
         UserError, match=r"name = 'bsp': the probe is of groups that meet every so many steps"
     ):
@@ -103,7 +103,7 @@ def test_a_method_that_the_distance_cannot_judge(folder: Path) -> None:
 
 
 def test_a_sparse_exchange_is_not_probed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sparse = ("--method.exchange", '{name="sparse",sparsifier={name="deft",density=0.1}}')
+    sparse = ("--method.grad_reduce", '{name="sparse",sparsifier={name="deft",density=0.1}}')
     assert plan_of(load(folder / "job.toml", sparse), folder / "job.toml", None, 1).every == 2
     assert "the probe's groups exchange whole gradients" in caplog.text
 

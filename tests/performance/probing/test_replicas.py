@@ -40,7 +40,7 @@ build = "StepLR"
 arguments = { step_size = 1, gamma = 0.9 }
 [method]
 name = "hierarchical"
-every = 3
+sync_every = 3
 [training]
 epochs = 1
 """
@@ -100,7 +100,9 @@ def real_distances(config: Config, world: Transport) -> list[float]:
             parts.optimizer.step()
             if parts.scheduler is not None and parts.optimizer.t % per_step == 0:
                 parts.scheduler.step()
-            distances += [parts.optimizer.notes["distance"]] if "distance" in parts.optimizer.notes else []
+            distances += (
+                [parts.optimizer.metrics["distance"]] if "distance" in parts.optimizer.metrics else []
+            )
         parts.sampler.set_epoch(parts.optimizer.t // per_step)
     return distances[:MEETINGS]
 

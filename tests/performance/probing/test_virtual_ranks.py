@@ -21,7 +21,7 @@ data = { store = "text.h5", batch_size = 8, arguments = { bptt = 3 } }
 model = { build = "gpt", arguments = { types = 256, width = 4, layers = 1, heads = 1 } }
 optimizer = { lr = 1.0 }
 schedule = { scaling = "none", build = "StepLR", arguments = { step_size = 1, gamma = 0.5 } }
-method = { name = "hierarchical", every = 2 }
+method = { name = "hierarchical", sync_every = 2 }
 training = { epochs = 1 }
 """
 

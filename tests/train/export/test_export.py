@@ -30,7 +30,7 @@ data = { store = "text.h5", batch_size = 8, arguments = { bptt = 6 } }
 model = { build = "gpt", arguments = { types = 256, width = 8, layers = 1, heads = 2 } }
 optimizer = { build = "Adam", lr = 0.02 }
 schedule = { scaling = "none" }
-method = { name = "diloco", every = 2 }
+method = { name = "diloco", sync_every = 2 }
 training = { epochs = 1, steps = 5, log_every = 1 }
 """
 CONVOLUTIONS = ("--model.build", "train.export.models_of_tests:convolutions", "--model.arguments", "{}")
@@ -128,11 +128,17 @@ def test_torch_reads_dcp_without_a_process_group(gpt_run: Path, tmp_path: Path) 
 
 
 SHAPES = {
-    "two groups of two": (4, "--job.groups 2 --data.batch_size 8 --method.every 2"),
-    "three groups": (3, "--job.groups 3 --data.batch_size 4 --method.every 3"),
-    "by channels": (4, "--job.groups 2 --data.batch_size 8 --method.every 2 --training.channels_last true"),
-    "16 bits": (4, "--job.groups 2 --data.batch_size 8 --method.every 2 --training.precision bf16_master"),
-    "a server": (3, "--job.groups 3 --data.batch_size 4 --method.name ssp --method.staleness 1"),
+    "two groups of two": (4, "--job.groups 2 --data.batch_size 8 --method.sync_every 2"),
+    "three groups": (3, "--job.groups 3 --data.batch_size 4 --method.sync_every 3"),
+    "by channels": (
+        4,
+        "--job.groups 2 --data.batch_size 8 --method.sync_every 2 --training.channels_last true",
+    ),
+    "16 bits": (
+        4,
+        "--job.groups 2 --data.batch_size 8 --method.sync_every 2 --training.precision bf16_master",
+    ),
+    "a server": (3, "--job.groups 3 --data.batch_size 4 --method.name ssp --method.max_staleness 1"),
     "push-sum": (4, "--job.groups 4 --data.batch_size 2 --method.name sgp"),
 }
 
@@ -142,7 +148,7 @@ def test_of_a_checkpoint_it_is_the_mean_of_the_groups(images: Path, tmp_path: Pa
     """Read in one process it is what all ranks together saved at the same step, in another order of sums."""
     n, words = SHAPES[name]
     job_file = images.parent / "own.toml"
-    job_file.write_text(images.read_text().replace("every = 2", ""))
+    job_file.write_text(images.read_text().replace("sync_every = 2", ""))
     run = trained(job_file, tmp_path / "run", *words.split(), *CONVOLUTIONS, n=n)
     expected = left(run)
     (run / "model.pt").unlink()
