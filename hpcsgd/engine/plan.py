@@ -101,7 +101,7 @@ class StepPlan:
             if until is None:
                 raise UserError(
                     'nobody can tell when this method changes to its second one (at = "first lr decay"): '
-                    'plan each of both by itself, or give name = "switch" with at = a number of steps'
+                    'plan each of the two by itself, or give name = "switch" with at = a number of steps'
                 )
             end = until if after < until < steps else steps  # a change whose step is over never comes
             found += stage.of_run(end, after)

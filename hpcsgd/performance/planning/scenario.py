@@ -26,7 +26,7 @@ def scenario_of(e: Estimate) -> str:
     with located(f"--scenario: {e.option}"):
         rule_of(waits)
         if isinstance(waits, Then | Unknown):
-            raise UserError("a scenario has the seconds of one method: plan each of both by itself")
+            raise UserError("a scenario has the seconds of one method: plan each of the two by itself")
     phases = dict(e.step.phases)
     compute = phases.pop("compute")
     exchange = sum(phases.pop(name, 0.0) for name in IN_THE_GROUP)

@@ -101,7 +101,7 @@ def test_a_link_is_kept_busy_as_long_as_the_operations_of_the_method_take(
         ),
         (
             {"name": "switch", "first": {"name": "bsp"}, "then": {"name": "sgp"}, "at": 5},
-            "switch at=5: a scenario has the seconds of one method: plan each of both by itself",
+            "switch at=5: a scenario has the seconds of one method: plan each of the two by itself",
         ),
     ],
     ids=lambda value: value["name"] if isinstance(value, dict) else "",
