@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +17,8 @@ from harness import Goal, mpiexec, programs
 from harness.launching import BENCHMARKS
 
 ROOT = BENCHMARKS.parent
+PLUGINS = ("_hypothesis_pytestplugin", "pytest_mpi", "pytest_timeout", "xdist.plugin")
+"""What the tests use. Others that a machine happens to have could warn, and a warning is an error here."""
 FIRST = 300
 """Characters of what a failed test says."""
 
@@ -52,11 +57,14 @@ def tested(words: Sequence[str], timeout: float, ranks: int) -> Tested:
         number = "$PMI_RANK" if ranks > 1 else "0"  # pytest puts in what it stands for
         command = [
             *launcher, sys.executable, "-m", "pytest", "-q", "-rs", "--color=no", "--capture=sys",
+            *itertools.chain(*(("-p", plugin) for plugin in PLUGINS)),
             "-p", "no:cacheprovider", f"--junitxml={folder}/{number}.xml",
             *(["--with-mpi"] if ranks > 1 else []), *words,
         ]  # fmt: skip
+        environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        run = functools.partial(programs.run, cwd=ROOT, env=environment, capture=False, check=False)
         try:
-            code = programs.run(command, cwd=ROOT, timeout=timeout, capture=False, check=False).returncode
+            code = run(command, timeout=timeout).returncode
             ended = "" if code in (0, 1) else f"pytest ended with code {code}"
         except programs.Failed as failed:
             ended = str(failed)
