@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from gpu import staging
 from gpu.section import Found, Setting
 from harness import Contestant, Goal, Spread, interleaved, ratios
 from hpcsgd import kernels as native
-from hpcsgd.comm import Transport, threads
+from hpcsgd.comm import Transport, mpi, threads
 from hpcsgd.comm.streams import settle
 from hpcsgd.parts import quantizers
 from hpcsgd.parts.quantizers.base import Quantizer
@@ -35,6 +36,7 @@ OF_A_COPY = 0.4
 """Goal: elements a second, as a part of those of a copy in the memory of the device."""
 WORKERS, LAYERS, DENSITY = 8, 161, 0.01
 WIRE_HEAD = ["n", "who", "µs", "GB/s of float32", "over a copy (quartiles)"]
+KERNEL_HEAD = ["n", "kernel", "µs of one selection"]
 DEFT_HEAD = ["n", "who", "µs", "torch.topk of all µs"]
 
 
@@ -48,6 +50,10 @@ def measure(setting: Setting, found: Found) -> None:
     chosen = setting.of(SIZES, SIZES[:4], (64_000,))
     rows = selection.rows_of(device, chosen, rounds, setting.quick or setting.rehearse or max(chosen) > 10**8)
     found.show("selection", rows, selection.HEAD, list(map(selection.cells, rows)), selection.goals(rows))
+    if setting.on_gpu:
+        rows = [row for n in chosen if n >= selection.IN_MEMORY for row in kernel_by_kernel(device, n)]
+        table = [[f"{row['n']:,}", row["kernel"], f"{1e6 * row['seconds']:.1f}"] for row in rows]
+        found.show("selection by kernel", rows, KERNEL_HEAD, table)
 
     rows = [
         deft(device, n, selection.fewer(rounds, n))
@@ -60,8 +66,25 @@ def measure(setting: Setting, found: Found) -> None:
     found.show("deft", rows, DEFT_HEAD, table)
 
     sizes = setting.of((64_000, 1_000_000, 16_000_000, 256_000_000), (64_000, 16_000_000), (64_000,))
-    rows = threads.run(1, functools.partial(staged, device, sizes, rounds))[0]
+    rows = staged(device, sizes, rounds, mpi.world())
     found.show("staging", rows, staging.HEAD, list(map(staging.cells, rows)), staging.goals(rows))
+
+
+def kernel_by_kernel(device: torch.device, n: int) -> list[dict[str, Any]]:
+    """Seconds of each kernel and copy of one selection of the 1 % largest, in their order."""
+    x = torch.randn(n, device=device, generator=torch.Generator(device).manual_seed(0))
+    segment = (torch.tensor([0]), torch.tensor([n]), torch.tensor([n // 100]))
+    native.largest(x, *segment)
+    torch.cuda.synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(selection.CALLS):
+            native.largest(x, *segment)
+        torch.cuda.synchronize(device)
+    seconds: dict[str, float] = {}
+    for event in profiler.events() or ():
+        name = event.name.partition("(")[0]
+        seconds[name] = seconds.get(name, 0.0) + event.device_time / 1e6 / selection.CALLS
+    return [{"n": n, "kernel": name, "seconds": each} for name, each in seconds.items() if each]
 
 
 def packing(device: torch.device, n: int, rounds: int) -> list[dict[str, Any]]:

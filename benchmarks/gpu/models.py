@@ -75,11 +75,11 @@ def adamw(model: nn.Module) -> optim.Optimizer:
 
 
 def subjects(setting: Setting) -> list[Subject]:
-    """The most valuable first."""
+    """The most valuable first. Batches are large enough for a GPU to be what a step waits for, not the host."""
     device = setting.device
-    preset, batch, length = setting.of(("small", 8, 1024), ("small", 4, 512), (None, 2, 16))
+    preset, batch, length = setting.of(("small", 32, 1024), ("small", 8, 1024), (None, 2, 16))
     types = setting.of(TYPES, TYPES, 50)
-    images, size = setting.of((128, 224), (32, 224), (2, 32))
+    images, size = setting.of((256, 224), (64, 224), (2, 32))
     of_gpt: dict[str, Any] = {
         "make": lambda: gpt(types, preset),
         "batch": lambda: tokens(types, batch, length),

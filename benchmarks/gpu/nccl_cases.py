@@ -83,11 +83,15 @@ def aborted(world: Transport) -> None:
 def timed_out(world: Transport) -> None:
     """The watch ends the job."""
     group = made(world, SHORT)
-    keep_busy()
     if library() == "nccl":
-        group.allreduce(torch.ones(1000, device=place()), "sum")
+        x = torch.ones(1000, device=place())
+        group.allreduce(x, "sum")  # the first operation connects, and waits for a busy device with that
+        torch.cuda.synchronize()
+        keep_busy()
+        group.allreduce(x, "sum")
         torch.cuda.synchronize()
     else:
+        keep_busy()
         group._watch.add("allreduce over 1 ranks", Moment(torch.device(FAR, 0)).passed)
         torch.accelerator.synchronize()
 
@@ -107,7 +111,7 @@ def sharded(world: Transport) -> None:
         loss = net(x).square().mean()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < losses[0]
 
 

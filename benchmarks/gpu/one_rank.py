@@ -60,10 +60,10 @@ def measure(setting: Setting, found: Found) -> None:
             if setting.kind != "cpu"
             else WallClock()
         )
-        count = setting.of(5, 2, 1)
+        count = setting.of(4, 2, 1)
         blocks = interleaved(
             {name: Contestant(step, count) for name, step in steps.items()},
-            rounds=setting.of(16, 4, 2),
+            rounds=setting.of(12, 4, 2),
             clock=clock,
         )
         allowed = {

@@ -87,7 +87,7 @@ def of_device(seen: list[dict[str, Any]], kinds: tuple[str, ...]) -> dict[str, l
     found: dict[str, list[tuple[float, float]]] = {}
     for event in seen:
         if event.get("cat") in kinds and event.get("ph") == "X":
-            name = event["name"] if "Memcpy" in event["name"] else "kernels"
+            name = event["name"] if event["cat"] != "kernel" else "kernels"
             stream = f"{name.partition('(')[0].strip()}, stream {event.get('args', {}).get('stream', '?')}"
             found.setdefault(stream, []).append((event["ts"], event["ts"] + event["dur"]))
     return {stream: union(some) for stream, some in found.items()}

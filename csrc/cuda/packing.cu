@@ -1,6 +1,5 @@
 // Vectors as numbers of 8 or 4 bits in blocks, to the bit as csrc/packing.cpp makes them: first the scales of all
-// blocks, then the numbers. A thread has eight elements at a time, which never are of two blocks; a team of lanes
-// has a whole block.
+// blocks, then the numbers. Threads that pack have eight elements at a time, which never are of two blocks; a team of lanes has a whole block.
 #include <cmath>
 
 #include "device.cuh"
@@ -10,6 +9,7 @@
 namespace {
 
 constexpr int EIGHT = 8;
+constexpr int VECTORS = 4;  // that a thread unpacks
 constexpr uint32_t INFINITE = 0x7f800000, NO_NUMBER = 0x7fc00000;
 
 struct Layout {
@@ -102,17 +102,53 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-__global__ void __launch_bounds__(THREADS) unpack(const uint8_t* code, Layout layout, float* x) {
-    const int64_t at = (int64_t(blockIdx.x) * THREADS + threadIdx.x) * EIGHT;
-    if (at >= layout.n) return;
-    const float scale = reinterpret_cast<const float*>(code)[at / layout.block];
-    const bool spoiled = scale != scale;  // all NaNs have the bits of the scale's
+// The bits of the VECTOR numbers from `at` on, the first in the lowest. Behind the last one there are zeros; `at`
+// may lie there, too.
+__device__ inline uint32_t read(const uint8_t* code, int64_t at, const Layout& layout) {
     const uint8_t* const from = code + layout.place(at);
-    const int bits = layout.bits, sign = 1 << (bits - 1), mask = 2 * sign - 1;
-    const int count = layout.whole(at) ? EIGHT : int(layout.n - at);
-    for (int i = 0; i < count; ++i) {
-        const int number = from[i * bits / 8] >> i * bits % 8 & mask;
-        x[at + i] = spoiled ? scale : float((number ^ sign) - sign) * scale;
+    if (at + VECTOR <= layout.n)
+        return layout.bits == 8 ? *reinterpret_cast<const uint32_t*>(from)
+                                : *reinterpret_cast<const uint16_t*>(from);
+    const int bytes = (int(layout.n - at) * layout.bits + 7) / 8;
+    uint32_t found = 0;
+    for (int i = 0; i < bytes; ++i) found |= uint32_t(from[i]) << i * 8;
+    return found;
+}
+
+__device__ inline float number(uint32_t bits_of_four, int i, int bits, float scale) {
+    const int above = 32 - bits * (i + 1);
+    const int number = int(bits_of_four << above) >> (32 - bits);
+    return scale != scale ? scale : float(number) * scale;  // all NaNs have the bits of the scale's
+}
+
+// Nothing behind the last element.
+__device__ inline void write(const float4& four, int64_t at, int64_t n, float* x) {
+    if (at + VECTOR <= n && reinterpret_cast<uintptr_t>(x + at) % sizeof(float4) == 0) {
+        *reinterpret_cast<float4*>(x + at) = four;
+        return;
+    }
+    const float each[VECTOR] = {four.x, four.y, four.z, four.w};
+    for (int i = 0; i < VECTOR && at + i < n; ++i) x[at + i] = each[i];
+}
+
+// A thread has a few vectors, those of a warp side by side. All are read before the first is written, so that
+// several loads are under way.
+__global__ void __launch_bounds__(THREADS)
+    unpack(const uint8_t* __restrict__ code, Layout layout, float* __restrict__ x) {
+    const float* const scales = reinterpret_cast<const float*>(code);
+    const int64_t first = (int64_t(blockIdx.x) * VECTORS * THREADS + threadIdx.x) * VECTOR;
+    uint32_t found[VECTORS];
+    float scale[VECTORS];
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        const int64_t at = first + v * THREADS * VECTOR;
+        found[v] = read(code, at, layout);
+        scale[v] = scales[min(at, layout.n - 1) / layout.block];
+    }
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        const auto of = [&](int i) { return number(found[v], i, layout.bits, scale[v]); };
+        write(float4{of(0), of(1), of(2), of(3)}, first + v * THREADS * VECTOR, layout.n, x);
     }
 }
 
@@ -123,7 +159,10 @@ int team_of(int64_t block) {
     return team;
 }
 
-unsigned blocks_for(int64_t threads) { return unsigned((threads + THREADS - 1) / THREADS); }
+// Of threads, each of which does `each` of the `count` things that there are.
+unsigned blocks_for(int64_t count, int64_t each = 1) {
+    return unsigned((count + each * THREADS - 1) / (each * THREADS));
+}
 
 }  // namespace
 
@@ -143,6 +182,6 @@ HPCSGD_API int32_t hpcsgd_cuda_unpack(int32_t device, cudaStream_t stream, const
     const OnDevice here(device);
     if (here.error) return here.error;
     const Layout layout{n, block, bits};
-    unpack<<<blocks_for((n + EIGHT - 1) / EIGHT), THREADS, 0, stream>>>(code, layout, x);
+    unpack<<<blocks_for((n + VECTOR - 1) / VECTOR, VECTORS), THREADS, 0, stream>>>(code, layout, x);
     return cudaGetLastError();
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -54,11 +55,14 @@ def on_gpu(library: Cuda) -> Iterator[Place]:
 
     @contextlib.contextmanager
     def without_waiting() -> Iterator[None]:
-        torch.cuda.set_sync_debug_mode("error")
+        before = torch.cuda.get_sync_debug_mode()
         try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+                torch.cuda.set_sync_debug_mode("error")
             yield
         finally:
-            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.set_sync_debug_mode(before)
 
     yield Place(library, GPU, put, without_waiting)
     torch.cuda.synchronize()

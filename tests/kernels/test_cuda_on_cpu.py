@@ -46,7 +46,10 @@ BOUNDS = [
     ("packing.cu", "at + i < layout.n ? x[at + i] : 0.0f", "x[at + i]"),
     ("packing.cu", "return at + EIGHT <= n;", "return true;"),
     ("packing.cu", "lane == 0 && begin < layout.n", "lane == 0"),
-    ("packing.cu", "if (at >= layout.n) return;", ""),
+    ("packing.cu", "at + VECTOR <= layout.n", "true"),
+    ("packing.cu", "at + VECTOR <= n &&", "true &&"),
+    ("packing.cu", "i < VECTOR && at + i < n", "i < VECTOR"),
+    ("packing.cu", "min(at, layout.n - 1) / layout.block", "at / layout.block"),
     ("accumulate.cu", "reinterpret_cast<uintptr_t>(g) % sizeof(Four<Element>) == 0", "true"),
 ]
 """File, text, and what stands there without the check.
