@@ -63,7 +63,7 @@ def measure(setting: Setting, found: Found) -> None:
         count = setting.of(4, 2, 1)
         blocks = interleaved(
             {name: Contestant(step, count) for name, step in steps.items()},
-            rounds=setting.of(12, 4, 2),
+            rounds=setting.of(8, 4, 2),
             clock=clock,
         )
         allowed = {

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import programs
 from gpu import one_rank, overlap, overlap_rank, pytests, waits
 from gpu.section import Found
 from harness import Goal
 from pythons import python
+from selection import cuda
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CHILDREN = """
@@ -106,6 +108,43 @@ def test_waits_that_plain_torch_has_too_count_for_nobody() -> None:
 def test_what_is_beside_kernels() -> None:
     row = overlap.row_of("copies", [(0, 2000), (1000, 3000), (9000, 10_000)], [(500, 2500)])
     assert row == {"what": "copies", "ms": 4.0, "beside_ms": 2.0}
+
+
+def test_what_a_stream_does_has_its_own_name() -> None:
+    event = {"ph": "X", "ts": 1.0, "dur": 2.0, "args": {"stream": 7}}
+    seen = [
+        {**event, "cat": "kernel", "name": "gemm"},
+        {**event, "cat": "gpu_memcpy", "name": "Memcpy DtoH (Device -> Pinned)"},
+        {**event, "cat": "gpu_memset", "name": "Memset (Device)"},
+    ]
+    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+    names = ["kernels, stream 7", "Memcpy DtoH, stream 7", "Memset, stream 7"]
+    assert list(overlap_rank.of_device(seen, kinds)) == names
+
+
+def test_the_device_is_given_more_to_do_where_it_waited_for_the_host(monkeypatch) -> None:
+    class Event:
+        """One that has always happened."""
+
+        def __init__(self, enable_timing: bool) -> None: ...
+        def record(self) -> None: ...
+        def synchronize(self) -> None: ...
+        def query(self) -> bool:
+            return True
+
+        def elapsed_time(self, other: Event) -> float:
+            return 5.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(cuda, "N", 1)
+    monkeypatch.setattr(cuda, "MOST_AHEAD", 3 * cuda.AHEAD)
+    clock = cuda.DeviceClock(torch.device("cpu"))
+    ahead = []
+    for _ in range(3):
+        clock.start()
+        assert clock.stop() == 0.005
+        ahead.append(clock._ahead / cuda.AHEAD)
+    assert ahead == [2, 3, 3]
 
 
 def test_tests_are_counted(tmp_path: Path) -> None:
