@@ -81,9 +81,9 @@ def accuracies(
                 file.write_text(f"{head}[method]\n{METHODS[name]}\n{training}")
                 groups, more = (1, ranks) if name == "AR-SGD" else (ranks, 1)
                 words = {
-                    "data.store": store, "data.batch_size": B * more, "optimizer.lr": lr * more,
-                    "job.groups": groups, "seed": seed, "training.epochs": epochs, "training.threads": 1,
-                    "schedule.arguments.T_max": epochs, "run.folder": f"{folder}/run",
+                    "data.path": store, "data.group_batch_size": B * more, "optimizer.lr": lr * more,
+                    "parallel.groups": groups, "seed": seed, "training.epochs": epochs, "training.threads": 1,
+                    "lr_schedule.arguments.T_max": epochs, "run.output_dir": f"{folder}/run",
                 }  # fmt: skip
                 overrides = [word for key, value in words.items() for word in (f"--{key}", str(value))]
                 command = [mpiexec(), "-n", str(ranks), sys.executable, "-m", "hpcsgd", "train", str(file)]

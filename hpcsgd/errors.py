@@ -52,7 +52,7 @@ class UserError(ValueError):
     Args:
         message: One sentence: the key first, then what is wrong, what is allowed and what to do. Default ''.
         key: The argument, or the key of a job file, that the message is about; for a path of keys a tuple, as
-            ``("job", "groups")``. The line on which it stands is found by it. Default ().
+            ``("parallel", "groups")``. The line on which it stands is found by it. Default ().
         value: The value of that key, where the message quotes one. Default None.
         file: The file that the key stands in; the error line begins with it. Default None.
 
@@ -126,12 +126,12 @@ def located(place: str, *key: str | int) -> Iterator[None]:
 
 
 def in_section(section: str, *keys: str | int) -> AbstractContextManager[None]:
-    """`located` at a section of a job file, or at a key of it: ``[model.arguments]``, ``[data] store``.
+    """`located` at a section of a job file, or at a key of it: ``[model.arguments]``, ``[data] path``.
 
-    >>> with in_section("data", "store"):
+    >>> with in_section("data", "path"):
     ...     raise UserError("no such file")
     Traceback (most recent call last):
-    hpcsgd.errors.UserError: [data] store: no such file
+    hpcsgd.errors.UserError: [data] path: no such file
     """
     return located(spot(section, *keys), *section.split("."), *keys)
 

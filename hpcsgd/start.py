@@ -36,8 +36,8 @@ def init(
     groups: int | None = None,
     group_size: int | None = None,
     *,
-    timeout: float = 600.0,
-    transport: Mapping[str, str] | None = None,
+    timeout_s: float = 600.0,
+    device_backend: Mapping[str, str] | None = None,
     backend: str = "auto",
 ) -> Topology:
     """The ranks that the launcher started, as `groups` groups or as groups of `group_size`; else one group.
@@ -52,9 +52,9 @@ def init(
             Default None.
         group_size: K instead, or besides where both fit. As many as there are ranks on a node keep the
             gradients there. Default None.
-        timeout: seconds that a rank may wait for the others before the job is ended. Default 600.0.
-        transport: by which library tensors on GPUs travel, in the `group` and in `cross`: each "auto", "mpi"
-            (by way of host memory), "nccl" or "gpu_mpi". Default None: "auto" for both.
+        timeout_s: seconds that a rank may wait for the others before the job is ended. Default 600.0.
+        device_backend: by which library tensors on GPUs travel, in the `group` and in `cross`: each "auto",
+            "mpi" (by way of host memory), "nccl" or "gpu_mpi". Default None: "auto" for both.
         backend: what joins the ranks: "mpi", or torch's "gloo", which needs no MPI; "auto" goes by what has
             started them. Default 'auto'.
 
@@ -69,13 +69,13 @@ def init(
     """
     _require_no_worker()
     require_counts(groups, group_size)
-    if not 0 < timeout < math.inf:
+    if not 0 < timeout_s < math.inf:
         raise UserError(
-            f"timeout = {timeout}: expected a number of seconds > 0", key="timeout", value=timeout
+            f"timeout = {timeout_s}: expected a number of seconds > 0", key="timeout", value=timeout_s
         )
-    world = joining.world(timeout, backend)
+    world = joining.world(timeout_s, backend)
     with raise_on_all_ranks(world, "choosing transports"):
-        wishes = Wishes.of(transport or {})
+        wishes = Wishes.of(device_backend or {})
     topology = form_as_launched(world, groups, group_size, wishes).topology
     log_joined(world)
     return topology
@@ -131,14 +131,14 @@ def _travelling(topology: Topology, wished: Wished, device: str) -> Topology:
     own = own_device(topology.world, device)
     with (
         raise_on_all_ranks(topology.world, "choosing a transport"),
-        located(f"transport group = {wished.group!r}", "transport", "group"),
+        located(f"transport group = {wished.intra_group!r}", "transport", "group"),
     ):
-        group, why_group = chosen(topology.intra_group, wished.group, own, inside=True)
+        group, why_group = chosen(topology.intra_group, wished.intra_group, own, inside=True)
     with (
         raise_on_all_ranks(topology.world, "choosing a transport"),
-        located(f"transport cross = {wished.cross!r}", "transport", "cross"),
+        located(f"transport cross = {wished.inter_group!r}", "transport", "cross"),
     ):
-        cross, why_cross = chosen(topology.inter_group, wished.cross, own, inside=False)
+        cross, why_cross = chosen(topology.inter_group, wished.inter_group, own, inside=False)
     cross = beside(group, cross)
     if own.device is not None and topology.rank == 0:
         log.info(

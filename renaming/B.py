@@ -32,7 +32,6 @@ config/schema.py TrainingSection.checkpoint_every checkpoint_every_steps
 config/schema.py TrainingSection.stop_ahead stop_before_end_s
 config/schema.py TrainingSection.time_limit time_limit_s
 config/schema.py TrainingSection.tune autotune_steps
-config/schema.py TrainingSection.bucket_mb bucket_cap_mb
 config/schema.py TrainingSection.overlap overlap_grad_reduce
 config/schema.py TrainingSection.prefetch overlap_param_gather
 config/schema.py ReallocationSection.unit resource
@@ -49,11 +48,10 @@ cli/launch.py launch(island) replica_group
 cli/plan.py plan(meets) sync_rate
 cli/plan.py plan(every) sync_every
 cli/probe.py probe(idle) offload_dir
-cli/probe.py probe(every) sync_every
 '''
 SECT={'job':'parallel','schedule':'lr_schedule','reallocation':'rebalance'}
 KEYS={'job':{'shard':'fsdp','timeout':'timeout_s','transport':'device_backend'},
-'job.transport':{'group':'intra_group','cross':'inter_group'},
+'parallel.device_backend':{'group':'intra_group','cross':'inter_group'},
 'data':{'store':'path','batch_size':'group_batch_size','workers':'num_workers','share':'overlap_share'},
 'model':{'build':'name','start':'init_from','blocks':'fsdp_units'},'optimizer':{'build':'name'},
 'schedule':{'build':'name','per':'interval','scaling_follows':'scale_with'},

@@ -52,7 +52,7 @@ def test_who_is_given_more_is_found(tmp_path: Path) -> None:
         "a.py": "def one(config: Config):\n  return config.data.store, config.data.workers\n",
         "b.py": "def two(config: Config):\n  return config.data, config.model\n"
         "def on(config: Config):\n  one(config)\n  return config.data\n"
-        "def section(data: DataSection):\n  return data.store\n",
+        "def section(data: DataSection):\n  return data.path\n",
         "config/c.py": "def one(config: Config):\n  return config.data\n",
     }
     for name, text in files.items():

@@ -69,7 +69,7 @@ def trained(name: str, folder: Path) -> Sequence[Record]:
     start = (
         [*hpcsgd, "launch"] if name == "ensemble_sync" else [str(here), "-n", str(GROUPS), *hpcsgd, "train"]
     )
-    subprocess.run([*start, str(file), "--run.folder", str(run)], check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([*start, str(file), "--run.output_dir", str(run)], check=True, stdin=subprocess.DEVNULL)
     told = run if (run / "metrics.jsonl").exists() else run / "islands" / "0"
     return read(told / "metrics.jsonl")
 

@@ -56,7 +56,7 @@ class Islands:
 
     def start(self) -> None:
         shape = ["--groups", str(self._setting.P), "--group-size", str(self._setting.K)]
-        start(self._folder, [*hpcsgd("launch"), *shape, "--restarts", FOREVER])
+        start(self._folder, [*hpcsgd("launch"), *shape, "--max-restarts", FOREVER])
 
     def keep(self) -> None:
         pass

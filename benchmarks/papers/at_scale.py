@@ -56,9 +56,9 @@ def complete(job: Job, data: Path, out: Path) -> dict[str, Any]:
 
 def _checked(job: Job, path: Path) -> Checked:
     config = load(path)
-    if config.data.store.exists():
+    if config.data.path.exists():
         check = check_ensemble if job.kind == "ensemble" else check_training
         return check(path, (), job.allocation, fresh=True)
-    P, K = shape(job.allocation.ranks, config.job.groups, config.job.group_size)
-    assert job.kind == "ensemble" or config.data.batch_size % K == 0, job.name
-    return Checked(config, f"{P} groups of {K}; {config.data.store} is not there: only the file is checked")
+    P, K = shape(job.allocation.ranks, config.parallel.groups, config.parallel.group_size)
+    assert job.kind == "ensemble" or config.data.group_batch_size % K == 0, job.name
+    return Checked(config, f"{P} groups of {K}; {config.data.path} is not there: only the file is checked")

@@ -39,7 +39,14 @@ POINTS = 60
 
 def at_fixed_rate(place: Place, intervals: Sequence[int], meetings: int) -> list[Row]:
     """D at the first meetings, without warm-up and with one rate for all P: ResNet-8 on CIFAR-10."""
-    fixed = ["--method.name", "hierarchical", "--schedule.scaling", "none", "--schedule.warmup_epochs", "0"]
+    fixed = [
+        "--method.name",
+        "hierarchical",
+        "--lr_schedule.scaling",
+        "none",
+        "--lr_schedule.warmup_epochs",
+        "0",
+    ]
     with stores(place) as (name, data):
         tasks = []
         for every in intervals[:2] if place.quick else intervals:
@@ -80,10 +87,12 @@ def classified(place: Place, images: int, epochs: int) -> list[Row]:
             str(epochs),
         ]
         config = job(
-            name, data, [*words, "--schedule.warmup_epochs", "1", "--schedule.arguments.T_max", str(epochs)]
+            name,
+            data,
+            [*words, "--lr_schedule.warmup_epochs", "1", "--lr_schedule.arguments.T_max", str(epochs)],
         )
         if not place.quick:
-            part = first_images(config.data.store, images, Path(folder) / "part.h5")
+            part = first_images(config.data.path, images, Path(folder) / "part.h5")
             config = replace(config, data=replace(config.data, store=part))
         return sorted(in_processes(PROCESSES, _of_all(config, groups)), key=lambda row: row["P"])
 
@@ -102,16 +111,16 @@ def sharpened(place: Place, images: int, epochs: int) -> list[Row]:
 
 SHARPEN = """
 [data]
-store = "{store}"
-batch_size = 16
+path = "{store}"
+group_batch_size = 16
 arguments = {{ patch = 16 }}
 [model]
-build = "edsr"
-arguments = {{ scale = 2, blocks = 4, width = 16 }}
+name = "edsr"
+arguments = {{ scale = 2, fsdp_units = 4, width = 16 }}
 [optimizer]
-build = "Adam"
+name = "Adam"
 lr = 0.001
-[schedule]
+[lr_schedule]
 scaling = "root"
 warmup_epochs = 1
 [method]
@@ -152,8 +161,8 @@ def _train(config: Config, P: int, row: Row, world: Transport) -> None:
     groups = virtual_groups(config, P, 1, world)
     every = config.method.arguments["every"]
     assert config.training.epochs is not None
-    train = open_split(config.data.store, "train", config.data.arguments)
-    steps, done = max(1, len(train) // P // config.data.batch_size), 0
+    train = open_split(config.data.path, "train", config.data.arguments)
+    steps, done = max(1, len(train) // P // config.data.group_batch_size), 0
     try:
         for _ in range(config.training.epochs):
             total = 0.0
@@ -170,7 +179,7 @@ def _train(config: Config, P: int, row: Row, world: Transport) -> None:
 
 def _tested(config: Config, groups: VirtualGroups) -> float:
     """The first figure of the task, as accuracy or PSNR, of the mean model on the test samples."""
-    test = open_split(config.data.store, "test", config.data.arguments)
+    test = open_split(config.data.path, "test", config.data.arguments)
     task = task_of(test)
     count = min(TESTED, len(test))
     with groups.averaged() as model:

@@ -56,7 +56,7 @@ def train(launch: Launch, table: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.toml").write_text(tomli_w.dumps(table))
-        launch(["train", str(folder / "job.toml"), "--run.folder", f"{folder}/run"])
+        launch(["train", str(folder / "job.toml"), "--run.output_dir", f"{folder}/run"])
         summary = json.loads((folder / "run" / "summary.json").read_text())
         records = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     kept = ("steps", "seconds", "accuracy", "lssr", "mean_staleness", "seconds_per_phase", "bytes_per_phase")

@@ -21,8 +21,8 @@ def plan(
     budget: float | None = None,
     deadline: float | None = None,
     methods: str | None = None,
-    every: str | None = None,
-    meets: float | None = None,
+    sync_every: str | None = None,
+    sync_rate: float | None = None,
     samples: int | None = None,
     runs: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
     scenario: Path | None = None,
@@ -52,6 +52,6 @@ def plan(
         from hpcsgd.performance.planning.run import run
 
         run(
-            job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=every, meets=meets,
+            job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=sync_every, meets=sync_rate,
             samples=samples, wishes=Wishes(budget, deadline), runs=runs, scenario=scenario, write=write,
         )  # fmt: skip

@@ -19,7 +19,7 @@ def probe(
     groups: str | None = None,
     repeats: int = 1,
     ranks: int | None = None,
-    idle: Path | None = None,
+    offload_dir: Path | None = None,
     delta: Annotated[bool, Parameter(negative="")] = False,
     steps: int = 200,
 ) -> None:
@@ -44,4 +44,4 @@ def probe(
         return
     from hpcsgd.performance.probing.job_file import run
 
-    run(job, overrides, groups=groups, repeats=repeats, ranks=ranks, idle=idle)
+    run(job, overrides, groups=groups, repeats=repeats, ranks=ranks, idle=offload_dir)

@@ -31,17 +31,17 @@ class Wished(Protocol):
     """What a job file or a script asks for."""
 
     @property
-    def group(self) -> Wish: ...
+    def intra_group(self) -> Wish: ...
     @property
-    def cross(self) -> Wish: ...
+    def inter_group(self) -> Wish: ...
 
 
 @dataclass(frozen=True)
 class Wishes:
     """For the ranks of a group, and for those of one position across groups."""
 
-    group: Wish = "auto"
-    cross: Wish = "auto"
+    intra_group: Wish = "auto"
+    inter_group: Wish = "auto"
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Wishes:

@@ -2,13 +2,13 @@
 
 As typed, a method and its arguments; what has a dot is a key of the job file:
 
-    bsp, hierarchical sync_every=8, hierarchical sync_every=8 job.groups=2, selsync delta=0.3
+    bsp, hierarchical sync_every=8, hierarchical sync_every=8 parallel.groups=2, selsync delta=0.3
 
 Or a TOML file with a table for each, by its label, of sections as in a job file:
 
     [gossip]
     method = { name = "sgp", graph = { name = "powers_of_two" } }
-    job.groups = 4
+    parallel.groups = 4
     optimizer.lr = 0.1
 
 [method] takes the place of the job file's; of other sections each key does.

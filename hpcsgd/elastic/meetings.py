@@ -211,7 +211,7 @@ class Meetings:
         rank, size = self._group.rank, self._group.size
         sizes = {member.ranks for member in now.members}
         if not self._alike and sizes != {size}:
-            raise UserError(f"islands of {sorted(sizes)} ranks: [job] shard asks for as many in each")
+            raise UserError(f"islands of {sorted(sizes)} ranks: [parallel] fsdp asks for as many in each")
         for c in range(rank, max(sizes), size):
             ring = self._rings.of(c, now, self._is_overdue, lambda: self._is_past(now))
             part = (c, max(sizes)) if self._alike else (0, 1)

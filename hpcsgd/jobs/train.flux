@@ -69,7 +69,7 @@ say "start $((restarts + 1)), job $id: $RANKS ranks, run folder $RUN"
 # One rank that ends ends all, soon: they would wait for it.
 flux run --nodes="$NODES" --ntasks="$RANKS" --cores-per-task="$CORES" -o exit-timeout=20s \
   -o cpu-affinity=per-task ${FLUX_RUN[@]+"${FLUX_RUN[@]}"} \
-  "$PYTHON" -m hpcsgd "$COMMAND" "${JOB[@]}" --run.folder "$RUN" ${resume[@]+"${resume[@]}"}
+  "$PYTHON" -m hpcsgd "$COMMAND" "${JOB[@]}" --run.output_dir "$RUN" ${resume[@]+"${resume[@]}"}
 code=$?
 
 if [ -s "$HPCSGD_FAILURE" ]; then

@@ -48,7 +48,7 @@ def _library() -> Any:
         import transformers
     except ImportError as error:
         raise UserError(
-            '[model] build: needs the library `transformers`: pip install "hpcsgd[hf]"',
+            '[model] name: needs the library `transformers`: pip install "hpcsgd[hf]"',
             key=("model", "build"),
         ) from error
     return transformers

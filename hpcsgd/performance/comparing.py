@@ -51,7 +51,7 @@ class Trial:
 
     @property
     def folder(self) -> Path:
-        return self.config.run.folder
+        return self.config.run.output_dir
 
 
 def run(path: Path, overrides: Sequence[str], methods: str, target: float | None, resume: bool) -> None:
@@ -70,7 +70,7 @@ def _run(
         chosen = configs(path, overrides, methods)
     log_to_stdout(world.rank)
     section = next(iter(chosen.values())).training  # that of all
-    reasons = Reasons(section.time_limit, section.stop_ahead, asks_scheduler=world.rank == 0)
+    reasons = Reasons(section.time_limit_s, section.stop_before_end_s, asks_scheduler=world.rank == 0)
     use_threads(section.threads)
     compute_alike(section.deterministic)
     keep_freed_memory()
@@ -79,7 +79,7 @@ def _run(
 
 def folder_of(run: RunSection) -> Path:
     """The folder of a comparison, next to that of a plain run."""
-    return run.folder.with_name(f"{run.folder.name}-compare")
+    return run.output_dir.with_name(f"{run.output_dir.name}-compare")
 
 
 def compare(
@@ -135,7 +135,7 @@ def _trained(
 def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial:
     """Raises `JobError` where the variant could only fail; collective."""
     with located(f"variant {label!r}"):
-        world.timeout = config.job.timeout
+        world.timeout = config.parallel.timeout_s
         with in_file(path), in_section("job"):
             topology = form_job(world, config).topology
         assemble(config, topology, str(path))
@@ -146,7 +146,7 @@ def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial
 
 def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str | None:
     """As `hpcsgd train`; why it stopped early, or None. Of what it had, nothing is left for the next."""
-    world, timeout = trial.topology.world, trial.config.job.timeout
+    world, timeout = trial.topology.world, trial.config.parallel.timeout_s
     world.timeout = timeout
     with located(f"variant {trial.label!r}"):
         reason = train(trial.config, trial.topology, str(path), reasons, resume)
@@ -171,7 +171,7 @@ def _require_begun_so(folder: Path, trials: Sequence[Trial], ranks: int) -> None
         job = trial.folder / run_folder.JOB_FILE
         asked = as_it_began(trial.config)
         if job.exists() and (found := run_folder.changes(_lasting(read_toml(job)), _lasting(asked))):
-            raise UserError(f"{trial.folder}: was begun otherwise: {found}: choose another [run] folder")
+            raise UserError(f"{trial.folder}: was begun otherwise: {found}: choose another [run] output_dir")
 
 
 def _lasting(config: Config | dict[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def usable(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{folder}: cannot be used as [run] folder: {error.strerror}") from error
+        raise UserError(f"{folder}: cannot be used as [run] output_dir: {error.strerror}") from error
 
 
 def island_folder(folder: Path, island: int) -> Path:
@@ -78,7 +78,7 @@ def require_unused(folder: Path) -> None:
     """Raise `UserError` where the folder already holds something."""
     if folder.is_dir() and any(path.name != lock.NAME for path in folder.iterdir()):
         raise UserError(
-            f"{folder}: holds a run: pass --resume to go on with it, or choose another [run] folder"
+            f"{folder}: holds a run: pass --resume to go on with it, or choose another [run] output_dir"
         )
 
 

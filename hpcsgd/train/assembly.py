@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from hpcsgd import models
 from hpcsgd.comm.choice import place_on_node
 from hpcsgd.comm.streams import on_accelerator
-from hpcsgd.config.schema import Config, ScheduleSection, TrainingSection
+from hpcsgd.config.schema import Config, LrScheduleSection, TrainingSection
 from hpcsgd.core.generators import seed_generators
 from hpcsgd.core.shards import reshard
 from hpcsgd.core.topology import Topology
@@ -107,7 +107,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
     section, place, K = config.training, place_on_node(topology.world), topology.group_size
     with topology.raise_on_all_ranks("preparing the run"), in_file(source):
         with in_section("data"):
-            require_workers(config.data.workers)
+            require_workers(config.data.num_workers)
         train, test = opened(config.data, "train"), opened(config.data, "test")
         task = task_of(train)
         dealt = dealing(topology)
@@ -118,24 +118,24 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
         model = make_model(config, reads=topology.rank == 0)
         device = device_of(section, place)
         bits = make_precision(section, device)
-        if not values and config.job.shard:
+        if not values and config.parallel.fsdp:
             device = META
         sample = Sample(task.tokens, _flops(section, topology.rank, task, model, train), section.peak_tflops)
 
         def require_fitting() -> None:
             with bits.computing():  # nor need a device have all operations in 16 bits
-                require_model_fits(model, train, task, config.model.build, device)
+                require_model_fits(model, train, task, config.model.name, device)
             reshard(model)
 
-        if not config.job.shard or device == META:
+        if not config.parallel.fsdp or device == META:
             model.to(device)
             require_fitting()
         lay_out(model, section, bits)
-    if config.job.shard:
+    if config.parallel.fsdp:
         with in_file(source):
-            fully_shard(model, topology, config.model.blocks, device=device, seed=config.seed)
+            fully_shard(model, topology, config.model.fsdp_units, device=device, seed=config.seed)
     with topology.raise_on_all_ranks("preparing the run"), in_file(source):
-        if config.job.shard and device != META:
+        if config.parallel.fsdp and device != META:
             require_fitting()
         if section.compile:
             compile_regions(model)
@@ -148,7 +148,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
         how_long = length(section, batches, topology.world_size, task.tokens)
         enough = tested(section, len(test), task.tokens)
         method = make_method(config.method, steps_per_epoch)
-        require_sinks(config.run.sinks or ())
+        require_sinks(config.run.loggers or ())
     own = config.seed + 1 + number_of(topology)
     seed_generators(own)  # from here on chance (dropout) differs between ranks
     optimizer = DistributedOptimizer(
@@ -158,16 +158,16 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
         if bits.scaler is not None:
             with in_section("training", "precision"):
                 require_scalable(optimizer)
-        if config.schedule.scaling_follows == "living" and not topology.is_elastic:
+        if config.lr_schedule.scale_with == "living" and not topology.is_elastic:
             raise UserError(
-                "[schedule] scaling_follows = living: only groups that may die do, by ensemble_sync",
+                "[lr_schedule] scale_with = living: only groups that may die do, by ensemble_sync",
                 key=("schedule", "scaling_follows"),
             )
-        start = 1 / lr_scale(config.schedule.scaling, topology.total_groups)
-        warm_up = WarmUp(optimizer, round(config.schedule.warmup_epochs * steps_per_epoch), start)
-        scheduler = make_scheduler(config.schedule, optimizer, how_long)
+        start = 1 / lr_scale(config.lr_schedule.scaling, topology.total_groups)
+        warm_up = WarmUp(optimizer, round(config.lr_schedule.warmup_epochs * steps_per_epoch), start)
+        scheduler = make_scheduler(config.lr_schedule, optimizer, how_long)
         natural_gradient = make_natural_gradient(config, optimizer, model)
-    loader = reading(train, batches, config.data.workers, pinned=on_accelerator(device))
+    loader = reading(train, batches, config.data.num_workers, pinned=on_accelerator(device))
     return Assembly(
         model=model,
         device=device,
@@ -189,7 +189,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
         length=how_long,
         tested=enough,
         sample=sample,
-        by_torch=bytes_by_torch(model, config.model.blocks, K) if config.job.shard else None,
+        by_torch=bytes_by_torch(model, config.model.fsdp_units, K) if config.parallel.fsdp else None,
         natural_gradient=natural_gradient,
     )
 
@@ -208,8 +208,8 @@ def number_of(topology: Topology) -> int:
 def sending(training: TrainingSection) -> dict[str, Any]:
     """What is said of how gradients and parameters travel."""
     said = {
-        "bucket_cap_mb": training.bucket_cap_mb, "overlap_grad_reduce": training.overlap,
-        "overlap_param_gather": training.prefetch, "broadcast_buffers": training.broadcast_buffers,
+        "bucket_cap_mb": training.bucket_cap_mb, "overlap_grad_reduce": training.overlap_grad_reduce,
+        "overlap_param_gather": training.overlap_param_gather, "broadcast_buffers": training.broadcast_buffers,
     }  # fmt: skip
     return {name: value for name, value in said.items() if value is not None}
 
@@ -218,12 +218,12 @@ def make_model(config: Config, *, reads: bool = True) -> nn.Module:
     """With the weights that it is to start from where this rank `reads` them; one that does not is given them
     by `DistributedOptimizer`, and one that is to be sharded by that, which others have no room for."""
     section = config.model
-    is_given_values_later = config.job.shard and (section.start is None or not reads)
+    is_given_values_later = config.parallel.fsdp and (section.init_from is None or not reads)
     with without_values() if is_given_values_later else nullcontext():
-        model = models.build(section.build, section.arguments)
-    if section.start is not None and reads:
+        model = models.build(section.name, section.arguments)
+    if section.init_from is not None and reads:
         with in_section("model", "start"):
-            load_into(model, section.start)
+            load_into(model, section.init_from)
     return model
 
 
@@ -233,14 +233,14 @@ def make_precision(training: TrainingSection, device: torch.device) -> Precision
 
 
 def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
-    name, arguments = config.optimizer.build, config.optimizer.arguments
+    name, arguments = config.optimizer.name, config.optimizer.arguments
     if "lr" in arguments:
         raise UserError(
             f"[optimizer.arguments]: lr = {arguments['lr']}: give it as lr of [optimizer], for one group",
             key=("optimizer", "arguments", "lr"),
             value=arguments["lr"],
         )
-    lr = config.optimizer.lr * lr_scale(config.schedule.scaling, P)
+    lr = config.optimizer.lr * lr_scale(config.lr_schedule.scaling, P)
     of = model if _takes_model(name) else model.parameters()
     return build("optimizer", name, OF_A_MODEL, {"lr": lr, **arguments}, optim.Optimizer, of)
 
@@ -268,24 +268,24 @@ def make_natural_gradient(
 
 
 def make_scheduler(
-    schedule: ScheduleSection, optimizer: optim.Optimizer, how_long: Length
+    schedule: LrScheduleSection, optimizer: optim.Optimizer, how_long: Length
 ) -> LRScheduler | None:
-    if schedule.build is None:
+    if schedule.name is None:
         return None
     given = scheduler_arguments(schedule, how_long)
-    made = build("schedule", schedule.build, SCHEDULERS, given, LRScheduler, optimizer)
+    made = build("schedule", schedule.name, SCHEDULERS, given, LRScheduler, optimizer)
     if isinstance(made, ReduceLROnPlateau):
         raise UserError(
-            "[schedule] build: ReduceLROnPlateau goes by results; allowed are schedulers that go by "
+            "[lr_schedule] name: ReduceLROnPlateau goes by results; allowed are schedulers that go by "
             "the number of steps or epochs alone",
             key=("schedule", "build"),
         )
     return made
 
 
-def scheduler_arguments(schedule: ScheduleSection, how_long: Length) -> dict[str, Any]:
+def scheduler_arguments(schedule: LrScheduleSection, how_long: Length) -> dict[str, Any]:
     """Where one is the word "length" it is that of the run, in what the scheduler counts."""
-    whole = how_long.expected if schedule.per == "step" else how_long.epochs
+    whole = how_long.expected if schedule.interval == "step" else how_long.epochs
     return {name: whole if value == LENGTH else value for name, value in schedule.arguments.items()}
 
 

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd.checkpoint import Writer
 from hpcsgd.comm import PeerLost, Transport
-from hpcsgd.config.schema import Config, ScheduleSection
+from hpcsgd.config.schema import Config, LrScheduleSection
 from hpcsgd.core.topology import Topology
 from hpcsgd.data import Batches
 from hpcsgd.elastic.meetings import Meetings
@@ -220,7 +220,7 @@ class Island:
 
     @property
     def folder(self) -> Path:
-        return run_folder.island_folder(self.config.run.folder, self.meetings.index)
+        return run_folder.island_folder(self.config.run.output_dir, self.meetings.index)
 
     def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
         """Whoever started the islands has written down the configuration."""
@@ -243,8 +243,8 @@ class Island:
     ) -> EnsembleLoop:
         return EnsembleLoop(
             self.config, parts, checkpoints, stopping, aside,
-            meetings=self.meetings, reallocated=self.config.reallocation.unit,
-            living=living_of(self.config.schedule, parts),
+            meetings=self.meetings, reallocated=self.config.rebalance.resource,
+            living=living_of(self.config.lr_schedule, parts),
         )  # fmt: skip
 
     def conclude(self, complete: bool) -> None:
@@ -253,9 +253,9 @@ class Island:
             self.meetings.finish()
 
 
-def living_of(schedule: ScheduleSection, parts: Assembly) -> Living | None:
+def living_of(schedule: LrScheduleSection, parts: Assembly) -> Living | None:
     """What the learning rate follows the living islands by, if it is to."""
-    if schedule.scaling_follows == "started":
+    if schedule.scale_with == "started":
         return None
     return Living(parts.warm_up, schedule.scaling)
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def opened(data: DataSection, split: str) -> Split:
     """A split of the store; raises `UserError` naming the key."""
     with in_section("data", "arguments" if data.arguments else "store"):
-        return open_split(data.store, split, data.arguments)
+        return open_split(data.path, split, data.arguments)
 
 
 class Dealing(Protocol):
@@ -58,7 +58,7 @@ class DealtToRanks:
         return _sampler(train, self.place, config)
 
     def batches(self, sampler: Sampler, data: DataSection) -> Batches | InjectedBatches:
-        P, b = self.place.num_groups, batch_of_rank(data.batch_size, self.place.group_size)
+        P, b = self.place.num_groups, batch_of_rank(data.group_batch_size, self.place.group_size)
         injection = make_injection(data)
         if injection is not None and P == 1:
             log.warning("[data] injection: one group has nobody to share samples with")
@@ -94,7 +94,7 @@ class DealtToPeers:
         )
 
     def batches(self, sampler: Sampler, data: DataSection) -> Batches:
-        B, K = data.batch_size, self.topology.group_size
+        B, K = data.group_batch_size, self.topology.group_size
         if data.injection is not None:
             raise UserError(
                 "[data] injection: groups that `hpcsgd launch` starts do not share samples",
@@ -102,7 +102,7 @@ class DealtToPeers:
             )
         if B < K:
             raise UserError(
-                f"[data] batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: too few "
+                f"[data] group_batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: too few "
                 "samples",
                 key=("data", "batch_size"),
                 value=B,
@@ -125,7 +125,7 @@ def _sampler(train: Split, place: Topology | AsRank, config: Config) -> Sampler:
 def batch_of_rank(B: int, K: int) -> int:
     if B % K:
         raise UserError(
-            f"[data] batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: give a multiple "
+            f"[data] group_batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: give a multiple "
             f"of {K}",
             key=("data", "batch_size"),
             value=B,
@@ -135,12 +135,12 @@ def batch_of_rank(B: int, K: int) -> int:
 
 def make_partition(data: DataSection) -> Partition | None:
     if data.partition is None:
-        return None if data.share is None else Overlapping(data.share)
-    if data.share is not None:
+        return None if data.overlap_share is None else Overlapping(data.overlap_share)
+    if data.overlap_share is not None:
         raise UserError(
-            f"[data] share = {data.share} beside partition: give one of them, not both",
+            f"[data] overlap_share = {data.overlap_share} beside partition: give one of them, not both",
             key=("data", "share"),
-            value=data.share,
+            value=data.overlap_share,
         )
     with in_section("data", "partition"):
         return _partition(data.partition)

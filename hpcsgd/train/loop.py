@@ -43,8 +43,8 @@ class Loop(ABC):
         self, config: Config, parts: Assembly, checkpoints: Writer, stopping: Stopping, aside: Transport
     ) -> None:
         self._config = config.training
-        self._schedule = config.schedule
-        self._per_step = self._schedule.per == "step"
+        self._schedule = config.lr_schedule
+        self._per_step = self._schedule.interval == "step"
         self._parts = parts
         self._expected = parts.length.expected  # steps of the whole run, as far as can be told
         self._checkpoints = checkpoints
@@ -189,9 +189,9 @@ class Loop(ABC):
         if not cut:
             self._begin_epoch(number)
         last = self._over()
-        if number % self._config.evaluate_every == 0 or last:
+        if number % self._config.eval_every_epochs == 0 or last:
             self._evaluate(number)
-        if self._config.checkpoint_every is None or self._checkpoint_due() or last:
+        if self._config.checkpoint_every_steps is None or self._checkpoint_due() or last:
             self._save()
 
     def _begin_epoch(self, number: int) -> None:
@@ -212,7 +212,7 @@ class Loop(ABC):
         return parts.length.left(self._epoch, parts.optimizer.t, parts.batches)
 
     def _checkpoint_due(self) -> bool:
-        every = self._config.checkpoint_every
+        every = self._config.checkpoint_every_steps
         return every is not None and self._parts.optimizer.t % every == 0
 
     def _evaluate(self, epoch: int) -> None:

@@ -42,7 +42,7 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
             raise UserError(
                 "tune, machine: nothing is chosen for groups that `hpcsgd launch` starts: give "
                 "bucket_cap_mb and overlap",
-                key="machine" if section.tune is None else "tune",
+                key="machine" if section.autotune_steps is None else "tune",
             )
         choices = left_open(config, topology.group_size)
         if topology.rank == 0:
@@ -53,8 +53,8 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
                         foretold(config, topology.num_groups, topology.group_size, section.machine, most)
                     )
     kept = topology.world.gather_objects(kept)[0]
-    if kept is None and section.tune is not None:
-        kept = fastest(config, choices, topology, source, section.tune)
+    if kept is None and section.autotune_steps is not None:
+        kept = fastest(config, choices, topology, source, section.autotune_steps)
     assert kept is not None
     return kept.within(config)
 
@@ -90,12 +90,16 @@ def _seconds(config: Config, topology: Topology, source: str, steps: int) -> flo
     """A step takes, of the slowest rank, after a first one. Nothing is left of it."""
     parts = assemble(config, topology, source)
     taken = torch.tensor(
-        median(list(_times(parts, config.data.batch_size, steps + 1))[1:]), dtype=torch.float64, device="cpu"
+        median(list(_times(parts, config.data.group_batch_size, steps + 1))[1:]),
+        dtype=torch.float64,
+        device="cpu",
     )
     topology.world.allreduce(taken, "max").wait()
     parts.optimizer.state_dict()  # what is under way arrives
-    if not topology.world.end_apart(config.job.timeout):
-        raise PeerLost(f"communication in flight {config.job.timeout:g} s after steps to choose buckets by")
+    if not topology.world.end_apart(config.parallel.timeout_s):
+        raise PeerLost(
+            f"communication in flight {config.parallel.timeout_s:g} s after steps to choose buckets by"
+        )
     del parts
     gc.collect()  # models are in cycles with their optimizers
     return taken.item()

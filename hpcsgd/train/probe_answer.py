@@ -43,7 +43,7 @@ def take_answer(config: Config, file: Path, ranks: int) -> tuple[Config, Distanc
     if found["unclear"] is not None:
         log.warning("%s: not clear between %d and %d groups", file, P, found["unclear"])
     log.info("%s: %s; %d for %s", file, count_text(P, "group"), groups, count_text(ranks, "rank"))
-    job = dataclasses.replace(config.job, groups=groups, group_size=None)
+    job = dataclasses.replace(config.parallel, groups=groups, group_size=None)
     return dataclasses.replace(config, job=job), monitor
 
 

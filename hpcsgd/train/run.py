@@ -73,14 +73,14 @@ def _run(
     if probe is not None:
         with raise_on_all_ranks(world, "reading the probe"):
             config, monitor = take_answer(config, probe, world.size)
-    world.timeout = config.job.timeout
+    world.timeout = config.parallel.timeout_s
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)
     keep_freed_memory()
     with in_file(path), in_section("job"):
         topology, meetings = form_job(world, config)
     section = config.training
-    reasons = Reasons(section.time_limit, section.stop_ahead, asks_scheduler=topology.rank == 0)
+    reasons = Reasons(section.time_limit_s, section.stop_before_end_s, asks_scheduler=topology.rank == 0)
     return train(config, topology, str(path), reasons, resume, monitor, meetings)
 
 
@@ -110,12 +110,12 @@ def train(
             count_text(topology.total_groups, "group"), count_text(topology.group_size, "rank"),
             count_text(parts.steps_per_epoch, "step"), where,
         )  # fmt: skip
-        warn_of_few(len(parts.sampler) * topology.group_size, begun.data.batch_size)
+        warn_of_few(len(parts.sampler) * topology.group_size, begun.data.group_batch_size)
         if parts.by_torch is not None:
             size = byte_text(parts.by_torch)
             log.info("in groups torch sends %s a rank and backward pass, by formula: told apart", size)
-        if begun.model.start is not None:
-            log.info("the model starts from %s", begun.model.start)
+        if begun.model.init_from is not None:
+            log.info("the model starts from %s", begun.model.init_from)
         return _train(setting, parts, Stopping(reasons, aside), aside, resume, open_files, monitor)
 
 
@@ -128,17 +128,17 @@ def _train(
     open_files: ExitStack,
     monitor: DistanceMonitor | None = None,
 ) -> str | None:
-    topology, folder = setting.topology, setting.config.run.folder
+    topology, folder = setting.topology, setting.config.run.output_dir
     checkpoints = folder / CHECKPOINTS
     writer = Writer(checkpoints, topology)
     loop = setting.loop(parts, writer, stopping, aside)
     if setting.goes_on(resume):
         _go_on(setting, parts, Checkpoints(checkpoints, topology), loop)
-    if (steps := setting.config.run.trace) is not None:
+    if (steps := setting.config.run.trace_steps) is not None:
         loop.tracer = Trace(
             topology, topology.world.apart(), setting.folder / trace.NAME, steps, parts.optimizer.t
         )
-    said, t, sinks = setting.config.run.sinks, parts.optimizer.t, None
+    said, t, sinks = setting.config.run.loggers, parts.optimizer.t, None
     with topology.raise_on_all_ranks("opening the metrics"), usable(folder):
         if topology.rank == 0:
             loop.monitor = monitor
@@ -172,7 +172,7 @@ def _close_sinks(sinks: Outlets | None, topology: Topology) -> None:
 
 def to_begin(config: Config, goes_on: bool) -> Config:
     """Where there is a checkpoint, weights to start from are not read: they may be gone."""
-    if goes_on and titles(config.run.folder / CHECKPOINTS):
+    if goes_on and titles(config.run.output_dir / CHECKPOINTS):
         return replace(config, model=replace(config.model, start=None))
     return config
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpcsgd import torch_private
-from hpcsgd.config.schema import ScheduleSection
+from hpcsgd.config.schema import LrScheduleSection
 from hpcsgd.errors import JobError
 from hpcsgd.train.assembly import Assembly, scheduler_arguments
 
@@ -24,7 +24,7 @@ def scheduler_state(scheduler: LRScheduler | None) -> Tree:
 
 
 def take_up_schedule(
-    parts: Assembly, schedule: ScheduleSection, epoch: int, shared: Tree, own: Tree | None
+    parts: Assembly, schedule: LrScheduleSection, epoch: int, shared: Tree, own: Tree | None
 ) -> int:
     """Go on with the scheduler of a checkpoint, `own` as in `Loop.take_up`; the steps of the whole
     run, as far as can be told."""
@@ -53,7 +53,7 @@ def take_up_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Map
     theirs, ours = saved.get("kind", "none"), scheduler_state(scheduler).get("kind", "none")
     if theirs != ours:
         raise JobError(
-            f"[schedule] build: {theirs} in the checkpoint, {ours} in this job: resume with that",
+            f"[lr_schedule] name: {theirs} in the checkpoint, {ours} in this job: resume with that",
             key=("schedule", "build"),
         )
     if scheduler is None:
@@ -71,9 +71,9 @@ def _hold_to(scheduler: LRScheduler, changed: Mapping[str, float]) -> None:
     rates = torch_private.closed_form_rates(scheduler)
     if rates is None:
         kind = type(scheduler).__name__
-        log.warning("[schedule] arguments: %s: %s keeps those that it began with", told, kind)
+        log.warning("[lr_schedule] arguments: %s: %s keeps those that it began with", told, kind)
         return
     vars(scheduler).update(changed)
     for group, lr in zip(scheduler.optimizer.param_groups, rates(), strict=True):
         group["lr"] = lr
-    log.info("[schedule] arguments: %s: rates are as if it had been so from the start", told)
+    log.info("[lr_schedule] arguments: %s: rates are as if it had been so from the start", told)

@@ -62,15 +62,15 @@ def left_open(config: Config, K: int) -> Open:
     training = config.training
     return Open(
         sizes=BUCKETS_MB if training.bucket_cap_mb is None else (training.bucket_cap_mb,),
-        overlaps=(True, False) if training.overlap is None else (training.overlap,),
+        overlaps=(True, False) if training.overlap_grad_reduce is None else (training.overlap_grad_reduce,),
         exchanges=DENSE
-        if K > 1 and not config.job.shard and _unsaid(config.method)
+        if K > 1 and not config.parallel.fsdp and _unsaid(config.method)
         else (None,),  # or it is torch's
     )
 
 
 def is_to_choose(training: TrainingSection) -> bool:
-    return training.tune is not None or training.machine is not None
+    return training.autotune_steps is not None or training.machine is not None
 
 
 def as_it_began(config: Config) -> Config:
@@ -81,7 +81,7 @@ def as_it_began(config: Config) -> Config:
 
 def of_the_run(config: Config) -> Sending | None:
     """What was chosen when the run in that folder began, if it has begun."""
-    file = config.run.folder / JOB_FILE
+    file = config.run.output_dir / JOB_FILE
     told = read_toml(file) if file.exists() else {"training": {}}
     training = told["training"]
     if not {"bucket_cap_mb", "overlap"} <= training.keys():

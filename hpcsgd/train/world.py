@@ -57,7 +57,7 @@ def record_start(folder: Path, topology: Topology, devices: Mapping[str, int]) -
         groups=topology.num_groups,
         group_size=topology.group_size,
         devices=devices,
-        transport={"group": topology.intra_group.way, "cross": topology.inter_group.way},
+        device_backend={"group": topology.intra_group.way, "cross": topology.inter_group.way},
     )
 
 
@@ -71,7 +71,7 @@ class World:
     @property
     def folder(self) -> Path:
         """Of its log and metrics."""
-        return self.config.run.folder
+        return self.config.run.output_dir
 
     def open_folder(self, resume: bool, open_files: ExitStack, devices: Mapping[str, int]) -> None:
         """`devices`: how many ranks train on which."""

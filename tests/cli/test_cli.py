@@ -12,10 +12,10 @@ from hpcsgd.errors import UserError
 
 JOB = """\
 [data]
-store = "digits.h5"
-batch_size = 64
+path = "digits.h5"
+group_batch_size = 64
 [model]
-build = "mlp"
+name = "mlp"
 [optimizer]
 lr = 0.1
 [method]
@@ -75,7 +75,7 @@ def module(name: str, *functions: types.FunctionType) -> types.ModuleType:
         ("job.toml --resume", (Path("job.toml"), (), True, None)),
         ("job.toml --probe probe.json", (Path("job.toml"), (), False, Path("probe.json"))),
         ("--resume job.toml", (Path("job.toml"), (), True, None)),
-        ("job.toml --trace", (Path("job.toml"), ("--run.trace", "auto"), False, None)),
+        ("job.toml --trace", (Path("job.toml"), ("--run.trace_steps", "auto"), False, None)),
         (
             "job.toml --training.epochs 3 --resume --method.sync_every=-4",
             (Path("job.toml"), ("--training.epochs", "3", "--method.sync_every=-4"), True, None),
@@ -116,11 +116,11 @@ def test_compare_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
             "--target",
             "0.9",
             "--resume",
-            "--job.groups=2",
+            "--parallel.groups=2",
         ]
     )
     short = (Path("job.toml"), (), "bsp, hierarchical sync_every=8", None, False)
-    handed_on = ("--seed", "3", "--job.groups=2", "--training.steps", "7")
+    handed_on = ("--seed", "3", "--parallel.groups=2", "--training.steps", "7")
     assert heard == [short, (Path("job.toml"), handed_on, "m.toml", 0.9, True)]
 
 
@@ -269,11 +269,11 @@ def test_measure_hands_on_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "hpcsgd.performance.measuring"
     monkeypatch.setitem(sys.modules, name, module(name, run))
     app(["measure"])
-    words = "--quick job.toml --out m.toml --data.batch_size 4 --max-bytes 8192 --seconds 2"
+    words = "--quick job.toml --out m.toml --data.group_batch_size 4 --max-bytes 8192 --seconds 2"
     app(["measure", *words.split()])
     assert heard == [
         (None, (), Path("machine.toml"), False, None, None),
-        (Path("job.toml"), ("--data.batch_size", "4"), Path("m.toml"), True, 8192, 2.0),
+        (Path("job.toml"), ("--data.group_batch_size", "4"), Path("m.toml"), True, 8192, 2.0),
     ]
 
 
@@ -282,7 +282,7 @@ def test_simulate_prints_and_writes_what_is_asked_for(
 ) -> None:
     example = Path(__file__).parents[2] / "examples/simulation.toml"
     files = [tmp_path / name for name in ("job.png", "job.json")]
-    small = ["--job.groups", "2", "--job.steps", "3", "--job.ranks_per_host", "8"]
+    small = ["--parallel.groups", "2", "--parallel.steps", "3", "--parallel.ranks_per_host", "8"]
     wanted = zip(("--picture", "--json"), map(str, files), strict=True)
     app(["simulate", str(example), *small, *(word for pair in wanted for word in pair)])
     assert capsys.readouterr().out.startswith(
@@ -297,7 +297,7 @@ def test_a_file_that_cannot_be_written_is_one_line(
     example = Path(__file__).parents[2] / "examples/simulation.toml"
     nowhere = str(tmp_path / "nowhere/job.json")
     with pytest.raises(SystemExit) as ended:
-        main(["simulate", str(example), "--job.groups", "2", "--job.steps", "3", "--json", nowhere])
+        main(["simulate", str(example), "--parallel.groups", "2", "--parallel.steps", "3", "--json", nowhere])
     assert ended.value.code == 1
     assert capsys.readouterr().err == f"hpcsgd: {nowhere}: cannot be written: No such file or directory\n"
 

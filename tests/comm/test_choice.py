@@ -163,7 +163,7 @@ def test_a_job_tells_once_what_it_chose(monkeypatch: pytest.MonkeyPatch, caplog)
 
 def test_what_cannot_be_had_is_one_line() -> None:
     def form(world: Transport) -> None:
-        form_as_launched(world, 2, None, Wishes(cross="nccl"))
+        form_as_launched(world, 2, None, Wishes(inter_group="nccl"))
 
     with pytest.raises(JobError, match=r"^transport cross = 'nccl': rank 0 of 2 has no accelerator"):
         threads.run(4, form)
@@ -208,4 +208,4 @@ def test_who_trains_on_the_host_has_no_ways() -> None:
 
     assert threads.run(4, form) == ["mpi"] * 4
     with pytest.raises(JobError, match=r"^transport group = 'nccl': rank 0 of 2 has no accelerator"):
-        threads.run(4, lambda world: form_as_launched(world, 2, None, Wishes(group="nccl"), "cpu"))
+        threads.run(4, lambda world: form_as_launched(world, 2, None, Wishes(intra_group="nccl"), "cpu"))

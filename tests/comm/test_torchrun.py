@@ -210,15 +210,15 @@ def test_a_job_file_names_the_backend(tmp_path: Path) -> None:
     assert made.returncode == 0
     words = (
         "-m", "hpcsgd", "train", "examples/digits.toml", "--training.epochs", "1",
-        "--data.store", tmp_path / "digits.h5", "--run.folder", tmp_path / "run",
+        "--data.path", tmp_path / "digits.h5", "--run.output_dir", tmp_path / "run",
     )  # fmt: skip
     done = torchrun(4, *words)
     assert done.returncode == 0, done
     assert done.stdout.startswith("4 ranks by gloo: torchrun started them\n")
     assert "test" in done.stdout
-    forced = torchrun(4, *words, "--job.backend", "mpi")
+    forced = torchrun(4, *words, "--parallel.backend", "mpi")
     assert forced.returncode == 1
     (line,) = of_ours(forced)
     assert "torchrun (WORLD_SIZE) started 4 ranks but MPI sees a world of 1" in line
-    unknown = torchrun(4, *words, "--job.backend", "glo")
+    unknown = torchrun(4, *words, "--parallel.backend", "glo")
     assert "did you mean 'gloo'? Allowed: auto, gloo, mpi" in "".join(of_ours(unknown))

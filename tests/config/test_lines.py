@@ -32,7 +32,7 @@ sync_every = 1 \\"""
 """
 's' = \'\'\'
 [data]
-store = 2''\'\'\'
+path = 2''\'\'\'
 [t . "u.v"] # comment
 x = { y = 1, z = { w = "}" } }
 list = [ # c ]
@@ -62,8 +62,8 @@ JOB = """\
 seed = 1
 
 [data]
-store = "s.h5"
-batch_size = 8
+path = "s.h5"
+group_batch_size = 8
 
 [method] # sync_every = 3
 name = "hierarchical"
@@ -151,10 +151,10 @@ DENSITY = ("method", "grad_reduce", "sparsifier", "density")
         (DENSITY, 2, "--method.grad_reduce.name x", 10),
         (("method", "grad_reduce"), None, "--method.grad_reduce.name x", None),
         (("method", "grad_reduce"), None, "--method.name x", None),
-        (("method", "grad_reduce"), None, "--data.batch_size 8", 10),
+        (("method", "grad_reduce"), None, "--data.group_batch_size 8", 10),
         (("method", "evry"), None, "--method.evry 3", None),
         (("training", "epochs"), None, "--training.steps none", None),
-        (("method",), None, "--data.batch_size 8", None),
+        (("method",), None, "--data.group_batch_size 8", None),
     ],
 )
 def test_a_key_and_its_line(
@@ -181,16 +181,16 @@ def test_other_files_have_none(file: Path) -> None:
 
 SPARSE = 'grad_reduce = { name = "sparse", sparsifier = { name = "topk", density = 2 } }'
 WHOLE = """\
-[job]
+[parallel]
 groups = 3
 
 [data]
-store = "s.h5"
-batch_size = 8
+path = "s.h5"
+group_batch_size = 8
 partition = { name = "dirichlet", alpha = 0 }
 
 [model]
-build = "mlp"
+name = "mlp"
 
 [optimizer]
 lr = 0.1
@@ -211,14 +211,14 @@ epochs = 1
         ({"lr = 0.1": ""}, "job.toml:12: [optimizer] lr is missing: expected number > 0"),
         (
             {"groups = 3": "groups = 3\ngroup_size = 2"},
-            "job.toml:2: [job]: groups = 3 and group_size = 2: give",
+            "job.toml:2: [parallel]: groups = 3 and group_size = 2: give",
         ),
         (
             {"epochs = 1": "steps = 1\nsamples = 2"},
             "job.toml:20: [training]: steps = 1 and samples = 2: give",
         ),
         ({"epochs": "epoch"}, "job.toml:20: [training] epoch = 1: unknown key: did you mean 'epochs'?"),
-        ({"[job]": "[jobs]"}, "job.toml:1: [jobs]: unknown section: did you mean 'job'?"),
+        ({"[parallel]": "[jobs]"}, "job.toml:1: [jobs]: unknown section: did you mean 'job'?"),
         ({"sync_every = 4": "sync_every = 0"}, "job.toml:17: [method]: sync_every = 0: groups meet"),
         (
             {"sync_every = 4": 'sync_every = "4"'},
@@ -235,10 +235,13 @@ epochs = 1
             {"sync_every = 4": 'sync_every = 4\n[method.grad_reduce]\nname = "sparse"\nsparsifier = "topc"'},
             "job.toml:20: [method] grad_reduce sparsifier: no 'topc'",
         ),
-        ({"epochs = 1": 'epochs = 1\n[run]\ntrace = "7-1"'}, 'job.toml:22: [run]: trace = "7-1": expected'),
+        (
+            {"epochs = 1": 'epochs = 1\n[run]\ntrace = "7-1"'},
+            'job.toml:22: [run]: trace_steps = "7-1": expected',
+        ),
         (
             {"epochs = 1": 'epochs = 1\n[run]\nsinks = ["tensorbord"]'},
-            "job.toml:22: [run] sinks: no 'tensorbord'",
+            "job.toml:22: [run] loggers: no 'tensorbord'",
         ),
         ({}, "job.toml:7: [data] partition: alpha = 0: must be a number > 0"),
         (
@@ -250,7 +253,7 @@ epochs = 1
         ),
         (
             {'partition = { name = "dirichlet", alpha = 0 }': ""},
-            "job.toml:2: [job]: groups = 3 is more than the 2 ranks of the job",
+            "job.toml:2: [parallel]: groups = 3 is more than the 2 ranks of the job",
         ),
     ],
 )
@@ -266,10 +269,10 @@ def test_mistakes_name_their_lines(file: Path, changes: dict[str, str], told: st
             config = load(file)
             with in_file(file):
                 make_method(config.method, steps_per_epoch=1)
-                require_sinks(config.run.sinks or ())
+                require_sinks(config.run.loggers or ())
                 make_partition(config.data)
                 with in_section("job"):
-                    shape(world.size, config.job.groups, config.job.group_size)
+                    shape(world.size, config.parallel.groups, config.parallel.group_size)
 
     with pytest.raises(JobError) as caught:
         threads.run(2, on_each_rank)

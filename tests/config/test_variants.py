@@ -19,7 +19,7 @@ training = { epochs = 1 }
 """
 FILE = """
 ["two groups"]
-job.groups = 2
+parallel.groups = 2
 
 [sparse]
 method = { name = "bsp", grad_reduce = { name = "sparse", sparsifier = { name = "deft", density = 0.01 } } }
@@ -40,19 +40,19 @@ def read(job: Path, text: str, *overrides: str) -> dict[str, Config]:
 def test_as_typed(job: Path) -> None:
     text = (
         "bsp, hierarchical  sync_every=8 grad_reduce={ name = 'sparse', k = [1, 2] },sgp peers=2 "
-        "job.groups=4 "
+        "parallel.groups=4 "
         "optimizer.arguments.momentum=0, "
     )
     found = read(job, text, "--optimizer.lr", "0.2")
     methods = {label: (config.method.name, config.method.arguments) for label, config in found.items()}
     sparse = "hierarchical sync_every=8 grad_reduce={ name = 'sparse', k = [1, 2] }"
-    gossip = "sgp peers=2 job.groups=4 optimizer.arguments.momentum=0"
+    gossip = "sgp peers=2 parallel.groups=4 optimizer.arguments.momentum=0"
     assert methods == {
         "bsp": ("bsp", {}),
         sparse: ("hierarchical", {"sync_every": 8, "grad_reduce": {"name": "sparse", "k": [1, 2]}}),
         gossip: ("sgp", {"peers": 2}),
     }
-    assert [config.job.groups for config in found.values()] == [None, None, 4]
+    assert [config.parallel.groups for config in found.values()] == [None, None, 4]
     assert {config.optimizer.lr for config in found.values()} == {0.2}
     momenta = [config.optimizer.arguments["momentum"] for config in found.values()]
     assert momenta == [0.9, 0.9, 0]
@@ -62,7 +62,11 @@ def test_of_a_file(job: Path) -> None:
     file = job.with_name("methods.toml")
     file.write_text(FILE)
     two, sparse = read(job, str(file)).values()
-    assert (two.method.name, two.method.arguments, two.job.groups) == ("hierarchical", {"sync_every": 4}, 2)
+    assert (two.method.name, two.method.arguments, two.parallel.groups) == (
+        "hierarchical",
+        {"sync_every": 4},
+        2,
+    )
     exchange = {"name": "sparse", "sparsifier": {"name": "deft", "density": 0.01}}
     assert sparse.method.arguments == {"grad_reduce": exchange}
     assert (sparse.optimizer.lr, sparse.optimizer.arguments) == (0.5, {"momentum": 0.9})
@@ -85,9 +89,9 @@ def test_folders() -> None:
         ),
         ("bsp 8", "'8': expected an argument, as sync_every=8"),
         ("bsp x={a=1, sgp", "a bracket or a quote has no other end"),
-        ("bsp run.folder=x", "cannot change [run]; Allowed: data, job, method, optimizer, schedule"),
+        ("bsp run.output_dir=x", "cannot change [run]; Allowed: data, job, method, optimizer, schedule"),
         ("bsp optimiser.lr=1", "cannot change [optimiser]; did you mean 'optimizer'?"),
-        ("bsp job.groups=0", "variant 'bsp job.groups=0': --job.groups 0: expected int ≥ 1"),
+        ("bsp parallel.groups=0", "variant 'bsp parallel.groups=0': --parallel.groups 0: expected int ≥ 1"),
         ("none.toml", "--methods: none.toml: cannot be read"),
         ("bsp", "--method.sync_every: the methods that are compared are those of --methods"),
     ],

@@ -136,7 +136,7 @@ def peak(topology: hpcsgd.Topology, who: str) -> dict[str, int]:
 
 
 def peaks(P: int, names: list[str]) -> None:
-    topology = hpcsgd.init(groups=P, timeout=60)
+    topology = hpcsgd.init(groups=P, timeout_s=60)
     for who in names:
         mine = peak(topology, who)
         everyone = topology.world.gather_objects(mine)
@@ -148,7 +148,7 @@ def peaks(P: int, names: list[str]) -> None:
 def limited(P: int, sharded: bool) -> None:
     """With a third of the memory that all of the training takes, and `STACK`; then once more, with as much as
     there is and not sharded."""
-    topology = hpcsgd.init(groups=P, timeout=60)
+    topology = hpcsgd.init(groups=P, timeout_s=60)
     net, optimizer = training(topology, "hierarchical", layers=3, sharded=sharded)
     next(steps(net, optimizer, topology.rank))
     del net, optimizer

@@ -39,9 +39,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 @pytest.fixture
 def folder(config: Config) -> Path:
     """A run folder with its configuration."""
-    open_run_folder(config.run.folder, resume=False)
-    write_config(config.run.folder, config)
-    return config.run.folder
+    open_run_folder(config.run.output_dir, resume=False)
+    write_config(config.run.output_dir, config)
+    return config.run.output_dir
 
 
 def test_the_resolved_configuration_is_kept_and_starts_the_same_run(config: Config, folder: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_folder_in_use_is_refused_unless_resuming(folder: Path) -> None:
 def test_a_folder_that_cannot_be_is_a_user_error(config: Config) -> None:
     Path("runs").write_text("a file")
     with pytest.raises(UserError, match=r"^runs/first: cannot be used as \[run\] folder: "):
-        open_run_folder(config.run.folder, resume=False)
+        open_run_folder(config.run.output_dir, resume=False)
 
 
 def test_resuming_unchanged_says_nothing(
@@ -74,14 +74,14 @@ def test_resuming_unchanged_says_nothing(
 def test_resuming_changed_names_the_keys_in_one_warning(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    overrides = ["--training.epochs=3", "--method.sync_every=4", "--training.checkpoint_every=5"]
+    overrides = ["--training.epochs=3", "--method.sync_every=4", "--training.checkpoint_every_steps=5"]
     changed = load(Path("first.toml"), overrides)
     write_config(folder, changed)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.message == (
         "resuming with another configuration than before: "
-        "method.sync_every 8 → 4, training.epochs 2 → 3, training.checkpoint_every default → 5"
+        "method.sync_every 8 → 4, training.epochs 2 → 3, training.checkpoint_every_steps default → 5"
     )
     assert load(folder / "job.toml") == changed
 
@@ -129,7 +129,7 @@ def test_damaged_versions_are_one_line(folder: Path, text: str) -> None:
 
 
 def test_the_folder_is_one_process_s_and_what_killed_ones_left_is_gone(config: Config) -> None:
-    folder = config.run.folder
+    folder = config.run.output_dir
     folder.mkdir(parents=True)
     (folder / "run.lock").touch()  # of a start that was killed at once
     (folder / ".x.another.1.01234567.part").touch()
@@ -148,5 +148,5 @@ def test_a_folder_that_cannot_be_written_is_one_line(config: Config, monkeypatch
 
     monkeypatch.setattr(Path, "open", refused)
     line = r"^runs/first: cannot be used as \[run\] folder: Read-only file system$"
-    with pytest.raises(UserError, match=line), owned(config.run.folder, resume=False):
+    with pytest.raises(UserError, match=line), owned(config.run.output_dir, resume=False):
         pass

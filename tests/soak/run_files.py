@@ -27,7 +27,7 @@ from soak.job_files import told as typed
 from soak.test_checkpoints import cut_off, flipped, overwritten, prolonged
 from train.launches import JOB, make_store
 
-JOB_OF_TWO = JOB.replace("[data]", "[job]\ngroups = 2\n[data]")
+JOB_OF_TWO = JOB.replace("[data]", "[parallel]\ngroups = 2\n[data]")
 NEVER: Any = SimpleNamespace(now=lambda: 0)
 """In place of `Reasons`, which takes signals and so only the main thread."""
 METHODS = "bsp, hierarchical sync_every=2"
@@ -40,7 +40,7 @@ A_FOLDER = "a folder"
 
 
 def train(*words: str) -> None:
-    config = load(Path("job.toml"), ["--run.trace", "2-3", *words])
+    config = load(Path("job.toml"), ["--run.trace_steps", "2-3", *words])
     run: Any = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
     threads.run(2, lambda world: run.train(config, form(world, 2), "job.toml", NEVER, True))
 
@@ -86,10 +86,10 @@ READERS: dict[str, tuple[Callable[[], Told], ...]] = {
     ),
     "runs/job-compare/": (lambda: ended(compare), command("report runs/job-compare --to page.html")),
     "islands-run/": (command("report islands-run --to page.html"),),
-    "small.h5": (lambda: ended(train), command("job train job.toml --ranks-per-node 2 --run.folder new")),
+    "small.h5": (lambda: ended(train), command("job train job.toml --ranks-per-node 2 --run.output_dir new")),
     "machine.toml": (command(PLAN),),
     "probe.json": (command(PLAN), lambda: ended(with_probe)),
-    "plan.json": (command("job train planned.toml --plan plan.json --run.folder new"),),
+    "plan.json": (command("job train planned.toml --plan plan.json --run.output_dir new"),),
 }
 """Which commands read it, by the beginning of its name."""
 NOT_READ = {".png", ".html", ".csv"}

@@ -129,7 +129,16 @@ class Job:
 def of_run(folder: Path, family: str) -> Job:
     (folder / "net.py").write_text(MODEL)
     (folder / "job.toml").write_text(JOB)
-    train = ["-m", "hpcsgd", "train", "job.toml", "--run.folder", "run", "--training.checkpoint_every", "3"]
+    train = [
+        "-m",
+        "hpcsgd",
+        "train",
+        "job.toml",
+        "--run.output_dir",
+        "run",
+        "--training.checkpoint_every_steps",
+        "3",
+    ]
     method = ["--method", FAMILIES[family]]
     return Job(folder, lambda resumed: [*train, *method, *["--resume"][:resumed]], folder / "run")
 

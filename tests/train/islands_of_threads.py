@@ -28,9 +28,9 @@ from hpcsgd.train.ensemble import EnsembleLoop, living_of
 
 TRAIN = 96
 WORDS = [
-    *("--model.build", "train.small:steady", "--model.arguments", "{inputs=36}"),
+    *("--model.name", "train.small:steady", "--model.arguments", "{inputs=36}"),
     *[
-        "--data.batch_size",
+        "--data.group_batch_size",
         "4",
         "--method.name",
         "ensemble_sync",
@@ -158,11 +158,11 @@ class World:
         parts.transform = lambda x, _: x
         watch(parts, life, before_step)
         prepare(parts)
-        aside, unit = topology.world.apart(), config.reallocation.unit
+        aside, unit = topology.world.apart(), config.rebalance.resource
         writer, stops = Writer(self.folder, topology), Stops(stops_at)
         loop = EnsembleLoop(
             config, parts, writer, stops, aside,
-            meetings=meetings, reallocated=unit, living=living_of(config.schedule, parts),
+            meetings=meetings, reallocated=unit, living=living_of(config.lr_schedule, parts),
         )  # fmt: skip
         if (saved := Checkpoints(self.folder, topology).newest()) is not None:
             shared, _ = restore(saved, parts.optimizer)

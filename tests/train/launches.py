@@ -23,10 +23,10 @@ LAUNCHERS = ("PMI_", "PMIX_", "MPI_LOCAL", "OMPI_", "SLURM_", "HYDRA_", "PALS_",
 
 JOB = """\
 [data]
-store = "small.h5"
-batch_size = 16
+path = "small.h5"
+group_batch_size = 16
 [model]
-build = "mlp"
+name = "mlp"
 arguments = { inputs = 36, hidden = [8] }
 [optimizer]
 lr = 0.1

@@ -76,8 +76,8 @@ HERE = "train.test_assembly"
 
 def test_functions_of_the_user_take_part(job_file: Path) -> None:
     words = (
-        f"--model.build {HERE}:net --model.arguments {{start=0.25}} --optimizer.build {HERE}:half_rate "
-        f"--schedule.build {HERE}:slowing --schedule.arguments.by 0.75 --data.transform {HERE}:brighter"
+        f"--model.name {HERE}:net --model.arguments {{start=0.25}} --optimizer.name {HERE}:half_rate "
+        f"--lr_schedule.name {HERE}:slowing --lr_schedule.arguments.by 0.75 --data.transform {HERE}:brighter"
     )
 
     def check(parts: Assembly) -> None:
@@ -97,7 +97,7 @@ def hidden() -> nn.Module:
 
 def test_muon_is_made_of_the_model(job_file: Path) -> None:
     words = (
-        f"--model.build {HERE}:hidden --model.arguments {{}} --optimizer.build Muon --optimizer.lr 0.02 "
+        f"--model.name {HERE}:hidden --model.arguments {{}} --optimizer.name Muon --optimizer.lr 0.02 "
         "--optimizer.arguments {momentum=0.9,rest={lr=0.001,betas=[0.8,0.9]}}"
     )
 
@@ -114,7 +114,7 @@ def test_muon_is_made_of_the_model(job_file: Path) -> None:
 
 
 def test_optimizers_of_the_user_may_take_the_model(job_file: Path) -> None:
-    words = f"--optimizer.build {HERE}:of_the_model"
+    words = f"--optimizer.name {HERE}:of_the_model"
     assert on_ranks(job_file, words, lambda parts: parts.optimizer.param_groups[0]["lr"]) == [0.025]
 
 
@@ -164,7 +164,7 @@ def with_method(job_file: Path, name: str, method: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "S"), [("", 4), ("--data.batch_size 5", 10), ("--method.steps_per_epoch 7", 7)]
+    ("words", "S"), [("", 4), ("--data.group_batch_size 5", 10), ("--method.steps_per_epoch 7", 7)]
 )
 def test_the_steps_of_an_epoch_come_by_themselves(job_file: Path, words: str, S: int) -> None:
     """To whatever method asks for them, unless the job file says otherwise."""
@@ -296,7 +296,7 @@ def test_the_learning_rate_grows_with_the_groups(
     job_file: Path, rule: str, P: int, K: int, factor: float
 ) -> None:
     """Not with the ranks, K of which share a batch; and the warm-up begins at that of one group."""
-    words = f"--schedule.scaling {rule} --schedule.warmup_epochs 3"
+    words = f"--lr_schedule.scaling {rule} --lr_schedule.warmup_epochs 3"
 
     def rates(parts: Assembly) -> tuple[float, float, int]:
         lr = parts.optimizer.param_groups[0]["lr"]
@@ -336,7 +336,7 @@ def test_trying_the_model_leaves_no_trace(job_file: Path) -> None:
         norm = next(m for m in parts.model.modules() if isinstance(m, nn.BatchNorm1d))
         return int(norm.num_batches_tracked or 0), parts.model.training, torch.rand(()).item()
 
-    words = f"--model.build {HERE}:normalizing --model.arguments {{}}"
+    words = f"--model.name {HERE}:normalizing --model.arguments {{}}"
     (batches, training, chance), = on_ranks(job_file, words, found)  # fmt: skip
     assert (batches, training) == (0, True)
     assert chance == torch.rand((), generator=Generator().manual_seed(2)).item()
@@ -366,12 +366,12 @@ def flat() -> nn.Module:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (f"--model.build {HERE}:pair --model.arguments {{}}", "pair gives a tuple, expected a tensor"),
-        (f"--model.build {HERE}:flat --model.arguments {{}}", r"scores of shape \[2, 1, 6, 10\] for 2"),
-        (f"--optimizer.build {HERE}:rate", r"\[optimizer\] build: .* returned float, expected Optimizer"),
-        (f"--schedule.build {HERE}:rate", r"\[schedule.arguments\]: rate needs 'lr'; given: none"),
-        ("--schedule.build ReduceLROnPlateau", "ReduceLROnPlateau goes by results"),
-        ("--optimizer.build LBFGS", "LBFGS evaluates the loss several times a step"),
+        (f"--model.name {HERE}:pair --model.arguments {{}}", "pair gives a tuple, expected a tensor"),
+        (f"--model.name {HERE}:flat --model.arguments {{}}", r"scores of shape \[2, 1, 6, 10\] for 2"),
+        (f"--optimizer.name {HERE}:rate", r"\[optimizer\] build: .* returned float, expected Optimizer"),
+        (f"--lr_schedule.name {HERE}:rate", r"\[lr_schedule.arguments\]: rate needs 'lr'; given: none"),
+        ("--lr_schedule.name ReduceLROnPlateau", "ReduceLROnPlateau goes by results"),
+        ("--optimizer.name LBFGS", "LBFGS evaluates the loss several times a step"),
         (
             "--method.optimizer_state forgotten",
             r"\[method\] optimizer_state: no 'forgotten'; Allowed: average, keep, reset",

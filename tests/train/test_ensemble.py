@@ -62,7 +62,7 @@ def lost(desk: Desk) -> list[Event]:
 @pytest.mark.parametrize("momentum", ["0.0", "0.9"])
 def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) -> None:
     """The same as `hierarchical`, bit for bit, where an epoch ends with a meeting."""
-    words = ["--optimizer.arguments.momentum", momentum, "--schedule.warmup_epochs", "1"]
+    words = ["--optimizer.arguments.momentum", momentum, "--lr_schedule.warmup_epochs", "1"]
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
         (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2))
@@ -73,7 +73,7 @@ def test_nobody_dies(job_file: Path, tmp_path: Path, desk: Desk, momentum: str) 
         assert sorted(one.seen[epoch] + other.seen[epoch]) == list(range(TRAIN))
 
     def plain(world: Transport) -> dict[str, Tensor]:
-        config = load(job_file, [*WORDS, *words, "--method.name", "hierarchical", "--job.groups", "2"])
+        config = load(job_file, [*WORDS, *words, "--method.name", "hierarchical", "--parallel.groups", "2"])
         parts = assemble(config, form(world, 2), "job.toml")
         checkpoints, stopping = Writer(tmp_path / "plain", parts.optimizer.topology), cast(Any, Stops())
         WorldLoop(config, parts, checkpoints, stopping, world.apart()).train()
@@ -140,7 +140,7 @@ def test_the_rate_follows_the_living_from_where_samples_are_dealt(
         parts.optimizer.register_step_pre_hook(lambda *_: rates.append(parts.optimizer.rates[0]))
 
     rates: list[float] = []
-    words = ["--schedule.scaling", rule, "--schedule.scaling_follows", follows, "--optimizer.lr", "0.01"]
+    words = ["--lr_schedule.scaling", rule, "--lr_schedule.scale_with", follows, "--optimizer.lr", "0.01"]
     with desk.coordinator(3) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
         together(lambda: world.live(0, 3, prepare=read), dying, lambda: world.live(2, 3))
@@ -160,8 +160,8 @@ def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
         made.append(optimizer)
 
     rates, made = list[tuple[int, float]](), list[DistributedOptimizer]()
-    words = ["--schedule.scaling_follows", "living", "--optimizer.lr", "0.01"]
-    words += ["--schedule.warmup_epochs", "10", "--method.sync_every", "8"]
+    words = ["--lr_schedule.scale_with", "living", "--optimizer.lr", "0.01"]
+    words += ["--lr_schedule.warmup_epochs", "10", "--method.sync_every", "8"]
     with desk.coordinator(1) as at:
         World(at, job_file, tmp_path / "checkpoints", words).live(0, 4, prepare=read, stops_at=30)
     assert rates == [(t, pytest.approx(0.01)) for t in range(32)], "one is alive: there is nothing to climb"
@@ -235,7 +235,14 @@ def test_all_stop_where_one_has_to_and_go_on_later(
     job_file: Path, tmp_path: Path, desk: Desk, per: str
 ) -> None:
     """As another number of islands; what was seen is not seen again."""
-    schedule = ["--schedule.build", "StepLR", "--schedule.arguments.step_size", "1", "--schedule.per", per]
+    schedule = [
+        "--lr_schedule.name",
+        "StepLR",
+        "--lr_schedule.arguments.step_size",
+        "1",
+        "--lr_schedule.interval",
+        per,
+    ]
     with desk.coordinator(2) as at:
         world = World(at, job_file, tmp_path / "checkpoints", schedule)
         (one,), (other,) = together(lambda: world.live(0, 2), lambda: world.live(1, 2, stops_at=15))
@@ -317,7 +324,7 @@ def test_the_slow_island_is_given_more(
 
         return prepare
 
-    words = ["--reallocation.unit", "samples", "--reallocation.total", "8", "--data.batch_size", "24"]
+    words = ["--rebalance.resource", "samples", "--rebalance.total", "8", "--data.group_batch_size", "24"]
     words += ["--training.epochs", "4", *NO_NORM]
     allots = Allotment("samples", 8, margin=0.1, cost=0, epochs=4)
     with desk.coordinator(2, allotment=allots) as at:
@@ -346,7 +353,7 @@ def test_an_island_that_is_given_other_ranks_comes_back_with_them(
     job_file: Path, tmp_path: Path, desk: Desk
 ) -> None:
     """The others wait for it, and nothing of its share is lost."""
-    words = ["--reallocation.unit", "ranks", "--training.epochs", "2", *NO_NORM]
+    words = ["--rebalance.resource", "ranks", "--training.epochs", "2", *NO_NORM]
 
     def lives(island: int, ranks: int, work: float) -> list[Life]:
         went: list[Life] = []

@@ -29,8 +29,8 @@ method = { name = "hierarchical", sync_every = 3 }
 training = { epochs = 2, log_every = 1 }
 """
 ON_4_RANKS = (
-    *("--job.groups", "2", "--data.batch_size", "200", "--data.transform", "crop_and_flip"),
-    *("--model.build", "train.small:steady"),
+    *("--parallel.groups", "2", "--data.group_batch_size", "200", "--data.transform", "crop_and_flip"),
+    *("--model.name", "train.small:steady"),
 )
 
 
@@ -69,7 +69,7 @@ def test_stopped_after_any_step(job_file: Path, whole: Path, tmp_path: Path, ste
 def test_killed_after_any_step(
     job_file: Path, whole: Path, tmp_path: Path, step: int, every: int | None
 ) -> None:
-    options = [] if every is None else ["--training.checkpoint_every", str(every)]
+    options = [] if every is None else ["--training.checkpoint_every_steps", str(every)]
     with pytest.raises(Killed):
         train(job_file, tmp_path, *options, at=step, what=killed)
     assert train(job_file, tmp_path, *options, resume=True) == [None]
@@ -81,7 +81,7 @@ def test_killed_in_an_evaluation(
     job_file: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str
 ) -> None:
     """What was told of the epoch before is not told twice."""
-    options = ("--training.checkpoint_every", every)
+    options = ("--training.checkpoint_every_steps", every)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr("hpcsgd.train.loop.evaluate", killed)
         train(job_file, tmp_path, *options)
@@ -155,8 +155,8 @@ SCHEDULES: dict[str, str] = {
     ("schedule", "per"), [*((name, "step") for name in SCHEDULES), ("CosineAnnealingLR", "epoch")]
 )
 def test_the_learning_rate_goes_on(job_file: Path, tmp_path: Path, schedule: str, per: str) -> None:
-    arguments = ("--schedule.arguments", SCHEDULES[schedule])
-    options = ("--schedule.build", schedule, "--schedule.per", per, *arguments)
+    arguments = ("--lr_schedule.arguments", SCHEDULES[schedule])
+    options = ("--lr_schedule.name", schedule, "--lr_schedule.interval", per, *arguments)
     train(job_file, tmp_path / "whole", *options)
     for step in (3, 5):
         train(job_file, tmp_path / "parts", *options, at=step, resume=True)
@@ -168,12 +168,12 @@ def test_the_learning_rate_goes_on(job_file: Path, tmp_path: Path, schedule: str
 
 def test_another_schedule_is_refused(job_file: Path, tmp_path: Path) -> None:
     train(job_file, tmp_path, at=3)
-    options = ("--schedule.build", "CosineAnnealingLR", "--schedule.arguments", "{ T_max = 6 }")
+    options = ("--lr_schedule.name", "CosineAnnealingLR", "--lr_schedule.arguments", "{ T_max = 6 }")
     with pytest.raises(JobError, match="MultiStepLR in the checkpoint, CosineAnnealingLR in this job"):
         train(job_file, tmp_path, *options, resume=True)
 
 
 def test_a_schedule_by_results_is_refused(job_file: Path, tmp_path: Path) -> None:
-    options = ("--schedule.build", "ReduceLROnPlateau", "--schedule.arguments", "{}")
+    options = ("--lr_schedule.name", "ReduceLROnPlateau", "--lr_schedule.arguments", "{}")
     with pytest.raises(JobError, match="ReduceLROnPlateau"):
         train(job_file, tmp_path, *options)

@@ -69,7 +69,7 @@ def kind(records: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 def test_the_figures_of_a_run(job_file: Path, tmp_path: Path) -> None:
     """252 tokens are 36 windows, 6 a step for each of two groups of one: 3 steps, of which one is told by
     itself."""
-    train(job_file, tmp_path, "--job.groups", "2", n=2)
+    train(job_file, tmp_path, "--parallel.groups", "2", n=2)
     records = read(tmp_path / "metrics.jsonl")
     first, last = kind(records, "step")
     assert [(r["step"], r["samples"], r["tokens"]) for r in (first, last)] == [(2, 24, 168), (3, 12, 84)]
@@ -117,8 +117,8 @@ def test_the_norm_of_the_gradient(job_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_interruptions_change_nothing(job_file: Path, tmp_path: Path) -> None:
-    words = ("--job.groups", "2", "--training.tokens", "600", "--training.log_every", "1")
-    assert_interruptions_change_nothing(job_file, tmp_path, *words, "--training.checkpoint_every", "3")
+    words = ("--parallel.groups", "2", "--training.tokens", "600", "--training.log_every", "1")
+    assert_interruptions_change_nothing(job_file, tmp_path, *words, "--training.checkpoint_every_steps", "3")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_an_evaluation_of_a_part(run: Callable[..., list[Any]], job_file: Path, 
     """Windows all over the test data, the same on any P × K."""
 
     def one(world: Transport) -> float:
-        words = ["--training.evaluation_tokens", "64", "--data.batch_size", "12"]
+        words = ["--training.eval_tokens", "64", "--data.group_batch_size", "12"]
         parts = assemble(load(job_file, words), form(world, P), "job.toml")
         return evaluate(parts).loss
 
@@ -158,7 +158,7 @@ def test_an_evaluation_of_a_part(run: Callable[..., list[Any]], job_file: Path, 
 @pytest.mark.parametrize("bits", ["bf16", "bf16_master"])
 def test_it_learns_in_16_bits(job_file: Path, tmp_path: Path, bits: str) -> None:
     words = ("--training.tokens", "8000", "--training.precision", bits, "--optimizer.lr", "0.5")
-    train(job_file, tmp_path, "--job.groups", "2", *words, n=2)
+    train(job_file, tmp_path, "--parallel.groups", "2", *words, n=2)
     records = read(tmp_path / "metrics.jsonl")
     losses = [record["loss"] for record in kind(records, "step")]
     assert losses[-1] < losses[0] - 1.0
@@ -195,7 +195,7 @@ def test_the_meter(run: Callable[..., list[Any]], n: int) -> None:
             "samples = 4 and tokens = 3: give one of them, not both",
         ),
         ("--training.tokens 0", "--training.tokens 0: expected int ≥ 1"),
-        ("--training.evaluation_tokens 0", "--training.evaluation_tokens 0: expected int ≥ 1"),
+        ("--training.eval_tokens 0", "--training.eval_tokens 0: expected int ≥ 1"),
         ("--training.peak_tflops 0", "--training.peak_tflops 0: expected number > 0"),
         ("--training.activation_checkpointing 1", "expected true or false"),
     ],
@@ -227,7 +227,7 @@ def test_of_what_is_not_made_of_tokens(tmp_path: Path, key: str) -> None:
 def test_as_it_is_started(job_file: Path) -> None:
     """The lines say tokens and the part of the peak, and where it was."""
     model = "{ types = 256, width = 8, layers = 1, heads = 2 }"
-    words = ("--model.build", "gpt", "--model.arguments", model, "--job.groups", "2")
+    words = ("--model.name", "gpt", "--model.arguments", model, "--parallel.groups", "2")
     done = launch(job_file.parent, "train", job_file.name, *words, n=2)
     assert done.code == 0, done.err
     (line,) = [line for line in done.out.splitlines() if "step 2/3" in line]

@@ -51,7 +51,7 @@ def test_a_run_does_not_grow(tmp_path: Path) -> None:
     model = '"watched:Watched"\narguments = { inputs = 36, passes = [249, 1249] }'
     job = JOB.replace('"mlp"\narguments = { inputs = 36, hidden = [8] }', model)
     (tmp_path / "job.toml").write_text(job.replace("epochs = 1\nlog_every = 1", EVERYTHING))
-    end = launch(tmp_path, "train", "job.toml", "--job.groups", "2", n=2)
+    end = launch(tmp_path, "train", "job.toml", "--parallel.groups", "2", n=2)
     assert end.code == 0, end.err
     seen = [file.read_text().splitlines() for file in tmp_path.glob("seen-*")]
     assert len(seen) == 2

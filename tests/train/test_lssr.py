@@ -11,7 +11,7 @@ from train.launches import JOB, make_store
 from train.test_loop import TEST, TRAIN, train
 
 STEPS = 12
-DECAY = "--schedule.build MultiStepLR --schedule.arguments {milestones=[5],gamma=0.5} --schedule.per step "
+DECAY = "--lr_schedule.name MultiStepLR --lr_schedule.arguments {milestones=[5],gamma=0.5} --lr_schedule.interval step "
 ALONE = {
     "--method.name hierarchical --method.sync_every 2": 6,
     "--method.name hierarchical --method.sync_every 5": 10,
@@ -36,7 +36,7 @@ def test_steps_made_alone(tmp_path: Path, words: str) -> None:
     make_store(tmp_path / "small.h5", TRAIN, TEST)
     job = JOB.replace("sync_every = 2\n", "") if "every!" in words else JOB
     (tmp_path / "job.toml").write_text(job)
-    usual = "--job.groups 2 --data.batch_size 4 --training.epochs 2 --training.log_every 5"
+    usual = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 2 --training.log_every 5"
     records = train(
         tmp_path / "job.toml", tmp_path / "run", f"{usual} {words.replace('--method.sync_every!', '')}", n=2
     )

@@ -55,7 +55,7 @@ def plain(sync_every: int) -> Method:
 def test_notes_that_nobody_has_heard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_store(tmp_path / "small.h5", TRAIN, TEST)
     (tmp_path / "job.toml").write_text(JOB.replace('"hierarchical"', f'"{__name__}:tasted"'))
-    words = "--job.groups 2 --data.batch_size 4 --training.epochs 1 --training.log_every 4"
+    words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1 --training.log_every 4"
     records = train(tmp_path / "job.toml", tmp_path / "run", words, n=2)
     expected = [{"flavour": 1 / t, **({"salt": 2.0} if t % 2 else {})} for t in range(1, 7)]
     assert of_kind(records, "notes") == [
@@ -84,7 +84,7 @@ def test_a_method_without_notes_leaves_no_record(tmp_path: Path) -> None:
         (tmp_path / "job.toml").write_text(JOB.replace('"hierarchical"', f'"{name}"'))
         job = (tmp_path / "job.toml").read_text()
         (tmp_path / "job.toml").write_text(job.replace("sync_every = 2\n", "") if name == "bsp" else job)
-        words = "--job.groups 2 --data.batch_size 4 --training.epochs 1"
+        words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1"
         records = train(tmp_path / "job.toml", tmp_path / name.rpartition(":")[2], words, n=2)
         assert {record["kind"] for record in records} <= {"meeting", "step", "epoch", "evaluation"}
 
@@ -95,7 +95,7 @@ def test_a_method_without_notes_leaves_no_record(tmp_path: Path) -> None:
 def test_what_is_counted(tmp_path: Path, method: str, names: set[str]) -> None:
     make_store(tmp_path / "small.h5", TRAIN, TEST)
     (tmp_path / "job.toml").write_text(JOB.replace('"hierarchical"\nsync_every = 2', method))
-    words = "--job.groups 2 --data.batch_size 4 --training.epochs 1"
+    words = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1"
     records = train(tmp_path / "job.toml", tmp_path / "run", words, n=2)
     assert {
         name: sum(counts.values()) for name, counts in Totals.of(records).counts.items()

@@ -30,7 +30,7 @@ from train.interruptions import Never, without_pictures
 from train.launches import JOB, launch, make_store
 
 a_run = importlib.import_module("hpcsgd.train.run")  # the package has a function of that name
-TWO = ("--job.groups", "1", "--model.build", "train.small:steady", "--model.arguments", "{ inputs = 36 }")
+TWO = ("--parallel.groups", "1", "--model.name", "train.small:steady", "--model.arguments", "{ inputs = 36 }")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def paces(monkeypatch: pytest.MonkeyPatch) -> dict[Sending, float]:
 
 def chosen(job_file: Path, *words: str, resume: bool = False) -> Any:
     def one(world: Transport) -> Any:
-        config = load(job_file, [*TWO, "--run.folder", str(job_file.parent / "run"), *words])
+        config = load(job_file, [*TWO, "--run.output_dir", str(job_file.parent / "run"), *words])
         return pace.tuned(config, form(world, 1), str(job_file), resume)
 
     first, second = threads.run(2, one)
@@ -80,12 +80,12 @@ def test_the_fastest_is_taken(job_file: Path, paces: dict[Sending, float], caplo
     usual, other = DENSE
     paces |= {Sending(size, True, usual): 1.0 for size in BUCKETS_MB} | {Sending(4.0, True, usual): 0.5}
     paces |= {Sending(4.0, True, other): 0.7, Sending(4.0, False, usual): 0.6}
-    config = chosen(job_file, "--training.tune", "3")
+    config = chosen(job_file, "--training.autotune_steps", "3")
     training = config.training
     assert (training.bucket_cap_mb, training.overlap, training.tune) == (4.0, True, None)
     assert config.method.arguments == {"sync_every": 2, "grad_reduce": usual}
     paces |= {Sending(4.0, True, other): 0.45, Sending(4.0, False, other): 0.4}
-    config = chosen(job_file, "--training.tune", "3")
+    config = chosen(job_file, "--training.autotune_steps", "3")
     assert (config.training.bucket_cap_mb, config.training.overlap) == (4.0, False)
     assert config.method.arguments == {"sync_every": 2, "grad_reduce": other}
     told = [record.getMessage() for record in caplog.records if record.name == pace.log.name]
@@ -97,13 +97,13 @@ def test_the_fastest_is_taken(job_file: Path, paces: dict[Sending, float], caplo
 
 
 def test_what_is_said_is_not_tried(job_file: Path, paces: dict[Sending, float]) -> None:
-    said = ("--training.tune", "1", "--method.grad_reduce", "quantized")
+    said = ("--training.autotune_steps", "1", "--method.grad_reduce", "quantized")
     paces |= {Sending(7.0, overlap, "quantized"): 1.0 + overlap for overlap in (True, False)}
     config = chosen(job_file, *said, "--training.bucket_cap_mb", "7")
     assert (config.training.bucket_cap_mb, config.training.overlap) == (7.0, False)
     assert config.method.arguments["grad_reduce"] == "quantized"
     paces |= {Sending(size, False, "quantized"): size for size in BUCKETS_MB}
-    training = chosen(job_file, *said, "--training.overlap", "false").training
+    training = chosen(job_file, *said, "--training.overlap_grad_reduce", "false").training
     assert (training.bucket_cap_mb, training.overlap) == (1.0, False)
 
 
@@ -148,20 +148,27 @@ def test_real_steps_leave_nothing_behind(job_file: Path, monkeypatch: pytest.Mon
     folder = job_file.parent
 
     def one(world: Transport, name: str, *words: str) -> None:
-        config = load(job_file, [*TWO, "--run.folder", str(folder / name), *words])
+        config = load(job_file, [*TWO, "--run.output_dir", str(folder / name), *words])
         reasons: Any = None
         a_run.train(config, form(world, 1), "job.toml", reasons, resume=False)
 
-    threads.run(2, one, "tuned", "--training.tune", "1")
+    threads.run(2, one, "tuned", "--training.autotune_steps", "1")
     table = read_toml(folder / "tuned" / "job.toml")
     training, exchange = table["training"], table["method"]["grad_reduce"]
     assert training["bucket_cap_mb"] in BUCKETS_MB
     overlap = str(training["overlap"]).lower()
-    told = ("--training.bucket_cap_mb", str(training["bucket_cap_mb"]), "--training.overlap", overlap)
+    told = (
+        "--training.bucket_cap_mb",
+        str(training["bucket_cap_mb"]),
+        "--training.overlap_grad_reduce",
+        overlap,
+    )
     threads.run(2, one, "told", *told, "--method.grad_reduce", exchange)
     tuned, plain = (torch.load(folder / name / "model.pt") for name in ("tuned", "told"))
     assert all(torch.equal(value, plain[name]) for name, value in tuned.items())
-    kept = chosen(job_file, "--training.tune", "1", "--run.folder", str(folder / "tuned"), resume=True)
+    kept = chosen(
+        job_file, "--training.autotune_steps", "1", "--run.output_dir", str(folder / "tuned"), resume=True
+    )
     assert (kept.training.bucket_cap_mb, kept.training.overlap) == (
         training["bucket_cap_mb"],
         training["overlap"],
@@ -193,7 +200,7 @@ kind = "inside"
 alpha_seconds = [1e-6]
 beta_seconds_per_byte = [{scatter}]
 """
-MLP = ("--model.build", "mlp", "--model.arguments", "{ inputs = 36, hidden = [8] }")
+MLP = ("--model.name", "mlp", "--model.arguments", "{ inputs = 36, hidden = [8] }")
 NUMEL = 36 * 8 + 8 + 8 * 10 + 10
 
 
@@ -218,10 +225,10 @@ def test_a_machine_file_tells_it_without_a_step(job_file: Path, monkeypatch: pyt
 def test_parameters_that_come_late_are_foretold(job_file: Path) -> None:
     """Less of their way is waited for, whatever else is chosen: what is used first is not all."""
     by_machine(job_file)
-    words = ("--job.groups", "1", "--training.bucket_cap_mb", "1e-4", *MLP)
+    words = ("--parallel.groups", "1", "--training.bucket_cap_mb", "1e-4", *MLP)
     at_once, late = (
         foretold(load(job_file, [*words, *more]), 1, 2, job_file.parent / "machine.toml", 2)
-        for more in ([], ["--training.prefetch", "true"])
+        for more in ([], ["--training.overlap_param_gather", "true"])
     )
     assert late.keys() == at_once.keys()
     assert all(late[sending] < seconds for sending, seconds in at_once.items())
@@ -233,7 +240,14 @@ def test_both_methods_of_a_switch_are_foretold(job_file: Path) -> None:
     machine.write_text(machine.read_text().replace("e-3]", "e-6]"))  # a message takes as long as a pass
 
     def seconds(method: str) -> float:
-        given = ["--training.epochs", "4", "--training.bucket_cap_mb", "1", "--training.overlap", "false"]
+        given = [
+            "--training.epochs",
+            "4",
+            "--training.bucket_cap_mb",
+            "1",
+            "--training.overlap_grad_reduce",
+            "false",
+        ]
         config = load(job_file, [*given, *MLP, "--method", method])
         return min(foretold(config, 2, 1, machine, 2).values())
 
@@ -253,7 +267,7 @@ def test_a_machine_file_of_another_model(job_file: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "choices"),
     [
-        ("--training.tune 1 --training.bucket_cap_mb 1 --training.overlap true", 2),
+        ("--training.autotune_steps 1 --training.bucket_cap_mb 1 --training.overlap_grad_reduce true", 2),
         ("--training.machine machine.toml", 12),
     ],
 )
@@ -261,7 +275,7 @@ def test_processes_choose_the_same(tmp_path: Path, asked: str, choices: int) -> 
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "machine.toml").write_text(MACHINE.format(numel=NUMEL, busy=1.0, scatter=1e-9))
-    end = launch(tmp_path, "train", "job.toml", "--job.groups", "1", *asked.split(), n=2)
+    end = launch(tmp_path, "train", "job.toml", "--parallel.groups", "1", *asked.split(), n=2)
     assert end.code == 0, end.err
     told = [line for line in end.out.splitlines() if " s a step with bucket_cap_mb" in line]
     (taken,) = (line for line in told if line.endswith(": taken"))
@@ -279,12 +293,12 @@ def test_a_batch_job_is_refused_a_machine_file_of_another_model(job_file: Path) 
     (job_file.parent / "machine.toml").write_text(text)
     job_file.write_text(JOB + 'machine = "machine.toml"\n')
     with pytest.raises(UserError, match=r"\[training\] machine: .*numel = 7"):
-        check_training(job_file, ["--job.groups", "1"], Allocation(ranks_per_node=2))
+        check_training(job_file, ["--parallel.groups", "1"], Allocation(ranks_per_node=2))
 
 
 def test_one_of_both(job_file: Path) -> None:
     with pytest.raises(UserError, match=r"tune = 1 and machine = .*give one of them, not both"):
-        load(job_file, ["--training.tune", "1", "--training.machine", "machine.toml"])
+        load(job_file, ["--training.autotune_steps", "1", "--training.machine", "machine.toml"])
 
 
 def test_the_optimizer_is_told(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +307,7 @@ def test_the_optimizer_is_told(job_file: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(DistributedOptimizer, "__init__", lambda *a, **k: given.append(k) or real(*a, **k))
 
     def one(world: Transport) -> None:
-        words = ["--training.bucket_cap_mb", "0.5", "--training.overlap", "false"]
+        words = ["--training.bucket_cap_mb", "0.5", "--training.overlap_grad_reduce", "false"]
         assemble(load(job_file, [*TWO, *words]), form(world, 1), "job.toml")
 
     threads.run(2, one)

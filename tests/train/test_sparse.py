@@ -119,8 +119,8 @@ def test_mistakes_are_one_line(job_file: Path, name: str) -> None:
 def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sparsifier: str
 ) -> None:
-    words = "--job.groups 2 --data.batch_size 8 --training.epochs 2 --training.checkpoint_every 2"
-    model = "--model.build train.small:steady --model.arguments {inputs=36}"
+    words = "--parallel.groups 2 --data.group_batch_size 8 --training.epochs 2 --training.checkpoint_every_steps 2"
+    model = "--model.name train.small:steady --model.arguments {inputs=36}"
     options = [*exchange(sparsifier=sparsifier), *words.split(), *model.split()]
     without_pictures(monkeypatch)
     assert_interruptions_change_nothing(job_file, tmp_path, *options)
@@ -128,7 +128,7 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
 
 @pytest.mark.slow
 def test_what_is_recorded(job_file: Path, tmp_path: Path) -> None:
-    words = "--job.groups 1 --data.batch_size 8 --training.epochs 1"
+    words = "--parallel.groups 1 --data.group_batch_size 8 --training.epochs 1"
     options = [*exchange(sparsifier=DEFT), *words.split()]
     train(job_file, tmp_path / "run", *options, n=2)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

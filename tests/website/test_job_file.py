@@ -19,10 +19,10 @@ from hpcsgd.errors import UserError
 ROW = re.compile(r"^\| `(\w+)` \| .+ \| .* \| .+ \|$", re.MULTILINE)
 LEAST = """
 [data]
-store = "x.h5"
-batch_size = 8
+path = "x.h5"
+group_batch_size = 8
 [model]
-build = "cnn"
+name = "cnn"
 [optimizer]
 lr = 0.1
 [method]
@@ -67,7 +67,7 @@ def written(path: Path, table: dict[str, Any]) -> Path:
 
 def test_what_is_to_be_given_is_just_that(tmp_path: Path) -> None:
     table = tomllib.loads(LEAST)
-    assert load(written(tmp_path / "job.toml", table)).run.folder == Path("runs/job")
+    assert load(written(tmp_path / "job.toml", table)).run.output_dir == Path("runs/job")
     needed = [
         (name, key.name.strip("`"))
         for name, kind in job_file.sections(Config)

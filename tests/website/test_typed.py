@@ -175,7 +175,7 @@ def test_blocks_of_a_page(tmp_path: Path) -> None:
     page.write_text(
         "a\n\n    hpcsgd report runs/a \\\n      --to b.html   # so\n\n"
         "b\n\n```sh\nmpiexec -n 2 hpcsgd doctor\n```\n\n"
-        "    [model]\n    build = 'cnn'\n\nc `hpcsgd report runs/b`, `hpcsgd report RUN…`\n"
+        "    [model]\n    name = 'cnn'\n\nc `hpcsgd report runs/b`, `hpcsgd report RUN…`\n"
     )
     assert [(x.language, x.is_toml) for x in blocks(page)] == [("sh", False), ("", False), ("", True)]
     assert list(map(of_hpcsgd, typed(page))) == [

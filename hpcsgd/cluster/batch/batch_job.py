@@ -65,7 +65,7 @@ def prepare(
     `own`: values that this template alone has. `tasks`: of an array, each of which has such an
     allocation.
     """
-    scheduler, run = scheduler_of(site), checked.config.run.folder
+    scheduler, run = scheduler_of(site), checked.config.run.output_dir
     text = template(scheduler.template(kind))
     script = run.with_name(f"{run.name}-{kind}{scheduler.suffix}")
     order = Order(

@@ -78,7 +78,11 @@ def _lines(wanted: Wanted, data: Data, file: Path) -> Iterator[str]:
         yield f"#   {command}"
     yield "# Every key can be another for one run: hpcsgd train FILE --training.epochs 3"
     yield from ("seed = 1", "")
-    yield from ("[job]", f"groups = {P} # divides the number of ranks; the ranks of one share each batch", "")
+    yield from (
+        "[parallel]",
+        f"groups = {P} # divides the number of ranks; the ranks of one share each batch",
+        "",
+    )
     store = os.path.relpath(wanted.store, file.parent)
     yield from ("[data]", f"{_pair('store', store)} # as seen from this file")
     yield f"batch_size = {batch} # {kind.unit} of a group and step: {batch // K} on each rank"
@@ -95,7 +99,7 @@ def _lines(wanted: Wanted, data: Data, file: Path) -> Iterator[str]:
     yield f"{_pair('lr', optimizer['lr'])} # of one group"
     if more:
         yield from ("", "[optimizer.arguments]", *_pairs(more))
-    yield from ("", "[schedule]", f"{_pair('scaling', kind.schedule['scaling'])} # of lr with the groups")
+    yield from ("", "[lr_schedule]", f"{_pair('scaling', kind.schedule['scaling'])} # of lr with the groups")
     yield from _pairs({name: value for name, value in kind.schedule.items() if name != "scaling"})
     yield from ('build = "CosineAnnealingLR" # of torch.optim.lr_scheduler, or your own',)
     yield from ('arguments = { T_max = "length" } # of the run, in steps', 'per = "step"')

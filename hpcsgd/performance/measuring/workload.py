@@ -26,7 +26,7 @@ class Workload:
     """
 
     def __init__(self, config: Config, source: str, world: Transport) -> None:
-        self.batch_sizes = _batch_sizes(config.data.batch_size, world.size)
+        self.batch_sizes = _batch_sizes(config.data.group_batch_size, world.size)
         alone = form(world.split(world.rank, 0))
         self._parts: Assembly = assemble(_by_itself(config, self.batch_sizes[0]), alone, source)
         self.device = self._parts.device

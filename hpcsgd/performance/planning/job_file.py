@@ -1,4 +1,5 @@
-"""The choice put into the job file: [job] and [method] are written anew, all else stays to the letter."""
+"""The choice put into the job file: [parallel] and [method] are written anew, all else stays to the letter.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def write_choice(path: Path, groups: int, method: Mapping[str, Any]) -> None:
         same = False
     if not same:
         raise UserError(
-            f"{path}: [job] and [method] are not written as sections of their own: put groups = {groups} and "
+            f"{path}: [parallel] and [method] are not written as sections of their own: put groups = {groups} and "
             f"{method['name']} there by hand"
         )
     with replacing(path) as part:
@@ -55,7 +56,7 @@ def nodes_of(plan: Path, path: Path, overrides: Sequence[str]) -> tuple[int, int
         raise UserError(f"{plan}: not the plan.json of hpcsgd plan: {error}") from error
     config = load(path, overrides)
     job = {"name": config.method.name, **config.method.arguments}
-    if (config.job.groups, job) != (groups, method):
+    if (config.parallel.groups, job) != (groups, method):
         raise UserError(
             f"{path}: the plan is for {count_text(groups, 'group')} and {choice['label']}: put it there "
             "with hpcsgd plan "

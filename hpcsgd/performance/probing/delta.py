@@ -32,7 +32,7 @@ def run(path: Path, overrides: Sequence[str], steps: int) -> None:
         if steps < 2:
             raise UserError(f"--steps {steps}: at least 2 are needed, the first one has no Δ")
         config = always_meeting(load(path, overrides), path)
-    world.timeout = config.job.timeout
+    world.timeout = config.parallel.timeout_s
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)
     keep_freed_memory()
@@ -73,7 +73,7 @@ def measure(config: Config, topology: Topology, path: Path, steps: int) -> Chang
             )
     parts = assemble(config, topology, str(path))
     mine: list[float] = []
-    for loaded in itertools.islice(_batches(parts, config.schedule.per), steps):
+    for loaded in itertools.islice(_batches(parts, config.lr_schedule.interval), steps):
         x, y = parts.vary(*loaded)
         with parts.precision.computing():
             loss = parts.task.loss(parts.model(x), y)
@@ -86,7 +86,7 @@ def measure(config: Config, topology: Topology, path: Path, steps: int) -> Chang
         parts.batches.advance()
         if not parts.precision.step(parts.optimizer, loss=loss):
             continue
-        if parts.scheduler is not None and config.schedule.per == "step":
+        if parts.scheduler is not None and config.lr_schedule.interval == "step":
             parts.scheduler.step()
         mine.append(_noted(parts.optimizer.metrics))
     rows: Iterator[tuple[float, ...]] = zip(*topology.inter_group.gather_objects(mine), strict=True)
@@ -112,7 +112,7 @@ def _batches(parts: Assembly, scheduled_per: str) -> Iterator[tuple[Tensor, Tens
 
 
 def _write(changes: Changes, config: Config) -> None:
-    folder = config.run.folder.with_name(f"{config.run.folder.name}-delta")
+    folder = config.run.output_dir.with_name(f"{config.run.output_dir.name}-delta")
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "delta.json") as part:
         part.write_text(json.dumps(to_json(changes, setting(config)), indent=1) + "\n")

@@ -49,8 +49,8 @@ def run(
         plan = plan_of(config, path, _numbers(groups), repeats)
         if ranks is not None and ranks < 1:
             raise UserError(f"--ranks {ranks}: at least 1 is needed")
-        folder = config.run.folder.with_name(f"{config.run.folder.name}-probe")
-    world.timeout = config.job.timeout
+        folder = config.run.output_dir.with_name(f"{config.run.output_dir.name}-probe")
+    world.timeout = config.parallel.timeout_s
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)
     keep_freed_memory()
@@ -95,9 +95,9 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: i
     return Plan(
         groups=tuple(groups or GROUPS),
         every=every,
-        batch_size=config.data.batch_size,
+        batch_size=config.data.group_batch_size,
         lr=config.optimizer.lr,
-        rule=config.schedule.scaling,
+        rule=config.lr_schedule.scaling,
         seeds=tuple(range(config.seed, config.seed + repeats)),
     )
 
@@ -116,7 +116,7 @@ def probe_config(
     config: Config, plan: Plan, world: Transport, idle: Idle = IN_MEMORY, device: torch.device = HOST
 ) -> Probe:
     """Collective; rank 0 prints a table row for every P."""
-    K = config.job.group_size or 1
+    K = config.parallel.group_size or 1
     config = _without_masters(config)
 
     def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:

@@ -1,4 +1,4 @@
-"""Where else a run's metrics go: whoever draws them, or keeps them for many runs. By ``[run] sinks``."""
+"""Where else a run's metrics go: whoever draws them, or keeps them for many runs. By ``[run] loggers``."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ method = { name = "diloco", sync_every = 4, outer = { build = "Adam", lr = 1 } }
         ('name = "sgp"\ngraph = "ring"', "", ["assran2019sgp", "lian2017dpsgd"]),
         (
             LOCAL + 'quantize = "int8"',
-            "--model.build resnet20 --optimizer.build Muon",
+            "--model.name resnet20 --optimizer.name Muon",
             [
                 *("dettmers2016eightbit", "he2016resnet", "jordan2024muon", "lee2020hierarchical"),
                 *("liu2025muon", "wang2023zeropp"),
@@ -117,7 +117,7 @@ method = { name = "diloco", sync_every = 4, outer = { build = "Adam", lr = 1 } }
             "--training.activation_checkpointing true --optimizer.natural_gradient {rank=4}",
             ["chen2016sublinear", "micikevicius2018mixed", "povey2014natural", "tyagi2023selsync"],
         ),
-        ('name = "bsp"', "--job.shard true", ["rajbhandari2020zero", "zhao2023fsdp"]),
+        ('name = "bsp"', "--parallel.fsdp true", ["rajbhandari2020zero", "zhao2023fsdp"]),
     ],
 )
 def test_what_a_job_uses(job: Path, method: str, words: str, found: list[str]) -> None:
@@ -143,7 +143,7 @@ def test_a_mistake_is_told(job: Path) -> None:
 
 
 def test_a_model_of_ones_own_has_none(job: Path) -> None:
-    assert keys(cite(job, ["--model.build", "mine:net"])) == ["hpcsgd", "lee2020hierarchical"]
+    assert keys(cite(job, ["--model.name", "mine:net"])) == ["hpcsgd", "lee2020hierarchical"]
 
 
 def test_the_citation_file() -> None:

@@ -117,7 +117,7 @@ def test_a_training_from_a_pack_leaves_the_shared_file_system_alone(folder: Path
     if not (prefix / "pyvenv.cfg").exists():
         pytest.skip("these tests do not run in a virtual environment")
     file = pack(ask(prefix), folder / "env.pack", str(folder)).file
-    train = ["-m", "hpcsgd", "train", "job.toml", "--job.groups", "1", "--run.folder"]
+    train = ["-m", "hpcsgd", "train", "job.toml", "--parallel.groups", "1", "--run.output_dir"]
     programs.run([file, "-c", ""], env=os.environ | {"PYTHONPATH": ""}, timeout=PATIENCE)
     found = traced(folder, [file, *train, "packed"], PATIENCE)
     sources = str(Path(hpcsgd.__file__).parents[2])

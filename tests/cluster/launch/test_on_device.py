@@ -44,7 +44,7 @@ def test_groups_that_may_die(tmp_path: Path) -> None:
     models = []
     for on in ("cpu", "auto"):
         shape = ["--groups", "2", "--group-size", "2"]
-        words = ["launch", "job.toml", *shape, "--run.folder", on, "--training.device", on]
+        words = ["launch", "job.toml", *shape, "--run.output_dir", on, "--training.device", on]
         path = os.pathsep.join((str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])))
         run = ended(start(tmp_path, [*HPCSGD, *words], PYTHONPATH=path))
         assert run.code == 0, run

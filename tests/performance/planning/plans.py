@@ -15,15 +15,15 @@ from hpcsgd.train.subject import Subject, subject_of
 JOB = """\
 # of ours
 seed = 1
-[job]   # groups
+[parallel]   # groups
 group_size = 4
-timeout = 60.0
+timeout_s = 60.0
 
 [data]
-store = "nowhere.h5"
-batch_size = 64 # of a group
+path = "nowhere.h5"
+group_batch_size = 64 # of a group
 [model]
-build = "mlp"
+name = "mlp"
 arguments = { inputs = 64, hidden = [512], classes = 10 }
 [optimizer]
 lr = 0.1

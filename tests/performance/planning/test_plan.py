@@ -97,7 +97,7 @@ def test_an_estimate_adds_up(files: tuple[Path, Path], subject: Subject) -> None
 
 def test_buffers_that_are_broadcast_cost_a_message(files: tuple[Path, Path]) -> None:
     def step(*words: str) -> Mapping[str, float]:
-        model = ["--model.build", "resnet20", "--model.arguments", "{}"]
+        model = ["--model.name", "resnet20", "--model.arguments", "{}"]
         found = made(files, subject_of(load(files[0], [*model, *words]), 64_000), "hierarchical", ranks="32")
         return next(e for e in found if e.K == 4).step.phases
 
@@ -113,7 +113,7 @@ def test_buffers_that_are_broadcast_cost_a_message(files: tuple[Path, Path]) -> 
 def test_buckets_are_those_of_the_engine(files: tuple[Path, Path], method: Method, K: int) -> None:
     """Tensors that Muon sees whole are dealt to positions where these own chunks, and nowhere else."""
     words = [
-        "--optimizer.build",
+        "--optimizer.name",
         "Muon",
         "--optimizer.arguments",
         "{momentum=0.9}",
@@ -226,7 +226,7 @@ def test_both_methods_of_a_switch_are_shown(
 ) -> None:
     job, machine = files
     method = f'{{ name = "switch", first = "bsp", then = "sgp", at = {AT} }}'
-    words = ["--ranks", "16", "--samples", "64000", "--run.folder", str(tmp_path / "run")]
+    words = ["--ranks", "16", "--samples", "64000", "--run.output_dir", str(tmp_path / "run")]
     main(["plan", str(job), "--machine", str(machine), *words, "--methods", "switch,bsp", "--method", method])
     printed = capsys.readouterr().out.splitlines()
     row = next(i for i, line in enumerate(printed) if line.startswith("switch") and "4 × 4" in line)
@@ -311,7 +311,7 @@ def test_the_command(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.Ca
     probe.write_text('{"P": 4}')
     main(
         ["plan", str(job), "--machine", str(machine), "--probe", str(probe), "--ranks", "4..64",
-         "--samples", "64000", "--run.folder", str(tmp_path / "run"), "--write"]
+         "--samples", "64000", "--run.output_dir", str(tmp_path / "run"), "--write"]
     )  # fmt: skip
     printed = capsys.readouterr().out
     plan = json.loads((tmp_path / "run-plan" / "plan.json").read_text())
@@ -344,7 +344,7 @@ def test_a_plan_is_for_the_job_that_it_recommends(files: tuple[Path, Path]) -> N
     [
         (["--ranks", "7"], "--ranks 7: the machine has 4 ranks a node"),
         (["--ranks", "64", "--probe", "PROBE"], "not the probe.json of a probe"),
-        (["--meets", "2"], "--meets 2: the share of steps"),
+        (["--sync-rate", "2"], "--sync-rate 2: the share of steps"),
         (["--every", "0"], "--every 0: at least 1 step"),
         (["--samples", "0"], "--samples 0: at least 1 is needed"),
         (["--samples", "10"], "10 samples are not one batch of 64"),
@@ -360,7 +360,7 @@ def test_bad_input_is_one_line(
     usual = {"--machine": str(machine), "--ranks": "4", "--samples": "64000"}
     rest = [word for flag, value in usual.items() if flag not in words for word in (flag, value)]
     with pytest.raises(SystemExit) as left:
-        main(["plan", str(job), *rest, "--run.folder", str(job.parent / "run"), *words])
+        main(["plan", str(job), *rest, "--run.output_dir", str(job.parent / "run"), *words])
     assert left.value.code == 1
     complaint = capsys.readouterr().err
     assert told in complaint

@@ -1,4 +1,4 @@
-"""Plans of job files whose groups share the whole model (`[job] shard`)."""
+"""Plans of job files whose groups share the whole model (`[parallel] fsdp`)."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measured(job_file: Path, words: str) -> list[delta.Changes]:
     def one(world: Transport) -> delta.Changes:
-        options = f"--job.groups 2 --data.batch_size 8 {words}".split()
+        options = f"--parallel.groups 2 --data.group_batch_size 8 {words}".split()
         config = delta.always_meeting(load(job_file, options), job_file)
         return delta.measure(config, form(world, 2), job_file, STEPS)
 
@@ -90,7 +90,7 @@ def test_a_schedule_of_the_users_notes_how_much_its_group_has_changed(job_file: 
 
 
 def test_what_is_written(job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = load(job_file, ["--run.folder", str(tmp_path / "run")])
+    config = load(job_file, ["--run.output_dir", str(tmp_path / "run")])
     delta._write(changes_of([[0.0, 0.0], [1.0, 2.0]]), config)
     folder = tmp_path / "run-delta"
     assert json.loads((folder / "delta.json").read_text())["deltas"] == [[1.0, 2.0]]
@@ -107,5 +107,5 @@ def test_the_rate_falls_after_an_epoch(job_file: Path, monkeypatch: pytest.Monke
         return step(self, *given)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(torch.optim.SGD, "step", watched)
-    measured(job_file, "--schedule.build StepLR --schedule.arguments {step_size=1,gamma=0.5}")
+    measured(job_file, "--lr_schedule.name StepLR --lr_schedule.arguments {step_size=1,gamma=0.5}")
     assert sorted(rates, reverse=True)[::2] == [0.2] * AN_EPOCH + [0.1] * AN_EPOCH + [0.05] * 2

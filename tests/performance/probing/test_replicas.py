@@ -24,19 +24,19 @@ from train.launches import make_store
 EVERY, MEETINGS = 3, 5
 JOB = """
 seed = 4
-[job]
+[parallel]
 groups = 4
 [data]
-store = "small.h5"
-batch_size = 6
+path = "small.h5"
+group_batch_size = 6
 [model]
-build = "performance.probing.test_replicas:steady"
+name = "performance.probing.test_replicas:steady"
 [optimizer]
 lr = 0.05
 arguments = { momentum = 0.9, weight_decay = 1e-3 }
-[schedule]
+[lr_schedule]
 warmup_epochs = 1.5
-build = "StepLR"
+name = "StepLR"
 arguments = { step_size = 1, gamma = 0.9 }
 [method]
 name = "hierarchical"
