@@ -60,9 +60,9 @@ def passes(rows: list[int] | None = None) -> list[list[int]]:
     return _seen.rows
 
 
-def watched(every: int) -> Method:
+def watched(sync_every: int) -> Method:
     """`ensemble_sync`, of which everything is written down in this process' folder."""
-    return Method(grad_reduce=Dense(), schedule=Every(every), averager=Watched(Ensemble()))
+    return Method(grad_reduce=Dense(), schedule=Every(sync_every), averager=Watched(Ensemble()))
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def test_moments_that_there_are_not(run, make: str, moments: dict[str, int], mes
             distributed(world, 2, des_loc(50, optimizer_state=moments), OPTIMIZERS[make], 1)
         return str(caught.value)
 
-    assert run(2, told) == [f"moments: {message}"] * 2
+    assert run(2, told) == [f"optimizer_state: {message}"] * 2
 
 
 @pytest.mark.skipif(not hasattr(optim, "Muon"), reason="torch has no Muon yet")

@@ -220,8 +220,8 @@ def set_vector_in_place(net: nn.Module, values: Tensor) -> None:
         (lambda: fedavg(per_epoch=0.5, steps_per_epoch=9), "per_epoch = 0.5: expected a whole number"),  # type: ignore[arg-type]
         (lambda: post_local(0), "sync_every = 0: groups meet after at least 1 step"),
         (lambda: sasgd(0), "sync_every = 0: groups meet after at least 1 step"),
-        (lambda: adacomm(0, 5), "interval = 0: expected a number of steps ≥ 1"),
-        (lambda: adacomm(5, 0), "block = 0: expected a number of steps ≥ 1"),
+        (lambda: adacomm(0, 5), "initial_sync_every = 0: expected a number of steps ≥ 1"),
+        (lambda: adacomm(5, 0), "adapt_every = 0: expected a number of steps ≥ 1"),
         (lambda: adacomm(5, 1.5), "adapt_every = 1.5: expected a whole number"),  # type: ignore[arg-type]
         (lambda: diloco(0), "sync_every = 0: groups meet after at least 1 step"),
         (lambda: sparseloco(0), "sync_every = 0: groups meet after at least 1 step"),
