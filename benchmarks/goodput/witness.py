@@ -75,14 +75,14 @@ class Watched:
 
     def average(self, vectors: Iterable[Tensor], s: StepContext) -> list[Tensor]:
         peers: Any = s.topology.replica_groups
-        place = f"{peers.number}-{os.environ[LIFE]}-{s.topology.rank}"
+        place = f"{peers.index}-{os.environ[LIFE]}-{s.topology.rank}"
         frames = self.files.setdefault("frames", Frames(Path(f"frames-{place}")))
         with Path(f"steps-{place}").open("ab", buffering=0) as steps:
             steps.write(pickle.dumps((s.t, list(passes()))))
         passes().clear()
-        frames.write(peers.number, 0, (), [b.parameters for b in s.buckets])
+        frames.write(peers.index, 0, (), [b.parameters for b in s.buckets])
         found = run_averager(self.inner, vectors, s)
-        frames.write(peers.number, peers.rounds, peers.counted, [b.parameters for b in s.buckets])
+        frames.write(peers.index, peers.rounds, peers.counted, [b.parameters for b in s.buckets])
         return found
 
     def sends(self, m: Sizes) -> Iterator[Message]:
