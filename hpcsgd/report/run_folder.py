@@ -114,12 +114,12 @@ def write_versions(
     groups: int,
     group_size: int,
     devices: Mapping[str, int] | None = None,
-    transport: Mapping[str, str] | None = None,
+    device_backend: Mapping[str, str] | None = None,
 ) -> None:
     """Add this start of the run to ``versions.json``, a list with one entry a start.
 
     ``mpi`` is what the MPI library says of itself, None without one; P × K is ``groups`` × ``group_size``;
-    ``devices`` tells how many ranks train on which, ``transport`` by what tensors there travel.
+    ``devices`` tells how many ranks train on which, ``device_backend`` by what tensors there travel.
     """
     path = folder / "versions.json"
     starts = _starts(path) if path.exists() else []
@@ -133,7 +133,7 @@ def write_versions(
         "packages": {name: _version(name) for name in PACKAGES},
         "mpi": mpi,
         "devices": dict(devices or {}),
-        "transport": dict(transport or {}),
+        "device_backend": dict(device_backend or {}),
         "host": platform.node(),
         "platform": platform.platform(),
         "git": _git_state(),

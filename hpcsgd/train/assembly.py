@@ -107,7 +107,7 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
     section, place, K = config.training, place_on_node(topology.world), topology.group_size
     with topology.raise_on_all_ranks("preparing the run"), in_file(source):
         with in_section("data"):
-            require_workers(config.data.num_workers)
+            require_workers(config.data.num_workers, "num_workers")
         train, test = opened(config.data, "train"), opened(config.data, "test")
         task = task_of(train)
         dealt = dealing(topology)
@@ -158,10 +158,10 @@ def assemble(config: Config, topology: Topology, source: str, *, values: bool = 
         if bits.scaler is not None:
             with in_section("training", "precision"):
                 require_scalable(optimizer)
-        if config.lr_schedule.scale_with == "living" and not topology.is_elastic:
+        if config.lr_schedule.scale_with == "alive" and not topology.is_elastic:
             raise UserError(
-                "[lr_schedule] scale_with = living: only groups that may die do, by ensemble_sync",
-                key=("schedule", "scaling_follows"),
+                "[lr_schedule] scale_with = alive: only groups that may die do, by ensemble_sync",
+                key=("lr_schedule", "scale_with"),
             )
         start = 1 / lr_scale(config.lr_schedule.scaling, topology.total_groups)
         warm_up = WarmUp(optimizer, round(config.lr_schedule.warmup_epochs * steps_per_epoch), start)
@@ -208,9 +208,11 @@ def number_of(topology: Topology) -> int:
 def sending(training: TrainingSection) -> dict[str, Any]:
     """What is said of how gradients and parameters travel."""
     said = {
-        "bucket_cap_mb": training.bucket_cap_mb, "overlap_grad_reduce": training.overlap_grad_reduce,
-        "overlap_param_gather": training.overlap_param_gather, "broadcast_buffers": training.broadcast_buffers,
-    }  # fmt: skip
+        "bucket_cap_mb": training.bucket_cap_mb,
+        "overlap_grad_reduce": training.overlap_grad_reduce,
+        "overlap_param_gather": training.overlap_param_gather,
+        "broadcast_buffers": training.broadcast_buffers,
+    }
     return {name: value for name, value in said.items() if value is not None}
 
 
@@ -222,7 +224,7 @@ def make_model(config: Config, *, reads: bool = True) -> nn.Module:
     with without_values() if is_given_values_later else nullcontext():
         model = models.build(section.name, section.arguments)
     if section.init_from is not None and reads:
-        with in_section("model", "start"):
+        with in_section("model", "init_from"):
             load_into(model, section.init_from)
     return model
 
@@ -247,7 +249,7 @@ def make_optimizer(config: Config, model: nn.Module, P: int) -> optim.Optimizer:
 
 def _takes_model(name: str) -> bool:
     """What makes an optimizer of parameters, or of a model where it says so."""
-    with in_section("optimizer", "build"):
+    with in_section("optimizer", "name"):
         annotations = list(annotations_of(resolve(name, OF_A_MODEL)).values())
     first = annotations[0] if annotations else None
     return isinstance(first, type) and issubclass(first, nn.Module)
@@ -273,12 +275,12 @@ def make_scheduler(
     if schedule.name is None:
         return None
     given = scheduler_arguments(schedule, how_long)
-    made = build("schedule", schedule.name, SCHEDULERS, given, LRScheduler, optimizer)
+    made = build("lr_schedule", schedule.name, SCHEDULERS, given, LRScheduler, optimizer)
     if isinstance(made, ReduceLROnPlateau):
         raise UserError(
             "[lr_schedule] name: ReduceLROnPlateau goes by results; allowed are schedulers that go by "
             "the number of steps or epochs alone",
-            key=("schedule", "build"),
+            key=("lr_schedule", "name"),
         )
     return made
 

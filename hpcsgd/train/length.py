@@ -98,7 +98,7 @@ def tested(training: TrainingSection, samples: int, tokens: int | None) -> int:
     """How many of the test data's `samples` an evaluation is of; each is made of `tokens`, if of any."""
     if training.eval_tokens is None:
         return samples
-    return min(-(-training.eval_tokens // _made_of(tokens, "evaluation_tokens")), samples)
+    return min(-(-training.eval_tokens // _made_of(tokens, "eval_tokens")), samples)
 
 
 def _made_of(tokens: int | None, key: str) -> int:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 def opened(data: DataSection, split: str) -> Split:
     """A split of the store; raises `UserError` naming the key."""
-    with in_section("data", "arguments" if data.arguments else "store"):
+    with in_section("data", "arguments" if data.arguments else "path"):
         return open_split(data.path, split, data.arguments)
 
 
@@ -104,30 +104,30 @@ class DealtToPeers:
             raise UserError(
                 f"[data] group_batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: too few "
                 "samples",
-                key=("data", "batch_size"),
+                key=("data", "group_batch_size"),
                 value=B,
             )
         return _some(Batches(sampler, B, K, self.topology.shard_index))
 
 
 def _some(batches: Batches) -> Batches:
-    with in_section("data", "batch_size"):
+    with in_section("data", "group_batch_size"):
         require_a_batch(batches)
     return batches
 
 
 def _sampler(train: Split, place: Topology | AsRank, config: Config) -> Sampler:
     partition = make_partition(config.data)
-    with in_section("data", "store" if partition is None else "partition"):
+    with in_section("data", "path" if partition is None else "partition"):
         return Sampler(train, place, seed=config.seed, partition=partition, labels=train.labels)
 
 
 def batch_of_rank(B: int, K: int) -> int:
     if B % K:
         raise UserError(
-            f"[data] group_batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: give a multiple "
-            f"of {K}",
-            key=("data", "batch_size"),
+            f"[data] group_batch_size = {B} is the batch of a group of {count_text(K, 'rank')}: give a "
+            f"multiple of {K}",
+            key=("data", "group_batch_size"),
             value=B,
         )
     return B // K
@@ -139,7 +139,7 @@ def make_partition(data: DataSection) -> Partition | None:
     if data.overlap_share is not None:
         raise UserError(
             f"[data] overlap_share = {data.overlap_share} beside partition: give one of them, not both",
-            key=("data", "share"),
+            key=("data", "overlap_share"),
             value=data.overlap_share,
         )
     with in_section("data", "partition"):

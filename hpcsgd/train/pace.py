@@ -40,9 +40,9 @@ def tuned(config: Config, topology: Topology, source: str, resume: bool) -> Conf
     ):
         if topology.is_elastic:
             raise UserError(
-                "tune, machine: nothing is chosen for groups that `hpcsgd launch` starts: give "
-                "bucket_cap_mb and overlap",
-                key="machine" if section.autotune_steps is None else "tune",
+                "autotune_steps, machine: nothing is chosen for groups that `hpcsgd launch` starts: give "
+                "bucket_cap_mb and overlap_grad_reduce",
+                key="machine" if section.autotune_steps is None else "autotune_steps",
             )
         choices = left_open(config, topology.group_size)
         if topology.rank == 0:

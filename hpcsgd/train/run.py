@@ -77,7 +77,7 @@ def _run(
     use_threads(config.training.threads)
     compute_alike(config.training.deterministic)
     keep_freed_memory()
-    with in_file(path), in_section("job"):
+    with in_file(path), in_section("parallel"):
         topology, meetings = form_job(world, config)
     section = config.training
     reasons = Reasons(section.time_limit_s, section.stop_before_end_s, asks_scheduler=topology.rank == 0)
@@ -173,7 +173,7 @@ def _close_sinks(sinks: Outlets | None, topology: Topology) -> None:
 def to_begin(config: Config, goes_on: bool) -> Config:
     """Where there is a checkpoint, weights to start from are not read: they may be gone."""
     if goes_on and titles(config.run.output_dir / CHECKPOINTS):
-        return replace(config, model=replace(config.model, start=None))
+        return replace(config, model=replace(config.model, init_from=None))
     return config
 
 

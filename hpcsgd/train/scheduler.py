@@ -54,7 +54,7 @@ def take_up_scheduler(scheduler: LRScheduler | None, saved: Tree, arguments: Map
     if theirs != ours:
         raise JobError(
             f"[lr_schedule] name: {theirs} in the checkpoint, {ours} in this job: resume with that",
-            key=("schedule", "build"),
+            key=("lr_schedule", "name"),
         )
     if scheduler is None:
         return

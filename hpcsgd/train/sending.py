@@ -36,15 +36,18 @@ class Sending:
     """One of `DENSE`; None: as the method has it, which says so itself or has none of these."""
 
     def within(self, config: Config) -> Config:
-        settled = {"tune": None, "machine": None}
-        training = replace(config.training, bucket_cap_mb=self.bucket_cap_mb, overlap=self.overlap, **settled)
+        settled = {"autotune_steps": None, "machine": None}
+        training = replace(
+            config.training, bucket_cap_mb=self.bucket_cap_mb, overlap_grad_reduce=self.overlap, **settled
+        )
         arguments: Mapping[str, Any] = config.method.arguments
         for path in _unsaid(config.method) if self.exchange is not None else ():
             arguments = _with(arguments, path, self.exchange)
         return replace(config, training=training, method=replace(config.method, arguments=dict(arguments)))
 
     def __str__(self) -> str:
-        said = f"bucket_cap_mb = {self.bucket_cap_mb:g}, overlap = {'true' if self.overlap else 'false'}"
+        overlap = "true" if self.overlap else "false"
+        said = f"bucket_cap_mb = {self.bucket_cap_mb:g}, overlap_grad_reduce = {overlap}"
         return said if self.exchange is None else f"{said}, grad_reduce = {self.exchange}"
 
 
@@ -84,10 +87,12 @@ def of_the_run(config: Config) -> Sending | None:
     file = config.run.output_dir / JOB_FILE
     told = read_toml(file) if file.exists() else {"training": {}}
     training = told["training"]
-    if not {"bucket_cap_mb", "overlap"} <= training.keys():
+    if not {"bucket_cap_mb", "overlap_grad_reduce"} <= training.keys():
         return None
     exchange = next((_at(told["method"], path) for path in _unsaid(config.method)), None)
-    return Sending(training["bucket_cap_mb"], training["overlap"], exchange if exchange in DENSE else None)
+    return Sending(
+        training["bucket_cap_mb"], training["overlap_grad_reduce"], exchange if exchange in DENSE else None
+    )
 
 
 def _unsaid(section: MethodSection) -> list[Sequence[str]]:

@@ -57,7 +57,7 @@ def record_start(folder: Path, topology: Topology, devices: Mapping[str, int]) -
         groups=topology.num_groups,
         group_size=topology.group_size,
         devices=devices,
-        device_backend={"group": topology.intra_group.way, "cross": topology.inter_group.way},
+        device_backend={"intra_group": topology.intra_group.way, "inter_group": topology.inter_group.way},
     )
 
 

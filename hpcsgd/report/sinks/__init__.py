@@ -14,7 +14,7 @@ from hpcsgd.report.sinks.tensorboard import tensorboard
 from hpcsgd.report.sinks.wandb import wandb
 
 MakeSink = Callable[[SinkRun], Sink]
-PLACE = ("run", "sinks")
+PLACE = ("run", "loggers")
 """The key of a job file that names them."""
 SINKS: Mapping[str, MakeSink] = {"mlflow": mlflow, "tensorboard": tensorboard, "wandb": wandb}
 """Each needs the library of its name, which the extra of that name brings."""
