@@ -21,8 +21,8 @@ from hpcsgd.report.run_folder import (
 )
 
 JOB = """\
-data = {store = "x.h5", batch_size = 4}
-model = {build = "mlp"}
+data = {path = "x.h5", group_batch_size = 4}
+model = {name = "mlp"}
 optimizer = {lr = 0.1}
 method = {name = "hierarchical", sync_every = 8}
 training = {epochs = 2}
@@ -91,12 +91,12 @@ def test_versions_hold_every_start_and_the_state_of_the_repository(folder: Path)
     git = "git -c user.name=n -c user.email=e"
     for command in ("git init -q", "git add first.toml", f"{git} commit -qm first"):
         programs.run(command.split())
-    ways = {"group": "nccl 2.27.3", "cross": "mpi"}
+    ways = {"intra_group": "nccl 2.27.3", "inter_group": "mpi"}
     devices = {"cuda:0": 8, "cuda:1": 4}
-    write_versions(folder, mpi="MPICH 5", groups=4, group_size=3, devices=devices, transport=ways)
+    write_versions(folder, mpi="MPICH 5", groups=4, group_size=3, devices=devices, device_backend=ways)
     first, second = json.loads((folder / "versions.json").read_text())
     assert (first["P"], first["K"], first["mpi"], first["git"]) == (2, 3, None, None)
-    assert (second["P"], second["mpi"], second["transport"]) == (4, "MPICH 5", ways)
+    assert (second["P"], second["mpi"], second["device_backend"]) == (4, "MPICH 5", ways)
     assert (first["devices"], second["devices"]) == ({}, devices)
     assert len(second["git"]["commit"]) == 40
     assert second["git"]["dirty"] is True  # the run folder itself is not committed

@@ -79,15 +79,15 @@ CASES = {
     ),
     "unknown key": Case(
         "job.toml:13: [training] epoch = 1: unknown key: did you mean 'epochs'? Allowed: "
-        "activation_checkpointing, broadcast_buffers, bucket_cap_mb, channels_last, checkpoint_every, "
-        "compile, deterministic, device, epochs, evaluate_every, evaluation_tokens, log_every, machine, "
-        "overlap, "
-        "peak_tflops, precision, prefetch, samples, steps, stop_ahead, threads, time_limit, tokens, tune",
+        "activation_checkpointing, autotune_steps, broadcast_buffers, bucket_cap_mb, channels_last, "
+        "checkpoint_every_steps, compile, deterministic, device, epochs, eval_every_epochs, eval_tokens, "
+        "log_every, machine, overlap_grad_reduce, overlap_param_gather, peak_tflops, precision, samples, "
+        "steps, stop_before_end_s, threads, time_limit_s, tokens",
         changed=("epochs", "epoch"),
     ),
     "unknown section": Case(
-        "job.toml:12: [trainings]: unknown section: did you mean 'training'? Allowed: data, job, method, "
-        "model, optimizer, reallocation, run, schedule, seed, training",
+        "job.toml:12: [trainings]: unknown section: did you mean 'training'? Allowed: data, "
+        "lr_schedule, method, model, optimizer, parallel, rebalance, run, seed, training",
         changed=("[training]", "[trainings]"),
     ),
     "wrong type": Case(

@@ -124,7 +124,7 @@ def test_one_that_dies_leaves_its_samples_to_the_others(job_file: Path, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "three", "two"), [("linear", 3.0, 2.0), ("root", 3**0.5, 2**0.5)])
-@pytest.mark.parametrize("follows", ["started", "living"])
+@pytest.mark.parametrize("follows", ["started", "alive"])
 def test_the_rate_follows_the_living_from_where_samples_are_dealt(
     job_file: Path, tmp_path: Path, desk: Desk, follows: str, rule: str, three: float, two: float
 ) -> None:
@@ -144,7 +144,7 @@ def test_the_rate_follows_the_living_from_where_samples_are_dealt(
     with desk.coordinator(3) as at:
         world = World(at, job_file, tmp_path / "checkpoints", words)
         together(lambda: world.live(0, 3, prepare=read), dying, lambda: world.live(2, 3))
-    later = two if follows == "living" else three
+    later = two if follows == "alive" else three
     assert rates == pytest.approx([0.01 * three] * 8 + [0.01 * later] * 24)
 
 
@@ -160,7 +160,7 @@ def test_the_rate_climbs_from_that_of_one_group_to_that_of_the_living(
         made.append(optimizer)
 
     rates, made = list[tuple[int, float]](), list[DistributedOptimizer]()
-    words = ["--lr_schedule.scale_with", "living", "--optimizer.lr", "0.01"]
+    words = ["--lr_schedule.scale_with", "alive", "--optimizer.lr", "0.01"]
     words += ["--lr_schedule.warmup_epochs", "10", "--method.sync_every", "8"]
     with desk.coordinator(1) as at:
         World(at, job_file, tmp_path / "checkpoints", words).live(0, 4, prepare=read, stops_at=30)

@@ -21,10 +21,11 @@ from train.interruptions import (
 LAST = 8
 
 JOB = """
-data = { store = "digits.h5", batch_size = 400, transform = "train.small:noisy" }
-model = { build = "train.small:chancy" }
-optimizer = { build = "AdamW", lr = 0.01 }
-schedule = { warmup_epochs = 1.5, build = "MultiStepLR", arguments = { milestones = [3, 6] }, per = "step" }
+data = { path = "digits.h5", group_batch_size = 400, transform = "train.small:noisy" }
+model = { name = "train.small:chancy" }
+optimizer = { name = "AdamW", lr = 0.01 }
+lr_schedule = { warmup_epochs = 1.5, name = "MultiStepLR", arguments = { milestones = [3, 6] }, \
+interval = "step" }
 method = { name = "hierarchical", sync_every = 3 }
 training = { epochs = 2, log_every = 1 }
 """
@@ -120,9 +121,9 @@ LATE: dict[str, str] = {
 def test_stopped_while_a_meeting_is_under_way(job_file: Path, tmp_path: Path, method: str) -> None:
     """Begun after step 3, and of the second fragment after 2, 5 and 8: nothing of it is lost."""
     late = tmp_path / "job.toml"
-    store = f'store = "{job_file.parent / "digits.h5"}"'
+    store = f'path = "{job_file.parent / "digits.h5"}"'
     plain = 'method = { name = "hierarchical", sync_every = 3 }'
-    late.write_text(JOB.replace('store = "digits.h5"', store).replace(plain, f"method = {LATE[method]}"))
+    late.write_text(JOB.replace('path = "digits.h5"', store).replace(plain, f"method = {LATE[method]}"))
     train(late, tmp_path / "whole", *ON_4_RANKS, n=4)
     train(late, tmp_path / "parts", *ON_4_RANKS, n=4, at=4)
     train(late, tmp_path / "parts", *ON_4_RANKS, n=4, resume=True)

@@ -31,10 +31,11 @@ from train.launches import launch, make_store
 from train.workloads import fill
 
 JOB = """
-data = { store = "text.h5", batch_size = 6, arguments = { bptt = 7 } }
-model = { build = "train.test_language_run:own" }
-optimizer = { build = "SGD", lr = 0.1 }
-schedule = { scaling = "none", build = "CosineAnnealingLR", arguments = { T_max = "length" }, per = "step" }
+data = { path = "text.h5", group_batch_size = 6, arguments = { bptt = 7 } }
+model = { name = "train.test_language_run:own" }
+optimizer = { name = "SGD", lr = 0.1 }
+lr_schedule = { scaling = "none", name = "CosineAnnealingLR", arguments = { T_max = "length" }, \
+interval = "step" }
 method = { name = "hierarchical", sync_every = 2 }
 training = { tokens = 252, log_every = 2, peak_tflops = 0.001 }
 """
@@ -101,8 +102,8 @@ def test_the_figures_of_a_run(job_file: Path, tmp_path: Path) -> None:
 
 def test_the_norm_of_the_gradient(job_file: Path, tmp_path: Path) -> None:
     """Of one rank without a schedule: that of its batch."""
-    schedule = 'build = "CosineAnnealingLR", arguments = { T_max = "length" }, per = "step"'
-    job_file.write_text(JOB.replace(schedule, 'build = "ConstantLR", arguments = { factor = 1.0 }'))
+    schedule = 'name = "CosineAnnealingLR", arguments = { T_max = "length" }, interval = "step"'
+    job_file.write_text(JOB.replace(schedule, 'name = "ConstantLR", arguments = { factor = 1.0 }'))
     train(job_file, tmp_path, "--training.log_every", "1")
     found = [record["gradient_norm"] for record in kind(read(tmp_path / "metrics.jsonl"), "step")]
     data, model = Windows(job_file.parent / "text.h5", "train", bptt=TOKENS), own()
@@ -211,7 +212,7 @@ def test_no_length(job_file: Path) -> None:
         load(job_file)
 
 
-@pytest.mark.parametrize("key", ["tokens", "evaluation_tokens"])
+@pytest.mark.parametrize("key", ["tokens", "eval_tokens"])
 def test_of_what_is_not_made_of_tokens(tmp_path: Path, key: str) -> None:
     make_store(tmp_path / "small.h5")
     (tmp_path / "job.toml").write_text(IMAGES)

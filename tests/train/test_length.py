@@ -57,7 +57,7 @@ def test_more_samples_a_step_than_there_are(
     caplog: pytest.LogCaptureFixture, samples: int, warned: bool
 ) -> None:
     warn_of_few(samples, 16)
-    assert ("batch_size = 16: a group has 15 samples an epoch" in caplog.text) == warned
+    assert ("[data] group_batch_size = 16: a group has 15 samples an epoch" in caplog.text) == warned
 
 
 @pytest.mark.parametrize(

@@ -106,13 +106,17 @@ REFUSED = {
     '--data.partition {name="dirichlet",alphas=1}': "has no argument 'alphas'; did you mean 'alpha'",
     '--data.partition {name="dirichlet",alpha="x"}': "Dirichlet: alpha = 'x': expected float",
     '--data.partition {name="dirichlet",alpha=0}': "[data] partition: alpha = 0: must be a number > 0",
-    '--data.partition {name="seldp"} --data.overlap_share 1': "[data] overlap_share = 1.0 beside partition: give one of them",
+    '--data.partition {name="seldp"} --data.overlap_share 1': (
+        "[data] overlap_share = 1.0 beside partition: give one of them"
+    ),
     "--data.overlap_share 0.4": "[data] partition: share 0.4 of the samples: each of 2 groups needs 1/P to 1",
     "--data.partition.name train.test_loading:nothing": "returned NoneType, expected a Partition",
     "--data.injection {alpha=0.5}": "[data] injection: Injection needs 'beta'; given: alpha",
     "--data.injection {alpha=0.5,beta=1.5}": "[data] injection: beta = 1.5: must be",
     "--data.injection {alpha=0.5,bata=1}": "Injection has no argument 'bata'; did you mean 'beta'",
-    "--data.injection {alpha=1,beta=1} --data.group_batch_size 2": "leaves none of the 2 samples of a rank's batch",
+    "--data.injection {alpha=1,beta=1} --data.group_batch_size 2": (
+        "leaves none of the 2 samples of a rank's batch"
+    ),
     "--data.injection {alpha=0.5,beta=1} --data.group_batch_size 80": "a rank has 48 samples an epoch",
 }
 
@@ -201,8 +205,8 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
     job_file: Path, tmp_path: Path, words: str
 ) -> None:
     options = (
-        f"{words} --parallel.groups 2 --data.group_batch_size 8 --training.epochs 2 --training.checkpoint_every_steps 2 "
-        "--model.name train.small:steady --model.arguments {inputs=36} --data.num_workers 0"
+        f"{words} --parallel.groups 2 --data.group_batch_size 8 --training.epochs 2 "
+        "--training.checkpoint_every_steps 2 --model.name train.small:steady --model.arguments {inputs=36} --data.num_workers 0"
     ).split()
     assert_interruptions_change_nothing(job_file, tmp_path, *options)
 
@@ -211,8 +215,8 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
 @pytest.mark.parametrize(("n", "groups"), [(2, 2), (4, 4), (3, 1)])
 def test_resumed_on_other_numbers_of_ranks(job_file: Path, tmp_path: Path, n: int, groups: int) -> None:
     words = (
-        f"--data.partition.name seldp {INJECTION} --data.group_batch_size 12 --training.checkpoint_every_steps 2 "
-        "--model.name train.small:steady --model.arguments {inputs=36}"
+        f"--data.partition.name seldp {INJECTION} --data.group_batch_size 12 "
+        "--training.checkpoint_every_steps 2 --model.name train.small:steady --model.arguments {inputs=36}"
     )
     train(job_file, tmp_path, *words.split(), "--parallel.groups", "2", n=4, at=5)
     train(job_file, tmp_path, *words.split(), "--parallel.groups", str(groups), n=n, resume=True)

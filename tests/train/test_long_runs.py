@@ -64,6 +64,6 @@ def test_a_run_does_not_grow(tmp_path: Path) -> None:
 EVERYTHING = """\
 epochs = 1300
 steps = 1255
-evaluate_every = 100
-checkpoint_every = 50
+eval_every_epochs = 100
+checkpoint_every_steps = 50
 """

@@ -11,7 +11,10 @@ from train.launches import JOB, make_store
 from train.test_loop import TEST, TRAIN, train
 
 STEPS = 12
-DECAY = "--lr_schedule.name MultiStepLR --lr_schedule.arguments {milestones=[5],gamma=0.5} --lr_schedule.interval step "
+DECAY = (
+    "--lr_schedule.name MultiStepLR --lr_schedule.arguments {milestones=[5],gamma=0.5} "
+    "--lr_schedule.interval step "
+)
 ALONE = {
     "--method.name hierarchical --method.sync_every 2": 6,
     "--method.name hierarchical --method.sync_every 5": 10,

@@ -48,7 +48,7 @@ def test_it_begins_where_the_other_ended(job_file: Path, kind: str) -> None:
     folder = job_file.parent
     run = trained(job_file, folder / "run", "--parallel.groups", "2", n=2)
     export(run, kind, folder / "out")
-    job_file.write_text(GPT.replace('build = "gpt"', 'start = "out", build = "gpt"'))
+    job_file.write_text(GPT.replace('name = "gpt"', 'init_from = "out", name = "gpt"'))
 
     def loss(world: Transport) -> float:
         return evaluate(assemble(load(job_file), form(world, 2), "job.toml")).loss
@@ -79,7 +79,7 @@ def test_the_probe_begins_there_too(job_file: Path) -> None:
 
 
 def test_where_the_file_is_meant_from(job_file: Path) -> None:
-    job_file.write_text(GPT.replace('build = "gpt"', 'start = "a/b.safetensors", build = "gpt"'))
+    job_file.write_text(GPT.replace('name = "gpt"', 'init_from = "a/b.safetensors", name = "gpt"'))
     config = load(job_file)
     assert config.model.init_from == job_file.parent / "a" / "b.safetensors"
     assert load(job_file, ["--model.init_from", "b"]).model.init_from == Path.cwd() / "b"
@@ -112,7 +112,8 @@ def test_what_does_not_fit_is_told_by_all(job_file: Path, caplog: pytest.LogCapt
         lines = threads.run(2, refused)
     assert lines[0] == lines[1]
     assert lines[0].startswith(
-        f"rank 0 of 2, preparing the run: job.toml: [model] init_from: {job_file.parent}/x.pt: lacks blocks.0."
+        f"rank 0 of 2, preparing the run: job.toml: [model] init_from: {job_file.parent}/x.pt: "
+        "lacks blocks.0."
     )
 
 

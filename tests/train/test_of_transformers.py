@@ -33,7 +33,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     without_pictures(monkeypatch)
     convert("wikitext", write_wikitext(tmp_path / "words"), tmp_path / "store.h5")
     sizes = ", ".join(f"{name} = {value}" for name, value in SIZES.items())
-    model = f'build = "transformers:AutoModelForCausalLM", arguments = {{ model_type = "gpt2", {sizes} }}'
+    model = f'name = "transformers:AutoModelForCausalLM", arguments = {{ model_type = "gpt2", {sizes} }}'
     kept = [line for line in WORDS.splitlines() if not line.startswith("model")]
     (tmp_path / "job.toml").write_text("\n".join([*kept, f"model = {{ {model} }}", ""]))
     return tmp_path / "job.toml"

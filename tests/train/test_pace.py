@@ -54,9 +54,9 @@ def paces(monkeypatch: pytest.MonkeyPatch) -> dict[Sending, float]:
 
     def times(parts: Assembly, batch_size: int, steps: int) -> list[float]:
         config = tried[parts.optimizer.topology.rank]
-        assert batch_size == config.data.batch_size
+        assert batch_size == config.data.group_batch_size
         exchange = config.method.arguments.get("grad_reduce")
-        seconds = told[Sending(config.training.bucket_cap_mb, config.training.overlap, exchange)]
+        seconds = told[Sending(config.training.bucket_cap_mb, config.training.overlap_grad_reduce, exchange)]
         parts.optimizer.topology.world.barrier()
         return [99.0] + [seconds + 0.01 * parts.optimizer.topology.rank] * (steps - 1)
 
@@ -82,17 +82,16 @@ def test_the_fastest_is_taken(job_file: Path, paces: dict[Sending, float], caplo
     paces |= {Sending(4.0, True, other): 0.7, Sending(4.0, False, usual): 0.6}
     config = chosen(job_file, "--training.autotune_steps", "3")
     training = config.training
-    assert (training.bucket_cap_mb, training.overlap, training.tune) == (4.0, True, None)
+    assert (training.bucket_cap_mb, training.overlap_grad_reduce) == (4.0, True)
+    assert training.autotune_steps is None
     assert config.method.arguments == {"sync_every": 2, "grad_reduce": usual}
     paces |= {Sending(4.0, True, other): 0.45, Sending(4.0, False, other): 0.4}
     config = chosen(job_file, "--training.autotune_steps", "3")
-    assert (config.training.bucket_cap_mb, config.training.overlap) == (4.0, False)
+    assert (config.training.bucket_cap_mb, config.training.overlap_grad_reduce) == (4.0, False)
     assert config.method.arguments == {"sync_every": 2, "grad_reduce": other}
     told = [record.getMessage() for record in caplog.records if record.name == pace.log.name]
-    assert (
-        told[-2]
-        == "0.41 s a step with bucket_cap_mb = 4, overlap = false, grad_reduce = reduce_scatter: taken"
-    )
+    taken = "bucket_cap_mb = 4, overlap_grad_reduce = false, grad_reduce = reduce_scatter"
+    assert told[-2] == f"0.41 s a step with {taken}: taken"
     assert "to other bits: job.toml keeps these" in told[-1]
 
 
@@ -100,11 +99,11 @@ def test_what_is_said_is_not_tried(job_file: Path, paces: dict[Sending, float]) 
     said = ("--training.autotune_steps", "1", "--method.grad_reduce", "quantized")
     paces |= {Sending(7.0, overlap, "quantized"): 1.0 + overlap for overlap in (True, False)}
     config = chosen(job_file, *said, "--training.bucket_cap_mb", "7")
-    assert (config.training.bucket_cap_mb, config.training.overlap) == (7.0, False)
+    assert (config.training.bucket_cap_mb, config.training.overlap_grad_reduce) == (7.0, False)
     assert config.method.arguments["grad_reduce"] == "quantized"
     paces |= {Sending(size, False, "quantized"): size for size in BUCKETS_MB}
     training = chosen(job_file, *said, "--training.overlap_grad_reduce", "false").training
-    assert (training.bucket_cap_mb, training.overlap) == (1.0, False)
+    assert (training.bucket_cap_mb, training.overlap_grad_reduce) == (1.0, False)
 
 
 def scattered(grad_reduce: GroupGradReduce = ReduceScatter()) -> Method:  # noqa: B008 - frozen
@@ -156,7 +155,7 @@ def test_real_steps_leave_nothing_behind(job_file: Path, monkeypatch: pytest.Mon
     table = read_toml(folder / "tuned" / "job.toml")
     training, exchange = table["training"], table["method"]["grad_reduce"]
     assert training["bucket_cap_mb"] in BUCKETS_MB
-    overlap = str(training["overlap"]).lower()
+    overlap = str(training["overlap_grad_reduce"]).lower()
     told = (
         "--training.bucket_cap_mb",
         str(training["bucket_cap_mb"]),
@@ -169,9 +168,9 @@ def test_real_steps_leave_nothing_behind(job_file: Path, monkeypatch: pytest.Mon
     kept = chosen(
         job_file, "--training.autotune_steps", "1", "--run.output_dir", str(folder / "tuned"), resume=True
     )
-    assert (kept.training.bucket_cap_mb, kept.training.overlap) == (
+    assert (kept.training.bucket_cap_mb, kept.training.overlap_grad_reduce) == (
         training["bucket_cap_mb"],
-        training["overlap"],
+        training["overlap_grad_reduce"],
     )
     assert kept.method.arguments["grad_reduce"] == exchange
 
@@ -216,10 +215,10 @@ def test_a_machine_file_tells_it_without_a_step(job_file: Path, monkeypatch: pyt
     than it hides, nothing leaves early."""
     monkeypatch.setattr(pace, "assemble", None)
     config = by_machine(job_file)
-    assert (config.training.bucket_cap_mb, config.training.overlap) == (1.0, True)
+    assert (config.training.bucket_cap_mb, config.training.overlap_grad_reduce) == (1.0, True)
     assert (config.method.arguments["grad_reduce"], config.training.machine) == ("reduce_scatter", None)
     assert by_machine(job_file, scatter=1e-7).method.arguments["grad_reduce"] == "alltoall"
-    assert by_machine(job_file, busy=9.0).training.overlap is False
+    assert by_machine(job_file, busy=9.0).training.overlap_grad_reduce is False
 
 
 def test_parameters_that_come_late_are_foretold(job_file: Path) -> None:
@@ -282,10 +281,11 @@ def test_processes_choose_the_same(tmp_path: Path, asked: str, choices: int) -> 
     assert len(told) == choices
     table = read_toml(tmp_path / "runs" / "job" / "job.toml")
     way = Sending(
-        *(table["training"][key] for key in ("bucket_cap_mb", "overlap")), table["method"]["grad_reduce"]
+        *(table["training"][key] for key in ("bucket_cap_mb", "overlap_grad_reduce")),
+        table["method"]["grad_reduce"],
     )
     assert f" s a step with {way}: taken" in taken
-    assert not {"tune", "machine"} & table["training"].keys()
+    assert not {"autotune_steps", "machine"} & table["training"].keys()
 
 
 def test_a_batch_job_is_refused_a_machine_file_of_another_model(job_file: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_batch_job_is_refused_a_machine_file_of_another_model(job_file: Path) 
 
 
 def test_one_of_both(job_file: Path) -> None:
-    with pytest.raises(UserError, match=r"tune = 1 and machine = .*give one of them, not both"):
+    with pytest.raises(UserError, match=r"autotune_steps = 1 and machine = .*give one of them, not both"):
         load(job_file, ["--training.autotune_steps", "1", "--training.machine", "machine.toml"])
 
 

@@ -93,11 +93,11 @@ def test_the_length_of_a_run_that_goes_on(
     without_pictures(monkeypatch)
     make_store(tmp_path / "small.h5")
     job_file, run = tmp_path / "job.toml", tmp_path / "run"
-    schedule = {"build": "CosineAnnealingLR", "arguments": '{ T_max = "length" }', "per": "step"}
+    schedule = {"name": "CosineAnnealingLR", "arguments": '{ T_max = "length" }', "interval": "step"}
     words = [
         "--lr_schedule.scaling",
         "none",
-        *(f"--schedule.{key}={value}" for key, value in schedule.items()),
+        *(f"--lr_schedule.{key}={value}" for key, value in schedule.items()),
     ]
     job_file.write_text(JOB)
 

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.slow
 
 JOB = """
 seed = 4
-job = { groups = 2 }
-data = { store = "text.h5", batch_size = 8, arguments = { bptt = 7 } }
-model = { build = "gpt", arguments = { types = 256, width = 12, layers = 2, heads = 2 } }
+parallel = { groups = 2 }
+data = { path = "text.h5", group_batch_size = 8, arguments = { bptt = 7 } }
+model = { name = "gpt", arguments = { types = 256, width = 12, layers = 2, heads = 2 } }
 optimizer = { lr = 0.1, arguments = { momentum = 0.9 } }
 method = { name = "hierarchical", sync_every = 2 }
-training = { steps = 8, log_every = 1, checkpoint_every = 4 }
+training = { steps = 8, log_every = 1, checkpoint_every_steps = 4 }
 """
 SHARDED = ("--parallel.fsdp", "true")
 

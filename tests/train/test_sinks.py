@@ -12,7 +12,7 @@ from hpcsgd.report.run_folder import island_folder
 from report.test_sinks import USER, drawn_by_tensorboard
 from train.launches import JOB, launch, make_store
 
-SINKS = 'sinks = ["tensorboard", { name = "user:MySink" }, "user:Refuses", "user:Stubborn"]\n'
+SINKS = 'loggers = ["tensorboard", { name = "user:MySink" }, "user:Refuses", "user:Stubborn"]\n'
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_run_that_dies_takes_its_sinks_along(folder: Path) -> None:
 @pytest.mark.long
 def test_each_island_has_its_own(folder: Path) -> None:
     job = (folder / "job.toml").read_text().replace("hierarchical", "ensemble_sync")
-    (folder / "job.toml").write_text(job.replace(SINKS, 'sinks = ["user:MySink"]\n'))
+    (folder / "job.toml").write_text(job.replace(SINKS, 'loggers = ["user:MySink"]\n'))
     done = launch(folder, "launch", "job.toml", "--groups", "2")
     assert done.code == 0, done.err
     runs = [island_folder(folder / "runs" / "job", island) for island in range(2)]

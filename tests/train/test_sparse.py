@@ -119,8 +119,10 @@ def test_mistakes_are_one_line(job_file: Path, name: str) -> None:
 def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
     job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sparsifier: str
 ) -> None:
-    words = "--parallel.groups 2 --data.group_batch_size 8 --training.epochs 2 --training.checkpoint_every_steps 2"
-    model = "--model.name train.small:steady --model.arguments {inputs=36}"
+    words = "--parallel.groups 2 --data.group_batch_size 8 --training.epochs 2"
+    model = (
+        "--training.checkpoint_every_steps 2 --model.name train.small:steady --model.arguments {inputs=36}"
+    )
     options = [*exchange(sparsifier=sparsifier), *words.split(), *model.split()]
     without_pictures(monkeypatch)
     assert_interruptions_change_nothing(job_file, tmp_path, *options)

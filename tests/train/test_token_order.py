@@ -27,10 +27,10 @@ from train.interruptions import train, without_pictures
 B = 24
 """Windows of a step, of all groups together."""
 JOB = """
-data = { store = "text.h5", batch_size = 24, arguments = { bptt = 6 } }
-model = { build = "gpt", arguments = { types = 256, width = 8, layers = 1, heads = 2 } }
-optimizer = { build = "Adam", lr = 0.02 }
-schedule = { scaling = "none" }
+data = { path = "text.h5", group_batch_size = 24, arguments = { bptt = 6 } }
+model = { name = "gpt", arguments = { types = 256, width = 8, layers = 1, heads = 2 } }
+optimizer = { name = "Adam", lr = 0.02 }
+lr_schedule = { scaling = "none" }
 method = { name = "hierarchical", sync_every = 2 }
 training = { epochs = 2, log_every = 1 }
 """

@@ -23,7 +23,8 @@ from traces import Viewed, seconds_by_phase, view
 from train.launches import JOB, launch, make_store
 from train.test_loop import TEST, TRAIN, M, kind, train
 
-WORDS = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1"  # 6 steps, of which every second one meets
+WORDS = "--parallel.groups 2 --data.group_batch_size 4 --training.epochs 1"
+"""6 steps, of which every second one meets."""
 K = 2
 
 

@@ -26,10 +26,10 @@ from train.interruptions import train, without_pictures
 from train.launches import JOB, make_store
 
 GPT = """
-data = { store = "text.h5", batch_size = 8, arguments = { bptt = 6 } }
-model = { build = "gpt", arguments = { types = 256, width = 8, layers = 1, heads = 2 } }
-optimizer = { build = "Adam", lr = 0.02 }
-schedule = { scaling = "none" }
+data = { path = "text.h5", group_batch_size = 8, arguments = { bptt = 6 } }
+model = { name = "gpt", arguments = { types = 256, width = 8, layers = 1, heads = 2 } }
+optimizer = { name = "Adam", lr = 0.02 }
+lr_schedule = { scaling = "none" }
 method = { name = "diloco", sync_every = 2 }
 training = { epochs = 1, steps = 5, log_every = 1 }
 """
@@ -136,7 +136,8 @@ SHAPES = {
     ),
     "16 bits": (
         4,
-        "--parallel.groups 2 --data.group_batch_size 8 --method.sync_every 2 --training.precision bf16_master",
+        "--parallel.groups 2 --data.group_batch_size 8 --method.sync_every 2 "
+        "--training.precision bf16_master",
     ),
     "a server": (
         3,
