@@ -52,6 +52,6 @@ def plan(
         from hpcsgd.performance.planning.run import run
 
         run(
-            job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=sync_every, meets=sync_rate,
-            samples=samples, wishes=Wishes(budget, deadline), runs=runs, scenario=scenario, write=write,
+            job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=sync_every,
+            meets=sync_rate, samples=samples, wishes=Wishes(budget, deadline), runs=runs, scenario=scenario, write=write,
         )  # fmt: skip
