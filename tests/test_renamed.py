@@ -86,7 +86,7 @@ def test_new_names_exist() -> None:
     [
         ("[job]\ngroups = 2", "[job]: unknown section: did you mean 'parallel'?"),
         ('[data]\nstore = "a.h5"', "[data] store = \"a.h5\": unknown key: did you mean 'path'?"),
-        ("[training]\ncheckpoint_every = 5\n" + NEEDED, "did you mean 'checkpoint_every_steps'?"),
+        ("[training]\ncheckpoint_every = 5" + NEEDED, "did you mean 'checkpoint_every_steps'?"),
         ('[parallel]\ntransport = { group = "mpi" }', "did you mean 'device_backend'?"),
     ],
 )
