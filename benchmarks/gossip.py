@@ -71,7 +71,7 @@ def accuracies(
     """Trained by `hpcsgd train`, as a user would."""
     head, rest = job.read_text().split("[method]\n")
     table = tomllib.loads(job.read_text())
-    B, lr = table["data"]["batch_size"], table["optimizer"]["lr"]
+    B, lr = table["data"]["group_batch_size"], table["optimizer"]["lr"]
     rows = []
     for name in methods:
         for seed in range(1, seeds + 1):

@@ -91,7 +91,7 @@ class Task:
         return plan.settle, plan.ramp * plan.every
 
     def _distances(self, world: Transport) -> list[float]:
-        (settled, warm_up), every = self._phases(), self.config.method.arguments["every"]
+        (settled, warm_up), every = self._phases(), self.config.method.arguments["sync_every"]
 
         def start(P: int, seed: int, hosts: Transport) -> VirtualGroups:
             config = replace(self.config, seed=seed)

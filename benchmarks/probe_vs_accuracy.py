@@ -55,14 +55,14 @@ def prepared(name: str, data: Path, folder: Path, overrides: list[str]) -> Confi
     if name not in SUBSETS:
         return config
     store = first_images(config.data.path, SUBSETS[name], folder / f"{name}.h5")
-    return replace(config, data=replace(config.data, store=store))
+    return replace(config, data=replace(config.data, path=store))
 
 
 def train(name: str, config: Config, P: int, seed: int, device: torch.device) -> dict[str, Any]:
     """One whole training of P groups."""
     per_epoch = -(-(len(Store(config.data.path, "train")) // P) // config.data.group_batch_size)
     assert config.training.epochs is not None
-    steps, every = config.training.epochs * per_epoch, config.method.arguments["every"]
+    steps, every = config.training.epochs * per_epoch, config.method.arguments["sync_every"]
     row: dict[str, Any] = {"job": name, "P": P, "seed": seed, "accuracy": None, "diverged": None}
     distances: list[float] = []
     clock = WallClock()
@@ -91,7 +91,7 @@ def probe(name: str, config: Config, seeds: int, device: torch.device) -> dict[s
     print(f"{name}: {answer(found)}", flush=True)
     samples = len(Store(config.data.path, "train"))
     probed = setting(config)
-    probed["data"]["store"] = Path(config.data.path).name  # the folder is this run's
+    probed["data"]["path"] = Path(config.data.path).name  # the folder is this run's
     return to_json(found, probed) | {
         "job": name,
         "share_of_job": found.samples / (LONG * samples),

@@ -51,9 +51,9 @@ def job(name: str, store: Path) -> dict[str, Any]:
     table = tomllib.loads((ROOT / "examples/digits.toml").read_text())
     arguments = {x: GIVEN[x] for x in needed(METHODS[name]) if x in GIVEN}
     table["method"] = {"name": name, **arguments, **OWN.get(name, {})}
-    table["job"]["groups"] = GROUPS
-    table["data"] |= {"store": str(store), "batch_size": BATCH}
-    table["schedule"] |= {"scaling": "none", "warmup_epochs": 1, "arguments": {"T_max": EPOCHS}}
+    table["parallel"]["groups"] = GROUPS
+    table["data"] |= {"path": str(store), "group_batch_size": BATCH}
+    table["lr_schedule"] |= {"scaling": "none", "warmup_epochs": 1, "arguments": {"T_max": EPOCHS}}
     table["training"] = {"epochs": EPOCHS, "log_every": 4}
     if name in PLAIN:
         del table["optimizer"]["arguments"]

@@ -202,16 +202,16 @@ def write_job(folder: Path, setting: Setting, method: str, checkpoint_steps: int
     np.savez(folder / "test.npz", x=x[:CLASSES], y=np.arange(CLASSES))
     convert_npz([folder / "train.npz", folder / "test.npz"], folder / "small.h5")
     (folder / "job.toml").write_text(f"""
-data = {{ store = "small.h5", batch_size = {setting.batch} }}
-model = {{ build = "goodput.network:Net", arguments = {{ seconds = {setting.seconds} }} }}
+data = {{ path = "small.h5", group_batch_size = {setting.batch} }}
+model = {{ name = "goodput.network:Net", arguments = {{ seconds = {setting.seconds} }} }}
 optimizer = {{ lr = 0.01 }}
-schedule = {{ scaling = "none" }}
+lr_schedule = {{ scaling = "none" }}
 method = {method}
-run = {{ folder = "run" }}
+run = {{ output_dir = "run" }}
 [training]
 epochs = {FOREVER}
-evaluate_every = {FOREVER}
-checkpoint_every = {checkpoint_steps}
+eval_every_epochs = {FOREVER}
+checkpoint_every_steps = {checkpoint_steps}
 log_every = 1
 """)
 

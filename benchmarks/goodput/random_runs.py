@@ -113,16 +113,16 @@ class Run:
         self.in_time = True
         (folder / "job.toml").write_text(f"""
 seed = {chance.randrange(1000)}
-data = {{ store = "{store}", batch_size = {BATCH} }}
-model = {{ build = "goodput.witness:Net", arguments = {{ seconds = {SECONDS} }} }}
+data = {{ path = "{store}", group_batch_size = {BATCH} }}
+model = {{ name = "goodput.witness:Net", arguments = {{ seconds = {SECONDS} }} }}
 optimizer = {{ lr = {RATE} }}
-schedule = {{ scaling = "none" }}
+lr_schedule = {{ scaling = "none" }}
 method = {{ name = "goodput.witness:watched", sync_every = {EVERY} }}
-run = {{ folder = "{folder / "run"}" }}
+run = {{ output_dir = "{folder / "run"}" }}
 [training]
 epochs = {EPOCHS}
-evaluate_every = {EPOCHS}
-checkpoint_every = {2 * EVERY}
+eval_every_epochs = {EPOCHS}
+checkpoint_every_steps = {2 * EVERY}
 """)
 
     def story(self) -> str:

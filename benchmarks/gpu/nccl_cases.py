@@ -117,7 +117,7 @@ def sharded(world: Transport) -> None:
 
 def group_refused(world: Transport) -> None:
     del world
-    hpcsgd.init(groups=1, device_backend={"group": "nccl"})
+    hpcsgd.init(groups=1, device_backend={"intra_group": "nccl"})
 
 
 def mesh_refused(world: Transport) -> None:

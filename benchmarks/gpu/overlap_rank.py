@@ -35,7 +35,7 @@ def main() -> None:
     given = parser.parse_args()
     setting = Setting(given.kind, quick=False, rehearse=given.rehearse, seconds=0, folder=given.out.parent)
     with device_switched_on(given.kind):
-        topology = hpcsgd.init(groups=GROUPS, device_backend={"group": "mpi", "cross": "mpi"})
+        topology = hpcsgd.init(groups=GROUPS, device_backend={"intra_group": "mpi", "inter_group": "mpi"})
         found = measured(topology, setting)
     if topology.rank == 0:
         given.out.write_text(json.dumps(found))

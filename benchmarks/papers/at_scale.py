@@ -50,8 +50,8 @@ def write(jobs: Sequence[Job], data: Path, out: Path) -> Iterator[BatchJob]:
 
 def complete(job: Job, data: Path, out: Path) -> dict[str, Any]:
     """Its job file, with the places of store and run."""
-    table = {**job.table, "run": {"folder": str(out.resolve() / "runs" / job.name)}}
-    return {**table, "data": {**table["data"], "store": str(data.resolve() / table["data"]["store"])}}
+    table = {**job.table, "run": {"output_dir": str(out.resolve() / "runs" / job.name)}}
+    return {**table, "data": {**table["data"], "path": str(data.resolve() / table["data"]["path"])}}
 
 
 def _checked(job: Job, path: Path) -> Checked:

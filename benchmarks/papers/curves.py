@@ -93,7 +93,7 @@ def classified(place: Place, images: int, epochs: int) -> list[Row]:
         )
         if not place.quick:
             part = first_images(config.data.path, images, Path(folder) / "part.h5")
-            config = replace(config, data=replace(config.data, store=part))
+            config = replace(config, data=replace(config.data, path=part))
         return sorted(in_processes(PROCESSES, _of_all(config, groups)), key=lambda row: row["P"])
 
 

@@ -37,15 +37,15 @@ def job(
     """A CNN on MNIST, the same learning rate for all methods; it falls to a tenth after 60 and 85 % of
     `steps`, or of the epochs where it is not said how many steps they are."""
     workers, steps = data.pop("workers", groups), data.pop("steps", None)
-    decay = {"build": "MultiStepLR", "per": "step" if steps else "epoch", "scaling": "none"}
+    decay = {"name": "MultiStepLR", "interval": "step" if steps else "epoch", "scaling": "none"}
     milestones = [int(part * (steps or epochs)) for part in (0.6, 0.85)]
     return {
         "seed": seed,
-        "job": {"groups": groups},
-        "data": {"store": str(store), "batch_size": BATCH * workers // groups, **data},
-        "model": {"build": "cnn", "arguments": {"shape": [1, 28, 28], "widths": [16, 32]}},
+        "parallel": {"groups": groups},
+        "data": {"path": str(store), "group_batch_size": BATCH * workers // groups, **data},
+        "model": {"name": "cnn", "arguments": {"shape": [1, 28, 28], "widths": [16, 32]}},
         "optimizer": {"lr": 0.05, "arguments": {"momentum": 0.9, "weight_decay": 5e-4}},
-        "schedule": {**decay, "arguments": {"milestones": milestones}},
+        "lr_schedule": {**decay, "arguments": {"milestones": milestones}},
         "method": dict(method),
         "training": {"epochs": epochs, "threads": 1},
     }

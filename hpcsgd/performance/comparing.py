@@ -34,9 +34,10 @@ from hpcsgd.train.stopping import Reasons
 log = logging.getLogger(__name__)
 
 OWN_TO_A_START = (
-    *(("job", "timeout"), ("run", "folder"), ("run", "sinks")),
-    *(("training", "time_limit"), ("training", "stop_ahead")),
-    *(("training", name) for name in ("bucket_cap_mb", "overlap", "prefetch", "tune", "machine")),
+    *(("parallel", "timeout_s"), ("run", "output_dir"), ("run", "loggers")),
+    *(("training", "time_limit_s"), ("training", "stop_before_end_s")),
+    *(("training", name) for name in ("bucket_cap_mb", "overlap_grad_reduce", "overlap_param_gather")),
+    *(("training", name) for name in ("autotune_steps", "machine")),
 )
 """Keys that may be others where a comparison goes on."""
 
@@ -136,12 +137,12 @@ def _prepared(world: Transport, path: Path, label: str, config: Config) -> Trial
     """Raises `JobError` where the variant could only fail; collective."""
     with located(f"variant {label!r}"):
         world.timeout = config.parallel.timeout_s
-        with in_file(path), in_section("job"):
+        with in_file(path), in_section("parallel"):
             topology = form_job(world, config).topology
         assemble(config, topology, str(path))
     gc.collect()  # models are in cycles with their optimizers
     folder = folder_of(config.run) / folder_name(label)
-    return Trial(label, replace(config, run=replace(config.run, folder=folder)), topology)
+    return Trial(label, replace(config, run=replace(config.run, output_dir=folder)), topology)
 
 
 def _train(trial: Trial, path: Path, reasons: Reasons, *, resume: bool) -> str | None:

@@ -38,7 +38,7 @@ EXAMPLES = {
     "--data.group_batch_size 4",
 }
 """With what makes them small."""
-SIMULATION = "--parallel.groups 4 --parallel.steps 20 --failures.work_hours 1"
+SIMULATION = "--job.groups 4 --job.steps 20 --failures.work_hours 1"
 COMMANDS = ("job train", "job train", "job train", "job probe", "job measure", "job ensemble", "cite")
 RANKS = ["--ranks-per-node", "4"]
 ROOM = 1 << 30

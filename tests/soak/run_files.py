@@ -98,11 +98,11 @@ NOT_READ = {".png", ".html", ".csv"}
 def prepared(folder: Path) -> None:
     """`folder` is the working directory."""
     make_store(folder / "small.h5")
-    (folder / "job.toml").write_text(f'{JOB_OF_TWO}[run]\nfolder = "run"\n')
+    (folder / "job.toml").write_text(f'{JOB_OF_TWO}[run]\noutput_dir = "run"\n')
     train()
     (folder / "job.toml").write_text(JOB_OF_TWO)
     compare()
-    (folder / "job.toml").write_text(f'{JOB_OF_TWO}[run]\nfolder = "run"\n')
+    (folder / "job.toml").write_text(f'{JOB_OF_TWO}[run]\noutput_dir = "run"\n')
     (folder / "machine.toml").write_text(MACHINE)
     shutil.copytree("run", "islands-run", ignore=shutil.ignore_patterns("checkpoints", "metrics.jsonl"))
     for island in range(2):

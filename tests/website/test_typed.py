@@ -98,7 +98,7 @@ def completed(block: Block) -> dict[str, Any]:
     """The digits' job file with what a block says in the place of its own."""
     table = tomllib.loads((ROOT / "examples/digits.toml").read_text())
     for name, section in tomllib.loads(block.text).items():
-        whole = name in ("job", "schedule") or not section.keys().isdisjoint(("name", "build"))
+        whole = name in ("parallel", "lr_schedule") or "name" in section
         table[name] = section if whole else {**table.get(name, {}), **section}
     table["optimizer"].setdefault("lr", 0.1)
     if not table["training"].keys().isdisjoint(("steps", "samples", "tokens")):

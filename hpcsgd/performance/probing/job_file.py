@@ -103,7 +103,7 @@ def plan_of(config: Config, path: Path, groups: Sequence[int] | None, repeats: i
 
 
 def _require_plain(data: DataSection) -> None:
-    for key in ("partition", "share", "injection"):
+    for key in ("partition", "overlap_share", "injection"):
         if getattr(data, key) is not None:
             raise UserError(
                 f"[data] {key}: the probe deals all samples to its virtual groups, none twice: "

@@ -140,7 +140,7 @@ def test_buckets_are_those_of_the_engine(files: tuple[Path, Path], method: Metho
 
 def test_complex_parameters_are_two_reals(files: tuple[Path, Path]) -> None:
     job, _ = files
-    job.write_text(job.read_text().replace('build = "mlp"', 'build = "spectral:Operator"'))
+    job.write_text(job.read_text().replace('name = "mlp"', 'name = "spectral:Operator"'))
     table = job.read_text().splitlines()
     job.write_text("\n".join("arguments = { pairs = false }" if "hidden" in x else x for x in table))
     subject = subject_of(load(job), samples=64_000)
@@ -288,9 +288,9 @@ def test_the_choice_is_written_and_all_else_stays(files: tuple[Path, Path]) -> N
     write_choice(job, 8, {"name": "sgp", "graph": {"name": "ring"}})
     text = job.read_text()
     after = tomllib.loads(text)
-    assert after["job"] == {"groups": 8, "timeout": 60.0}
+    assert after["parallel"] == {"groups": 8, "timeout_s": 60.0}
     assert after["method"] == {"name": "sgp", "graph": {"name": "ring"}}
-    kept = before.keys() - {"job", "method"}
+    kept = before.keys() - {"parallel", "method"}
     assert {key: after[key] for key in kept} == {key: before[key] for key in kept}
     assert all(comment in text for comment in ("# of ours", "# of a group", "# the rest"))
     write_choice(job, 2, {"name": "bsp"})
@@ -299,7 +299,7 @@ def test_the_choice_is_written_and_all_else_stays(files: tuple[Path, Path]) -> N
 
 def test_a_job_file_without_sections_is_left_alone(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
-    job.write_text(text := 'method = { name = "bsp" }\n[data]\nbatch_size = 4\n')
+    job.write_text(text := 'method = { name = "bsp" }\n[data]\ngroup_batch_size = 4\n')
     with pytest.raises(UserError, match="put groups = 2 and sgp there by hand"):
         write_choice(job, 2, {"name": "sgp"})
     assert job.read_text() == text
@@ -321,7 +321,7 @@ def test_the_command(files: tuple[Path, Path], tmp_path: Path, capsys: pytest.Ca
     assert max(row["ranks"] for row in plan["rows"]) == 64
     assert (tmp_path / "run-plan" / "plan.png").read_bytes().startswith(b"\x89PNG")
     written = tomllib.loads(job.read_text())
-    assert written["job"]["groups"] == choice["groups"]
+    assert written["parallel"]["groups"] == choice["groups"]
     assert written["method"] == choice["method"]
 
 

@@ -24,10 +24,10 @@ from hpcsgd.train.subject import Subject, subject_of
 from performance.planning.plans import JOB, MACHINE, machine_of
 from train.launches import make_store
 
-GPT = 'build = "gpt"\narguments = { types = 50, width = 32, layers = 6, heads = 2 }'
-SHARDED = JOB.replace(
-    'build = "mlp"\narguments = { inputs = 64, hidden = [512], classes = 10 }', GPT
-).replace("group_size = 4", "group_size = 4\nshard = true")
+GPT = 'name = "gpt"\narguments = { types = 50, width = 32, layers = 6, heads = 2 }'
+SHARDED = JOB.replace('name = "mlp"\narguments = { inputs = 64, hidden = [512], classes = 10 }', GPT).replace(
+    "group_size = 4", "group_size = 4\nfsdp = true"
+)
 
 
 WAY = Way(4, 1, 1)
