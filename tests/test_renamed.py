@@ -17,7 +17,10 @@ from hpcsgd.errors import near_miss
 from hpcsgd.renamed import RENAMED, new_name
 from hpcsgd.train.families import FAMILIES
 
-NEEDED = '[data]\npath = "a.h5"\ngroup_batch_size = 4\n[model]\nname = "mlp"\n[method]\nname = "bsp"\n[optimizer]\nlr = 0.1\n'
+NEEDED = (
+    '[data]\npath = "a.h5"\ngroup_batch_size = 4\n[model]\nname = "mlp"\n'
+    '[method]\nname = "bsp"\n[optimizer]\nlr = 0.1\n'
+)
 """Keys without which there is no job file."""
 
 
@@ -86,7 +89,7 @@ def test_new_names_exist() -> None:
     [
         ("[job]\ngroups = 2", "[job]: unknown section: did you mean 'parallel'?"),
         ('[data]\nstore = "a.h5"', "[data] store = \"a.h5\": unknown key: did you mean 'path'?"),
-        ("[training]\ncheckpoint_every = 5" + NEEDED, "did you mean 'checkpoint_every_steps'?"),
+        ("[training]\ncheckpoint_every = 5\n" + NEEDED, "did you mean 'checkpoint_every_steps'?"),
         ('[parallel]\ntransport = { group = "mpi" }', "did you mean 'device_backend'?"),
     ],
 )
