@@ -106,8 +106,8 @@ def _lines(wanted: Wanted, data: Data, file: Path) -> Iterator[str]:
     yield from ("", "[method]", f"{_pair('name', wanted.method)} # {does}", *_pairs(arguments))
     yield from ("", "[training]", f"epochs = {wanted.epochs or data.epochs}")
     yield "log_every = 20 # steps"
-    yield "# checkpoint_every = 500 # steps; otherwise at the end of every epoch"
-    yield "# time_limit = 3600 # seconds; saves, stops, and --resume goes on"
+    yield "# checkpoint_every_steps = 500 # steps; otherwise at the end of every epoch"
+    yield "# time_limit_s = 3600 # seconds; saves, stops, and --resume goes on"
     yield from ("", "[run]", _pair("folder", f"runs/{file.stem}"))
     yield '# sinks = ["tensorboard"] # or wandb, mlflow: who is told the metrics, too'
 
