@@ -53,14 +53,14 @@ def init(
         group_size: K instead, or besides where both fit. As many as there are ranks on a node keep the
             gradients there. Default None.
         timeout_s: seconds that a rank may wait for the others before the job is ended. Default 600.0.
-        device_backend: by which library tensors on GPUs travel, in the `group` and in `cross`: each "auto",
-            "mpi" (by way of host memory), "nccl" or "gpu_mpi". Default None: "auto" for both.
+        device_backend: by which library tensors on GPUs travel, in the `intra_group` and in `inter_group`:
+            each "auto", "mpi" (by way of host memory), "nccl" or "gpu_mpi". Default None: "auto" for both.
         backend: what joins the ranks: "mpi", or torch's "gloo", which needs no MPI; "auto" goes by what has
             started them. Default 'auto'.
 
     Raises:
         UserError: where the numbers do not fit, the launcher started something else than MPI sees, ranks do
-            not come together, or a transport other than "auto" cannot be had.
+            not come together, or a device_backend other than "auto" cannot be had.
 
     Example:
         >>> topology = hpcsgd.init(groups=2)     # mpiexec -n 4 python train.py
@@ -71,7 +71,7 @@ def init(
     require_counts(groups, group_size)
     if not 0 < timeout_s < math.inf:
         raise UserError(
-            f"timeout = {timeout_s}: expected a number of seconds > 0", key="timeout", value=timeout_s
+            f"timeout_s = {timeout_s}: expected a number of seconds > 0", key="timeout_s", value=timeout_s
         )
     world = joining.world(timeout_s, backend)
     with raise_on_all_ranks(world, "choosing transports"):
@@ -131,12 +131,12 @@ def _travelling(topology: Topology, wished: Wished, device: str) -> Topology:
     own = own_device(topology.world, device)
     with (
         raise_on_all_ranks(topology.world, "choosing a transport"),
-        located(f"transport group = {wished.intra_group!r}", "transport", "group"),
+        located(f"device_backend intra_group = {wished.intra_group!r}", "device_backend", "intra_group"),
     ):
         group, why_group = chosen(topology.intra_group, wished.intra_group, own, inside=True)
     with (
         raise_on_all_ranks(topology.world, "choosing a transport"),
-        located(f"transport cross = {wished.inter_group!r}", "transport", "cross"),
+        located(f"device_backend inter_group = {wished.inter_group!r}", "device_backend", "inter_group"),
     ):
         cross, why_cross = chosen(topology.inter_group, wished.inter_group, own, inside=False)
     cross = beside(group, cross)

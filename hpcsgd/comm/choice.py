@@ -49,9 +49,9 @@ class Wishes:
         known = {field.name for field in fields(cls)}
         for key, value in given.items():
             if key not in known:
-                raise UserError(f"transport has no {key!r}: {near_miss(key, known)}")
+                raise UserError(f"device_backend has no {key!r}: {near_miss(key, known)}")
             if value not in WISHES:
-                raise UserError(f"transport {key} = {value!r}: {near_miss(value, WISHES)}")
+                raise UserError(f"device_backend {key} = {value!r}: {near_miss(value, WISHES)}")
         return cls(**given)  # pyright: ignore[reportArgumentType]
 
 

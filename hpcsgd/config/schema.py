@@ -68,14 +68,10 @@ class DataSection:
     group_batch_size: Count  # samples of one group in a step, a multiple of its ranks
     arguments: dict[str, Any] = field(default_factory=dict)  # how such a store becomes samples; docs/data.md
     partition: dict[str, Any] | None = None  # name and arguments: how groups divide the samples
-    overlap_share: Annotated[float, Above(0)] | None = (
-        None  # of an overlapping partition, which it stands for
-    )
+    overlap_share: Annotated[float, Above(0)] | None = None  # of the overlapping partition it stands for
     injection: dict[str, Any] | None = None  # alpha and beta: what groups give each other of their batches
     transform: str | None = None  # a short name or "package.module:function"
-    num_workers: Annotated[int, Minimum(0)] = (
-        0  # processes of each rank that load samples; 0: the rank itself
-    )
+    num_workers: Annotated[int, Minimum(0)] = 0  # processes of each rank that load samples; 0: itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +80,8 @@ class ModelSection:
 
     name: str  # a short name or "package.module:function"
     init_from: Path | None = None  # weights: a file or a folder, relative to the job file; docs/export.md
-    fsdp_units: tuple[str, ...] | None = (
-        None  # names of modules that are sharded by themselves, as "blocks.*"
-    )
-    arguments: dict[str, Any] = field(default_factory=dict)  # of build, by their names
+    fsdp_units: tuple[str, ...] | None = None  # modules that are sharded by themselves, as "blocks.*"
+    arguments: dict[str, Any] = field(default_factory=dict)  # of that, by their names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +90,7 @@ class OptimizerSection:
 
     name: str = "SGD"  # a class of torch.optim, "Muon" or "package.module:function"
     lr: Annotated[float, Above(0)]  # the learning rate of one group
-    arguments: dict[str, Any] = field(default_factory=dict)  # of build, by their names, but for lr
+    arguments: dict[str, Any] = field(default_factory=dict)  # of that, by their names, but for lr
     natural_gradient: dict[str, Any] | None = None  # arguments of NaturalGradient; docs/natural_gradient.md
 
 
@@ -105,15 +99,15 @@ class LrScheduleSection:
     """The learning rate over time: scaling with the number of groups P, warm-up, then a torch scheduler."""
 
     scaling: Literal["none", "linear", "root"] = "linear"  # times 1, P or √P
-    scale_with: Literal["started", "living"] = "started"  # P: all, or those of "ensemble_sync" alive
+    scale_with: Literal["started", "alive"] = "started"  # P: all, or those of "ensemble_sync" alive
     warmup_epochs: Annotated[float, Minimum(0)] = 0.0  # the rate climbs to that from the rate of one group
     name: str | None = None  # a class of torch.optim.lr_scheduler or "package.module:function"
-    arguments: dict[str, Any] = field(default_factory=dict)  # of build; "length": the run's steps or epochs
+    arguments: dict[str, Any] = field(default_factory=dict)  # of that; "length": the run's steps or epochs
     interval: Literal["epoch", "step"] = "epoch"  # how often the scheduler goes on
 
     def __post_init__(self) -> None:
         if self.arguments and self.name is None:
-            raise UserError("arguments without build: name the scheduler they are for", key="arguments")
+            raise UserError("arguments without name: name the scheduler they are for", key="arguments")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +131,7 @@ class TrainingSection:
     eval_tokens: Count | None = None  # of the test data, spread over it; none: all
     checkpoint_every_steps: Count | None = None  # steps from one to the next; none: at the end of every epoch
     time_limit_s: Seconds | None = None  # seconds, after which a run saves and stops, to go on with --resume
-    stop_before_end_s: Seconds = (
-        60.0  # seconds before the end of its batch job at which a run saves and stops
-    )
+    stop_before_end_s: Seconds = 60.0  # seconds before its batch job ends at which a run saves and stops
     threads: Count | None = None  # torch threads of each rank; none: OMP_NUM_THREADS, or 1
     device: str = "auto"  # "cpu" or a kind of accelerator; auto: one of those that the rank sees, if any
     precision: Literal["fp32", "bf16", "fp16", "bf16_master"] = "fp32"  # what is computed in; docs/gpu.md
@@ -164,10 +156,8 @@ class TrainingSection:
         if self.epochs is None and not budgets:
             raise UserError("no length: give epochs, or steps, samples or tokens in their place")
         if self.overlap_param_gather and self.compile:
-            raise UserError(
-                "prefetch and compile: compiled code does not wait for weights: give one of them, not both",
-                key="prefetch",
-            )
+            told = "overlap_param_gather and compile: compiled code does not wait for weights: "
+            raise UserError(told + "give one of them, not both", key="overlap_param_gather")
         if self.activation_checkpointing and self.compile:
             raise UserError(
                 "activation_checkpointing and compile: compiled code chooses itself what to keep: "
@@ -175,10 +165,8 @@ class TrainingSection:
                 key="activation_checkpointing",
             )
         if self.autotune_steps is not None and self.machine is not None:
-            raise UserError(
-                f"tune = {self.autotune_steps} and machine = {self.machine}: give one of them, not both",
-                key="tune",
-            )
+            told = f"autotune_steps = {self.autotune_steps} and machine = {self.machine}: "
+            raise UserError(told + "give one of them, not both", key="autotune_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +181,8 @@ class RebalanceSection:
     def __post_init__(self) -> None:
         if self.resource in ("samples", "threads") and self.total is None:
             raise UserError(
-                f"unit = {self.resource} without total: say how many {self.resource} there are in all",
-                key="unit",
+                f"resource = {self.resource} without total: say how many {self.resource} there are in all",
+                key="resource",
             )
 
 
@@ -202,12 +190,8 @@ class RebalanceSection:
 class RunSection:
     """What the run writes."""
 
-    output_dir: (
-        Path  # where to, relative to the working directory; default: runs/ and the name of the job file
-    )
-    trace_steps: str | None = (
-        None  # steps as "10-17, 500", or "auto": what each rank does in them; docs/trace.md
-    )
+    output_dir: Path  # relative to the working directory; default: runs/ and the name of the job file
+    trace_steps: str | None = None  # steps whose work is traced: "10-17, 500", or "auto"; docs/trace.md
     loggers: tuple[str | dict[str, Any], ...] | None = None  # who is told the metrics, too; docs/sinks.md
 
     def __post_init__(self) -> None:
@@ -235,14 +219,13 @@ class Config:
             if self.model.fsdp_units is not None:
                 raise UserError(
                     "[model] fsdp_units without [parallel] fsdp = true: say that it is to be sharded",
-                    key=("model", "blocks"),
+                    key=("model", "fsdp_units"),
                 )
             return
         for key, given in self._without_shards().items():
             if given:
-                raise UserError(
-                    f"[parallel] fsdp = true and {key}: leave one of them out", key=("job", "shard")
-                )
+                told = f"[parallel] fsdp = true and {key}: leave one of them out"
+                raise UserError(told, key=("parallel", "fsdp"))
 
     def _without_shards(self) -> dict[str, bool]:
         """What takes whole parameters."""
@@ -256,8 +239,9 @@ class Config:
 
 def unsharded(config: Config) -> Config:
     """The same training, of models that each rank has whole."""
-    job = dataclasses.replace(config.parallel, shard=False)
-    return dataclasses.replace(config, job=job, model=dataclasses.replace(config.model, blocks=None))
+    parallel = dataclasses.replace(config.parallel, fsdp=False)
+    model = dataclasses.replace(config.model, fsdp_units=None)
+    return dataclasses.replace(config, parallel=parallel, model=model)
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -280,16 +264,17 @@ def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def checked(table: dict[str, Any], path: Path) -> Config:
     """What these tables, read from a file, mean; see `load`."""
     if isinstance(run := table.setdefault("run", {}), dict):
-        run.setdefault("folder", f"runs/{path.stem}")
+        run.setdefault("output_dir", f"runs/{path.stem}")
     config = read_section(Config, table, path)
     data, model, training = config.data, config.model, config.training
     data = dataclasses.replace(
         data,
-        store=_absolute(data.path, table["data"]["store"], path),
+        path=_absolute(data.path, table["data"]["path"], path),
         arguments=_with_paths(data.arguments, table["data"].get("arguments"), path),
     )
     if model.init_from is not None:
-        model = dataclasses.replace(model, start=_absolute(model.init_from, table["model"]["start"], path))
+        init_from = _absolute(model.init_from, table["model"]["init_from"], path)
+        model = dataclasses.replace(model, init_from=init_from)
     if training.machine is not None:
         machine = _absolute(training.machine, table["training"]["machine"], path)
         training = dataclasses.replace(training, machine=machine)

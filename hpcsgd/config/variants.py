@@ -27,7 +27,7 @@ from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, checked, read_tables
 from hpcsgd.errors import UserError, located, near_miss
 
-SECTIONS = ("data", "job", "method", "optimizer", "schedule")
+SECTIONS = ("data", "lr_schedule", "method", "optimizer", "parallel")
 """What a variant may change. Seed, model and length are those of all."""
 
 

@@ -164,7 +164,7 @@ def diloco(
     Args:
         sync_every: H, steps from one meeting to the next, at least 1; the paper's are 500.
         outer: makes the outer optimizer of a list of tensors, one for each bucket; it must be element-wise.
-            In a job file ``outer = { build = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }``. Default
+            In a job file ``outer = { name = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }``. Default
             that, the paper's Nesterov momentum.
         grad_reduce: of gradients inside a group: `Dense()`, `AllToAll()`, `ReduceScatter()` or `Sparse(...)`.
             Default Dense().

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpcsgd.config.parts import NAMES, alternatives
+from hpcsgd.config.parts import NAME, alternatives
 from hpcsgd.config.reader import read_toml
 from hpcsgd.config.schema import Config, MethodSection, TrainingSection
 from hpcsgd.core.method import Method
@@ -106,8 +106,8 @@ def _unsaid_in(name: str, said: Mapping[str, Any]) -> Iterator[Sequence[str]]:
         kinds = alternatives(annotation)
         if key in said and Method in kinds:
             inner = _table(said[key])
-            names = [inner[k] for k in NAMES if isinstance(inner.get(k), str)]
-            yield from ([key, *path] for name in names[:1] for path in _unsaid_in(name, inner))
+            if isinstance(named := inner.get(NAME), str):
+                yield from ([key, *path] for path in _unsaid_in(named, inner))
         elif key not in said and not {GradReduce, GroupGradReduce}.isdisjoint(kinds):
             yield from [[key]] if inspect.signature(function).parameters[key].default == Dense() else []
 

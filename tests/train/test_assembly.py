@@ -184,7 +184,7 @@ def test_a_block_may_be_an_epoch(job_file: Path) -> None:
 
 @pytest.fixture(scope="module")
 def diloco(job_file: Path) -> Path:
-    outer = 'outer = { build = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }\n'
+    outer = 'outer = { name = "SGD", lr = 0.7, momentum = 0.9, nesterov = true }\n'
     return with_method(job_file, "diloco.toml", 'name = "diloco"\nsync_every = 4\n' + outer)
 
 
@@ -201,19 +201,19 @@ def test_an_optimizer_of_the_method_itself(diloco: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--method.outer.build SDG", r"\[method\] outer build: no 'SDG'; did you mean 'SGD'"),
+        ("--method.outer.name SDG", r"\[method\] outer name: no 'SDG'; did you mean 'SGD'"),
         (
             "--method.outer.momentun 1",
             r"\[method\] outer: SGD has no argument 'momentun'; did you mean 'momentum'",
         ),
         ("--method.outer.lr -1.0", r"\[method\]: outer: SGD: Invalid learning rate: -1.0"),
-        ("--method.outer {build='LBFGS'}", r"\[method\]: diloco: .*closure"),
+        ("--method.outer {name='LBFGS'}", r"\[method\]: diloco: .*closure"),
         ("--method.outer 3", r"\[method\] outer = 3: expected a name, or a table with it; Allowed: ASGD, "),
         (
-            f"--method.outer {{build='{HERE}:net',start=0.5}}",
+            f"--method.outer {{name='{HERE}:net',start=0.5}}",
             r"\[method\] outer: net has no argument 'start'",
         ),
-        (f"--method.outer {{build='{HERE}:flat',lr=1}}", r"\[method\] outer: flat takes fewer than"),
+        (f"--method.outer {{name='{HERE}:flat',lr=1}}", r"\[method\] outer: flat takes fewer than"),
     ],
 )
 def test_outer_optimizers_that_are_refused(diloco: Path, words: str, message: str) -> None:
@@ -368,7 +368,7 @@ def flat() -> nn.Module:
     [
         (f"--model.name {HERE}:pair --model.arguments {{}}", "pair gives a tuple, expected a tensor"),
         (f"--model.name {HERE}:flat --model.arguments {{}}", r"scores of shape \[2, 1, 6, 10\] for 2"),
-        (f"--optimizer.name {HERE}:rate", r"\[optimizer\] build: .* returned float, expected Optimizer"),
+        (f"--optimizer.name {HERE}:rate", r"\[optimizer\] name: .* returned float, expected Optimizer"),
         (f"--lr_schedule.name {HERE}:rate", r"\[lr_schedule.arguments\]: rate needs 'lr'; given: none"),
         ("--lr_schedule.name ReduceLROnPlateau", "ReduceLROnPlateau goes by results"),
         ("--optimizer.name LBFGS", "LBFGS evaluates the loss several times a step"),

@@ -157,7 +157,7 @@ NEW: dict[str, Case] = {
     "an optimizer": (
         OPTIMIZERS,
         AnOptimizer,
-        'name = "diloco"\nsync_every = 2\nouter = { build = "NEW", lr = 0.1 }\n',
+        'name = "diloco"\nsync_every = 2\nouter = { name = "NEW", lr = 0.1 }\n',
         lambda m: type(m.averager.make_optimizer([torch.zeros(1)])),
     ),
     "a method": (
@@ -171,7 +171,7 @@ NEW: dict[str, Case] = {
 
 
 def test_methods_around_methods(tmp_path: Path) -> None:
-    inner = 'method = { name = "diloco", sync_every = 4, outer = { build = "SGD", lr = 0.5 } }\n'
+    inner = 'method = { name = "diloco", sync_every = 4, outer = { name = "SGD", lr = 0.5 } }\n'
     late = made(tmp_path, f'name = "delayed"\nsync_delay = 3\n{inner}')
     assert late.averager.steps == 3
     assert late.schedule == Every(4)

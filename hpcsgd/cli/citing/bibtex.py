@@ -74,11 +74,11 @@ def _of_the_rest(config: Config) -> Iterator[str]:
     yield from papers_of(MODELS, config.model.name)
     yield from PRECISIONS.get(config.training.precision, ())
     asked = {
-        "share": data.overlap_share,
+        "overlap_share": data.overlap_share,
         "injection": data.injection,
         "natural_gradient": config.optimizer.natural_gradient,
         "activation_checkpointing": config.training.activation_checkpointing,
-        "shard": config.parallel.fsdp,
+        "fsdp": config.parallel.fsdp,
     }
     for key, value in asked.items():
         if value is not None and value is not False:

@@ -149,8 +149,8 @@ OTHERS: Papers = {
     "activation_checkpointing": ["chen2016sublinear"],
     "injection": [SELSYNC],
     "natural_gradient": ["povey2014natural"],
-    "shard": ["rajbhandari2020zero", "zhao2023fsdp"],
-    "share": [LEE],
+    "fsdp": ["rajbhandari2020zero", "zhao2023fsdp"],
+    "overlap_share": [LEE],
 }
 """By the key that asks for it."""
 

@@ -88,7 +88,7 @@ def check_ensemble(
     K = group_sizes(path, config, allocation.ranks)
     P = len(K)
     _assemble_alone(config, path, Absent(count=P))
-    config = dataclasses.replace(config, job=dataclasses.replace(config.parallel, groups=P))
+    config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, groups=P))
     return Checked(config, f"{_placement(allocation, P, K[0])}, which the others survive")
 
 
@@ -103,7 +103,7 @@ def check_islands(
     (K,) = sizes(1, config.parallel.group_size, allocation.ranks)
     P = len(group_sizes(path, config, 0, None, K))
     _assemble_alone(config, path, Absent(count=P))
-    config = dataclasses.replace(config, job=dataclasses.replace(config.parallel, groups=P))
+    config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, groups=P))
     return Checked(config, f"a group, one of {P} that start when there are nodes for them")
 
 
@@ -130,7 +130,7 @@ def _require_buildable(config: Config, path: Path) -> None:
 
 
 def _placed(config: Config, path: Path, allocation: Allocation) -> str:
-    with in_file(path), in_section("job"):
+    with in_file(path), in_section("parallel"):
         P, K = shape(allocation.ranks, config.parallel.groups, config.parallel.group_size)
     with in_file(path):
         require_divisible(config, P, K)
@@ -143,7 +143,7 @@ def _placed(config: Config, path: Path, allocation: Allocation) -> str:
 def _undivided(config: Config) -> Config:
     """One rank has nobody to divide samples with."""
     return dataclasses.replace(
-        config, data=dataclasses.replace(config.data, partition=None, share=None, injection=None)
+        config, data=dataclasses.replace(config.data, partition=None, overlap_share=None, injection=None)
     )
 
 
@@ -151,7 +151,7 @@ def _assemble_alone(config: Config, path: Path, peers: ReplicaGroups = NO_REPLIC
     def one_rank(world: Transport) -> None:
         assemble(alone, dataclasses.replace(form(world), replica_groups=peers), str(path), values=False)
 
-    alone = dataclasses.replace(config, data=dataclasses.replace(config.data, workers=0))
+    alone = dataclasses.replace(config, data=dataclasses.replace(config.data, num_workers=0))
     with contextlib.redirect_stdout(io.StringIO()):  # what a model prints while it is made
         threads.run(1, one_rank)
 

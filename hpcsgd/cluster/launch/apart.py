@@ -70,14 +70,15 @@ def launch_island(
     if config.rebalance.resource == "ranks":
         raise UserError(
             "[rebalance] resource = ranks: groups that are started apart keep theirs",
-            key=("reallocation", "unit"),
+            key=("rebalance", "resource"),
             file=path,
         )
     with in_file(path):
         require_sinks(config.run.loggers or ())
     host = host or by.host
     require_own(host)
-    folder, config = config.run.output_dir, replace(config, job=replace(config.parallel, groups=count))
+    folder = config.run.output_dir
+    config = replace(config, parallel=replace(config.parallel, groups=count))
     made = _made_or_joined(path, folder, config, K, resume=resume)
     if newest(folder / FOLDER).phase is Phase.FINISHED:
         print(f"hpcsgd: {folder}: the training is complete", file=sys.stderr)

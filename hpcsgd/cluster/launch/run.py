@@ -53,8 +53,8 @@ def launch(
     with run_folder.owned(folder, resume=resume):
         with run_folder.usable(folder):
             remove_unfinished(folder / run_folder.CHECKPOINTS)
-            job = replace(config.parallel, groups=len(K), group_size=None)
-            run_folder.write_config(folder, replace(config, job=job))
+            parallel = replace(config.parallel, groups=len(K), group_size=None)
+            run_folder.write_config(folder, replace(config, parallel=parallel))
             run_folder.write_versions(folder, mpi=None, groups=len(K), group_size=K[0])
             (folder / REGISTER).unlink(missing_ok=True)  # of an earlier start, whose islands are gone
             event_log.of_run(folder)  # or the coordinator finds that it is damaged
@@ -94,7 +94,7 @@ def group_sizes(
     if max(K) > B:
         raise UserError(
             f"[data] group_batch_size = {B}: too few samples for a group of {count_text(max(K), 'rank')}",
-            key=("data", "batch_size"),
+            key=("data", "group_batch_size"),
             value=B,
             file=path,
         )

@@ -42,7 +42,7 @@ def require_sinks(said: Sequence[str | Mapping[str, Any]]) -> None:
 
 def name_of(said: str | Mapping[str, Any]) -> str:
     """As the job file has it, once `make_sink_of` has found nothing wrong."""
-    return said if isinstance(said, str) else str(said.get("name", said.get("build")))
+    return said if isinstance(said, str) else str(said["name"])
 
 
 def _is_installed(library: str) -> bool:
