@@ -51,7 +51,7 @@ def test_the_resolved_configuration_is_kept_and_starts_the_same_run(config: Conf
 
 def test_a_folder_in_use_is_refused_unless_resuming(folder: Path) -> None:
     with pytest.raises(
-        UserError, match=r"^runs/first: holds a run: pass --resume .* another \[run\] folder$"
+        UserError, match=r"^runs/first: holds a run: pass --resume .* another \[run\] output_dir$"
     ):
         open_run_folder(folder, resume=False)
     open_run_folder(folder, resume=True)
@@ -60,7 +60,7 @@ def test_a_folder_in_use_is_refused_unless_resuming(folder: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_a_user_error(config: Config) -> None:
     Path("runs").write_text("a file")
-    with pytest.raises(UserError, match=r"^runs/first: cannot be used as \[run\] folder: "):
+    with pytest.raises(UserError, match=r"^runs/first: cannot be used as \[run\] output_dir: "):
         open_run_folder(config.run.output_dir, resume=False)
 
 
@@ -147,6 +147,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(config: Config, monkeypatch
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "open", refused)
-    line = r"^runs/first: cannot be used as \[run\] folder: Read-only file system$"
+    line = r"^runs/first: cannot be used as \[run\] output_dir: Read-only file system$"
     with pytest.raises(UserError, match=line), owned(config.run.output_dir, resume=False):
         pass

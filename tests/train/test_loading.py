@@ -206,7 +206,8 @@ def test_a_run_killed_in_mid_epoch_ends_as_if_it_had_not_been(
 ) -> None:
     options = (
         f"{words} --parallel.groups 2 --data.group_batch_size 8 --training.epochs 2 "
-        "--training.checkpoint_every_steps 2 --model.name train.small:steady --model.arguments {inputs=36} --data.num_workers 0"
+        "--training.checkpoint_every_steps 2 --model.name train.small:steady "
+        "--model.arguments {inputs=36} --data.num_workers 0"
     ).split()
     assert_interruptions_change_nothing(job_file, tmp_path, *options)
 
