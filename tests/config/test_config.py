@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from hpcsgd.config.schema import (
     Config,
     DataSection,
-    ParallelSection,
+    DeviceBackendSection,
+    LrScheduleSection,
     MethodSection,
     ModelSection,
     OptimizerSection,
+    ParallelSection,
     RunSection,
-    LrScheduleSection,
     TrainingSection,
-    DeviceBackendSection,
     dump,
     load,
 )
@@ -98,7 +98,7 @@ def test_braces_are_in_place_of_a_whole_section(folder: Path) -> None:
         "--method",
         '{ name = "selsync", delta = 0.3 }',
         "--model",
-        '{ build = "cnn" }',
+        '{ name = "cnn" }',
         "--method.way",
         "x",
     )
@@ -106,14 +106,14 @@ def test_braces_are_in_place_of_a_whole_section(folder: Path) -> None:
     assert config.model == ModelSection(name="cnn")
     Path("jobs").mkdir()
     Path("jobs/digits.toml").write_text(JOB)
-    data = load(Path("jobs/digits.toml"), ["--data", '{ store = "x.h5", batch_size = 3 }']).data
+    data = load(Path("jobs/digits.toml"), ["--data", '{ path = "x.h5", group_batch_size = 3 }']).data
     assert (data.path, data.group_batch_size) == (folder / "x.h5", 3)
-    with pytest.raises(UserError, match=r"batch_size = 'many'|--data.group_batch_size many"):
-        load(Path("jobs/digits.toml"), ["--data", '{ store = "x.h5", batch_size = "many" }'])
+    with pytest.raises(UserError, match=r"group_batch_size = 'many'|--data.group_batch_size many"):
+        load(Path("jobs/digits.toml"), ["--data", '{ path = "x.h5", group_batch_size = "many" }'])
 
 
 def test_a_transport_is_asked_for_in_the_file_or_over_it(folder: Path) -> None:
-    text = JOB + '[parallel]\ntransport = { group = "nccl" }\n'
+    text = JOB + '[parallel]\ndevice_backend = { intra_group = "nccl" }\n'
     assert loaded(text).parallel.device_backend == DeviceBackendSection(
         intra_group="nccl", inter_group="auto"
     )
@@ -152,16 +152,18 @@ BAD_FILES = {
     "out of range": (changed("= 3", "= 0"), "job.toml: [training] epochs = 0: expected int ≥ 1"),
     "zero excluded": (changed("0.1", "0"), "job.toml: [optimizer] lr = 0: expected number > 0"),
     "infinite": (
-        "[parallel]\ntimeout = inf\n" + JOB,
+        "[parallel]\ntimeout_s = inf\n" + JOB,
         "job.toml: [parallel] timeout_s = Infinity: expected number > 0",
     ),
     "a transport that there is not": (
-        JOB + '[parallel]\ntransport = { group = "ncl" }\n',
-        "job.toml: [parallel.device_backend] group = \"ncl\": did you mean 'nccl'? Allowed: auto, gpu_mpi, mpi, nccl",
+        JOB + '[parallel]\ndevice_backend = { intra_group = "ncl" }\n',
+        "job.toml: [parallel.device_backend] intra_group = \"ncl\": did you mean 'nccl'? "
+        "Allowed: auto, gpu_mpi, mpi, nccl",
     ),
     "a transport for nobody": (
-        JOB + '[parallel]\ntransport = { groups = "mpi" }\n',
-        "[parallel.device_backend] groups = \"mpi\": unknown key: did you mean 'group'? Allowed: cross, group",
+        JOB + '[parallel]\ndevice_backend = { intra_groups = "mpi" }\n',
+        "[parallel.device_backend] intra_groups = \"mpi\": unknown key: did you mean 'intra_group'? "
+        "Allowed: inter_group, intra_group",
     ),
     "a number that no computer counts to": (
         f"seed = {10**30}\n" + JOB,
@@ -184,11 +186,11 @@ BAD_FILES = {
     ),
     "unknown section": (
         changed("[training]", "[trainings]"),
-        "job.toml: [trainings]: unknown section: did you mean 'training'? Allowed: data, job, method, model, "
-        "optimizer, reallocation, run, schedule, seed, training",
+        "job.toml: [trainings]: unknown section: did you mean 'training'? Allowed: data, lr_schedule, "
+        "method, model, optimizer, parallel, rebalance, run, seed, training",
     ),
     "key for a section": (
-        "model = 3\n" + without('[model]\nbuild = "mlp"'),
+        "model = 3\n" + without('[model]\nname = "mlp"'),
         "job.toml: model = 3: expected a section",
     ),
     "missing key": (without("lr = 0.1"), "job.toml: [optimizer] lr is missing: expected number > 0"),
@@ -207,10 +209,10 @@ BAD_FILES = {
     ),
     "ignored": (
         JOB + "[lr_schedule.arguments]\nstep_size = 4\n",
-        "job.toml: [lr_schedule]: arguments without build",
+        "job.toml: [lr_schedule]: arguments without name",
     ),
     "syntax": (
-        JOB + "[job\n",
+        JOB + "[parallel\n",
         "job.toml: not valid TOML: Expected ']' at the end of a table declaration (at line 13",
     ),
 }
@@ -232,13 +234,17 @@ BAD_OVERRIDES = {
     "--training.epochs.x 3": "--training.epochs.x 3: 'epochs' is a single value",
     "--training 3": "--training 3: expected a section of keys",
     "--lr_schedule.scaling liner": "--lr_schedule.scaling liner: did you mean 'linear'? Allowed: linear",
-    "--run.trace_steps often": '--run.trace_steps often: trace = "often": expected steps from 1 on, in order',
+    "--run.trace_steps often": (
+        '--run.trace_steps often: trace_steps = "often": expected steps from 1 on, in order'
+    ),
     "--model.arguments 3": "--model.arguments 3: expected a table of keys",
     "--optimizer.lr nan": "--optimizer.lr nan: expected number > 0",
     "--training.epochs": "--training.epochs: expected a value after it",
     "--training.epochs --seed 3": "--training.epochs: expected a value after it",
     "epochs=3": "epochs=3: expected an override such as --training.epochs 3",
-    "--parallel.groups 2 --parallel.group_size 4": "--parallel.groups 2: groups = 2 and group_size = 4: give one of them",
+    "--parallel.groups 2 --parallel.group_size 4": (
+        "--parallel.groups 2: groups = 2 and group_size = 4: give one of them"
+    ),
 }
 
 
@@ -285,29 +291,29 @@ TABLES = st.dictionaries(KEYS, VALUES, max_size=3)
 CONFIGS = st.builds(
     Config,
     seed=st.integers(0, 2**62),
-    job=st.builds(ParallelSection, groups=st.none() | COUNTS, timeout=AMOUNTS),
+    parallel=st.builds(ParallelSection, groups=st.none() | COUNTS, timeout_s=AMOUNTS),
     data=st.builds(
         DataSection,
-        store=st.just(Path("/stores/x.h5")),
-        batch_size=COUNTS,
+        path=st.just(Path("/stores/x.h5")),
+        group_batch_size=COUNTS,
         transform=st.none() | WORDS,
-        workers=st.integers(0, 64),
+        num_workers=st.integers(0, 64),
     ),
-    model=st.builds(ModelSection, build=WORDS, arguments=TABLES),
-    optimizer=st.builds(OptimizerSection, build=WORDS, lr=AMOUNTS, arguments=TABLES),
-    schedule=st.builds(
+    model=st.builds(ModelSection, name=WORDS, arguments=TABLES),
+    optimizer=st.builds(OptimizerSection, name=WORDS, lr=AMOUNTS, arguments=TABLES),
+    lr_schedule=st.builds(
         LrScheduleSection,
         scaling=st.sampled_from(["none", "linear", "root"]),
         warmup_epochs=AMOUNTS,
-        build=WORDS,
+        name=WORDS,
         arguments=TABLES,
     ),
     method=st.builds(MethodSection, name=WORDS, arguments=TABLES.filter(lambda table: "name" not in table)),
     training=st.builds(
         TrainingSection,
         epochs=COUNTS,
-        checkpoint_every=st.none() | COUNTS,
-        time_limit=AMOUNTS,
+        checkpoint_every_steps=st.none() | COUNTS,
+        time_limit_s=AMOUNTS,
         precision=st.sampled_from(["fp32", "bf16", "fp16", "bf16_master"]),
         compile=st.booleans(),
     ),
@@ -329,7 +335,8 @@ def test_what_is_dumped_loads_back_equal(tmp_path: Path, config: Config) -> None
 def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> None:
     """The property above varies most keys; this one fails where `dump` forgets a new key."""
     given_keys: dict[str, Any] = {
-        "groups": 2, "timeout": 1.5, "transport": DeviceBackendSection(intra_group="nccl", inter_group="gpu_mpi")
+        "groups": 2, "timeout_s": 1.5,
+        "device_backend": DeviceBackendSection(intra_group="nccl", inter_group="gpu_mpi"),
     }  # fmt: skip
     config = Config(
         seed=3,
@@ -372,7 +379,7 @@ def test_every_key_of_every_section_survives_the_round_trip(tmp_path: Path) -> N
 
 
 def test_a_section_is_not_in_place_of_a_key_that_was_typed_before_it(folder: Path) -> None:
-    section = '{ build = "cnn" }'
+    section = '{ name = "cnn" }'
     told = (
         f"--model {section}: it is in place of all of that section, and so of --model.init_from x.pt, which "
     )

@@ -131,7 +131,7 @@ DENSITY = ("method", "grad_reduce", "sparsifier", "density")
     ("key", "value", "flags", "line"),
     [
         (("seed",), 1, "", 1),
-        (("data", "batch_size"), 8, "", 5),
+        (("data", "group_batch_size"), 8, "", 5),
         (("data",), None, "", 3),
         (("method", "sync_every"), 0, "", 9),
         (("method", "evry"), None, "", 7),
@@ -140,7 +140,7 @@ DENSITY = ("method", "grad_reduce", "sparsifier", "density")
         (("method", "grad_reduce", "sparsifier", "name"), None, "", 10),
         (("training", "steps"), 3, "", 13),
         (("training", "epochs"), None, "", 12),
-        (("model", "build"), None, "", None),
+        (("model", "name"), None, "", None),
         ((), None, "", None),
         # what the file says is not what is wrong
         (("method", "sync_every"), 1, "", None),
@@ -218,7 +218,7 @@ epochs = 1
             "job.toml:20: [training]: steps = 1 and samples = 2: give",
         ),
         ({"epochs": "epoch"}, "job.toml:20: [training] epoch = 1: unknown key: did you mean 'epochs'?"),
-        ({"[parallel]": "[jobs]"}, "job.toml:1: [jobs]: unknown section: did you mean 'job'?"),
+        ({"[parallel]": "[paralel]"}, "job.toml:1: [paralel]: unknown section: did you mean 'parallel'?"),
         ({"sync_every = 4": "sync_every = 0"}, "job.toml:17: [method]: sync_every = 0: groups meet"),
         (
             {"sync_every = 4": 'sync_every = "4"'},
@@ -236,11 +236,11 @@ epochs = 1
             "job.toml:20: [method] grad_reduce sparsifier: no 'topc'",
         ),
         (
-            {"epochs = 1": 'epochs = 1\n[run]\ntrace = "7-1"'},
+            {"epochs = 1": 'epochs = 1\n[run]\ntrace_steps = "7-1"'},
             'job.toml:22: [run]: trace_steps = "7-1": expected',
         ),
         (
-            {"epochs = 1": 'epochs = 1\n[run]\nsinks = ["tensorbord"]'},
+            {"epochs = 1": 'epochs = 1\n[run]\nloggers = ["tensorbord"]'},
             "job.toml:22: [run] loggers: no 'tensorbord'",
         ),
         ({}, "job.toml:7: [data] partition: alpha = 0: must be a number > 0"),
@@ -271,7 +271,7 @@ def test_mistakes_name_their_lines(file: Path, changes: dict[str, str], told: st
                 make_method(config.method, steps_per_epoch=1)
                 require_sinks(config.run.loggers or ())
                 make_partition(config.data)
-                with in_section("job"):
+                with in_section("parallel"):
                     shape(world.size, config.parallel.groups, config.parallel.group_size)
 
     with pytest.raises(JobError) as caught:

@@ -11,8 +11,8 @@ from hpcsgd.config.variants import configs, folder_name, variants
 from hpcsgd.errors import UserError
 
 JOB = """
-data = { store = "d.h5", batch_size = 8 }
-model = { build = "mlp" }
+data = { path = "d.h5", group_batch_size = 8 }
+model = { name = "mlp" }
 optimizer = { lr = 0.1, arguments = { momentum = 0.9 } }
 method = { name = "hierarchical", sync_every = 4 }
 training = { epochs = 1 }
@@ -89,7 +89,10 @@ def test_folders() -> None:
         ),
         ("bsp 8", "'8': expected an argument, as sync_every=8"),
         ("bsp x={a=1, sgp", "a bracket or a quote has no other end"),
-        ("bsp run.output_dir=x", "cannot change [run]; Allowed: data, job, method, optimizer, schedule"),
+        (
+            "bsp run.output_dir=x",
+            "cannot change [run]; Allowed: data, lr_schedule, method, optimizer, parallel",
+        ),
         ("bsp optimiser.lr=1", "cannot change [optimiser]; did you mean 'optimizer'?"),
         ("bsp parallel.groups=0", "variant 'bsp parallel.groups=0': --parallel.groups 0: expected int ≥ 1"),
         ("none.toml", "--methods: none.toml: cannot be read"),
