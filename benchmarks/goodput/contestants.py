@@ -84,7 +84,7 @@ class OneJob:
     def start(self) -> None:
         words = [mpiexec(), "-n", str(self._setting.ranks), *hpcsgd("train")]
         resume = ["--resume"] if (self._folder / "run").exists() else []
-        self._process = start(self._folder, [*words, "--job.groups", str(self._setting.P), *resume])
+        self._process = start(self._folder, [*words, "--parallel.groups", str(self._setting.P), *resume])
 
     def keep(self) -> None:
         if self._process is not None and self._process.poll() is not None:

@@ -31,7 +31,8 @@ EXAMPLES = {
     "gpt_wikitext2": "--model.arguments {types=256,width=8,layers=1,heads=2} --data.arguments.bptt 16 "
     "--data.group_batch_size 4",
     "images_resnet10": "--model.arguments.classes 2 --data.group_batch_size 4",
-    "movielens_ncf": "--model.arguments {users=40,items=120,factors=4,hidden=[8,4]} --data.group_batch_size 32",
+    "movielens_ncf": "--model.arguments {users=40,items=120,factors=4,hidden=[8,4]} "
+    "--data.group_batch_size 32",
     "pairs_edsr": "--model.arguments {scale=2,blocks=1,width=8,residual=1.0} "
     "--data.arguments {patch=6,patches=4}",
     "wikitext2_lstm": "--model.arguments {types=14,embedding=8,hidden=8} --data.arguments.bptt 7 "

@@ -148,9 +148,9 @@ def _numbers(text: str | None) -> list[int]:
     try:
         numbers = [] if text is None else [int(word) for word in text.split(",")]
     except ValueError:
-        raise UserError(f"--every {text}: expected steps, as 4,8,16") from None
+        raise UserError(f"--sync-every {text}: expected steps, as 4,8,16") from None
     if any(number < 1 for number in numbers):
-        raise UserError(f"--every {text}: at least 1 step")
+        raise UserError(f"--sync-every {text}: at least 1 step")
     return numbers
 
 

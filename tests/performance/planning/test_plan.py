@@ -345,7 +345,7 @@ def test_a_plan_is_for_the_job_that_it_recommends(files: tuple[Path, Path]) -> N
         (["--ranks", "7"], "--ranks 7: the machine has 4 ranks a node"),
         (["--ranks", "64", "--probe", "PROBE"], "not the probe.json of a probe"),
         (["--sync-rate", "2"], "--sync-rate 2: the share of steps"),
-        (["--every", "0"], "--every 0: at least 1 step"),
+        (["--sync-every", "0"], "--sync-every 0: at least 1 step"),
         (["--samples", "0"], "--samples 0: at least 1 is needed"),
         (["--samples", "10"], "10 samples are not one batch of 64"),
         (["--methods", "selsync", "--method.name", "selsync"], "[method]"),
