@@ -309,7 +309,8 @@ def test_a_request_that_is_granted_already_does_not_end_the_generation(desk: Des
         assert {(each.phase, each.generation, each.rounds) for each in after} == {
             (Phase.RUN, now.generation, 1)
         }
-    assert [event["event"] for event in desk.events()] == ["generation", "commit"]  # written after it is told
+        wait_for(lambda: len(desk.events()) > 1)  # a commit is written after it has been told
+        assert [event["event"] for event in desk.events()] == ["generation", "commit"]
 
 
 def test_who_was_passed_over_asks_for_the_generation_after_that(
