@@ -32,7 +32,7 @@ class MySink:
     """Writes down what it is told."""
 
     def __init__(self, run, file="told"):
-        self.run, self.file = run, open(f"{run.output_dir}/{file}", "a")
+        self.run, self.file = run, open(f"{run.folder}/{file}", "a")
         self.say({"began": run.id, "name": run.name, "group": run.group, "resumed": run.resumed_step,
                   "lr": run.config["optimizer"]["lr"]})
 
