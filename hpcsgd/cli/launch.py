@@ -36,11 +36,11 @@ def launch(
     :param job: The TOML file; its method is ensemble_sync.
     :param overrides: Keys of the file to change, as in --training.epochs 3 --method.sync_every 4.
     :param groups: How many groups; else groups of the [parallel] section.
-    :param group_size: Ranks of each group; else that of the [parallel] section, the job's tasks by groups, or
-    1. :param restarts: How often a group that died is started again.
-    :param silence: Seconds after which a group that nothing is heard of is left behind.
+    :param group_size: Ranks of each group; else that of the [parallel] section, the tasks by groups, or 1.
+    :param max_restarts: How often a group that died is started again.
+    :param heartbeat_timeout: Seconds after which a group that nothing is heard of is left behind.
     :param timeout: Seconds to wait for a group that lives but does not arrive at a meeting.
-    :param island: The number of the one group that is to be started here, from 0.
+    :param replica_group: The number of the one group that is to be started here, from 0.
     :param host: With --replica-group, the address of this host at which the others can reach it.
     :param resume: Go on from the last checkpoint in the run folder.
     :param srun: Options of srun, as in "--mpi=pmi2".

@@ -40,8 +40,8 @@ def plan(
     :param budget: Node hours that the training may cost.
     :param deadline: Hours that it may take.
     :param methods: Which to try, as in bsp,sgp; by default the job file's and the usual ones.
-    :param every: Intervals to try, as in 4,8,16; by default the job file's.
-    :param meets: The share of steps after which groups meet, where the method goes by what it sees.
+    :param sync_every: Intervals to try, as in 4,8,16; by default the job file's.
+    :param sync_rate: The share of steps after which groups meet, where the method goes by what it sees.
     :param samples: Of an epoch, where the data are not here.
     :param runs: Folders of runs that were, to be drawn beside the estimates.
     :param scenario: A file to write the recommended job to, for hpcsgd simulate.

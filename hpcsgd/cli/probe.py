@@ -32,7 +32,7 @@ def probe(
     :param groups: The numbers of groups to try, as in 2,4,8; by default up to 32.
     :param repeats: How often to repeat each, with other shuffles and other weights to start from.
     :param ranks: For how many ranks to say the size of a group, too.
-    :param idle: A folder for the models that wait for their turn, where they do not all fit into memory.
+    :param offload_dir: A folder for models that wait for their turn, where they do not all fit into memory.
     :param delta: Say which delta lets a selsync job, started on all its ranks, meet how often.
     :param steps: How many steps to look at for that.
     """

@@ -282,7 +282,7 @@ def test_simulate_prints_and_writes_what_is_asked_for(
 ) -> None:
     example = Path(__file__).parents[2] / "examples/simulation.toml"
     files = [tmp_path / name for name in ("job.png", "job.json")]
-    small = ["--parallel.groups", "2", "--parallel.steps", "3", "--parallel.ranks_per_host", "8"]
+    small = ["--job.groups", "2", "--job.steps", "3", "--job.ranks_per_host", "8"]
     wanted = zip(("--picture", "--json"), map(str, files), strict=True)
     app(["simulate", str(example), *small, *(word for pair in wanted for word in pair)])
     assert capsys.readouterr().out.startswith(
@@ -297,7 +297,7 @@ def test_a_file_that_cannot_be_written_is_one_line(
     example = Path(__file__).parents[2] / "examples/simulation.toml"
     nowhere = str(tmp_path / "nowhere/job.json")
     with pytest.raises(SystemExit) as ended:
-        main(["simulate", str(example), "--parallel.groups", "2", "--parallel.steps", "3", "--json", nowhere])
+        main(["simulate", str(example), "--job.groups", "2", "--job.steps", "3", "--json", nowhere])
     assert ended.value.code == 1
     assert capsys.readouterr().err == f"hpcsgd: {nowhere}: cannot be written: No such file or directory\n"
 

@@ -36,11 +36,13 @@ def told(capfd: pytest.CaptureFixture[str], words: list[str]) -> str:
 
 MISTYPED = {
     "train job.toml --resum": "--resum: hpcsgd train has no such option: did you mean --resume? Allowed: "
-    "--probe, --resume, --trace, and keys of the file, as --parallel.groups, in data, job, method, model, ",
+    "--probe, --resume, --trace, and keys of the file, as --parallel.groups, in data, "
+    "lr_schedule, method, model, ",
     "train --resum job.toml": "--resum job.toml: hpcsgd train has no such option: did you mean --resume? ",
     "measure --quik": "--quik: hpcsgd measure has no such option: did you mean --quick? ",
     "measure job.toml --quik": "--quik: hpcsgd measure has no such option: did you mean --quick? ",
-    "train job.toml --group 2": "--group 2: hpcsgd train has no such option: did you mean --parallel.groups? ",
+    "train job.toml --group 2": "--group 2: hpcsgd train has no such option: did you mean "
+    "--parallel.groups? ",
     "launch job.toml --group 2": "--group 2: hpcsgd launch has no such option: did you mean --groups or "
     "--parallel.groups? ",
     "doctor --group 2": "--group 2: hpcsgd doctor has no such option: did you mean --groups? Allowed: "
@@ -49,8 +51,9 @@ MISTYPED = {
     "train job.toml --epochs 3": "--epochs 3: hpcsgd train has no such option: did you mean "
     "--training.epochs? ",
     "train job.toml --training.lr 1": "--training.lr 1: unknown key: did you mean --optimizer.lr? ",
-    "train job.toml --parallel.group-size 2": "--parallel.group-size 2: unknown key: did you mean --parallel.group_size? "
-    "Allowed: --parallel.backend, --parallel.group_size, --parallel.groups, --parallel.fsdp, --parallel.timeout_s, --parallel.device_backend\n",
+    "train job.toml --parallel.group-size 2": "--parallel.group-size 2: unknown key: "
+    "did you mean --parallel.group_size? Allowed: --parallel.backend, --parallel.device_backend, "
+    "--parallel.fsdp, --parallel.group_size, --parallel.groups, --parallel.timeout_s\n",
     "train job.toml --trainin.epochs=2": "--trainin.epochs 2: unknown key: did you mean --training.epochs? ",
     "train job.toml --method": "--method: expected a value after it; did you mean --method.name?\n",
     "compare job.toml --method": "--method: expected a value after it; did you mean --methods or "
@@ -63,7 +66,7 @@ MISTYPED = {
     "simulate job.toml --pictur x.png": "--pictur x.png: hpcsgd simulate has no such option: did you mean "
     "--picture? ",
     "simulate job.toml --groups 3": "--groups 3: hpcsgd simulate has no such option: did you mean "
-    "--parallel.groups? ",
+    "--job.groups? ",
     "init --epoch 3": "--epoch 3: hpcsgd init has no such option: did you mean --epochs? Allowed: --data, ",
     "data convert text a b --tokenize bytes": "--tokenize bytes: hpcsgd data convert text has no such ",
     "probe job.toml --seeds 2": "--seeds 2: hpcsgd probe has no such option: did you mean --seed? Allowed: "
@@ -81,8 +84,9 @@ def test_a_mistyped_flag_is_told_with_what_was_meant(
 def test_a_value_that_a_key_cannot_have_was_not_meant_for_it() -> None:
     known = keys(Config)
     assert meant("group", "2", [], known) == ["--parallel.groups"]
-    assert meant("group", "nccl", [], known) == ["--parallel.device_backend.intra_group"]
-    assert meant("group", None, [], known) == ["--parallel.device_backend.intra_group", "--parallel.groups"]
+    intra, inter = "--parallel.device_backend.intra_group", "--parallel.device_backend.inter_group"
+    assert meant("group", "nccl", [], known) == [intra, inter]
+    assert meant("group", None, [], known) == [intra, "--parallel.groups", inter]
     assert meant("mod", "{}", [], known)[0] == "--model"
 
 
@@ -95,7 +99,13 @@ def test_tables_of_somebody_elses_keys_take_any() -> None:
         "parallel.device_backend.intra_group",
     )
     assert all(is_known(path, Config) for path in free)
-    unknown = ("evry", "job.grops", "parallel.device_backend.grop", "training.epochs.many", "model.depth")
+    unknown = (
+        "evry",
+        "parallel.grops",
+        "parallel.device_backend.intra_grop",
+        "training.epochs.many",
+        "model.depth",
+    )
     assert not any(is_known(path, Config) for path in unknown)
 
 

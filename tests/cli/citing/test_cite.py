@@ -91,7 +91,7 @@ grad_reduce.feedback = { name = "momentum_correction", momentum = 0.9 }
 LATE = """
 name = "delayed"
 sync_delay = 2
-method = { name = "diloco", sync_every = 4, outer = { build = "Adam", lr = 1 } }
+method = { name = "diloco", sync_every = 4, outer = { name = "Adam", lr = 1 } }
 """
 
 
