@@ -58,7 +58,7 @@ def test_a_move_of_ranks_has_to_pay() -> None:
     ],
 )
 def test_what_a_move_costs(section: RebalanceSection, total: int, cost: float) -> None:
-    config: Any = SimpleNamespace(reallocation=section, training=SimpleNamespace(epochs=3))
+    config: Any = SimpleNamespace(rebalance=section, training=SimpleNamespace(epochs=3))
     assert allotment_of(config) == Allotment(section.resource, total, 0.1, cost, 3)
-    config.reallocation = RebalanceSection()
+    config.rebalance = RebalanceSection()
     assert allotment_of(config) is None

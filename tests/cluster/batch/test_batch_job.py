@@ -137,9 +137,9 @@ def test_to_be_resumed(folder: Path) -> None:
         ),
         (
             ["--data.group_batch_size", "12"],
-            "batch_size = 12 is the batch of a group of 8 ranks: give a multiple of 8",
+            "group_batch_size = 12 is the batch of a group of 8 ranks: give a multiple of 8",
         ),
-        (["--data.path", "none.h5"], r"\[data\] store: .*none.h5"),
+        (["--data.path", "none.h5"], r"\[data\] path: .*none.h5"),
         (["--method.name", "hierachical"], "did you mean 'hierarchical'"),
         (["--optimizer.name", "SDG"], "did you mean 'SGD'"),
         (["--model.name", "no.module:net"], "no.module"),
@@ -233,7 +233,7 @@ def test_the_script_of_a_comparison(folder: Path) -> None:
         ),
         (
             "bsp, bsp parallel.groups=3",
-            r"variant 'bsp parallel.groups=3': job.toml: \[job\]: groups = 3 does not divide",
+            r"variant 'bsp parallel.groups=3': job.toml: \[parallel\]: groups = 3 does not divide",
         ),
     ],
 )

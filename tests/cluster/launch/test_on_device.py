@@ -28,8 +28,8 @@ if "HPCSGD_ISLAND" in os.environ:
 """
 """What every Python does first: one of a rank has the device."""
 JOB = """
-data = { store = "small.h5", batch_size = 8 }
-model = { build = "mlp", arguments = { inputs = 36, hidden = [8] } }
+data = { path = "small.h5", group_batch_size = 8 }
+model = { name = "mlp", arguments = { inputs = 36, hidden = [8] } }
 optimizer = { lr = 0.1, arguments = { momentum = 0.9 } }
 method = { name = "ensemble_sync", sync_every = 3 }
 training = { epochs = 2, log_every = 1 }
