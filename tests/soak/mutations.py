@@ -174,8 +174,8 @@ KEYS = (
     "then", "first",
     "at", "device", "partition", "injection", "overlap_share", "fsdp", "groups", "group_size", "precision",
     "compile", "trace_steps", "loggers", "autotune_steps", "fsdp_units", "init_from", "resource",
-    "total", "natural_gradient", "steps", "samples", "tokens", "bucket_cap_mb", "transform", "arguments", "interval", "scale_with", "channels_last",
-    "activation_checkpointing", "overlap_param_gather",
+    "total", "natural_gradient", "steps", "samples", "tokens", "bucket_cap_mb", "transform", "arguments",
+    "interval", "scale_with", "channels_last", "activation_checkpointing", "overlap_param_gather",
 )  # fmt: skip
 VALUES: tuple[Callable[[Tables, random.Random], None], ...] = (
     _replace, _replace, _replace, _spoil, _spoil, _lose, _rename, _add, _add, _move, _nest,

@@ -129,10 +129,10 @@ def test_what_cannot_be_is_left_out(subject: Subject) -> None:
             "grad_reduce": {"name": "sparse", "sparsifier": sparsifier},
         }
         estimate(subject, machine_of(), Option(method), 4, 4, meets=None, alone=1.0)
-    muon = replace(subject.config.optimizer, build="Adafactor", arguments={})
+    muon = replace(subject.config.optimizer, name="Adafactor", arguments={})
     with pytest.raises(UserError, match="not known to update every element by itself"):
         made(subject_of(replace(subject.config, optimizer=muon), samples=64_000), machine_of())
-    blocks = replace(subject.config.model, blocks=("block.*",))
+    blocks = replace(subject.config.model, fsdp_units=("block.*",))
     with pytest.raises(UserError, match=r"\[model\]: blocks: no module 'block\.\*'"):
         made(subject_of(replace(subject.config, model=blocks), samples=64_000), machine_of())
 
