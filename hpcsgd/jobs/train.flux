@@ -30,7 +30,7 @@ MAX_RESTARTS=20  # the job comes back at most so many times
 
 set -u
 : "${JOB[0]:?usage: flux batch train.flux job.toml [--SECTION.KEY VALUE]...}"
-typed=$(printf '%s\n' "${JOB[@]}" | sed -n 's/^--run\.folder=//p; /^--run\.folder$/{n;p;}' | tail -n 1)
+typed=$(printf '%s\n' "${JOB[@]}" | sed -n 's/^--run\.output_dir=//p; /^--run\.output_dir$/{n;p;}' | tail -n 1)
 RUN=${RUN:-${typed:-runs/$(basename "${JOB[0]}" .toml)}}
 id=$(flux job id "$(flux getattr jobid)") || exit 1 # as a plain number
 first=${HPCSGD_FIRST_JOB:-$id}

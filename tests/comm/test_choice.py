@@ -165,7 +165,9 @@ def test_what_cannot_be_had_is_one_line() -> None:
     def form(world: Transport) -> None:
         form_as_launched(world, 2, None, Wishes(inter_group="nccl"))
 
-    with pytest.raises(JobError, match=r"^transport cross = 'nccl': rank 0 of 2 has no accelerator"):
+    with pytest.raises(
+        JobError, match=r"^device_backend inter_group = 'nccl': rank 0 of 2 has no accelerator"
+    ):
         threads.run(4, form)
 
 
@@ -173,10 +175,14 @@ def test_what_cannot_be_had_is_one_line() -> None:
     ("given", "message"),
     [
         (
-            {"group": "ncl"},
-            "transport group = 'ncl': did you mean 'nccl'? Allowed: auto, gpu_mpi, mpi, nccl",
+            {"intra_group": "ncl"},
+            "device_backend intra_group = 'ncl': did you mean 'nccl'? Allowed: auto, gpu_mpi, mpi, nccl",
         ),
-        ({"groups": "nccl"}, "transport has no 'groups': did you mean 'group'? Allowed: cross, group"),
+        (
+            {"intra_groups": "nccl"},
+            "device_backend has no 'intra_groups': did you mean 'intra_group'? "
+            "Allowed: inter_group, intra_group",
+        ),
     ],
 )
 def test_a_script_is_told_of_a_near_miss(given: dict[str, str], message: str) -> None:
@@ -207,5 +213,7 @@ def test_who_trains_on_the_host_has_no_ways() -> None:
         return form_as_launched(world, 2, None, device="cpu").topology.intra_group.way
 
     assert threads.run(4, form) == ["mpi"] * 4
-    with pytest.raises(JobError, match=r"^transport group = 'nccl': rank 0 of 2 has no accelerator"):
+    with pytest.raises(
+        JobError, match=r"^device_backend intra_group = 'nccl': rank 0 of 2 has no accelerator"
+    ):
         threads.run(4, lambda world: form_as_launched(world, 2, None, Wishes(intra_group="nccl"), "cpu"))

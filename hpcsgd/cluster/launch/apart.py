@@ -33,7 +33,7 @@ from hpcsgd.report import run_folder
 from hpcsgd.report.sinks import require_sinks
 
 ITS_OWN = (
-    "job.",
+    "parallel.",
     "run.output_dir",
     "data.path",
     "training.threads",
