@@ -150,7 +150,7 @@ REFUSALS: dict[str, tuple[Callable[[nn.Module, Topology], Any], str]] = {
     ),
     "narrow ones": (
         lambda net, topology: wrapped(shard(net, topology), topology, bsp(Quantized(gradients=int4()))),
-        "Packed: parameters are sharded by torch",
+        "Quantized: parameters are sharded by torch",
     ),
     "some parameters that are whole": (
         lambda net, topology: wrapped(sharded_in_part(net, topology), topology, bsp()),
@@ -508,7 +508,7 @@ def test_beside_what_else_torch_does(run, what: str) -> None:
                 "offload": {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
             }
             shard(net, topology, **policies.get(what, {}))
-        options: dict[str, Any] = {"master": torch.float32} if what == "master" else {}
+        options: dict[str, Any] = {"master_dtype": torch.float32} if what == "master" else {}
         optimizer = hpcsgd.DistributedOptimizer(
             optim.SGD(net.parameters(), lr=0.1, momentum=0.9), net, topology, hierarchical(2), **options
         )
