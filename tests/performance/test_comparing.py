@@ -185,7 +185,7 @@ def test_groups_of_a_variant_and_samples_of_all(job_file: Path, tmp_path: Path) 
         (
             "bsp, bsp parallel.groups=2",
             (),
-            r"^variant 'bsp parallel.groups=2': .*\[job\]: groups = 2 is more than",
+            r"^variant 'bsp parallel.groups=2': .*\[parallel\]: groups = 2 is more than",
         ),
         ("bsp, bsp", (), "is there already"),
         ("bsp", ("--training.steps", "1", "--training.samples", "2"), "give one of them, not both"),
