@@ -59,7 +59,7 @@ def launch_island(
 ) -> int:
     """Train as the job file says, as one of its islands; the exit code. Raises `UserError`."""
     config = load(path, overrides)
-    require_sense(groups=groups, group_size=group_size, silence=silence, timeout=timeout)
+    require_sense(groups=groups, group_size=group_size, heartbeat_timeout=silence, timeout=timeout)
     by = starter(srun)
     (K,) = sizes(1, group_size or config.parallel.group_size, by.ranks)
     count = len(group_sizes(path, config, 0, groups, K))

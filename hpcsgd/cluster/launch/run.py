@@ -38,7 +38,7 @@ def launch(
 ) -> int:
     """Train as the job file says with groups that may die; the exit code. Raises `UserError`."""
     config = load(path, overrides)
-    require_sense(groups=groups, group_size=group_size, silence=silence, timeout=timeout)
+    require_sense(groups=groups, group_size=group_size, heartbeat_timeout=silence, timeout=timeout)
     by = starter(srun)
     K = group_sizes(path, config, by.ranks, groups, group_size)
     with in_file(path):
