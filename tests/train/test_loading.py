@@ -140,7 +140,8 @@ def test_what_fits_two_groups_is_checked_as_that(job_file: Path) -> None:
 
 @pytest.mark.parametrize("key", ["--data.overlap_share 0.75", "--data.partition.name seldp", INJECTION])
 def test_the_probe_has_virtual_groups_that_share_alike(job_file: Path, key: str) -> None:
-    with pytest.raises(UserError, match=r"\[data\] (overlap_share|partition|injection): the probe deals all samples"):
+    message = r"\[data\] (overlap_share|partition|injection): the probe deals all samples"
+    with pytest.raises(UserError, match=message):
         plan_of(load(job_file, key.split()), job_file, None, 1)
 
 
