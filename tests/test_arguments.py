@@ -224,7 +224,7 @@ def test_every_argument_of_every_call(
 SIZES: list[tuple[str, str, tuple[Any, ...]]] = [
     ("init", "groups", (0, -1)),
     ("init", "group_size", (0, -1)),
-    ("init", "timeout", (0, -1.0, math.inf)),
+    ("init", "timeout_s", (0, -1.0, math.inf)),
     ("DistributedOptimizer", "gradient_accumulation_steps", (0, -1)),
     ("DistributedOptimizer", "bucket_cap_mb", (0, -1.0, math.inf)),
     ("DistributedOptimizer.set_gradient_accumulation_steps", "passes", (0, -1)),

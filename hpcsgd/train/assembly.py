@@ -53,6 +53,7 @@ from hpcsgd.train.trial import require_model_fits
 
 Transform = Callable[[Tensor, Generator], Tensor]
 LENGTH = "length"
+SENDING = ("bucket_cap_mb", "overlap_grad_reduce", "overlap_param_gather", "broadcast_buffers")
 TRANSFORMS: Mapping[str, Transform] = {"crop_and_flip": crop_and_flip}
 
 
@@ -207,12 +208,7 @@ def number_of(topology: Topology) -> int:
 
 def sending(training: TrainingSection) -> dict[str, Any]:
     """What is said of how gradients and parameters travel."""
-    said = {
-        "bucket_cap_mb": training.bucket_cap_mb,
-        "overlap_grad_reduce": training.overlap_grad_reduce,
-        "overlap_param_gather": training.overlap_param_gather,
-        "broadcast_buffers": training.broadcast_buffers,
-    }
+    said = {name: getattr(training, name) for name in SENDING}
     return {name: value for name, value in said.items() if value is not None}
 
 
