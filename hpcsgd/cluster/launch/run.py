@@ -46,7 +46,7 @@ def launch(
     folder = config.run.output_dir
     if (folder / FOLDER).exists():
         raise UserError(
-            f"{folder}: the groups of this run are started one by one: give --replica-group, or another [run] "
+            f"{folder}: the groups of this run are started apart: give --replica-group, or another [run] "
             "output_dir"
         )
     fresh = not folder.exists()
