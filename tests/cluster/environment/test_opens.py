@@ -37,7 +37,7 @@ def counted(folder: Path, *words: str) -> list[dict[str, Any]]:
     """Of two ranks, with all of the package compiled, as it is where it was installed."""
     compileall.compile_dir(hpcsgd.__path__[0], quiet=1)
     command = [programs.mpiexec(), "-n", "2", sys.executable, str(SCRIPT), str(folder), *words]
-    done = ended(start(folder, command, PYTHONPATH=str(Path(hpcsgd.__file__).parents[2])))
+    done = ended(start(folder, command, PYTHONPATH=str(Path(hpcsgd.__file__).parents[1])))
     assert done.code == 0, done.err
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 

@@ -43,19 +43,11 @@ class Islands:
 
     def start(self, island: int, *options: str, ranks: int = 2, on: Sequence[str] = ()) -> None:
         """`on`: what takes a command to another host."""
-        words = [
-            "launch",
-            "job.toml",
-            "--groups",
-            "3",
-            "--replica-group",
-            str(island),
-            "--group-size",
-            str(ranks),
-        ]
+        words = ["launch", "job.toml", "--groups", "3", "--replica-group", str(island)]
+        words += ["--group-size", str(ranks), "--run.output_dir", str(self.run)]
         with self.printed_by(island).open("ab") as printed:
             self.launchers[island] = programs.start(
-                [*on, *HPCSGD, *words, "--run.output_dir", str(self.run), "--heartbeat-timeout", "20", *options],
+                [*on, *HPCSGD, *words, "--heartbeat-timeout", "20", *options],
                 cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdout=printed, stderr=printed,
             )  # fmt: skip
@@ -361,7 +353,8 @@ def test_islands_of_one_run_train_by_one_job_file(islands: Islands) -> None:
     )
     told = told_by(islands, "--groups", "3")
     assert told == (
-        "hpcsgd: run: the groups of this run are started apart: give --replica-group, or another [run] output_dir\n"
+        "hpcsgd: run: the groups of this run are started apart: give --replica-group, or another [run] "
+        "output_dir\n"
     )
     islands.launchers[0].send_signal(signal.SIGINT)
     assert islands.ended(0) == 130
