@@ -81,7 +81,7 @@ class ModelSection:
     name: str  # a short name or "package.module:function"
     init_from: Path | None = None  # weights: a file or a folder, relative to the job file; docs/export.md
     fsdp_units: tuple[str, ...] | None = None  # modules that are sharded by themselves, as "blocks.*"
-    arguments: dict[str, Any] = field(default_factory=dict)  # of that, by their names
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the model, by their names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class OptimizerSection:
 
     name: str = "SGD"  # a class of torch.optim, "Muon" or "package.module:function"
     lr: Annotated[float, Above(0)]  # the learning rate of one group
-    arguments: dict[str, Any] = field(default_factory=dict)  # of that, by their names, but for lr
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the optimizer, by their names, but for lr
     natural_gradient: dict[str, Any] | None = None  # arguments of NaturalGradient; docs/natural_gradient.md
 
 
@@ -102,7 +102,9 @@ class LrScheduleSection:
     scale_with: Literal["started", "alive"] = "started"  # P: all, or those of "ensemble_sync" alive
     warmup_epochs: Annotated[float, Minimum(0)] = 0.0  # the rate climbs to that from the rate of one group
     name: str | None = None  # a class of torch.optim.lr_scheduler or "package.module:function"
-    arguments: dict[str, Any] = field(default_factory=dict)  # of that; "length": the run's steps or epochs
+    arguments: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the scheduler; "length": all steps or epochs
     interval: Literal["epoch", "step"] = "epoch"  # how often the scheduler goes on
 
     def __post_init__(self) -> None:
