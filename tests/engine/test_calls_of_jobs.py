@@ -14,7 +14,7 @@ SCRIPT = """
 import torch
 import hpcsgd
 
-topology = hpcsgd.init(groups={groups}, timeout=300)
+topology = hpcsgd.init(groups={groups}, timeout_s=300)
 model = torch.nn.Linear(3, 2)
 inner = torch.optim.SGD(model.parameters(), lr=0.1)
 optimizer = hpcsgd.DistributedOptimizer(inner, model, topology, hpcsgd.{method})
