@@ -102,9 +102,7 @@ class LrScheduleSection:
     scale_with: Literal["started", "alive"] = "started"  # P: all, or those of "ensemble_sync" alive
     warmup_epochs: Annotated[float, Minimum(0)] = 0.0  # the rate climbs to that from the rate of one group
     name: str | None = None  # a class of torch.optim.lr_scheduler or "package.module:function"
-    arguments: dict[str, Any] = field(
-        default_factory=dict
-    )  # of the scheduler; "length": all steps or epochs
+    arguments: dict[str, Any] = field(default_factory=dict)  # for it; "length": the run's steps or epochs
     interval: Literal["epoch", "step"] = "epoch"  # how often the scheduler goes on
 
     def __post_init__(self) -> None:
