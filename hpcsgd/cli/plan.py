@@ -53,5 +53,6 @@ def plan(
 
         run(
             job, overrides, machine, probe=probe, ranks=ranks, methods=methods, every=sync_every,
-            meets=sync_rate, samples=samples, wishes=Wishes(budget, deadline), runs=runs, scenario=scenario, write=write,
+            meets=sync_rate, samples=samples, wishes=Wishes(budget, deadline),
+            runs=runs, scenario=scenario, write=write,
         )  # fmt: skip

@@ -218,7 +218,7 @@ epochs = 1
             "job.toml:20: [training]: steps = 1 and samples = 2: give",
         ),
         ({"epochs": "epoch"}, "job.toml:20: [training] epoch = 1: unknown key: did you mean 'epochs'?"),
-        ({"[parallel]": "[paralel]"}, "job.toml:1: [paralel]: unknown section: did you mean 'parallel'?"),
+        ({"[parallel]": "[parallels]"}, "job.toml:1: [parallels]: unknown section: did you mean 'parallel'?"),
         ({"sync_every = 4": "sync_every = 0"}, "job.toml:17: [method]: sync_every = 0: groups meet"),
         (
             {"sync_every = 4": 'sync_every = "4"'},
