@@ -64,7 +64,7 @@ class Parts:
             if self.steps_per_epoch is None:
                 with in_section(section, *keys):
                     raise UserError(
-                        "how many steps an epoch has is not known here: say [parallel] steps_per_epoch, or a "
+                        "how many steps an epoch has is not known here: say [job] steps_per_epoch, or a "
                         "number of steps"
                     )
             return value["epoch"] * self.steps_per_epoch
